@@ -1,0 +1,74 @@
+"""What a backend is: it takes a `Turn` and yields batches of deltas. One file per upstream implements this."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.stream.deltas import Delta
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a model: the request, and everything the model is to read before it answers.
+
+    `items` is the whole context in order: the stored chain, then this request's input. `request.instructions` is not
+    among them, and `request.input` is not to be read: it holds only the newest part. `request.tools` and
+    `request.tool_choice` are already resolved and checked.
+    """
+
+    request: CreateRequest
+    items: list[Item | Unknown]
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend does itself. The engine refuses, by name, what a turn asks for and its backend lacks."""
+
+    tools: bool = False
+    json_schema: bool = False
+    images: bool = False
+    files: bool = False
+    logprobs: bool = False
+    penalties: bool = False
+    reasoning: bool = False
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model a backend serves."""
+
+    id: str
+    created: int
+    owned_by: str
+    context_window: int | None = None
+
+
+Deltas = AsyncGenerator[Sequence[Delta], None]
+
+
+class Backend(Protocol):
+    """An upstream that answers turns.
+
+    `stream` is awaited first and iterated after: what can be refused (an over-long context, a rejected request) is
+    raised by the await, while the client can still get a plain HTTP error. Each batch holds what arrived at once, so
+    that it leaves as one write. Closing the generator stops the model, promptly. The last delta of the last batch is
+    `Finish` or `Failure`; a raised error is a failure too.
+    """
+
+    capabilities: Capabilities
+
+    async def start(self) -> None:
+        """Get ready (load weights, open a connection pool). Called once, before any turn."""
+
+    async def close(self) -> None:
+        """Release everything. Called once, after the last turn."""
+
+    def models(self) -> Sequence[Model]:
+        """The models this backend answers for."""
+
+    async def stream(self, turn: Turn) -> Deltas:
+        """Begin the turn, then yield its deltas."""
+
+    async def count_tokens(self, turn: Turn) -> int:
+        """How many tokens the model would read for this turn."""

@@ -1,0 +1,104 @@
+"""Every error Antiphon raises on purpose, in one tree.
+
+    AntiphonError
+    ├── InvalidRequest             400  invalid_request_error
+    │   ├── MissingParameter       400  code missing_required_parameter
+    │   ├── UnsupportedParameter   400  code unsupported_parameter
+    │   ├── UnsupportedTool        400  code unsupported_tool
+    │   ├── PreviousResponseNotFound 400  code previous_response_not_found
+    │   ├── ContextLengthExceeded  400  code context_length_exceeded
+    │   ├── InvalidApiKey          401  code invalid_api_key
+    │   ├── NotFound               404  code not_found
+    │   │   └── ModelNotFound      404  code model_not_found
+    │   ├── MethodNotAllowed       405  code method_not_allowed
+    │   └── BodyTooLarge           413  code request_too_large
+    ├── ServerError                500  server_error
+    │   ├── ModelError             500  model_error: the model broke off or answered nonsense
+    │   └── Unavailable            503  the server is stopping, or has no room
+    └── ConfigError                a setting is wrong; the process does not start
+
+Each wire error knows its HTTP status and the four keys of the error body, so that no other module has to map them.
+"""
+
+from typing import ClassVar
+
+
+class AntiphonError(Exception):
+    """Base of the tree. `message` is written for the person who caused or has to fix it."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+
+
+class InvalidRequest(AntiphonError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class MissingParameter(InvalidRequest):
+    default_code = "missing_required_parameter"
+
+
+class UnsupportedParameter(InvalidRequest):
+    default_code = "unsupported_parameter"
+
+
+class UnsupportedTool(InvalidRequest):
+    default_code = "unsupported_tool"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    default_code = "previous_response_not_found"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    default_code = "context_length_exceeded"
+
+
+class InvalidApiKey(InvalidRequest):
+    status = 401
+    default_code = "invalid_api_key"
+
+
+class NotFound(InvalidRequest):
+    status = 404
+    default_code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    default_code = "model_not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+    default_code = "method_not_allowed"
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+    default_code = "request_too_large"
+
+
+class ServerError(AntiphonError):
+    default_code = "server_error"
+
+
+class ModelError(ServerError):
+    type = "model_error"
+    default_code = "model_error"
+
+
+class Unavailable(ServerError):
+    status = 503
+    default_code = "server_unavailable"
+
+
+class ConfigError(AntiphonError):
+    default_code = "config_error"

@@ -1,0 +1,241 @@
+"""Stream events every response is told in: its lifecycle, its items, and the parts of messages, calls and reasoning."""
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from msgspec import Raw, Struct
+
+from antiphon.protocol.content import ANNOTATIONS, PARTS, LogProb, SummaryText
+from antiphon.protocol.items import ITEMS
+from antiphon.protocol.open import Unknown, always_list
+from antiphon.protocol.response import Reply, Response
+
+if TYPE_CHECKING:
+    from antiphon.protocol.content import Annotation, Part
+    from antiphon.protocol.items import Item
+
+    OneItem: TypeAlias = Item | Unknown
+    OnePart: TypeAlias = Part | Unknown
+    OneAnnotation: TypeAlias = Annotation | Unknown | None
+else:
+    OneItem = OnePart = OneAnnotation = Raw
+
+
+class Event(Struct, omit_defaults=True, gc=False, tag_field="type"):
+    """Anything a stream carries. `sequence_number` rises by one from event to event, and is the resume cursor."""
+
+    sequence_number: int
+
+    @property
+    def type(self) -> str:
+        return str(self.__struct_config__.tag)
+
+
+class Lifecycle(Event):
+    response: Response
+
+
+class Created(Lifecycle, tag="response.created"):
+    pass
+
+
+class Queued(Lifecycle, tag="response.queued"):
+    pass
+
+
+class InProgress(Lifecycle, tag="response.in_progress"):
+    pass
+
+
+class Completed(Lifecycle, tag="response.completed"):
+    pass
+
+
+class Failed(Lifecycle, tag="response.failed"):
+    pass
+
+
+class Incomplete(Lifecycle, tag="response.incomplete"):
+    pass
+
+
+TERMINAL = (Completed, Failed, Incomplete)
+
+
+class ErrorPayload(Reply):
+    type: str
+    code: str | None
+    message: str
+    param: str | None
+
+
+class Error(Event, tag="error"):
+    """Nested, as Open Responses has it: the official SDK raises only when there is an `error` key."""
+
+    error: ErrorPayload
+
+
+class OutputItemEvent(Event):
+    output_index: int
+    item: OneItem
+
+    def __post_init__(self) -> None:
+        self.item = ITEMS.field(self.item, "item")
+
+
+class OutputItemAdded(OutputItemEvent, tag="response.output_item.added"):
+    pass
+
+
+class OutputItemDone(OutputItemEvent, tag="response.output_item.done"):
+    pass
+
+
+class ItemEvent(Event):
+    """An event about one output item."""
+
+    item_id: str
+    output_index: int
+
+
+class ContentEvent(ItemEvent):
+    """An event about one content part of an item."""
+
+    content_index: int
+
+
+class ContentPartEvent(ContentEvent):
+    part: OnePart
+
+    def __post_init__(self) -> None:
+        self.part = PARTS.field(self.part, "part")
+
+
+class ContentPartAdded(ContentPartEvent, tag="response.content_part.added"):
+    pass
+
+
+class ContentPartDone(ContentPartEvent, tag="response.content_part.done"):
+    pass
+
+
+class OutputTextDelta(ContentEvent, tag="response.output_text.delta"):
+    delta: str
+    logprobs: list[LogProb] = always_list()
+    obfuscation: str | None = None
+
+
+class OutputTextDone(ContentEvent, tag="response.output_text.done"):
+    text: str
+    logprobs: list[LogProb] = always_list()
+
+
+class OutputTextAnnotationAdded(ContentEvent, tag="response.output_text.annotation.added"):
+    annotation_index: int
+    annotation: OneAnnotation
+
+    def __post_init__(self) -> None:
+        self.annotation = ANNOTATIONS.field(self.annotation, "annotation")
+
+
+class RefusalDelta(ContentEvent, tag="response.refusal.delta"):
+    delta: str
+    obfuscation: str | None = None
+
+
+class RefusalDone(ContentEvent, tag="response.refusal.done"):
+    refusal: str
+
+
+class ReasoningTextDelta(ContentEvent, tag="response.reasoning_text.delta"):
+    delta: str
+    obfuscation: str | None = None
+
+
+class ReasoningTextDone(ContentEvent, tag="response.reasoning_text.done"):
+    text: str
+
+
+class ReasoningDelta(ReasoningTextDelta, tag="response.reasoning.delta"):
+    """Open Responses' name for `response.reasoning_text.delta`."""
+
+
+class ReasoningDone(ReasoningTextDone, tag="response.reasoning.done"):
+    """Open Responses' name for `response.reasoning_text.done`."""
+
+
+class SummaryEvent(ItemEvent):
+    summary_index: int
+
+
+class ReasoningSummaryPartAdded(SummaryEvent, tag="response.reasoning_summary_part.added"):
+    part: SummaryText
+
+
+class ReasoningSummaryPartDone(SummaryEvent, tag="response.reasoning_summary_part.done"):
+    part: SummaryText
+    status: str | None = None
+
+
+class ReasoningSummaryTextDelta(SummaryEvent, tag="response.reasoning_summary_text.delta"):
+    delta: str
+    obfuscation: str | None = None
+
+
+class ReasoningSummaryTextDone(SummaryEvent, tag="response.reasoning_summary_text.done"):
+    text: str
+
+
+class FunctionCallArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta"):
+    delta: str
+    obfuscation: str | None = None
+
+
+class FunctionCallArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
+    arguments: str
+    name: str | None = None
+
+
+class CustomToolCallInputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):
+    delta: str
+    obfuscation: str | None = None
+
+
+class CustomToolCallInputDone(ItemEvent, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
+class CompactionCompacting(ItemEvent, tag="response.compaction.compacting"):
+    pass
+
+
+CORE_EVENTS: tuple[type[Any], ...] = (
+    Created,
+    Queued,
+    InProgress,
+    Completed,
+    Failed,
+    Incomplete,
+    Error,
+    OutputItemAdded,
+    OutputItemDone,
+    ContentPartAdded,
+    ContentPartDone,
+    OutputTextDelta,
+    OutputTextDone,
+    OutputTextAnnotationAdded,
+    RefusalDelta,
+    RefusalDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningSummaryPartAdded,
+    ReasoningSummaryPartDone,
+    ReasoningSummaryTextDelta,
+    ReasoningSummaryTextDone,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
+    CustomToolCallInputDelta,
+    CustomToolCallInputDone,
+    CompactionCompacting,
+)

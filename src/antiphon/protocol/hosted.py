@@ -1,0 +1,246 @@
+"""Items of the tools that are more than a function: search, computer, shell, patches, code, images, MCP, programs.
+
+`Caller` and a few inner objects vary from one API version to the next without meaning anything to us: they are carried
+as JSON objects.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from msgspec import Raw
+
+from antiphon.protocol.content import ComputerScreenshot
+from antiphon.protocol.open import Tagged, Wire, always
+from antiphon.protocol.tools import TOOLS, JsonObject
+
+if TYPE_CHECKING:
+    from antiphon.protocol.tools import Tools
+else:
+    Tools = Raw
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+HostedStatus: TypeAlias = Literal[
+    "in_progress", "completed", "incomplete", "searching", "interpreting", "generating", "calling", "failed"
+]
+
+
+class FileSearchResult(Wire):
+    attributes: JsonObject | None = None
+    file_id: str | None = None
+    filename: str | None = None
+    score: float | None = None
+    text: str | None = None
+
+
+class FileSearchCall(Tagged, tag="file_search_call"):
+    id: str
+    queries: list[str]
+    status: HostedStatus
+    results: list[FileSearchResult] | None = None
+
+
+class WebSearchCall(Tagged, tag="web_search_call"):
+    id: str
+    action: JsonObject
+    status: HostedStatus
+
+
+class SafetyCheck(Wire):
+    id: str
+    code: str | None = None
+    message: str | None = None
+
+
+class ComputerCall(Tagged, tag="computer_call"):
+    id: str
+    call_id: str
+    pending_safety_checks: list[SafetyCheck]
+    status: ItemStatus
+    action: JsonObject | None = None
+    actions: list[JsonObject] | None = None
+
+
+class ComputerCallOutput(Tagged, tag="computer_call_output"):
+    call_id: str
+    output: ComputerScreenshot
+    id: str | None = None
+    acknowledged_safety_checks: list[SafetyCheck] | None = None
+    status: HostedStatus | None = None
+    created_by: str | None = None
+
+
+class CodeInterpreterCall(Tagged, tag="code_interpreter_call"):
+    id: str
+    container_id: str
+    status: HostedStatus
+    code: str | None = always(None)
+    outputs: list[JsonObject] | None = always(None)
+
+
+class ImageGenerationCall(Tagged, tag="image_generation_call"):
+    id: str
+    status: HostedStatus
+    result: str | None = always(None)
+    action: str | None = None
+    background: str | None = None
+    error: JsonObject | None = None
+    output_format: str | None = None
+    quality: str | None = None
+    revised_prompt: str | None = None
+    size: str | None = None
+    svg_usage: JsonObject | None = None
+
+
+class LocalShellAction(Wire):
+    command: list[str]
+    env: dict[str, str]
+    type: Literal["exec"] = always("exec")
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCall(Tagged, tag="local_shell_call"):
+    id: str
+    call_id: str
+    action: LocalShellAction
+    status: ItemStatus
+
+
+class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
+    id: str
+    output: str
+    status: ItemStatus | None = None
+
+
+class ShellAction(Wire):
+    commands: list[str]
+    max_output_length: int | None = None
+    timeout_ms: int | None = None
+
+
+class ShellCall(Tagged, tag="shell_call"):
+    call_id: str
+    action: ShellAction
+    id: str | None = None
+    caller: JsonObject | None = None
+    environment: JsonObject | None = None
+    status: ItemStatus | None = None
+    created_by: str | None = None
+
+
+class ShellOutput(Wire):
+    stdout: str
+    stderr: str
+    outcome: JsonObject
+    created_by: str | None = None
+
+
+class ShellCallOutput(Tagged, tag="shell_call_output"):
+    call_id: str
+    output: list[ShellOutput]
+    id: str | None = None
+    caller: JsonObject | None = None
+    max_output_length: int | None = None
+    status: ItemStatus | None = None
+    created_by: str | None = None
+
+
+class ApplyPatchCall(Tagged, tag="apply_patch_call"):
+    call_id: str
+    operation: JsonObject
+    status: ItemStatus
+    id: str | None = None
+    caller: JsonObject | None = None
+    created_by: str | None = None
+
+
+class ApplyPatchCallOutput(Tagged, tag="apply_patch_call_output"):
+    call_id: str
+    status: HostedStatus
+    id: str | None = None
+    caller: JsonObject | None = None
+    output: str | None = None
+    created_by: str | None = None
+
+
+class McpToolInfo(Wire):
+    name: str
+    input_schema: Any
+    annotations: Any = None
+    description: str | None = None
+
+
+class McpListTools(Tagged, tag="mcp_list_tools"):
+    id: str
+    server_label: str
+    tools: list[McpToolInfo]
+    error: Any = None
+
+
+class McpApprovalRequest(Tagged, tag="mcp_approval_request"):
+    id: str
+    arguments: str
+    name: str
+    server_label: str
+
+
+class McpApprovalResponse(Tagged, tag="mcp_approval_response"):
+    approval_request_id: str
+    approve: bool
+    id: str | None = None
+    reason: str | None = None
+
+
+class McpCall(Tagged, tag="mcp_call"):
+    id: str
+    arguments: str
+    name: str
+    server_label: str
+    approval_request_id: str | None = None
+    error: Any = None
+    output: str | None = None
+    status: HostedStatus | None = None
+
+
+class ToolSearchCall(Tagged, tag="tool_search_call"):
+    arguments: Any
+    id: str | None = None
+    call_id: str | None = None
+    execution: Literal["server", "client"] | None = None
+    status: ItemStatus | None = None
+    created_by: str | None = None
+
+
+class ToolSearchOutput(Tagged, tag="tool_search_output"):
+    tools: Tools
+    id: str | None = None
+    call_id: str | None = None
+    execution: Literal["server", "client"] | None = None
+    status: ItemStatus | None = None
+    created_by: str | None = None
+
+    def __post_init__(self) -> None:
+        self.tools = TOOLS.list_field(self.tools, "tools")
+
+
+class AdditionalTools(Tagged, tag="additional_tools"):
+    role: Literal["developer"]
+    tools: Tools
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        self.tools = TOOLS.list_field(self.tools, "tools")
+
+
+class Program(Tagged, tag="program"):
+    id: str
+    call_id: str
+    code: str
+    fingerprint: str
+
+
+class ProgramOutput(Tagged, tag="program_output"):
+    id: str
+    call_id: str
+    result: str
+    status: ItemStatus

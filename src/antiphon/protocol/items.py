@@ -1,0 +1,197 @@
+"""Items: what a conversation is made of, on its way in, on its way out and in the store."""
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Raw
+
+from antiphon.protocol.content import PARTS, SummaryText
+from antiphon.protocol.hosted import (
+    AdditionalTools,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    CodeInterpreterCall,
+    ComputerCall,
+    ComputerCallOutput,
+    FileSearchCall,
+    ImageGenerationCall,
+    ItemStatus,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    Program,
+    ProgramOutput,
+    ShellCall,
+    ShellCallOutput,
+    ToolSearchCall,
+    ToolSearchOutput,
+    WebSearchCall,
+)
+from antiphon.protocol.open import Family, Peek, Tagged, Unknown, Wire, always_list
+from antiphon.protocol.tools import JsonObject
+
+if TYPE_CHECKING:
+    from antiphon.protocol.content import Content, OptionalParts
+else:
+    Content = OptionalParts = Raw
+
+Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
+
+
+class Message(Tagged, tag="message"):
+    """All three message shapes of the API in one: easy input, full input, and output."""
+
+    role: Role
+    content: Content
+    id: str | None = None
+    status: ItemStatus | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    def __post_init__(self) -> None:
+        self.content = PARTS.text_or_list_field(self.content, "content")
+        if self.content is None:
+            raise ValueError("Expected `str | array`, got `null` - at `$.content`")
+
+
+class FunctionCall(Tagged, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: ItemStatus | None = None
+    namespace: str | None = None
+    async_: bool | None = msgspec.field(default=None, name="async")
+    caller: JsonObject | None = None
+    created_by: str | None = None
+
+
+class FunctionCallOutput(Tagged, tag="function_call_output"):
+    output: Content
+    call_id: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    namespace: str | None = None
+    caller: JsonObject | None = None
+    created_by: str | None = None
+
+    def __post_init__(self) -> None:
+        self.output = PARTS.text_or_list_field(self.output, "output")
+        if self.output is None:
+            raise ValueError("Expected `str | array`, got `null` - at `$.output`")
+
+
+class CustomToolCall(Tagged, tag="custom_tool_call"):
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: ItemStatus | None = None
+    namespace: str | None = None
+    async_: bool | None = msgspec.field(default=None, name="async")
+    caller: JsonObject | None = None
+    created_by: str | None = None
+
+
+class CustomToolCallOutput(Tagged, tag="custom_tool_call_output"):
+    call_id: str
+    output: Content
+    id: str | None = None
+    status: ItemStatus | None = None
+    caller: JsonObject | None = None
+    created_by: str | None = None
+
+    def __post_init__(self) -> None:
+        self.output = PARTS.text_or_list_field(self.output, "output")
+        if self.output is None:
+            raise ValueError("Expected `str | array`, got `null` - at `$.output`")
+
+
+class Reasoning(Tagged, tag="reasoning"):
+    summary: list[SummaryText] = always_list()
+    id: str | None = None
+    content: OptionalParts = None
+    encrypted_content: str | None = None
+    status: ItemStatus | None = None
+
+    def __post_init__(self) -> None:
+        self.content = PARTS.list_field(self.content, "content")
+
+
+class Compaction(Tagged, tag="compaction"):
+    encrypted_content: str
+    id: str | None = None
+    created_by: str | None = None
+
+
+class CompactionTrigger(Tagged, tag="compaction_trigger"):
+    id: str | None = None
+
+
+class ItemReference(Tagged, tag="item_reference"):
+    id: str
+
+
+class EffortUpdate(Wire):
+    effort: str | None = None
+
+
+class FormatUpdate(Wire):
+    format: JsonObject
+
+
+class ConfigurationUpdate(Tagged, tag="configuration_update"):
+    id: str | None = None
+    reasoning: EffortUpdate | None = None
+    text: FormatUpdate | None = None
+
+
+OutputItem = (
+    Message
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | Reasoning
+    | Compaction
+    | FileSearchCall
+    | WebSearchCall
+    | ComputerCall
+    | ComputerCallOutput
+    | CodeInterpreterCall
+    | ImageGenerationCall
+    | LocalShellCall
+    | LocalShellCallOutput
+    | ShellCall
+    | ShellCallOutput
+    | ApplyPatchCall
+    | ApplyPatchCallOutput
+    | McpListTools
+    | McpApprovalRequest
+    | McpApprovalResponse
+    | McpCall
+    | ToolSearchCall
+    | ToolSearchOutput
+    | AdditionalTools
+    | Program
+    | ProgramOutput
+)
+Item = OutputItem | CompactionTrigger | ItemReference | ConfigurationUpdate
+
+
+def _untagged(peek: Peek) -> str | None:
+    if peek.role is not None:
+        return "message"
+    return "item_reference" if peek.id is not None else None
+
+
+ITEMS: Family[Item] = Family(get_args(Item), infer=_untagged)
+
+if TYPE_CHECKING:
+    Items: TypeAlias = list[Item | Unknown]
+    TextOrItems: TypeAlias = str | list[Item | Unknown]
+else:
+    Items = TextOrItems = Raw

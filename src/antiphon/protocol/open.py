@@ -1,0 +1,191 @@
+"""Tagged unions that stay open: what we do not know, we keep.
+
+msgspec's own tagged unions refuse an unknown tag. The wire adds new items, tools and events every month, leaves the tag
+out of messages, and renames it now and then. So a field that holds such a union is declared as `Raw` to msgspec, and the
+struct's `__post_init__` hands it to a `Family`, which decodes the members it knows and keeps the rest as `Unknown`, byte
+for byte. Errors keep their path: each level appends ` - at `$.field`` to the message, the way msgspec itself does.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from types import GenericAlias
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
+
+T = TypeVar("T")
+
+
+class Wire(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A plain object of the wire. Unset optional fields are None and are left out when encoding."""
+
+
+class Tagged(Struct, omit_defaults=True, forbid_unknown_fields=True, tag_field="type"):
+    """An object of the wire that names its own kind in `type`."""
+
+    @property
+    def type(self) -> str:
+        return cast(str, self.__struct_config__.tag)
+
+
+def always(value: T) -> T:
+    """A default that is sent even when it was not set: some fields must be present, null or not."""
+    return cast(T, msgspec.field(default_factory=lambda: value))
+
+
+def always_list() -> list[Any]:
+    """An empty list that is sent."""
+    return cast("list[Any]", msgspec.field(default_factory=lambda: []))
+
+
+class Unknown:
+    """Something of a type we do not know, kept exactly as it came."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    @property
+    def type(self) -> str:
+        found = _PEEK.decode(self.raw).type
+        return found if isinstance(found, str) else ""
+
+    @property
+    def id(self) -> str | None:
+        found = _PEEK.decode(self.raw).id
+        return found if isinstance(found, str) else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unknown) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"Unknown({self.raw!r})"
+
+
+class Peek(Struct):
+    """The fields that tell what kind of thing an object is."""
+
+    type: str | None | UnsetType = UNSET
+    role: Any = None
+    id: Any = None
+
+
+_PEEK: "msgspec.json.Decoder[Peek]" = msgspec.json.Decoder(Peek)
+
+
+def _no_inference(_: Peek) -> str | None:
+    return None
+
+
+class Family(Generic[T]):
+    """The members of one open union, by tag.
+
+    `aliases` maps a tag some clients send to the tag we know it by; `infer` finds the tag of an object without one.
+    """
+
+    def __init__(
+        self,
+        members: Iterable[Any],
+        *,
+        aliases: Mapping[str, str] | None = None,
+        infer: Callable[[Peek], str | None] = _no_inference,
+    ) -> None:
+        members = tuple(members)
+        self.members: dict[str, type[T]] = {member.__struct_config__.tag: member for member in members}
+        self._decoders: dict[str, msgspec.json.Decoder[T]] = {}
+        union = functools.reduce(operator.or_, members)
+        self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(GenericAlias(list, (union,)))
+        self._aliases = aliases or {}
+        self._infer = infer
+
+    def one(self, raw: Raw | bytes) -> T | Unknown:
+        """Decode one object."""
+        peek = _PEEK.decode(raw)
+        sent = peek.type if isinstance(peek.type, str) else None
+        tag = self._aliases.get(sent, sent) if sent is not None else self._infer(peek)
+        if tag is None:
+            raise ValidationError("Object missing required field `type`")
+        if tag not in self.members:
+            return Unknown(bytes(raw))
+        if tag != sent and peek.type is not UNSET:
+            raw = _retag(raw, tag)
+        decoder = self._decoders.get(tag)
+        if decoder is None:
+            decoder = self._decoders[tag] = msgspec.json.Decoder(self.members[tag])
+        return decoder.decode(raw)
+
+    def many(self, raw: Raw | bytes) -> list[T | Unknown]:
+        """Decode an array: in one pass if everything is known and tagged, else one by one."""
+        try:
+            return cast("list[T | Unknown]", self._list.decode(raw))
+        except ValidationError:
+            return [self._element(element, index) for index, element in enumerate(_ELEMENTS.decode(raw))]
+
+    def _element(self, raw: Raw, index: int) -> T | Unknown:
+        try:
+            return self.one(raw)
+        except ValidationError as error:
+            raise ValidationError(f"{error} - at `$[{index}]`") from None
+
+    # What a struct's __post_init__ calls. Values that are no longer Raw were set by code, and stay.
+
+    def field(self, value: Any, name: str) -> Any:
+        """A field that holds one member, or null."""
+        return self._decode_field(value, name, self.one)
+
+    def list_field(self, value: Any, name: str) -> Any:
+        """A field that holds an array of members, or null."""
+        return self._decode_field(value, name, self.many)
+
+    def text_or_list_field(self, value: Any, name: str) -> Any:
+        """A field that holds a string, an array of members, or null."""
+        return self._decode_field(value, name, self._text_or_many)
+
+    def text_or_field(self, value: Any, name: str) -> Any:
+        """A field that holds a string, one member, or null."""
+        return self._decode_field(value, name, self._text_or_one)
+
+    def _text_or_many(self, raw: Raw) -> str | list[T | Unknown]:
+        return self.many(raw) if _starts(raw, b"[") else _decode_text(raw, other="array")
+
+    def _text_or_one(self, raw: Raw) -> str | T | Unknown:
+        return self.one(raw) if _starts(raw, b"{") else _decode_text(raw, other="object")
+
+    def _decode_field(self, value: Any, name: str, decode: Callable[[Raw], Any]) -> Any:
+        if not isinstance(value, Raw):
+            return value
+        if _starts(value, b"n"):  # null: no other JSON value starts so
+            return None
+        try:
+            return decode(value)
+        except ValidationError as error:
+            # msgspec adds the path of the struct itself to a ValueError out of __post_init__, and to nothing else.
+            raise ValueError(f"{error} - at `$.{name}`") from None
+
+
+_ELEMENTS: "msgspec.json.Decoder[list[Raw]]" = msgspec.json.Decoder(list[Raw])
+_FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
+_TEXT: "msgspec.json.Decoder[str]" = msgspec.json.Decoder(str)
+
+
+def _decode_text(raw: Raw, *, other: str) -> str:
+    try:
+        return _TEXT.decode(raw)
+    except ValidationError as error:
+        raise ValidationError(str(error).replace("`str`", f"`str | {other}`")) from None
+
+
+def _starts(raw: Raw, character: bytes) -> bool:
+    return memoryview(raw)[:1] == character
+
+
+def _retag(raw: Raw | bytes, tag: str) -> bytes:
+    fields = _FIELDS.decode(raw)
+    fields["type"] = Raw(msgspec.json.encode(tag))
+    return msgspec.json.encode(fields)

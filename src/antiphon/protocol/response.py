@@ -1,0 +1,120 @@
+"""The response object. The thirty-one fields Open Responses requires are always sent; OpenAI's others when set."""
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+from antiphon.protocol.items import ITEMS
+from antiphon.protocol.open import Unknown, always, always_list
+from antiphon.protocol.request import (
+    ConversationRef,
+    ImageOptions,
+    PromptRef,
+    ReasoningConfig,
+    TextConfig,
+    TextFormat,
+)
+from antiphon.protocol.tools import TOOLS, JsonObject, decode_choice
+
+if TYPE_CHECKING:
+    from antiphon.protocol.items import Item
+    from antiphon.protocol.tools import Tool, ToolChoice
+
+    Output: TypeAlias = list[Item | Unknown]
+    EchoedTools: TypeAlias = list[Tool | Unknown]
+    EchoedChoice: TypeAlias = Literal["none", "auto", "required"] | ToolChoice | Unknown
+    Instructions: TypeAlias = str | list[Item | Unknown] | None
+else:
+    Output = EchoedTools = EchoedChoice = Instructions = Raw
+
+Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
+IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter", "steered"]
+
+
+class Reply(Struct, omit_defaults=True):
+    """An object a server sends. Fields we do not know are left aside: servers add them freely."""
+
+
+class InputTokensDetails(Reply):
+    cached_tokens: int = always(0)
+    cache_write_tokens: int | None = None
+
+
+class OutputTokensDetails(Reply):
+    reasoning_tokens: int = always(0)
+
+
+class Usage(Reply):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputTokensDetails = msgspec.field(default_factory=InputTokensDetails)
+    output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
+
+
+class ResponseError(Reply):
+    code: str
+    message: str
+    param: str | None = None
+    type: str | None = None
+
+
+class IncompleteDetails(Reply):
+    reason: str
+
+
+class Response(Reply, kw_only=True):
+    id: str
+    object: Literal["response"] = always("response")
+    created_at: int | float
+    completed_at: int | float | None = always(None)
+    status: str = always("in_progress")
+    background: bool = always(False)
+    error: ResponseError | None = always(None)
+    incomplete_details: IncompleteDetails | None = always(None)
+    instructions: Instructions = always(None)
+    max_output_tokens: int | None = always(None)
+    max_tool_calls: int | None = always(None)
+    model: str
+    output: Output = always_list()
+    parallel_tool_calls: bool = always(True)
+    previous_response_id: str | None = always(None)
+    reasoning: ReasoningConfig | None = always(None)
+    service_tier: str = always("default")
+    store: bool = always(True)
+    temperature: float = always(1.0)
+    text: TextConfig = msgspec.field(default_factory=lambda: TextConfig(format=TextFormat()))
+    tool_choice: EchoedChoice = always("auto")
+    tools: EchoedTools = always_list()
+    top_logprobs: int = always(0)
+    top_p: float = always(1.0)
+    presence_penalty: float = always(0.0)
+    frequency_penalty: float = always(0.0)
+    truncation: str = always("disabled")
+    usage: Usage | None = always(None)
+    metadata: dict[str, str] | None = always(None)
+    prompt_cache_key: str | None = always(None)
+    safety_identifier: str | None = always(None)
+    conversation: ConversationRef | None = None
+    prompt: PromptRef | None = None
+    user: str | None = None
+    image: ImageOptions | None = None
+    prompt_cache_options: JsonObject | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_diagnostics: JsonObject | None = None
+    access_programs: JsonObject | None = None
+    moderation: Any = None
+    tool_usage: JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        self.instructions = ITEMS.text_or_list_field(self.instructions, "instructions")
+        self.output = ITEMS.list_field(self.output, "output")
+        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
+
+    @property
+    def output_text(self) -> str:
+        """All text of the output's messages, joined as the official SDK does."""
+        parts = (part for item in self.output if hasattr(item, "content") for part in item.content or ())
+        return "".join(part.text for part in parts if part.type == "output_text")

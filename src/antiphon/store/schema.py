@@ -1,0 +1,65 @@
+"""Bringing a SQLite file's schema up to date. `PRAGMA user_version` counts the migrations a file has seen."""
+
+import sqlite3
+from collections.abc import Iterator
+from importlib import resources
+from typing import NamedTuple
+
+from antiphon.errors import ConfigError
+
+
+class Migration(NamedTuple):
+    version: int
+    name: str
+    script: str
+
+
+def read_migrations() -> list[Migration]:
+    """All migrations, in order: the files `NNN_what.sql` next to this module."""
+    folder = resources.files("antiphon.store") / "migrations" / "sqlite"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Run what is missing, all of it or nothing. Another process may be doing the same at this moment."""
+    migrations = read_migrations()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _read_version(connection)
+        newest = migrations[-1].version
+        if version > newest:
+            raise ConfigError(
+                f"The store {path} has schema version {version}; this version of Antiphon knows none above {newest}. "
+                "Update Antiphon, or choose another file."
+            )
+        for migration in migrations:
+            if migration.version > version:
+                _apply(connection, migration)
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _read_version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+    for statement in _split(migration.script):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {migration.version}")
+
+
+def _split(script: str) -> Iterator[str]:
+    # executescript() would do this for us, but it commits the transaction it is called in.
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement

@@ -1,0 +1,97 @@
+"""A thread with a database connection of its own, fed from the event loop.
+
+The thread takes whatever waits for it as one batch, and tells the loop about a whole batch in one call: under load, the
+price of waking each other is shared by everyone in it.
+"""
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from antiphon.errors import ServerError, Unavailable
+
+
+class Job:
+    """One statement, the future of whoever waits for it, and what came of it: rows, a count of rows, or an error."""
+
+    __slots__ = ("outcome", "parameters", "statement", "waiter")
+
+    def __init__(self, statement: str, parameters: Sequence[object], waiter: asyncio.Future[Any]) -> None:
+        self.statement = statement
+        self.parameters = parameters
+        self.waiter = waiter
+        self.outcome: object = None
+
+
+Run = Callable[[sqlite3.Connection, list[Job]], None]
+
+
+class Worker:
+    """`run` executes a batch and leaves an outcome in each job; if it raises, the error is every job's outcome."""
+
+    def __init__(self, name: str, connection: sqlite3.Connection, run: Run) -> None:
+        self._connection = connection
+        self._run = run
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._finished: asyncio.Future[None] = self._loop.create_future()
+        self._closing = False
+        # A process that ends without closing its store must not hang on this thread; nothing acknowledged is lost.
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, statement: str, parameters: Sequence[object]) -> asyncio.Future[Any]:
+        """Queue a statement. It is executed even if the future is cancelled meanwhile."""
+        if self._closing:
+            raise Unavailable("The store is closed.")
+        waiter = self._loop.create_future()
+        self._jobs.put(Job(statement, parameters, waiter))
+        return waiter
+
+    async def close(self) -> None:
+        """Execute what is queued, then disconnect."""
+        if not self._closing:
+            self._closing = True
+            self._jobs.put(None)
+        await asyncio.shield(self._finished)
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            taken = [self._jobs.get()]
+            taken += [self._jobs.get() for _ in range(self._jobs.qsize())]
+            batch = [job for job in taken if job is not None]
+            closing = len(batch) < len(taken)
+            if batch:
+                self._execute(batch)
+                self._call_loop(_answer, batch)
+        self._connection.close()
+        self._call_loop(self._finished.set_result, None)
+
+    def _execute(self, batch: list[Job]) -> None:
+        try:
+            self._run(self._connection, batch)
+        except Exception as error:
+            for job in batch:
+                job.outcome = error
+
+    def _call_loop(self, callback: Callable[[Any], object], argument: object) -> None:
+        # A closed loop has nobody left who waits; the jobs are done all the same.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, argument)
+
+
+def _answer(batch: list[Job]) -> None:
+    for job in batch:
+        if job.waiter.done():  # cancelled: whoever asked has gone
+            continue
+        if isinstance(job.outcome, Exception):
+            # One error may be the outcome of many jobs, and each waiter raises one of its own.
+            failure = ServerError(f"The store failed: {job.outcome}")
+            failure.__cause__ = job.outcome
+            job.waiter.set_exception(failure)
+        else:
+            job.waiter.set_result(job.outcome)

@@ -1,0 +1,130 @@
+"""The small vocabulary a backend speaks: what a model says, with no ids, no indexes and no event names.
+
+A backend yields batches of these; the composer turns them into the Responses API's events. Order carries the meaning:
+text after a tool call is a second message, text after reasoning is the answer.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from antiphon.protocol.content import Annotation, LogProb
+from antiphon.protocol.items import OutputItem
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Usage
+
+
+class _Delta(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class Text(_Delta):
+    """More of the answer's text. `logprobs` describe exactly the tokens of `text`."""
+
+    text: str
+    logprobs: tuple[LogProb, ...] = ()
+
+
+class Annotate(_Delta):
+    """A citation on the text so far."""
+
+    annotation: Annotation | Unknown
+
+
+class Refusal(_Delta):
+    """More of a refusal, which is a content part of its own."""
+
+    text: str
+
+
+class Reasoning(_Delta):
+    """More of the model's raw reasoning."""
+
+    text: str
+
+
+class ReasoningSummary(_Delta):
+    """More of a reasoning summary; `index` numbers the summary's parts from 0."""
+
+    text: str
+    index: int = 0
+
+
+class ReasoningSeal(_Delta):
+    """The opaque form of the reasoning so far, for clients that keep the state themselves."""
+
+    encrypted_content: str
+
+
+class ToolCall(_Delta):
+    """A function call, or more of one.
+
+    `key` names the call within this answer (a backend's own index or id), so that interleaved calls stay apart.
+    `name` comes with the first delta of a key; `arguments` are appended. A `call_id` of None lets the composer make one.
+    """
+
+    key: int | str
+    arguments: str = ""
+    name: str = ""
+    call_id: str | None = None
+    namespace: str | None = None
+
+
+class CustomToolCall(_Delta):
+    """A custom tool call, or more of one: like `ToolCall`, with free text for input."""
+
+    key: int | str
+    input: str = ""
+    name: str = ""
+    call_id: str | None = None
+    namespace: str | None = None
+
+
+class WholeItem(_Delta):
+    """An output item that arrives complete (a hosted tool's receipt, a compaction, an item of an unknown type)."""
+
+    item: OutputItem | Unknown
+
+
+class Tokens(_Delta):
+    """The turn's token usage. The last one counts."""
+
+    usage: Usage
+
+
+class Finish(_Delta):
+    """The model is done, and why. Exactly one `Finish` or `Failure` ends every turn; nothing may follow it."""
+
+    reason: Literal["stop", "length", "content_filter"] = "stop"
+
+
+class Failure(_Delta):
+    """The model broke off. `type` is the error family (`server_error`, `rate_limit_error`, …) that clients see."""
+
+    message: str
+    code: str = "server_error"
+    type: str = "server_error"
+    param: str | None = None
+
+
+class Passthrough(_Delta):
+    """An event of a type we do not know, from a backend that already speaks Responses: forwarded in its place."""
+
+    event: Unknown
+
+
+Delta = (
+    Text
+    | Annotate
+    | Refusal
+    | Reasoning
+    | ReasoningSummary
+    | ReasoningSeal
+    | ToolCall
+    | CustomToolCall
+    | WholeItem
+    | Tokens
+    | Finish
+    | Failure
+    | Passthrough
+)
