@@ -1,10 +1,12 @@
 """What a backend is: it takes a `Turn` and yields batches of deltas. One file per upstream implements this."""
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from antiphon.errors import ConfigError
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
@@ -30,6 +32,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     json_schema: bool = False
     images: bool = False
     files: bool = False
+    audio: bool = False
+    video: bool = False
     logprobs: bool = False
     penalties: bool = False
     reasoning: bool = False
@@ -72,3 +76,30 @@ class Backend(Protocol):
 
     async def count_tokens(self, turn: Turn) -> int:
         """How many tokens the model would read for this turn."""
+
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+_PATH = re.compile(r" - at `\$([^`]*)`")
+
+
+def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) -> Options:
+    """The options of the backend `name`, or an error like `backends.local.threads: Expected int, got str`."""
+    where = f"backends.{name}"
+    known = kind.__struct_encode_fields__
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{where}.{option}: unknown option; known are: {', '.join(known) or 'none'}")
+    try:
+        return msgspec.convert(dict(options), kind)
+    except msgspec.ValidationError as error:
+        raise locate(error, where) from None
+
+
+def locate(error: msgspec.ValidationError, where: str) -> ConfigError:
+    """The same error with the whole path of the wrong setting in front."""
+    message = str(error)
+    # Every level of a nested error adds its own part at the end, so the outermost comes last.
+    path = "".join(reversed(_PATH.findall(message)))
+    reason = _PATH.sub("", message).replace("`", "")
+    return ConfigError(f"{where}{path}: {reason}")

@@ -101,7 +101,8 @@ class OutputText(Tagged, tag="output_text"):
     logprobs: list[LogProb] | None = None
 
     def __post_init__(self) -> None:
-        self.annotations = ANNOTATIONS.list_field(self.annotations, "annotations")
+        annotations = ANNOTATIONS.list_field(self.annotations, "annotations")
+        self.annotations = [] if annotations is None else annotations
 
 
 class Refusal(Tagged, tag="refusal"):

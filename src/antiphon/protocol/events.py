@@ -6,7 +6,7 @@ from msgspec import Raw, Struct
 
 from antiphon.protocol.content import ANNOTATIONS, PARTS, LogProb, SummaryText
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Unknown, always_list
+from antiphon.protocol.open import Unknown, always, always_list
 from antiphon.protocol.response import Reply, Response
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class ErrorPayload(Reply):
     code: str | None
     message: str
     param: str | None
+    headers: dict[str, str] | None = None
 
 
 class Error(Event, tag="error"):
@@ -79,7 +80,7 @@ class OutputItemEvent(Event):
     item: OneItem
 
     def __post_init__(self) -> None:
-        self.item = ITEMS.field(self.item, "item")
+        self.item = ITEMS.field(self.item, "item", required=True)
 
 
 class OutputItemAdded(OutputItemEvent, tag="response.output_item.added"):
@@ -107,7 +108,7 @@ class ContentPartEvent(ContentEvent):
     part: OnePart
 
     def __post_init__(self) -> None:
-        self.part = PARTS.field(self.part, "part")
+        self.part = PARTS.field(self.part, "part", required=True)
 
 
 class ContentPartAdded(ContentPartEvent, tag="response.content_part.added"):
@@ -131,7 +132,7 @@ class OutputTextDone(ContentEvent, tag="response.output_text.done"):
 
 class OutputTextAnnotationAdded(ContentEvent, tag="response.output_text.annotation.added"):
     annotation_index: int
-    annotation: OneAnnotation
+    annotation: OneAnnotation = always(None)
 
     def __post_init__(self) -> None:
         self.annotation = ANNOTATIONS.field(self.annotation, "annotation")
@@ -192,7 +193,6 @@ class FunctionCallArgumentsDelta(ItemEvent, tag="response.function_call_argument
 
 class FunctionCallArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     arguments: str
-    name: str | None = None
 
 
 class CustomToolCallInputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):

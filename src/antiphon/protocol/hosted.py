@@ -220,7 +220,7 @@ class ToolSearchOutput(Tagged, tag="tool_search_output"):
     created_by: str | None = None
 
     def __post_init__(self) -> None:
-        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
 
 
 class AdditionalTools(Tagged, tag="additional_tools"):
@@ -229,7 +229,7 @@ class AdditionalTools(Tagged, tag="additional_tools"):
     id: str | None = None
 
     def __post_init__(self) -> None:
-        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
 
 
 class Program(Tagged, tag="program"):

@@ -51,9 +51,7 @@ class Message(Tagged, tag="message"):
     phase: Literal["commentary", "final_answer"] | None = None
 
     def __post_init__(self) -> None:
-        self.content = PARTS.text_or_list_field(self.content, "content")
-        if self.content is None:
-            raise ValueError("Expected `str | array`, got `null` - at `$.content`")
+        self.content = PARTS.text_or_list_field(self.content, "content", required=True)
 
 
 class FunctionCall(Tagged, tag="function_call"):
@@ -79,9 +77,7 @@ class FunctionCallOutput(Tagged, tag="function_call_output"):
     created_by: str | None = None
 
     def __post_init__(self) -> None:
-        self.output = PARTS.text_or_list_field(self.output, "output")
-        if self.output is None:
-            raise ValueError("Expected `str | array`, got `null` - at `$.output`")
+        self.output = PARTS.text_or_list_field(self.output, "output", required=True)
 
 
 class CustomToolCall(Tagged, tag="custom_tool_call"):
@@ -105,9 +101,7 @@ class CustomToolCallOutput(Tagged, tag="custom_tool_call_output"):
     created_by: str | None = None
 
     def __post_init__(self) -> None:
-        self.output = PARTS.text_or_list_field(self.output, "output")
-        if self.output is None:
-            raise ValueError("Expected `str | array`, got `null` - at `$.output`")
+        self.output = PARTS.text_or_list_field(self.output, "output", required=True)
 
 
 class Reasoning(Tagged, tag="reasoning"):

@@ -1,9 +1,9 @@
 """Tagged unions that stay open: what we do not know, we keep.
 
 msgspec's own tagged unions refuse an unknown tag. The wire adds new items, tools and events every month, leaves the tag
-out of messages, and renames it now and then. So a field that holds such a union is declared as `Raw` to msgspec, and the
-struct's `__post_init__` hands it to a `Family`, which decodes the members it knows and keeps the rest as `Unknown`, byte
-for byte. Errors keep their path: each level appends ` - at `$.field`` to the message, the way msgspec itself does.
+out of messages, and renames it now and then. So a field that holds such a union is declared as `Raw` to msgspec, and
+the struct's `__post_init__` hands it to a `Family`, which decodes the members it knows and keeps the rest as `Unknown`,
+byte for byte. Errors keep their path: each level appends ` - at `$.field`` to the message, the way msgspec itself does.
 """
 
 import functools
@@ -32,12 +32,16 @@ class Tagged(Struct, omit_defaults=True, forbid_unknown_fields=True, tag_field="
 
 def always(value: T) -> T:
     """A default that is sent even when it was not set: some fields must be present, null or not."""
-    return cast(T, msgspec.field(default_factory=lambda: value))
+    return msgspec.field(default_factory=lambda: value)
 
 
 def always_list() -> list[Any]:
-    """An empty list that is sent."""
-    return cast("list[Any]", msgspec.field(default_factory=lambda: []))
+    """An empty list that is sent. (msgspec knows the factory `list` itself, and would leave the field out.)"""
+    return msgspec.field(default_factory=_empty_list)
+
+
+def _empty_list() -> list[Any]:
+    return []
 
 
 class Unknown:
@@ -50,13 +54,19 @@ class Unknown:
 
     @property
     def type(self) -> str:
-        found = _PEEK.decode(self.raw).type
+        found = self._peek().type
         return found if isinstance(found, str) else ""
 
     @property
     def id(self) -> str | None:
-        found = _PEEK.decode(self.raw).id
+        found = self._peek().id
         return found if isinstance(found, str) else None
+
+    def _peek(self) -> "Peek":
+        try:
+            return _PEEK.decode(self.raw)
+        except ValidationError:  # not an object, or its type is not a string
+            return Peek()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Unknown) and self.raw == other.raw
@@ -71,7 +81,7 @@ class Unknown:
 class Peek(Struct):
     """The fields that tell what kind of thing an object is."""
 
-    type: str | None | UnsetType = UNSET
+    type: str | UnsetType | None = UNSET
     role: Any = None
     id: Any = None
 
@@ -86,7 +96,8 @@ def _no_inference(_: Peek) -> str | None:
 class Family(Generic[T]):
     """The members of one open union, by tag.
 
-    `aliases` maps a tag some clients send to the tag we know it by; `infer` finds the tag of an object without one.
+    `aliases` maps a tag some clients send to the tag we know it by; `infer` finds the tag of an object without one;
+    `variants` decode, by tag, an object in another form than the member's, and return None for one in the usual form.
     """
 
     def __init__(
@@ -95,6 +106,7 @@ class Family(Generic[T]):
         *,
         aliases: Mapping[str, str] | None = None,
         infer: Callable[[Peek], str | None] = _no_inference,
+        variants: Mapping[str, Callable[[Raw | bytes], T | None]] | None = None,
     ) -> None:
         members = tuple(members)
         self.members: dict[str, type[T]] = {member.__struct_config__.tag: member for member in members}
@@ -103,6 +115,7 @@ class Family(Generic[T]):
         self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(GenericAlias(list, (union,)))
         self._aliases = aliases or {}
         self._infer = infer
+        self._variants = variants or {}
 
     def one(self, raw: Raw | bytes) -> T | Unknown:
         """Decode one object."""
@@ -115,10 +128,15 @@ class Family(Generic[T]):
             return Unknown(bytes(raw))
         if tag != sent and peek.type is not UNSET:
             raw = _retag(raw, tag)
+        variant = self._variants.get(tag)
+        decoded = variant(raw) if variant is not None else None
+        return self._decoder(tag).decode(raw) if decoded is None else decoded
+
+    def _decoder(self, tag: str) -> "msgspec.json.Decoder[T]":
         decoder = self._decoders.get(tag)
         if decoder is None:
             decoder = self._decoders[tag] = msgspec.json.Decoder(self.members[tag])
-        return decoder.decode(raw)
+        return decoder
 
     def many(self, raw: Raw | bytes) -> list[T | Unknown]:
         """Decode an array: in one pass if everything is known and tagged, else one by one."""
@@ -134,22 +152,23 @@ class Family(Generic[T]):
             raise ValidationError(f"{error} - at `$[{index}]`") from None
 
     # What a struct's __post_init__ calls. Values that are no longer Raw were set by code, and stay.
+    # A null is None, unless the field is required: then it is an error like any other wrong value.
 
-    def field(self, value: Any, name: str) -> Any:
-        """A field that holds one member, or null."""
-        return self._decode_field(value, name, self.one)
+    def field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """A field that holds one member."""
+        return self._decode_field(value, name, self.one, required=required)
 
-    def list_field(self, value: Any, name: str) -> Any:
-        """A field that holds an array of members, or null."""
-        return self._decode_field(value, name, self.many)
+    def list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """A field that holds an array of members."""
+        return self._decode_field(value, name, self.many, required=required)
 
-    def text_or_list_field(self, value: Any, name: str) -> Any:
-        """A field that holds a string, an array of members, or null."""
-        return self._decode_field(value, name, self._text_or_many)
+    def text_or_list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """A field that holds a string or an array of members."""
+        return self._decode_field(value, name, self._text_or_many, required=required)
 
-    def text_or_field(self, value: Any, name: str) -> Any:
-        """A field that holds a string, one member, or null."""
-        return self._decode_field(value, name, self._text_or_one)
+    def text_or_field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """A field that holds a string or one member."""
+        return self._decode_field(value, name, self._text_or_one, required=required)
 
     def _text_or_many(self, raw: Raw) -> str | list[T | Unknown]:
         return self.many(raw) if _starts(raw, b"[") else _decode_text(raw, other="array")
@@ -157,10 +176,10 @@ class Family(Generic[T]):
     def _text_or_one(self, raw: Raw) -> str | T | Unknown:
         return self.one(raw) if _starts(raw, b"{") else _decode_text(raw, other="object")
 
-    def _decode_field(self, value: Any, name: str, decode: Callable[[Raw], Any]) -> Any:
+    def _decode_field(self, value: Any, name: str, decode: Callable[[Raw], Any], *, required: bool) -> Any:
         if not isinstance(value, Raw):
             return value
-        if _starts(value, b"n"):  # null: no other JSON value starts so
+        if not required and _starts(value, b"n"):  # null: no other JSON value starts so
             return None
         try:
             return decode(value)

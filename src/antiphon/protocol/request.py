@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta, Raw
 
 from antiphon.protocol.items import ITEMS
@@ -46,7 +45,7 @@ class JsonObjectFormat(Tagged, tag="json_object"):
 
 
 class JsonSchemaFormat(Tagged, tag="json_schema"):
-    """On its way in, `schema` is required (the engine checks); the response echoes it as null, as Open Responses says."""
+    """A request must have a `schema` (the engine checks); the response has null there, as Open Responses says."""
 
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = always(None)
@@ -160,5 +159,3 @@ class CreateRequest(Wire, kw_only=True):
         self.input = ITEMS.text_or_list_field(self.input, "input")
         self.tools = TOOLS.list_field(self.tools, "tools")
         self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
-
-

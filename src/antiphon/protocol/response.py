@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from antiphon.protocol.items import ITEMS
+from antiphon.protocol.content import OutputText
+from antiphon.protocol.items import ITEMS, Message
 from antiphon.protocol.open import Unknown, always, always_list
 from antiphon.protocol.request import (
     ConversationRef,
@@ -109,12 +110,12 @@ class Response(Reply, kw_only=True):
 
     def __post_init__(self) -> None:
         self.instructions = ITEMS.text_or_list_field(self.instructions, "instructions")
-        self.output = ITEMS.list_field(self.output, "output")
-        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.output = ITEMS.list_field(self.output, "output", required=True)
+        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
         self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 
     @property
     def output_text(self) -> str:
         """All text of the output's messages, joined as the official SDK does."""
-        parts = (part for item in self.output if hasattr(item, "content") for part in item.content or ())
-        return "".join(part.text for part in parts if part.type == "output_text")
+        messages = (item.content for item in self.output if isinstance(item, Message))
+        return "".join(part.text for parts in messages for part in parts if isinstance(part, OutputText))

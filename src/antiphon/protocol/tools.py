@@ -54,7 +54,7 @@ class NamespaceTool(Tagged, tag="namespace"):
     tools: Tools
 
     def __post_init__(self) -> None:
-        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
 
 
 class ToolSearchTool(Tagged, tag="tool_search"):
@@ -202,7 +202,36 @@ Tool = (
     | ShellTool
     | ApplyPatchTool
 )
-TOOLS: Family[Tool] = Family(get_args(Tool))
+
+
+class FunctionBody(Wire):
+    """What Chat Completions has under the key `function`, where this API has it flat."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class NestedFunction(Wire):
+    function: FunctionBody
+    type: Literal["function", "tool"] | None = None
+
+
+_FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
+_NESTED: "msgspec.json.Decoder[NestedFunction]" = msgspec.json.Decoder(NestedFunction)
+
+
+def _decode_nested(raw: Raw | bytes) -> FunctionBody | None:
+    return _NESTED.decode(raw).function if "function" in _FIELDS.decode(raw) else None
+
+
+def _decode_nested_tool(raw: Raw | bytes) -> FunctionTool | None:
+    body = _decode_nested(raw)
+    return None if body is None else FunctionTool(body.name, body.description, body.parameters, body.strict)
+
+
+TOOLS: Family[Tool] = Family(get_args(Tool), variants={"function": _decode_nested_tool})
 
 
 class FunctionChoice(Tagged, tag="function"):
@@ -286,8 +315,17 @@ ToolChoice = (
     | ApplyPatchChoice
     | ShellChoice
 )
+
+
+def _decode_nested_choice(raw: Raw | bytes) -> FunctionChoice | None:
+    body = _decode_nested(raw)
+    return None if body is None else FunctionChoice(body.name)
+
+
 # `tool` is what some agents written before the API settled still say for `function`.
-CHOICES: Family[ToolChoice] = Family(get_args(ToolChoice), aliases={"tool": "function"})
+CHOICES: Family[ToolChoice] = Family(
+    get_args(ToolChoice), aliases={"tool": "function"}, variants={"function": _decode_nested_choice}
+)
 CHOICE_WORDS = ("none", "auto", "required")
 
 

@@ -29,17 +29,21 @@ class Store(Protocol):
     """A place for finished responses.
 
     `save` returns once the response is durable: whatever was acknowledged survives a crash. Stores hand out fresh
-    objects: changing one does not change what is kept.
+    objects: changing one does not change what is kept. Before `open` and after `close`, every question raises
+    Unavailable; a store that breaks (a full disk, a damaged row) raises ServerError.
     """
 
     async def open(self) -> None:
-        """Connect and bring the schema up to date. Called once."""
+        """Connect and bring the schema up to date. Called once. Raises ConfigError when there is no way in."""
 
     async def close(self) -> None:
         """Finish what is queued and disconnect."""
 
     async def save(self, project: str, stored: StoredResponse) -> None:
-        """Keep a response, replacing an earlier version of the same id."""
+        """Keep a response, replacing an earlier version of the same id.
+
+        The response is encoded before the first wait, and kept even if the caller is cancelled while waiting.
+        """
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
         """One response, or None."""

@@ -29,7 +29,9 @@ def locate_store(url: str) -> Store:
 def _parse_path(rest: str) -> Path:
     path = rest.removeprefix("///")
     if path == rest or not path:
-        raise ConfigError("A SQLite store needs three slashes and a path: sqlite:///relative.db or sqlite:////absolute.db")
+        raise ConfigError(
+            "A SQLite store needs three slashes and a path: sqlite:///relative.db or sqlite:////absolute.db"
+        )
     if path == ":memory:":
         raise ConfigError("For a store without a file, write memory:")
     if "?" in path or "#" in path:

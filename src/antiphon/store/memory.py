@@ -23,7 +23,7 @@ class MemoryStore:
         record = self._records.get((project, response_id))
         if record is None:
             return None
-        return unpack(record.id, input=record.input, output=record.output, body=record.body)
+        return unpack(record.id, record.input, record.output, record.body)
 
     async def delete(self, project: str, response_id: str) -> bool:
         return self._records.pop((project, response_id), None) is not None

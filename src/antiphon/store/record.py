@@ -36,13 +36,14 @@ def pack(stored: StoredResponse) -> Record:
     )
 
 
-def unpack(response_id: str, *, input: bytes, output: bytes, body: bytes) -> StoredResponse:
+def unpack(response_id: str, asked: bytes, answered: bytes, body: bytes) -> StoredResponse:
+    """The response again, from its input items, its output items and the rest."""
     try:
         response = decode_response(body)
     except InvalidRequest as error:
         raise _unreadable(response_id, error) from error
-    response.output = _unpack_items(response_id, output)
-    return StoredResponse(response=response, input=_unpack_items(response_id, input))
+    response.output = _unpack_items(response_id, answered)
+    return StoredResponse(response=response, input=_unpack_items(response_id, asked))
 
 
 class LinkRecord(NamedTuple):

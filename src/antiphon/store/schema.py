@@ -1,7 +1,7 @@
 """Bringing a SQLite file's schema up to date. `PRAGMA user_version` counts the migrations a file has seen."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import NamedTuple
 
@@ -21,9 +21,8 @@ def read_migrations() -> list[Migration]:
     return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]
 
 
-def migrate(connection: sqlite3.Connection, path: str) -> None:
+def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, path: str) -> None:
     """Run what is missing, all of it or nothing. Another process may be doing the same at this moment."""
-    migrations = read_migrations()
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _read_version(connection)

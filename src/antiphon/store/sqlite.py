@@ -13,7 +13,7 @@ from pathlib import Path
 from antiphon.errors import ConfigError, Unavailable
 from antiphon.store.base import Link, StoredResponse
 from antiphon.store.record import LinkRecord, pack, unpack, walk
-from antiphon.store.schema import migrate
+from antiphon.store.schema import migrate, read_migrations
 from antiphon.store.worker import Job, Worker
 
 # How long a process waits for the others to let it write.
@@ -58,18 +58,14 @@ class SqliteStore:
 
     async def close(self) -> None:
         if self._workers is not None:
-            writer, reader = self._workers
-            # The last connection to close folds the log back into the file, and only the writer's may.
-            await reader.close()
-            await writer.close()
+            await asyncio.gather(*(worker.close() for worker in self._workers))
 
     async def save(self, project: str, stored: StoredResponse) -> None:
         await self._writer.submit(SAVE, (project, *pack(stored)))
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
-        for input, output, body in await self._reader.submit(LOAD, (project, response_id)):
-            return unpack(response_id, input=input, output=output, body=body)
-        return None
+        rows = await self._reader.submit(LOAD, (project, response_id))
+        return unpack(response_id, *rows[0]) if rows else None
 
     async def delete(self, project: str, response_id: str) -> bool:
         deleted: int = await self._writer.submit(DELETE, (project, response_id))
@@ -122,10 +118,10 @@ def _prepare(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     """Make the file if there is none, bring it up to date, and return a connection to write and one to read."""
     try:
         _create(path)
-        writing = _connect(path)
+        writing = connect(path)
         try:
-            migrate(writing, str(path))
-            reading = _connect(path)
+            migrate(writing, read_migrations(), path=str(path))
+            reading = connect(path)
         except BaseException:
             writing.close()
             raise
@@ -144,7 +140,8 @@ def _create(path: Path) -> None:
         path.touch(mode=0o600)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection for one thread at a time, to read or to write with."""
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA page_size = 8192")  # of a new file: a typical response then fits in two pages

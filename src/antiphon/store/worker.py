@@ -46,7 +46,7 @@ class Worker:
     def submit(self, statement: str, parameters: Sequence[object]) -> asyncio.Future[Any]:
         """Queue a statement. It is executed even if the future is cancelled meanwhile."""
         if self._closing:
-            raise Unavailable("The store is closed.")
+            raise Unavailable("The store is not open.")
         waiter = self._loop.create_future()
         self._jobs.put(Job(statement, parameters, waiter))
         return waiter

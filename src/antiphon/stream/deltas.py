@@ -14,8 +14,8 @@ from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Usage
 
 
-class _Delta(msgspec.Struct, frozen=True, gc=False):
-    pass
+class _Delta(msgspec.Struct, gc=False):
+    """Deltas are values: nobody changes one after it was made."""
 
 
 class Text(_Delta):

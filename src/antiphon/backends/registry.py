@@ -1,0 +1,56 @@
+"""Backends by kind, found through the entry points of installed packages.
+
+A package adds a kind with an entry in the group `antiphon.backends`: the kind's name, and a factory that is called
+as `create(name, options, data_dir)`. The kinds that come with Antiphon are entries of its own package, nothing more.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from antiphon.backends.base import Backend
+from antiphon.errors import ConfigError
+
+GROUP = "antiphon.backends"
+
+Factory = Callable[[str, Mapping[str, Any], Path], Backend]
+
+
+def kinds() -> list[str]:
+    """The installed kinds, sorted. None of them is imported for this."""
+    return sorted(entry_points(group=GROUP).names)
+
+
+def create(kind: str, *, name: str, options: Mapping[str, Any], data_dir: Path) -> Backend:
+    """A backend of the given kind; `name` is what the configuration calls it. Only this kind's module is imported."""
+    entry = _find(kind, where=f"backends.{name}.kind")
+    return _load(entry, where=f"backends.{name}.kind")(name, options, data_dir)
+
+
+def _find(kind: str, *, where: str) -> EntryPoint:
+    found = sorted(entry_points(group=GROUP, name=kind), key=lambda entry: entry.value)
+    if not found:
+        installed = ", ".join(kinds()) or "none"
+        raise ConfigError(f"{where}: no backend of kind {kind!r} is installed; installed are: {installed}")
+    if len(found) > 1:
+        claims = ", ".join(entry.value for entry in found)
+        raise ConfigError(f"{where}: several installed packages provide {kind!r}: {claims}; remove all but one")
+    return found[0]
+
+
+def _load(entry: EntryPoint, *, where: str) -> Factory:
+    # An import runs code we do not know: whatever it raises, the reader needs to know whose it was.
+    try:
+        factory = entry.load()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {_describe(entry)} cannot be loaded: {reason}") from error
+    if not callable(factory):
+        raise ConfigError(f"{where}: {_describe(entry)} cannot be loaded: it is not callable")
+    create_backend: Factory = factory
+    return create_backend
+
+
+def _describe(entry: EntryPoint) -> str:
+    return f"the entry point {entry.name} = {entry.value!r}"

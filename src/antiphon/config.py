@@ -1,0 +1,250 @@
+"""The settings: from antiphon.toml, ANTIPHON_* variables and the command line. Nothing else reads the environment."""
+
+import difflib
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from antiphon.errors import ConfigError
+
+DEFAULT_FILE = Path("antiphon.toml")
+DEFAULT_PROJECT = "default"
+_PREFIX = "ANTIPHON_"
+
+
+class ApiKey(Struct, frozen=True):
+    """A key that clients may present, and the project whose responses it opens."""
+
+    key: str
+    project: str = DEFAULT_PROJECT
+
+    def __repr__(self) -> str:
+        return f"ApiKey(key='***', project={self.project!r})"
+
+
+class BackendSettings(Struct, frozen=True):
+    """Which kind of backend to make, and what to tell it. Options may hold secrets, so only their names are shown."""
+
+    kind: str
+    options: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"BackendSettings(kind={self.kind!r}, options=<{', '.join(self.options)}>)"
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything that can be set. Without api_keys the server is open to whoever reaches it."""
+
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8484
+    data_dir: Path
+    store: Annotated[str, Meta(min_length=1)]
+    api_keys: tuple[ApiKey, ...] = ()
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    backends: dict[str, BackendSettings] = msgspec.field(
+        default_factory=lambda: {"embedded": BackendSettings(kind="embedded")}
+    )
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__} | {"store": hide_password(self.store)}
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def hide_password(url: str) -> str:
+    """A URL as it may be shown: with *** for the password, and without the options, which may hold one too."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return "***"
+    shown = url.partition("?")[0]
+    return shown.replace(f":{password}@", ":***@", 1) if password else shown
+
+
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+# A table of backends does not fit into a variable.
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends"}
+
+
+def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """The settings; the command line wins over the environment, that over the file, that over the defaults.
+
+    `overrides` are settings from the command line; those that are None were not given. Without a path, antiphon.toml
+    in the working directory is read if there is one.
+    """
+    values: dict[str, Any] = {}
+    named: set[str] = set()
+    file = DEFAULT_FILE if path is None and DEFAULT_FILE.exists() else path
+    if file is not None:
+        table = _read_file(file)
+        named = set(_named_variables(table))
+        values |= _read_table(table, env, origin=str(file))
+    values |= _read_environment(env, named)
+    for name, value in overrides.items():
+        if value is not None:
+            values[name] = _read_setting(name, value, env, origin=f"--{name.replace('_', '-')}")
+    data_dir = values.setdefault("data_dir", _default_data_dir(env))
+    values.setdefault("store", f"sqlite:///{data_dir}/antiphon.db")
+    return Settings(**values)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _read_table(table: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
+    _check_names(table, _TYPES, origin=origin)
+    return {name: _read_setting(name, value, env, origin=f"{origin}: {name}") for name, value in table.items()}
+
+
+def _read_environment(env: Mapping[str, str], named: set[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, text in env.items():
+        if not variable.startswith(_PREFIX) or variable in named:
+            continue
+        name = variable.removeprefix(_PREFIX).lower()
+        if name not in _IN_ENVIRONMENT or variable != variable.upper():
+            known = [f"{_PREFIX}{setting.upper()}" for setting in _IN_ENVIRONMENT]
+            raise ConfigError(f"Unknown environment variable {variable}. {_suggest(variable.upper(), known)}")
+        if name == "api_keys":
+            values[name] = _read_keys(_split_keys(text, origin=variable), env, origin=variable)
+        elif text:  # an empty variable is an unset one
+            values[name] = _read_setting(name, text, env, origin=variable, strict=False)
+    return values
+
+
+def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str, strict: bool = True) -> Any:
+    if name == "api_keys":
+        return _read_keys(value, env, origin=origin)
+    if name == "backends":
+        return _read_backends(value, env, origin=origin)
+    if name == "data_dir":
+        return _expand(_convert(str(value) if isinstance(value, Path) else value, str, origin=origin), env)
+    return _convert(value, _TYPES[name], origin=origin, strict=strict)
+
+
+def _convert(value: Any, kind: Any, *, origin: str, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {error}.") from None
+
+
+class _KeyEntry(Struct):
+    key: str | None = None
+    key_env: str | None = None
+    project: Annotated[str, Meta(min_length=1)] = DEFAULT_PROJECT
+
+
+def _read_keys(value: Any, env: Mapping[str, str], *, origin: str) -> tuple[ApiKey, ...]:
+    keys: dict[str, ApiKey] = {}
+    for index, table in enumerate(_convert(value, list[dict[str, Any]], origin=origin)):
+        where = f"{origin}[{index}]"
+        _check_names(table, _KeyEntry.__struct_fields__, origin=where)
+        entry: _KeyEntry = _convert(table, _KeyEntry, origin=where)
+        if (entry.key is None) == (entry.key_env is None):
+            raise ConfigError(f"{where}: give either key or key_env.")
+        key = entry.key if entry.key_env is None else _look_up(entry.key_env, env, origin=f"{where}.key_env")
+        if not key or not key.isprintable() or key != key.strip():
+            raise ConfigError(f"{where}: a key is a line of text, not empty, without spaces around it.")
+        if key in keys:
+            raise ConfigError(f"{where}: the same key is there twice.")
+        keys[key] = ApiKey(key=key, project=entry.project)
+    return tuple(keys.values())
+
+
+def _split_keys(text: str, *, origin: str) -> list[dict[str, str]]:
+    """`key1,key2:project` as the file would have it. Empty is an error: a lost secret must not open the server."""
+    entries: list[dict[str, str]] = []
+    for part in text.split(","):
+        key, colon, project = part.strip().rpartition(":")
+        if not (key if colon else project):
+            raise ConfigError(f"{origin}: a key is empty; write key1,key2:project.")
+        entries.append({"key": key, "project": project} if colon else {"key": project})
+    return entries
+
+
+def _read_backends(value: Any, env: Mapping[str, str], *, origin: str) -> dict[str, BackendSettings]:
+    backends: dict[str, BackendSettings] = {}
+    for name, table in _convert(value, dict[str, dict[str, Any]], origin=origin).items():
+        where = f"{origin}.{name}"
+        options = dict(table)
+        kind = options.pop("kind", None)
+        if not isinstance(kind, str) or not kind:
+            raise ConfigError(f'{where}: a backend needs a kind, as in kind = "embedded".')
+        backends[name] = BackendSettings(kind=kind, options=_fill_in(options, env, origin=where))
+    if not backends:
+        raise ConfigError(f"{origin}: there must be a backend.")
+    return backends
+
+
+def _fill_in(options: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
+    """The options, with `NAME_env = "VARIABLE"` as NAME with the value of the variable: secrets stay out of files."""
+    filled: dict[str, Any] = {}
+    for name, value in options.items():
+        option = name.removesuffix("_env")
+        if option in filled or (option != name and option in options):
+            raise ConfigError(f"{origin}: give either {option} or {option}_env.")
+        filled[option] = value if option == name else _look_up(value, env, origin=f"{origin}.{name}")
+    return filled
+
+
+def _look_up(variable: Any, env: Mapping[str, str], *, origin: str) -> str:
+    value = env.get(variable) if isinstance(variable, str) else None
+    if not value:
+        # Whoever mistook the setting for the secret itself does not find it in the log.
+        shown = variable if isinstance(variable, str) and variable.isidentifier() and variable.isupper() else "it names"
+        raise ConfigError(f"{origin}: the environment variable {shown} is not set.")
+    return value
+
+
+def _named_variables(value: Any) -> Iterable[str]:
+    """The variables that a file points to, wherever in it: they are not settings, whatever they are called."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name.endswith("_env") and isinstance(inner, str):
+                yield inner
+            yield from _named_variables(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _named_variables(inner)
+
+
+def _check_names(names: Iterable[str], known: Collection[str], *, origin: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{origin}: unknown setting '{name}'. {_suggest(name, known)}")
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"Did you mean {matches[0]}?" if matches else f"There are {', '.join(sorted(known))}."
+
+
+def _default_data_dir(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_DATA_HOME", "")
+    # The XDG rules: a relative path is to be ignored.
+    return (Path(base) if Path(base).is_absolute() else _home(env) / ".local" / "share") / "antiphon"
+
+
+def _expand(text: str, env: Mapping[str, str]) -> Path:
+    first, *rest = Path(text).parts or (".",)
+    return (_home(env).joinpath(*rest) if first == "~" else Path(text)).absolute()
+
+
+def _home(env: Mapping[str, str]) -> Path:
+    home = env.get("HOME")
+    return Path(home) if home else Path.home()

@@ -1,0 +1,94 @@
+"""Rules for the items of a conversation: calls and their outputs belong together, parts say what they hold."""
+
+from collections.abc import Iterable, Sequence
+
+from antiphon.backends.base import Capabilities
+from antiphon.errors import InvalidRequest, UnsupportedParameter
+from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo
+from antiphon.protocol.hosted import (
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    ComputerCall,
+    ComputerCallOutput,
+    ShellCall,
+    ShellCallOutput,
+)
+from antiphon.protocol.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    ItemReference,
+    Message,
+)
+from antiphon.protocol.open import Unknown
+
+CALLS = FunctionCall | CustomToolCall | ComputerCall | ShellCall | ApplyPatchCall
+OUTPUTS = FunctionCallOutput | CustomToolCallOutput | ComputerCallOutput | ShellCallOutput | ApplyPatchCallOutput
+
+
+def drop_cut_calls(items: Iterable[Item | Unknown]) -> list[Item | Unknown]:
+    """Without calls that were cut off while being written: nobody can answer half a call."""
+    return [item for item in items if not (isinstance(item, CALLS) and item.status == "incomplete")]
+
+
+def check_pairs(items: Sequence[Item | Unknown]) -> None:
+    """Raise unless every output follows its call and every call has its output."""
+    owed: dict[str, str] = {}
+    answered: set[str] = set()
+    for item in items:
+        if isinstance(item, CALLS):
+            owed[item.call_id] = _noun(item)
+        elif isinstance(item, OUTPUTS) and item.call_id is not None:
+            if owed.pop(item.call_id, None) is None and item.call_id not in answered:
+                noun = _noun(item)
+                raise InvalidRequest(f"No tool call found for {noun} with call_id {item.call_id}.", param="input")
+            answered.add(item.call_id)
+    for call_id, noun in owed.items():
+        raise InvalidRequest(f"No tool output found for {noun} {call_id}.", param="input")
+
+
+def _noun(item: Item) -> str:
+    return item.type.replace("_", " ")
+
+
+def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
+    """Raise on new items that this server or this model cannot take, naming the place."""
+    for index, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            raise UnsupportedParameter(
+                "Item references are not supported by this server: send the item itself.", param=f"input[{index}]"
+            )
+        if isinstance(item, Message) and not isinstance(item.content, str):
+            _check_parts(item.content, capabilities, model, f"input[{index}].content")
+        elif isinstance(item, FunctionCallOutput | CustomToolCallOutput) and not isinstance(item.output, str):
+            _check_parts(item.output, capabilities, model, f"input[{index}].output")
+
+
+def _check_parts(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:
+    for index, part in enumerate(parts):
+        where = f"{path}[{index}]"
+        if isinstance(part, InputImage):
+            _require_one(part, ("image_url", "file_id"), where)
+        elif isinstance(part, InputFile):
+            _require_one(part, ("file_data", "file_url", "file_id"), where)
+        for kind, capability, noun in _MEDIA:
+            if isinstance(part, kind) and not getattr(capabilities, capability):
+                raise UnsupportedParameter(f"The model '{model}' cannot read {noun}.", param=where)
+
+
+_MEDIA = (
+    (InputImage, "images", "images"),
+    (InputFile, "files", "files"),
+    (InputAudio, "audio", "audio"),
+    (InputVideo, "video", "video"),
+)
+
+
+def _require_one(part: InputImage | InputFile, names: tuple[str, ...], path: str) -> None:
+    given = [name for name in names if getattr(part, name) is not None]
+    if len(given) != 1:
+        choices = " or ".join(f"'{name}'" for name in names)
+        found = "none" if not given else " and ".join(f"'{name}'" for name in given)
+        raise InvalidRequest(f"Exactly one of {choices} is required, not {found}.", param=path, code="invalid_value")

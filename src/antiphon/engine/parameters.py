@@ -1,0 +1,67 @@
+"""Which parameters a turn may use: what nobody here can do is refused by name, before the model is asked."""
+
+from collections.abc import Callable
+
+from antiphon.backends.base import Capabilities
+from antiphon.errors import InvalidRequest, MissingParameter, UnsupportedParameter
+from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+
+# Parameters this server does not implement: any value but null (or what `_harmless` lists) is refused.
+UNIMPLEMENTED = (
+    "background",
+    "conversation",
+    "prompt",
+    "context_management",
+    "moderation",
+    "image",
+    "access_programs",
+    "generate",
+    "stream_id",
+)
+_harmless: dict[str, object] = {"background": False, "generate": True, "context_management": []}
+
+
+def check_parameters(request: CreateRequest) -> None:
+    """Raise if the request is incomplete, contradicts itself, or asks for what this server does not implement."""
+    if not request.model:
+        raise MissingParameter("Missing required parameter: 'model'.", param="model")
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise InvalidRequest(
+            "'previous_response_id' and 'conversation' exclude each other.",
+            param="previous_response_id",
+            code="mutually_exclusive_parameters",
+        )
+    for name in UNIMPLEMENTED:
+        value = getattr(request, name)
+        if value is not None and value != _harmless.get(name):
+            raise UnsupportedParameter(f"'{name}' is not supported by this server.", param=name)
+    if request.input is None and not request.instructions:
+        raise MissingParameter("Either 'input' or 'instructions' is required.", param="input")
+    text_format = request.text.format if request.text is not None else None
+    if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
+        raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
+
+
+def check_capabilities(request: CreateRequest, capabilities: Capabilities, model: str) -> list[str]:
+    """Raise on what this model's backend cannot do. Returns warnings for hints that have no effect on it."""
+    for param, asked, capability in _DEMANDS:
+        if not getattr(capabilities, capability) and asked(request):
+            raise UnsupportedParameter(f"The model '{model}' does not support '{param}'.", param=param)
+    if request.reasoning is not None and not capabilities.reasoning:
+        # Some clients send `reasoning` with every request, whatever the model: it must not stop them.
+        return ["reasoning: the model does not reason"]
+    return []
+
+
+def _format_kind(request: CreateRequest) -> type | None:
+    return type(request.text.format) if request.text is not None else None
+
+
+_DEMANDS: tuple[tuple[str, Callable[[CreateRequest], bool], str], ...] = (
+    ("text.format", lambda request: _format_kind(request) in (JsonSchemaFormat, JsonObjectFormat), "json_schema"),
+    ("tools", lambda request: bool(request.tools), "tools"),
+    ("top_logprobs", lambda request: bool(request.top_logprobs), "logprobs"),
+    ("include", lambda request: "message.output_text.logprobs" in (request.include or ()), "logprobs"),
+    ("presence_penalty", lambda request: bool(request.presence_penalty), "penalties"),
+    ("frequency_penalty", lambda request: bool(request.frequency_penalty), "penalties"),
+)

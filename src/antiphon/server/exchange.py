@@ -1,0 +1,136 @@
+"""One request and its answer, over plain ASGI, and what the access log will say of them."""
+
+import secrets
+import string
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from antiphon.errors import AntiphonError
+from antiphon.protocol import codec
+from antiphon.server.failure import describe
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_JSON = (b"content-type", b"application/json")
+_EVENT_STREAM = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_ID_CHARACTERS = (string.ascii_letters + string.digits + "-_.:/+=").encode()
+_LONGEST_ID = 128
+_LONGEST_WARNING = 1024
+
+
+class ClientGone(Exception):
+    """The client went away: there is nobody left to answer."""
+
+
+class Exchange:
+    """What came in, and a way to answer it once: whole with `answer`, or piece by piece with `write` and `finish`."""
+
+    __slots__ = (
+        "_send",
+        "began",
+        "error_code",
+        "extra_headers",
+        "headers",
+        "id",
+        "method",
+        "model",
+        "param",
+        "path",
+        "project",
+        "query",
+        "receive",
+        "response_id",
+        "sent",
+        "status",
+        "stream",
+        "warnings",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.began = time.perf_counter()
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.receive = receive
+        self._send = send
+        self.id = _take_id(self.headers) or f"req_{secrets.token_hex(16)}"
+        self.extra_headers: list[tuple[bytes, bytes]] = []
+        self.param = ""
+        self.project: str | None = None
+        self.model: str | None = None
+        self.response_id: str | None = None
+        self.stream = False
+        self.warnings: list[str] = []
+        self.error_code: str | None = None
+        self.status = 0
+        self.sent = 0
+
+    @property
+    def milliseconds(self) -> float:
+        return (time.perf_counter() - self.began) * 1000
+
+    async def answer_with(self, value: Any) -> None:
+        """Answer 200 with a wire object."""
+        await self.answer(200, codec.encode(value))
+
+    async def answer_error(self, error: AntiphonError) -> None:
+        self.error_code = error.code or error.type
+        await self.answer(error.status, describe(error))
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Answer with JSON, or with nothing at all when the body is empty."""
+        headers = self._headers()
+        if body:
+            headers += (_JSON, (b"content-length", b"%d" % len(body)))
+        await self._start(status, headers)
+        # A HEAD request is told how long the body would be.
+        await self._send_body(b"" if self.method == "HEAD" else body, more=False)
+
+    async def write(self, chunk: bytes) -> None:
+        """Send a part of an event stream: one call, one write to the socket. Waits while the client reads slowly."""
+        if not self.status:
+            await self._start(200, [*self._headers(), *_EVENT_STREAM])
+        await self._send_body(chunk, more=True)
+
+    async def finish(self, chunk: bytes) -> None:
+        """Send the last part of an event stream."""
+        if not self.status:
+            await self._start(200, [*self._headers(), *_EVENT_STREAM])
+        await self._send_body(chunk, more=False)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _send_body(self, chunk: bytes, *, more: bool) -> None:
+        self.sent += len(chunk)
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [
+            (b"x-request-id", self.id.encode()),
+            (b"openai-processing-ms", b"%d" % self.milliseconds),
+            *self.extra_headers,
+        ]
+        if self.warnings:
+            # Warnings repeat names that the client chose: whatever is not plain ASCII is escaped.
+            text = "; ".join(self.warnings)[:_LONGEST_WARNING].encode("unicode_escape")
+            headers.append((b"x-antiphon-warnings", text[:_LONGEST_WARNING]))
+        return headers
+
+
+def _take_id(headers: dict[bytes, bytes]) -> str | None:
+    """The client's own request id, if it is one that can go into a header and a log unchanged."""
+    sent = headers.get(b"x-client-request-id") or headers.get(b"x-request-id")
+    if not sent or len(sent) > _LONGEST_ID or sent.translate(None, _ID_CHARACTERS):
+        return None
+    return sent.decode()

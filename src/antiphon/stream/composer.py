@@ -1,0 +1,240 @@
+"""From deltas to events: the machine that gives a model's words their ids, indexes, numbers and order.
+
+It has no clock, no randomness and no IO: `new_id` and `now` are handed in. `start` tells that the response exists,
+`compose` turns each batch of deltas into events, and `Finish` or `Failure` ends it with exactly one terminal event.
+
+What is open follows one rule: at most one item *speaks* (a message or reasoning), and any number of calls are under way,
+because backends interleave calls and only the end says that a call is whole. Whatever starts closes the item that spoke.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from antiphon.protocol import events
+from antiphon.protocol.events import Event
+from antiphon.protocol.items import OutputItem
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
+from antiphon.stream import deltas
+from antiphon.stream.deltas import Delta
+from antiphon.stream.drafts import CallDraft, CustomCallDraft, Ending, MessageDraft, ReasoningDraft
+
+S = TypeVar("S", MessageDraft, ReasoningDraft)
+
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class IllegalDelta(Exception):
+    """A backend broke the rules of its vocabulary. `told` holds the events of the deltas before the bad one."""
+
+    def __init__(self, message: str, told: list[Event | Unknown]) -> None:
+        super().__init__(message)
+        self.told = told
+
+
+class Composer:
+    """Composes one response. `response` is what it is now; after the end, what it came to."""
+
+    def __init__(self, response: Response, *, new_id: Callable[[str], str], now: Callable[[], int]) -> None:
+        self.response = response
+        self.finished = False
+        self._new_id = new_id
+        self._now = now
+        self._numbers = itertools.count()
+        self._output: list[OutputItem | Unknown | None] = []
+        self._speaking: MessageDraft | ReasoningDraft | None = None
+        self._calls: dict[int | str, CallDraft] = {}
+        self._unnamed: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
+        self._usage: Usage | None = None
+
+    def start(self) -> list[Event]:
+        return [
+            events.Created(next(self._numbers), self.response),
+            events.InProgress(next(self._numbers), self.response),
+        ]
+
+    def compose(self, batch: Iterable[Delta]) -> list[Event | Unknown]:
+        """The events that tell these deltas, in order."""
+        told: list[Event | Unknown] = []
+        for delta in batch:
+            if self.finished:
+                raise IllegalDelta(f"{type(delta).__name__} after the end of the turn", told)
+            try:
+                told += self._HANDLERS[type(delta)](self, delta)
+            except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+                raise IllegalDelta(f"{type(delta).__name__}: {error}", told) from error
+        return told
+
+    def retract(self, told: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
+        """These events end with a terminal one that was not sent and does not hold: tell the failure in its place."""
+        *kept, terminal = told
+        assert isinstance(terminal, events.Lifecycle)
+        self._numbers = itertools.count(terminal.sequence_number)
+        return [*kept, *self._failure(failure)]
+
+    # What speaks
+
+    def _speak(self, draft_type: type[S]) -> tuple[S, list[Event]]:
+        if isinstance(self._speaking, draft_type):
+            return self._speaking, []
+        told = self._fall_silent()
+        draft = draft_type(self._new_id(draft_type.prefix), self._reserve(), self._numbers)
+        self._speaking = draft
+        return draft, told + draft.announce()
+
+    def _fall_silent(self, ending: Ending = "completed") -> list[Event]:
+        draft, self._speaking = self._speaking, None
+        return [] if draft is None else self._close(draft, ending)
+
+    def _text(self, delta: deltas.Text) -> list[Event]:
+        if not delta.text and not delta.logprobs:  # chat models open with an empty piece of text
+            return []
+        draft, told = self._speak(MessageDraft)
+        return told + draft.write_text(delta)
+
+    def _refusal(self, delta: deltas.Refusal) -> list[Event]:
+        if not delta.text:
+            return []
+        draft, told = self._speak(MessageDraft)
+        return told + draft.write_refusal(delta)
+
+    def _annotate(self, delta: deltas.Annotate) -> list[Event]:
+        draft, told = self._speak(MessageDraft)
+        return told + draft.annotate(delta)
+
+    def _reasoning(self, delta: deltas.Reasoning) -> list[Event]:
+        if not delta.text:
+            return []
+        draft, told = self._speak(ReasoningDraft)
+        return told + draft.write_text(delta)
+
+    def _reasoning_summary(self, delta: deltas.ReasoningSummary) -> list[Event]:
+        draft, told = self._speak(ReasoningDraft)
+        return told + draft.write_summary(delta)
+
+    def _reasoning_seal(self, delta: deltas.ReasoningSeal) -> list[Event]:
+        draft, told = self._speak(ReasoningDraft)
+        return told + draft.seal(delta)
+
+    # Calls and whole items
+
+    def _tool_call(self, delta: deltas.ToolCall) -> list[Event]:
+        return self._call(delta, delta.arguments, CallDraft)
+
+    def _custom_tool_call(self, delta: deltas.CustomToolCall) -> list[Event]:
+        return self._call(delta, delta.input, CustomCallDraft)
+
+    def _call(
+        self, delta: deltas.ToolCall | deltas.CustomToolCall, fragment: str, draft_type: type[CallDraft]
+    ) -> list[Event]:
+        draft = self._calls.get(delta.key)
+        if draft is not None:
+            return draft.write(fragment)
+        held = self._unnamed.setdefault(delta.key, [])
+        held.append(delta)
+        if not delta.name:  # an item is announced with its name; until that is known, its fragments wait
+            return []
+        del self._unnamed[delta.key]
+        told = self._fall_silent()
+        draft = self._calls[delta.key] = draft_type(
+            self._new_id(draft_type.prefix),
+            self._reserve(),
+            self._numbers,
+            call_id=next((each.call_id for each in held if each.call_id), None) or self._new_id("call"),
+            name=delta.name,
+            namespace=delta.namespace,
+        )
+        told += draft.announce()
+        for each in held:
+            told += draft.write(each.arguments if isinstance(each, deltas.ToolCall) else each.input)
+        return told
+
+    def _whole_item(self, delta: deltas.WholeItem) -> list[Event]:
+        told = self._fall_silent()
+        index = self._reserve()
+        item = delta.item
+        if item.id is None and not isinstance(item, Unknown):
+            item = msgspec.structs.replace(item, id=self._new_id("item"))
+        self._output[index] = item
+        told.append(events.OutputItemAdded(next(self._numbers), index, item))
+        told.append(events.OutputItemDone(next(self._numbers), index, item))
+        return told
+
+    def _passthrough(self, delta: deltas.Passthrough) -> list[Unknown]:
+        fields = msgspec.json.decode(delta.event.raw, type=dict[str, msgspec.Raw])
+        fields["sequence_number"] = msgspec.Raw(str(next(self._numbers)).encode())
+        return [Unknown(msgspec.json.encode(fields))]
+
+    # The end
+
+    def abandon(self) -> None:
+        """Nobody listens any more: the response is cancelled with what it has. There is no event for that."""
+        self._close_all("incomplete")
+        self._end(events.Incomplete, status="cancelled")
+
+    def _tokens(self, delta: deltas.Tokens) -> list[Event]:
+        self._usage = delta.usage
+        return []
+
+    def _finish(self, delta: deltas.Finish) -> list[Event]:
+        if self._unnamed:
+            return self._failure(deltas.Failure("The model called a tool without naming it.", "model_error"))
+        if delta.reason == "stop":
+            told = self._close_all("completed")
+            return [*told, self._end(events.Completed, status="completed", completed_at=self._now())]
+        told = self._close_all("incomplete")
+        details = IncompleteDetails(INCOMPLETE_REASONS[delta.reason])
+        return [*told, self._end(events.Incomplete, status="incomplete", incomplete_details=details)]
+
+    def _failure(self, delta: deltas.Failure) -> list[Event]:
+        told = self._close_all("incomplete")
+        self._unnamed = {}
+        payload = events.ErrorPayload(delta.type, delta.code, delta.message, delta.param)
+        told.append(events.Error(next(self._numbers), payload))
+        error = ResponseError(delta.code, delta.message)
+        return [*told, self._end(events.Failed, status="failed", completed_at=None, error=error)]
+
+    def _end(self, event_type: type[events.Lifecycle], **outcome: Any) -> Event:
+        self.finished = True
+        output = [item for item in self._output if item is not None]
+        self.response = msgspec.structs.replace(self.response, output=output, usage=self._usage, **outcome)
+        return event_type(next(self._numbers), self.response)
+
+    def _close_all(self, ending: Ending) -> list[Event]:
+        """Close what is open. Only the last item can be the one that was cut off."""
+        drafts = sorted([*self._calls.values(), *self._speakers()], key=lambda draft: draft.output_index)
+        told: list[Event] = []
+        for draft in drafts:
+            told += self._close(draft, ending if draft.output_index == len(self._output) - 1 else "completed")
+        self._speaking, self._calls = None, {}
+        return told
+
+    def _speakers(self) -> Sequence[MessageDraft | ReasoningDraft]:
+        return () if self._speaking is None else (self._speaking,)
+
+    def _close(self, draft: MessageDraft | ReasoningDraft | CallDraft, ending: Ending) -> list[Event]:
+        told, self._output[draft.output_index] = draft.close(ending)
+        return told
+
+    def _reserve(self) -> int:
+        self._output.append(None)
+        return len(self._output) - 1
+
+    _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Event | Unknown]]]] = {
+        deltas.Text: _text,
+        deltas.Refusal: _refusal,
+        deltas.Annotate: _annotate,
+        deltas.Reasoning: _reasoning,
+        deltas.ReasoningSummary: _reasoning_summary,
+        deltas.ReasoningSeal: _reasoning_seal,
+        deltas.ToolCall: _tool_call,
+        deltas.CustomToolCall: _custom_tool_call,
+        deltas.WholeItem: _whole_item,
+        deltas.Passthrough: _passthrough,
+        deltas.Tokens: _tokens,
+        deltas.Finish: _finish,
+        deltas.Failure: _failure,
+    }

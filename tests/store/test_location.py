@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import ConfigError
+from antiphon.store.location import locate_store
+from antiphon.store.memory import MemoryStore
+from antiphon.store.sqlite import SqliteStore
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///store.db", "store.db"),
+        ("sqlite:///data/my store.db", "data/my store.db"),
+        ("sqlite:////var/lib/store.db", "/var/lib/store.db"),
+    ],
+)
+def test_three_slashes_are_relative_and_four_absolute(url: str, path: str) -> None:
+    store = locate_store(url)
+    assert isinstance(store, SqliteStore)
+    assert store.path == Path(path)
+
+
+def test_memory_is_a_memory_store() -> None:
+    assert isinstance(locate_store("memory:"), MemoryStore)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"),
+        ("store.db", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"),
+        ("redis://:secret@host", "no 'redis' store. There are sqlite:///relative/path.db, .* or memory:"),
+        ("postgresql://me:secret@host/db", "PostgreSQL store comes later"),
+        ("postgres://me:secret@host/db", "PostgreSQL store comes later"),
+        ("memory:x", "takes nothing after its colon"),
+        ("sqlite:", "three slashes and a path"),
+        ("sqlite:store.db", "three slashes and a path"),
+        ("sqlite://store.db", "three slashes and a path"),
+        ("sqlite:///", "three slashes and a path"),
+        ("sqlite:///:memory:", "write memory:"),
+        ("sqlite:///store.db?mode=ro", "takes no options"),
+        ("sqlite:///store.db#x", "takes no options"),
+        ("sqlite:///~/store.db", "write the whole path"),
+    ],
+)
+def test_any_other_url_is_refused_with_what_to_write_instead(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refusal:
+        locate_store(url)
+    assert "secret" not in str(refusal.value)

@@ -1,0 +1,54 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.errors import ServerError
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Response
+from antiphon.store.base import StoredResponse
+from antiphon.store.record import LinkRecord, pack, unpack, walk
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+unknown_items = st.builds(
+    lambda fields, indent, ascii_only: Unknown(
+        json.dumps({**fields, "type": "hologram_call"}, indent=indent, ensure_ascii=ascii_only).encode(
+            errors="backslashreplace"
+        )
+    ),
+    st.dictionaries(st.text(alphabet="abc", min_size=1), json_values, max_size=3),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(unknown_items, max_size=4), st.lists(unknown_items, max_size=4))
+def test_a_record_holds_unknown_items_byte_for_byte(asked: list[Unknown], answered: list[Unknown]) -> None:
+    stored = StoredResponse(
+        response=Response(id="resp_1", created_at=1, model="m", output=list(answered)), input=list(asked)
+    )
+    record = pack(stored)
+    assert unpack(record.id, record.input, record.output, record.body) == stored
+
+
+def test_a_record_holds_nothing_twice() -> None:
+    output = [Unknown(b'{"type":"hologram_call"}')]
+    record = pack(StoredResponse(response=Response(id="resp_1", created_at=1, model="m", output=output), input=[]))
+    assert (record.input, record.output) == (b"[]", b'[{"type":"hologram_call"}]')
+    assert b"hologram_call" not in record.body
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[{}]", b'"text"'])
+def test_a_damaged_record_is_the_servers_fault(damage: bytes) -> None:
+    body = pack(StoredResponse(response=Response(id="resp_1", created_at=1, model="m"), input=[])).body
+    for pieces in ((damage, b"[]", body), (b"[]", damage, body), (b"[]", b"[]", damage)):
+        with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
+            unpack("resp_1", *pieces)
+    with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
+        walk("resp_1", {"resp_1": LinkRecord(None, b"[]", damage)}.get)

@@ -1,0 +1,52 @@
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import ConfigError
+from antiphon.store.schema import Migration, migrate, read_migrations
+
+FIRST = Migration(1, "001_a.sql", "-- A comment; with a semicolon.\nCREATE TABLE a (x TEXT DEFAULT ';');\n")
+SECOND = Migration(2, "002_b.sql", "CREATE TABLE b (y);\nINSERT INTO b VALUES (1);\nINSERT INTO b VALUES (2)")
+BROKEN = Migration(3, "003_c.sql", "CREATE TABLE c (z);\nINSERT INTO nowhere VALUES (1);\n")
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+        yield connection
+
+
+def read_state(connection: sqlite3.Connection) -> tuple[int, list[str]]:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version, [name for (name,) in connection.execute("SELECT name FROM sqlite_master ORDER BY name")]
+
+
+def test_migrations_are_numbered_from_one_without_gaps() -> None:
+    migrations = read_migrations()
+    assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
+
+
+def test_migrations_run_in_order_and_each_of_them_once(connection: sqlite3.Connection) -> None:
+    migrate(connection, [FIRST], path="store.db")
+    assert read_state(connection) == (1, ["a"])
+    migrate(connection, [FIRST, SECOND], path="store.db")
+    migrate(connection, [FIRST, SECOND], path="store.db")
+    assert read_state(connection) == (2, ["a", "b"])
+    assert connection.execute("SELECT y FROM b").fetchall() == [(1,), (2,)]
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(connection: sqlite3.Connection) -> None:
+    migrate(connection, [FIRST], path="store.db")
+    with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+        migrate(connection, [FIRST, SECOND, BROKEN], path="store.db")
+    assert read_state(connection) == (1, ["a"])
+
+
+def test_a_file_newer_than_the_code_is_refused(connection: sqlite3.Connection) -> None:
+    migrate(connection, [FIRST, SECOND], path="store.db")
+    with pytest.raises(ConfigError, match=r"store\.db has schema version 2; .* none above 1\."):
+        migrate(connection, [FIRST], path="store.db")
+    assert read_state(connection) == (2, ["a", "b"])

@@ -1,0 +1,241 @@
+"""What the SQLite store promises beyond test_base.py: the file, other processes, and crashes."""
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import ConfigError, ServerError
+from antiphon.store.base import StoredResponse
+from antiphon.store.sqlite import CHAIN, DELETE, LOAD, SAVE, SqliteStore, connect
+
+MakeStored = Callable[..., StoredResponse]
+
+CHILD = Path(__file__).with_name("child.py")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def read_ids(path: Path) -> set[str]:
+    with connected(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return {response_id for (response_id,) in connection.execute("SELECT id FROM responses")}
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def test_what_was_saved_is_there_after_reopening(path: Path, store: SqliteStore, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"))
+    await store.close()
+    again = SqliteStore(path)
+    await again.open()
+    assert await again.load("p", "resp_1") == make_stored("resp_1")
+    await again.close()
+
+
+def test_every_acknowledged_response_survives_kill_minus_nine(path: Path) -> None:
+    with start("save_for_ever", path) as child:
+        assert child.stdout is not None
+        acknowledged = {child.stdout.readline().strip() for _ in range(300)}
+        child.kill()
+        rest = child.stdout.read().split("\n")
+        acknowledged.update(rest[:-1])  # the last line may be cut off
+    assert len(acknowledged) >= 300
+    assert acknowledged - read_ids(path) == set()
+
+
+def test_two_processes_write_one_file_and_nothing_is_lost(path: Path) -> None:
+    with start("save_many", path, "a", 20, 40) as first, start("save_many", path, "b", 20, 40) as second:
+        outcomes = [child.communicate(timeout=60)[1] for child in (first, second)]
+    assert outcomes == ["", ""]
+    expected = {f"resp_{name}_{turn}_{number}" for name in "ab" for turn in range(20) for number in range(40)}
+    assert read_ids(path) == expected
+
+
+async def test_stores_that_meet_over_a_new_file_all_open(tmp_path: Path, make_stored: MakeStored) -> None:
+    for turn in range(10):
+        stores = [SqliteStore(tmp_path / f"{turn}.db") for _ in range(6)]
+        await asyncio.gather(*(store.open() for store in stores))
+        await asyncio.gather(*(store.save("p", make_stored(f"resp_{n}")) for n, store in enumerate(stores)))
+        loaded = await asyncio.gather(*(store.load("p", f"resp_{n}") for n, store in enumerate(reversed(stores))))
+        assert loaded == [make_stored(f"resp_{n}") for n in range(6)]
+        await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_opening_waits_for_a_process_that_is_still_making_the_file(path: Path) -> None:
+    store = SqliteStore(path)
+    with connected(path) as other:
+        other.execute("CREATE TABLE something (x)")
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.ensure_future(store.open())
+        done, _ = await asyncio.wait({opening}, timeout=0.1)
+        assert done == set()
+        other.execute("COMMIT")
+        await opening
+    await store.close()
+
+
+def test_a_full_disk_reaches_everyone_it_concerns_and_nobody_later(path: Path) -> None:
+    with start("fill_the_disk", path) as child:
+        printed, complaints = child.communicate(timeout=60)
+    assert complaints == ""
+    outcomes = dict(line.split(" ") for line in printed.splitlines())
+    kept = {response_id for response_id, outcome in outcomes.items() if outcome == "None"}
+    assert outcomes == {f"resp_{n}": "None" if f"resp_{n}" in kept else "failed" for n in range(100)}
+    assert len(kept) < 100
+    assert read_ids(path) == kept | {"resp_after"}
+
+
+async def test_a_statement_that_fails_leaves_its_batch_alone(store: SqliteStore, make_stored: MakeStored) -> None:
+    saves = [store.save("p", make_stored(f"resp_{number}")) for number in range(20)]
+    saves.insert(10, store.save("\ud800", make_stored("resp_bad")))  # not Unicode: SQLite cannot bind it
+    outcomes = await asyncio.gather(*saves, return_exceptions=True)
+    assert isinstance(outcomes.pop(10), ServerError)
+    assert outcomes == [None] * 20
+    assert read_ids(store.path) == {f"resp_{number}" for number in range(20)}
+
+
+async def test_reading_does_not_wait_for_a_write_that_waits(store: SqliteStore, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"))
+    with connected(store.path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        saving = asyncio.ensure_future(store.save("p", make_stored("resp_2")))
+        assert await store.load("p", "resp_1") == make_stored("resp_1")
+        assert not saving.done()
+        other.execute("COMMIT")
+    await saving
+    assert await store.load("p", "resp_2") == make_stored("resp_2")
+
+
+async def test_close_finishes_what_is_queued(path: Path, store: SqliteStore, make_stored: MakeStored) -> None:
+    saves = [asyncio.ensure_future(store.save("p", make_stored(f"resp_{number}"))) for number in range(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert await asyncio.gather(*saves) == [None] * 50
+    assert read_ids(path) == {f"resp_{number}" for number in range(50)}
+
+
+async def test_a_cancelled_save_is_kept_once_it_was_queued(store: SqliteStore, make_stored: MakeStored) -> None:
+    saving = asyncio.ensure_future(store.save("p", make_stored("resp_1")))
+    await asyncio.sleep(0)
+    saving.cancel()
+    await store.close()
+    assert read_ids(store.path) == {"resp_1"}
+
+
+def test_a_process_that_forgets_to_close_still_ends(path: Path) -> None:
+    program = (
+        "import asyncio, pathlib, sys\n"
+        "from antiphon.store.sqlite import SqliteStore\n"
+        "asyncio.run(SqliteStore(pathlib.Path(sys.argv[1])).open())"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
+
+
+async def test_a_row_damaged_from_outside_is_the_servers_fault(store: SqliteStore, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"))
+    with connected(store.path) as other:
+        other.execute("UPDATE responses SET output = x'00'")
+    for question in (store.load("p", "resp_1"), store.chain("p", "resp_1")):
+        with pytest.raises(ServerError, match="resp_1 cannot be read"):
+            await question
+
+
+def read_mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def walk_folder(path: Path) -> list[Path]:
+    return [path, *path.rglob("*")]
+
+
+async def test_folders_and_files_are_for_their_owner_alone(tmp_path: Path, make_stored: MakeStored) -> None:
+    before, tmp_mode = os.umask(0), read_mode(tmp_path)
+    store = SqliteStore(tmp_path / "new" / "folder" / "store.db")
+    try:
+        await store.open()
+        await store.save("p", make_stored("resp_1"))
+        modes = {path.name: read_mode(path) for path in walk_folder(tmp_path)}
+    finally:
+        os.umask(before)
+        await store.close()
+    assert modes == {
+        tmp_path.name: tmp_mode,
+        "new": 0o700,
+        "folder": 0o700,
+        "store.db": 0o600,
+        "store.db-wal": 0o600,
+        "store.db-shm": 0o600,
+    }
+
+
+def make_junk(path: Path) -> None:
+    path.write_bytes(b"This is not a database. " * 1000)
+
+
+def make_file_of_parent(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.touch()
+
+
+@pytest.mark.parametrize("obstruct", [make_junk, Path.mkdir, make_file_of_parent])
+async def test_a_path_that_cannot_be_a_store_is_named(tmp_path: Path, obstruct: Callable[[Path], None]) -> None:
+    path = tmp_path / "folder" / "store.db"
+    path.parent.mkdir()
+    obstruct(path)
+    with pytest.raises(ConfigError, match=f"The store {path} cannot be opened: "):
+        await SqliteStore(path).open()
+
+
+async def test_a_file_from_a_newer_version_is_refused(path: Path) -> None:
+    with connected(path) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    with pytest.raises(ConfigError, match=f"{path} has schema version 999"):
+        await SqliteStore(path).open()
+
+
+def test_a_commit_is_on_disk_before_it_is_acknowledged(path: Path) -> None:
+    with closing(connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+
+
+@pytest.mark.parametrize("statement", [SAVE, LOAD, DELETE, CHAIN])
+async def test_every_statement_finds_its_rows_by_index(store: SqliteStore, statement: str) -> None:
+    with connected(store.path) as other:
+        parameters = [None] * statement.count("?")
+        plan = [row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+    # The walk of a chain reads through the rows it has found itself, and nothing else.
+    assert [step for step in plan if step.startswith("SCAN") and step != "SCAN walked"] == []
+    assert [step for step in plan if "TEMP B-TREE" in step or "AUTOMATIC" in step] == []

@@ -1,0 +1,329 @@
+"""The composer: fixed examples of its order, and laws over any sequence of deltas."""
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.protocol import codec, content, events, items
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Response, Usage
+from antiphon.stream import deltas as d
+from antiphon.stream.composer import Composer, IllegalDelta
+from antiphon.stream.fold import fold
+
+
+def new_composer() -> Composer:
+    serial = itertools.count(1)
+    return Composer(
+        Response(id="resp_1", created_at=1, model="m"), new_id=lambda prefix: f"{prefix}_{next(serial)}", now=lambda: 9
+    )
+
+
+def compose(*batch: d.Delta) -> list[Event | Unknown]:
+    composer = new_composer()
+    return [*composer.start(), *composer.compose(batch)]
+
+
+def told(*batch: d.Delta) -> list[str]:
+    return [event.type.removeprefix("response.") for event in compose(*batch)]
+
+
+def final(*batch: d.Delta) -> Response:
+    last = compose(*batch)[-1]
+    assert isinstance(last, events.Lifecycle)
+    return last.response
+
+
+TEXT = ["output_item.added", "content_part.added", "output_text.delta"]
+TEXT_END = ["output_text.done", "content_part.done", "output_item.done"]
+
+
+def test_text_is_told_as_one_message_with_one_part() -> None:
+    assert told(d.Text("Hel"), d.Text("lo"), d.Finish()) == [
+        "created",
+        "in_progress",
+        *TEXT,
+        "output_text.delta",
+        *TEXT_END,
+        "completed",
+    ]
+    assert final(d.Text("Hel"), d.Text("lo"), d.Finish()) == Response(
+        id="resp_1",
+        created_at=1,
+        completed_at=9,
+        model="m",
+        status="completed",
+        output=[items.Message("assistant", [content.OutputText("Hello")], "msg_1", "completed")],
+    )
+
+
+def test_a_call_closes_the_message_before_it() -> None:
+    assert told(d.Text("a"), d.ToolCall(0, "{}", "f", "call_9"), d.Finish()) == [
+        "created",
+        "in_progress",
+        *TEXT,
+        *TEXT_END,
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+
+
+def test_interleaved_calls_stay_apart() -> None:
+    response = final(
+        d.ToolCall("a", '{"x":', "f", "call_a"),
+        d.ToolCall("b", "[", "g", "call_b"),
+        d.ToolCall("a", "1}"),
+        d.ToolCall("b", "]"),
+        d.Finish(),
+    )
+    assert response.output == [
+        items.FunctionCall("call_a", "f", '{"x":1}', "fc_1", "completed"),
+        items.FunctionCall("call_b", "g", "[]", "fc_2", "completed"),
+    ]
+
+
+def test_arguments_that_come_before_the_name_wait_for_it() -> None:
+    stream = compose(d.ToolCall(0, '{"x"'), d.ToolCall(0, ":1}", "f", "call_1"), d.Finish())
+    assert stream[2] == events.OutputItemAdded(2, 0, items.FunctionCall("call_1", "f", "", "fc_1", "in_progress"))
+    assert fold(stream).output == [items.FunctionCall("call_1", "f", '{"x":1}', "fc_1", "completed")]
+
+
+def test_a_call_that_never_gets_a_name_fails_the_response() -> None:
+    response = final(d.ToolCall(0, "{}"), d.Finish())
+    assert (response.status, response.error) == (
+        "failed",
+        codec.decode_response(codec.encode(response)).error,
+    )
+    assert response.error is not None and response.error.code == "model_error"
+
+
+def test_a_call_without_an_id_gets_one() -> None:
+    (call,) = final(d.ToolCall(0, "{}", "f"), d.Finish()).output
+    assert call == items.FunctionCall("call_2", "f", "{}", "fc_1", "completed")
+
+
+def test_text_after_a_call_is_a_second_message() -> None:
+    response = final(d.Text("a"), d.ToolCall(0, "{}", "f", "c"), d.Text("b"), d.ToolCall(0, " "), d.Finish())
+    assert [(item.type, item.id) for item in response.output] == [
+        ("message", "msg_1"),
+        ("function_call", "fc_2"),
+        ("message", "msg_3"),
+    ]
+    assert response.output[1] == items.FunctionCall("c", "f", "{} ", "fc_2", "completed")
+
+
+def test_custom_calls_carry_free_text() -> None:
+    stream = compose(d.CustomToolCall(0, "*** Begin", "apply_patch", "c"), d.CustomToolCall(0, " Patch"), d.Finish())
+    assert [event.type.removeprefix("response.") for event in stream[3:-1]] == [
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert fold(stream).output == [items.CustomToolCall("c", "apply_patch", "*** Begin Patch", "ctc_1", "completed")]
+
+
+def test_reasoning_is_told_before_the_answer_with_its_summaries() -> None:
+    batch = (
+        d.Reasoning("hm"),
+        d.ReasoningSummary("first", 0),
+        d.ReasoningSummary("second", 1),
+        d.ReasoningSeal("sealed"),
+        d.Text("answer"),
+        d.Finish(),
+    )
+    assert told(*batch)[2:-7] == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+    assert final(*batch).output[0] == items.Reasoning(
+        [content.SummaryText("first"), content.SummaryText("second")],
+        "rs_1",
+        [content.ReasoningText("hm")],
+        "sealed",
+        "completed",
+    )
+
+
+def test_a_refusal_is_a_part_of_its_own() -> None:
+    (message,) = final(d.Text("I "), d.Refusal("won't"), d.Finish()).output
+    assert message == items.Message(
+        "assistant", [content.OutputText("I "), content.Refusal("won't")], "msg_1", "completed"
+    )
+
+
+def test_annotations_and_logprobs_end_up_on_their_part() -> None:
+    citation = content.UrlCitation("https://a.example", "A", 0, 2)
+    logprob = content.LogProb("hi", -0.5)
+    (message,) = final(d.Text("hi", (logprob,)), d.Annotate(citation), d.Finish()).output
+    assert message == items.Message(
+        "assistant", [content.OutputText("hi", [citation], [logprob])], "msg_1", "completed"
+    )
+
+
+def test_running_out_of_tokens_leaves_the_last_item_incomplete() -> None:
+    response = final(d.Text("a"), d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, '{"x', "g", "e"), d.Finish("length"))
+    assert [getattr(item, "status", None) for item in response.output] == ["completed", "completed", "incomplete"]
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.completed_at is None
+
+
+def test_a_filtered_answer_is_incomplete() -> None:
+    response = final(d.Text("a"), d.Finish("content_filter"))
+    assert response.incomplete_details is not None and response.incomplete_details.reason == "content_filter"
+
+
+def test_a_failure_is_an_error_then_a_failed_response() -> None:
+    stream = compose(d.Text("a"), d.Failure("it broke", "overloaded", "server_error"))
+    assert [event.type for event in stream[-3:]] == ["response.output_item.done", "error", "response.failed"]
+    assert stream[-2] == events.Error(8, events.ErrorPayload("server_error", "overloaded", "it broke", None))
+    assert fold(stream).status == "failed"
+
+
+def test_a_whole_item_is_added_and_done_at_once() -> None:
+    unknown = Unknown(b'{"type":"acme:thing","id":"x_1" , "n":1.0}')
+    stream = compose(d.WholeItem(unknown), d.Finish())
+    assert stream[2:4] == [events.OutputItemAdded(2, 0, unknown), events.OutputItemDone(3, 0, unknown)]
+    assert fold(stream).output == [unknown]
+
+
+def test_an_unknown_event_is_forwarded_with_its_place_in_the_numbering() -> None:
+    stream = compose(d.Passthrough(Unknown(b'{"type":"acme.tick","sequence_number":77,"x":1.50}')), d.Finish())
+    assert isinstance(stream[2], Unknown)
+    assert stream[2].raw == b'{"type":"acme.tick","sequence_number":2,"x":1.50}'
+
+
+def test_usage_is_told_with_the_terminal_event_only() -> None:
+    stream = compose(d.Tokens(Usage(1, 2, 3)), d.Text("a"), d.Finish())
+    lifecycles = [event.response.usage for event in stream if isinstance(event, events.Lifecycle)]
+    assert lifecycles == [None, None, Usage(1, 2, 3)]
+
+
+def test_nothing_may_follow_the_end() -> None:
+    composer = new_composer()
+    with pytest.raises(IllegalDelta) as caught:
+        composer.compose([d.Text("a"), d.Finish(), d.Text("b")])
+    assert [event.type for event in caught.value.told][-1] == "response.completed"
+
+
+def test_an_end_that_could_not_be_kept_is_retracted_for_a_failure() -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose([d.Text("a"), d.Finish()])]
+    retracted = composer.retract(stream, d.Failure("not stored"))
+    assert [event.type for event in retracted[-2:]] == ["error", "response.failed"]
+    assert fold(retracted) == composer.response
+    assert composer.response.status == "failed" and composer.response.completed_at is None
+
+
+def test_an_abandoned_response_is_cancelled_with_what_it_has() -> None:
+    composer = new_composer()
+    composer.compose([d.Text("so far")])
+    composer.abandon()
+    assert composer.response.status == "cancelled"
+    assert composer.response.output == [
+        items.Message("assistant", [content.OutputText("so far")], "msg_1", "incomplete")
+    ]
+
+
+words = st.text(max_size=6)
+keys = st.integers(0, 3)
+speech = st.one_of(
+    st.builds(d.Text, words),
+    st.builds(d.Text, words, st.just((content.LogProb("x", -1.0, [120]),))),
+    st.builds(d.Refusal, words),
+    st.builds(d.Annotate, st.just(content.FilePath("file_1", 0)) | st.just(Unknown(b'{"type":"acme:note"}'))),
+    st.builds(d.Reasoning, words),
+    st.builds(d.ReasoningSummary, words, st.integers(0, 2)),
+    st.builds(d.ReasoningSeal, words),
+)
+calls = st.one_of(
+    st.builds(d.ToolCall, keys, words, st.sampled_from(["", "f", "g"]), st.none() | st.just("call_x")),
+    st.builds(d.CustomToolCall, keys.map(lambda key: f"custom {key}"), words, st.sampled_from(["", "h"])),
+)
+others = st.one_of(
+    st.builds(d.Tokens, st.just(Usage(1, 2, 3))),
+    st.builds(d.WholeItem, st.just(Unknown(b'{"type":"acme:x","id":"x_1"}'))),
+    st.builds(d.WholeItem, st.just(items.Compaction("blob"))),
+    st.builds(d.Passthrough, st.just(Unknown(b'{"type":"acme.tick","sequence_number":5}'))),
+)
+endings = st.one_of(
+    st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter"])), st.builds(d.Failure, words)
+)
+turns = st.tuples(st.lists(speech | calls | others, max_size=30), endings).map(lambda turn: [*turn[0], turn[1]])
+
+
+@given(turns)
+def test_every_stream_folds_to_the_response_of_its_terminal_event(turn: list[d.Delta]) -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose(turn)]
+    last = stream[-1]
+    assert isinstance(last, events.TERMINAL)
+    assert fold(stream) == last.response == composer.response
+
+
+@given(turns)
+def test_numbers_rise_by_one_from_zero_and_the_id_never_changes(turn: list[d.Delta]) -> None:
+    stream = [msgspec.json.decode(codec.encode(event)) for event in compose(*turn)]
+    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
+    assert {event["response"]["id"] for event in stream if "response" in event} == {"resp_1"}
+
+
+@given(turns)
+def test_there_is_one_terminal_event_and_it_is_last(turn: list[d.Delta]) -> None:
+    stream = compose(*turn)
+    assert [index for index, event in enumerate(stream) if isinstance(event, events.TERMINAL)] == [len(stream) - 1]
+
+
+@given(turns)
+def test_every_item_added_is_done_once_under_the_same_id_and_index(turn: list[d.Delta]) -> None:
+    stream = compose(*turn)
+    added = [(e.output_index, e.item.id) for e in stream if isinstance(e, events.OutputItemAdded)]
+    done = [(e.output_index, e.item.id) for e in stream if isinstance(e, events.OutputItemDone)]
+    assert sorted(added) == sorted(done)
+    assert [index for index, _ in added] == list(range(len(added)))
+
+
+@given(turns)
+def test_events_survive_encoding(turn: list[d.Delta]) -> None:
+    stream = compose(*turn)
+    assert [codec.decode_event(codec.encode(event)) for event in stream] == stream
+
+
+@given(turns, st.data())
+def test_the_cut_into_batches_changes_nothing(turn: list[d.Delta], data: Any) -> None:
+    composer = new_composer()
+    stream: list[Event | Unknown] = list(composer.start())
+    rest = turn
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        stream += composer.compose(rest[:size])
+        rest = rest[size:]
+    assert stream == compose(*turn)
+
+
+@given(turns)
+def test_an_incomplete_item_is_the_last_one(turn: list[d.Delta]) -> None:
+    output = compose(*turn)[-1].response.output  # type: ignore[union-attr]
+    assert all(getattr(item, "status", None) != "incomplete" for item in output[:-1])

@@ -1,0 +1,213 @@
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.errors import ModelError
+from antiphon.protocol.codec import decode_event, encode
+from antiphon.protocol.events import Error, ErrorPayload, Event, OutputTextDelta, RefusalDelta
+from antiphon.protocol.open import Unknown
+from antiphon.stream.sse import DONE, MESSAGE_LIMIT, Decoder, Message, encode_batch, encode_event
+
+
+def text_delta(delta: str, number: int = 0) -> OutputTextDelta:
+    return OutputTextDelta(
+        sequence_number=number, item_id="msg_1", output_index=0, content_index=0, delta=delta, logprobs=[]
+    )
+
+
+def decode(*chunks: bytes, limit: int = MESSAGE_LIMIT) -> list[Message]:
+    decoder = Decoder(limit=limit)
+    messages = [message for chunk in chunks for message in decoder.feed(chunk)]
+    assert decoder.close() == []
+    return messages
+
+
+@st.composite
+def cut(draw: st.DrawFn, stream: st.SearchStrategy[bytes]) -> list[bytes]:
+    """A stream in chunks, cut anywhere; a place drawn twice gives an empty chunk."""
+    whole = draw(stream)
+    places = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=12)))
+    return [whole[start:end] for start, end in pairwise([0, *places, len(whole)])]
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON_OBJECTS = st.dictionaries(
+    ANY_TEXT, st.recursive(st.none() | st.integers() | ANY_TEXT, lambda inner: st.lists(inner, max_size=3)), max_size=4
+)
+
+
+@st.composite
+def unknown_events(draw: st.DrawFn) -> Unknown:
+    body = draw(JSON_OBJECTS) | {"type": "vendor." + draw(ANY_TEXT)}
+    return Unknown(json.dumps(body, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from([None, 2]))).encode())
+
+
+EVENTS = st.one_of(
+    st.builds(text_delta, ANY_TEXT, st.integers(0, 10**9)),
+    st.builds(
+        RefusalDelta,
+        sequence_number=st.integers(0, 10**9),
+        item_id=ANY_TEXT,
+        output_index=st.integers(0, 9),
+        content_index=st.integers(0, 9),
+        delta=ANY_TEXT,
+    ),
+    st.builds(
+        Error,
+        sequence_number=st.integers(0, 10**9),
+        error=st.builds(ErrorPayload, type=ANY_TEXT, code=st.none() | ANY_TEXT, message=ANY_TEXT, param=st.none()),
+    ),
+    unknown_events(),
+)
+
+
+class TestEncoding:
+    def test_an_event_is_its_name_and_its_json_on_one_line_each(self) -> None:
+        assert (
+            encode_event(text_delta("Zürich\n", 7))
+            == (
+                "event: response.output_text.delta\n"
+                'data: {"type":"response.output_text.delta","sequence_number":7,"item_id":"msg_1","output_index":0,'
+                '"content_index":0,"delta":"Zürich\\n","logprobs":[]}\n\n'
+            ).encode()
+        )
+
+    def test_an_event_of_an_unknown_type_keeps_its_name_and_body(self) -> None:
+        body = b'{"type": "vendor.news",  "n": 1.50}'
+        assert encode_event(Unknown(body)) == b"event: vendor.news\ndata: " + body + b"\n\n"
+
+    def test_a_body_over_several_lines_is_put_on_one(self) -> None:
+        assert encode_event(Unknown(b'{\r\n"type":"v"\n}')) == b'event: v\ndata: {  "type":"v" }\n\n'
+
+    @pytest.mark.parametrize("body", [b'{"n":1}', rb'{"type":"a\ndata: forged"}', rb'{"type":"a\rb"}', b'{"type":""}'])
+    def test_a_body_whose_type_cannot_stand_on_a_line_goes_without_a_name(self, body: bytes) -> None:
+        assert encode_event(Unknown(body)) == b"data: " + body + b"\n\n"
+
+    def test_a_batch_is_its_events_in_one_piece(self) -> None:
+        events: list[Event | Unknown] = [text_delta("a", 1), Unknown(b'{"type":"v"}'), text_delta("b", 2)]
+        assert encode_batch(events) == b"".join(encode_event(event) for event in events)
+
+    def test_an_empty_batch_is_nothing(self) -> None:
+        assert encode_batch([]) == b""
+
+    @given(EVENTS)
+    def test_no_event_breaks_its_lines(self, event: Event | Unknown) -> None:
+        wire = encode_event(event)
+        assert b"\r" not in wire
+        assert wire.count(b"\n") == (3 if wire.startswith(b"event: ") else 2)
+
+    @given(JSON_OBJECTS)
+    def test_encoded_json_has_no_raw_line_end(self, body: dict[str, object]) -> None:
+        assert not set(encode(body)) & set(b"\r\n")
+
+    @given(cut(st.lists(EVENTS, max_size=5).map(encode_batch)))
+    def test_any_cut_of_encoded_events_decodes_to_the_same(self, chunks: list[bytes]) -> None:
+        assert decode(*chunks) == decode(b"".join(chunks))
+
+    @given(st.lists(EVENTS, max_size=5))
+    def test_encoded_events_decode_to_themselves(self, events: list[Event | Unknown]) -> None:
+        messages = decode(encode_batch(events) + DONE)
+        assert messages.pop() == Message(None, b"[DONE]")
+        assert [json.loads(message.data) for message in messages] == [json.loads(encode(event)) for event in events]
+        known = [(event, message) for event, message in zip(events, messages, strict=True) if isinstance(event, Event)]
+        assert [decode_event(message.data) for _, message in known] == [event for event, _ in known]
+        assert [message.event for _, message in known] == [event.type for event, _ in known]
+
+
+LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"))
+
+
+NOISE = st.sampled_from([":", ": data: x", "id: 1", "retry: 5", "retry", "datum: x"])
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[Message], bytes]:
+    """Messages, and one of the many ways to write them down."""
+    messages: list[Message] = []
+    wire = draw(st.sampled_from([b"", b"\xef\xbb\xbf"]))
+    for _ in range(draw(st.integers(0, 4))):
+        event = draw(st.none() | LINE.filter(bool))
+        data = draw(st.lists(LINE, min_size=1, max_size=3))
+        messages.append(Message(event, "\n".join(data).encode()))
+        lines = [f"data: {line}" for line in data]
+        for extra in [*draw(st.lists(NOISE, max_size=3)), *([] if event is None else [f"event: {event}"])]:
+            lines.insert(draw(st.integers(0, len(lines))), extra)
+        for line in lines:
+            wire += line.encode() + draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
+        # An LF here would belong to a CR before it.
+        wire += draw(st.sampled_from([b"\r\n", b"\r"] if wire.endswith(b"\r") else [b"\n", b"\r\n", b"\r"]))
+    return messages, wire
+
+
+class TestDecoding:
+    @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+    def test_all_three_line_ends_end_a_line(self, end: bytes) -> None:
+        wire = end.join([b"event: a", b"data: 1", b"", b"data: 2", b"", b""])
+        assert decode(wire) == [Message("a", b"1"), Message(None, b"2")]
+
+    def test_a_chunk_border_between_cr_and_lf_adds_no_line(self) -> None:
+        assert decode(b"data: 1\r", b"", b"\ndata: 2\r", b"\n\r", b"\n") == [Message(None, b"1\n2")]
+
+    def test_a_message_is_given_as_soon_as_its_last_byte_is_there(self) -> None:
+        decoder = Decoder()
+        assert decoder.feed(b"data: 1\r\n\r") == [Message(None, b"1")]
+        assert decoder.feed(b"\n") == []
+        assert decoder.feed(b"data: 2\n") == []
+        assert decoder.feed(b"\n") == [Message(None, b"2")]
+
+    def test_bytes_one_by_one_decode_to_the_same(self) -> None:
+        wire = b"\xef\xbb\xbf" + 'event: grüße\r\n: note\ndata: "ü😀"\ndata\r\rdata: [DONE]\n\n'.encode()
+        expected = [Message("grüße", '"ü😀"\n'.encode()), Message(None, b"[DONE]")]
+        assert decode(wire) == expected
+        assert decode(*(wire[place : place + 1] for place in range(len(wire)))) == expected
+
+    def test_only_one_space_after_the_colon_is_dropped(self) -> None:
+        assert decode(b"data:a\n\ndata:  b\n\n") == [Message(None, b"a"), Message(None, b" b")]
+
+    def test_a_message_without_data_is_none(self) -> None:
+        assert decode(b"event: ping\n\nid: 3\n\n: note\n\n\n\ndata:\n\n") == [Message(None, b"")]
+
+    def test_an_empty_event_name_is_no_name(self) -> None:
+        assert decode(b"event:\ndata: 1\n\n") == [Message(None, b"1")]
+
+    def test_a_byte_order_mark_is_skipped_only_at_the_start(self) -> None:
+        mark = b"\xef\xbb\xbf"
+        assert decode(mark + b"data: 1\n\n" + mark + b"data: 2\n\n") == [Message(None, b"1")]
+
+    def test_bad_utf8_in_a_name_is_replaced_and_data_is_left_as_it_is(self) -> None:
+        assert decode(b"event: \xff\ndata: \xff\n\n") == [Message("\ufffd", b"\xff")]
+
+    @pytest.mark.parametrize("rest", [b"data: 1", b"data: 1\n", b"data: 1\r", b"\xef\xbb\xbfdata: 1"])
+    def test_what_is_left_at_the_end_is_a_message(self, rest: bytes) -> None:
+        decoder = Decoder()
+        assert decoder.feed(rest) == []
+        assert decoder.close() == [Message(None, b"1")]
+
+    @given(st.data())
+    def test_any_way_to_write_messages_and_any_cut_decodes_to_them(self, data: st.DataObject) -> None:
+        messages, wire = data.draw(streams())
+        assert decode(*data.draw(cut(st.just(wire)))) == messages
+
+
+class TestLimit:
+    WIRE = b"data: " + b"x" * 10 + b"\ndata: " + b"y" * 10 + b"\n\n"
+
+    def test_a_message_of_the_limit_passes_and_the_next_starts_from_nothing(self) -> None:
+        decoder = Decoder(limit=32)
+        expected = [Message(None, b"x" * 10 + b"\n" + b"y" * 10)]
+        assert decoder.feed(self.WIRE) == expected
+        assert decoder.feed(self.WIRE) == expected
+
+    @given(cut(st.just(WIRE)))
+    def test_a_larger_message_is_an_error_however_it_is_cut(self, chunks: list[bytes]) -> None:
+        with pytest.raises(ModelError, match="larger than 31 bytes"):
+            decode(*chunks, limit=31)
+
+    @pytest.mark.parametrize("line", [b"x" * 32, b": " + b"x" * 30, b"event: " + b"x" * 25])
+    def test_a_line_without_end_is_an_error(self, line: bytes) -> None:
+        decoder = Decoder(limit=31)
+        with pytest.raises(ModelError, match="larger than 31 bytes"):
+            decoder.feed(line)

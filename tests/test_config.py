@@ -1,0 +1,253 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.config import ApiKey, BackendSettings, Settings, hide_password, load
+from antiphon.errors import ConfigError
+
+HOME = {"HOME": "/home/ada"}
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str) -> Path:
+    path = Path("settings.toml")
+    path.write_text(text)
+    return path
+
+
+def refuse(path: Path | None = None, env: dict[str, str] | None = None, overrides: dict[str, Any] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, HOME | (env or {}), overrides or {})
+    return caught.value.message
+
+
+def test_without_anything_the_defaults_stand() -> None:
+    assert load(None, HOME, {}) == Settings(
+        host="127.0.0.1",
+        port=8484,
+        data_dir=Path("/home/ada/.local/share/antiphon"),
+        store="sqlite:////home/ada/.local/share/antiphon/antiphon.db",
+        api_keys=(),
+        max_body_bytes=64 * 1024 * 1024,
+        shutdown_grace_seconds=10,
+        log_level="info",
+        log_format="text",
+        backends={"embedded": BackendSettings(kind="embedded")},
+    )
+
+
+def test_a_file_sets_everything() -> None:
+    path = write(
+        """
+        host = "::1"
+        port = 9000
+        data_dir = "~/antiphon"
+        store = "memory:"
+        max_body_bytes = 1024
+        shutdown_grace_seconds = 0.5
+        log_level = "debug"
+        log_format = "json"
+
+        [[api_keys]]
+        key = "sk-one"
+
+        [[api_keys]]
+        key_env = "SECOND_KEY"
+        project = "b"
+
+        [backends.small]
+        kind = "embedded"
+        threads = 1
+        token_env = "TOKEN"
+        """
+    )
+    assert load(path, HOME | {"SECOND_KEY": "sk-two", "TOKEN": "t"}, {}) == Settings(
+        host="::1",
+        port=9000,
+        data_dir=Path("/home/ada/antiphon"),
+        store="memory:",
+        api_keys=(ApiKey("sk-one", "default"), ApiKey("sk-two", "b")),
+        max_body_bytes=1024,
+        shutdown_grace_seconds=0.5,
+        log_level="debug",
+        log_format="json",
+        backends={"small": BackendSettings(kind="embedded", options={"threads": 1, "token": "t"})},
+    )
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file() -> None:
+    path = write('host = "file"\nport = 1\nstore = "memory:"\nlog_level = "debug"')
+    settings = load(
+        path,
+        {**HOME, "ANTIPHON_HOST": "variable", "ANTIPHON_PORT": "2"},
+        {"host": "flag", "log_level": None},
+    )
+    assert (settings.host, settings.port, settings.store, settings.log_level) == ("flag", 2, "memory:", "debug")
+
+
+def test_the_file_in_the_working_directory_is_read_unasked() -> None:
+    Path("antiphon.toml").write_text("port = 7")
+    assert load(None, HOME, {}).port == 7
+
+
+def test_a_given_file_takes_the_place_of_the_one_in_the_working_directory() -> None:
+    Path("antiphon.toml").write_text("port = 7")
+    assert load(write("host = 'other'"), HOME, {}).port == 8484
+
+
+def test_the_data_directory_follows_xdg_and_the_store_follows_the_data_directory() -> None:
+    settings = load(None, HOME | {"XDG_DATA_HOME": "/data"}, {})
+    assert (settings.data_dir, settings.store) == (Path("/data/antiphon"), "sqlite:////data/antiphon/antiphon.db")
+
+
+def test_a_relative_xdg_directory_is_left_aside_as_xdg_says() -> None:
+    assert load(None, HOME | {"XDG_DATA_HOME": "data"}, {}).data_dir == Path("/home/ada/.local/share/antiphon")
+
+
+@pytest.mark.parametrize("given", ["here", Path("here")])
+def test_a_relative_data_directory_becomes_absolute(given: str | Path) -> None:
+    settings = load(None, HOME, {"data_dir": given})
+    assert (settings.data_dir, settings.store) == (Path.cwd() / "here", f"sqlite:///{Path.cwd()}/here/antiphon.db")
+
+
+def test_variables_are_read_as_the_types_of_their_settings() -> None:
+    env = {
+        "ANTIPHON_DATA_DIR": "~/d",
+        "ANTIPHON_MAX_BODY_BYTES": "100",
+        "ANTIPHON_SHUTDOWN_GRACE_SECONDS": "1.5",
+        "ANTIPHON_LOG_FORMAT": "json",
+        "ANTIPHON_API_KEYS": "sk-one, sk:two:b",
+    }
+    settings = load(None, HOME | env, {})
+    assert (settings.data_dir, settings.max_body_bytes, settings.shutdown_grace_seconds, settings.log_format) == (
+        Path("/home/ada/d"),
+        100,
+        1.5,
+        "json",
+    )
+    assert settings.api_keys == (ApiKey("sk-one", "default"), ApiKey("sk:two", "b"))
+
+
+def test_an_empty_variable_is_an_unset_one() -> None:
+    assert load(None, HOME | {"ANTIPHON_PORT": ""}, {}).port == 8484
+
+
+def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
+    path = write('[[api_keys]]\nkey_env = "ANTIPHON_CLIENT_KEY"')
+    assert load(path, HOME | {"ANTIPHON_CLIENT_KEY": "k"}, {}).api_keys == (ApiKey("k"),)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ('port = "8484"', "settings.toml: port: Expected `int`, got `str`."),
+        ("port = 65536", "settings.toml: port: Expected `int` <= 65535."),
+        ("max_body_bytes = 0", "settings.toml: max_body_bytes: Expected `int` >= 1."),
+        ('log_level = "loud"', "settings.toml: log_level: Invalid enum value 'loud'."),
+        ("data_dir = 3", "settings.toml: data_dir: Expected `str`, got `int`."),
+        ("prot = 1", "settings.toml: unknown setting 'prot'. Did you mean port?"),
+        ("api_keys = 1", "settings.toml: api_keys: Expected `array`, got `int`."),
+        ("[[api_keys]]\nkye = 'x'", "settings.toml: api_keys[0]: unknown setting 'kye'. Did you mean key?"),
+        ("[[api_keys]]\nproject = 'x'", "settings.toml: api_keys[0]: give either key or key_env."),
+        ("[[api_keys]]\nkey = 'x'\nkey_env = 'X'", "settings.toml: api_keys[0]: give either key or key_env."),
+        (
+            "[[api_keys]]\nkey_env = 'NOWHERE'",
+            "settings.toml: api_keys[0].key_env: the environment variable NOWHERE is not set.",
+        ),
+        (
+            "[[api_keys]]\nkey = ''",
+            "settings.toml: api_keys[0]: a key is a line of text, not empty, without spaces around it.",
+        ),
+        (
+            "[[api_keys]]\nkey = 'a'\n[[api_keys]]\nkey = 'a'\nproject = 'b'",
+            "settings.toml: api_keys[1]: the same key is there twice.",
+        ),
+        ("[backends]", "settings.toml: backends: there must be a backend."),
+        (
+            "[backends.a]\nthreads = 1",
+            'settings.toml: backends.a: a backend needs a kind, as in kind = "embedded".',
+        ),
+        (
+            "[backends.a]\nkind = 'x'\nkey = '1'\nkey_env = 'Y'",
+            "settings.toml: backends.a: give either key or key_env.",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_file_it_is_in(toml: str, message: str) -> None:
+    assert refuse(write(toml)) == message
+
+
+def test_a_wrong_variable_is_named() -> None:
+    assert refuse(env={"ANTIPHON_PORT": "http"}) == "ANTIPHON_PORT: Expected `int`, got `str`."
+
+
+def test_an_unknown_variable_is_refused_with_the_likely_one() -> None:
+    assert (
+        refuse(env={"ANTIPHON_PROT": "1"}) == "Unknown environment variable ANTIPHON_PROT. Did you mean ANTIPHON_PORT?"
+    )
+
+
+def test_a_setting_with_no_likely_name_is_refused_with_all_there_are() -> None:
+    message = refuse(write("zzz = 1"))
+    assert message.startswith("settings.toml: unknown setting 'zzz'. There are api_keys, backends, ")
+
+
+def test_a_wrong_flag_is_named() -> None:
+    assert refuse(overrides={"max_body_bytes": -1}) == "--max-body-bytes: Expected `int` >= 1."
+
+
+@pytest.mark.parametrize("keys", ["a,,b", "", ":b"])
+def test_an_empty_key_in_the_variable_is_refused(keys: str) -> None:
+    assert refuse(env={"ANTIPHON_API_KEYS": keys}) == "ANTIPHON_API_KEYS: a key is empty; write key1,key2:project."
+
+
+def test_a_missing_file_is_named() -> None:
+    assert refuse(Path("nowhere.toml")) == "Cannot read nowhere.toml: No such file or directory."
+
+
+def test_a_file_that_is_not_toml_is_named_with_the_line() -> None:
+    assert re.fullmatch(r"settings\.toml is not valid TOML: .*line 2.*", refuse(write("port = 1\nhost = \n")))
+
+
+def test_secrets_do_not_show() -> None:
+    path = write(
+        """
+        store = "postgresql://user:hunter2@db/antiphon?password=hunter3"
+        [[api_keys]]
+        key = "sk-secret"
+        [backends.up]
+        kind = "chat"
+        key = "sk-upstream"
+        """
+    )
+    assert repr(load(path, HOME, {})) == (
+        "Settings(host='127.0.0.1', port=8484, data_dir=PosixPath('/home/ada/.local/share/antiphon'), "
+        "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
+        "max_body_bytes=67108864, shutdown_grace_seconds=10, log_level='info', log_format='text', "
+        "backends={'up': BackendSettings(kind='chat', options=<key>)})"
+    )
+
+
+def test_a_secret_put_where_a_variable_name_belongs_is_not_repeated() -> None:
+    assert refuse(write("[[api_keys]]\nkey_env = 'sk-secret'")) == (
+        "settings.toml: api_keys[0].key_env: the environment variable it names is not set."
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memory:", "memory:"),
+        ("sqlite:////data/antiphon.db", "sqlite:////data/antiphon.db"),
+        ("postgresql://ada:pw@db:5432/x", "postgresql://ada:***@db:5432/x"),
+        ("postgresql://[broken", "***"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert hide_password(url) == shown

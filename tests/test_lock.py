@@ -1,0 +1,46 @@
+"""requirements.lock installs the same files everywhere, from whichever index its reader uses."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCK = (ROOT / "requirements.lock").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def locked() -> dict[str, Requirement]:
+    entries = [Requirement(line.removesuffix("\\")) for line in LOCK.splitlines() if line[:1].isalnum()]
+    return {canonicalize_name(entry.name): entry for entry in entries}
+
+
+def declared() -> list[Requirement]:
+    groups = [PROJECT["project"]["dependencies"], PROJECT["build-system"]["requires"]]
+    groups += PROJECT["project"]["optional-dependencies"].values()
+    groups += PROJECT["dependency-groups"].values()
+    return [Requirement(line) for group in groups for line in group]
+
+
+def test_every_line_is_a_pinned_package_a_hash_or_a_comment() -> None:
+    package = re.compile(r"[A-Za-z0-9._-]+==[^ ]+( ; .+)? \\")
+    hash_ = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
+    comment = re.compile(r" *#.*")
+    strange = [line for line in LOCK.splitlines() if not any(p.fullmatch(line) for p in (package, hash_, comment))]
+
+    assert strange == []
+    assert "://" not in LOCK
+
+
+def test_every_package_has_a_hash() -> None:
+    for name, rest in re.findall(r"^([A-Za-z0-9._-]+)==[^\n]*\n([^\n]*)", LOCK, flags=re.MULTILINE):
+        assert "--hash=sha256:" in rest, name
+
+
+def test_every_declared_dependency_is_locked_at_an_accepted_version() -> None:
+    entries = locked()
+    for requirement in declared():
+        (pin,) = entries[canonicalize_name(requirement.name)].specifier
+        assert requirement.specifier.contains(pin.version, prereleases=True), requirement

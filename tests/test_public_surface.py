@@ -1,0 +1,20 @@
+"""The package's front door: what it offers, and what it costs to open."""
+
+import subprocess
+import sys
+
+import antiphon
+
+
+def test_everything_offered_exists_and_nothing_else_is_public() -> None:
+    public = {name for name in vars(antiphon) if not name.startswith("_")}
+    modules = {name for name in public if type(getattr(antiphon, name)).__name__ == "module"}
+    assert public - modules | {"__version__"} == set(antiphon.__all__)
+    assert all(hasattr(antiphon, name) for name in antiphon.__all__)
+
+
+def test_importing_the_package_loads_neither_server_nor_model() -> None:
+    heavy = "{'uvicorn', 'uvloop', 'asyncio', 'xllamacpp', 'sqlite3', 'argparse'}"
+    code = f"import sys, antiphon, antiphon.protocol.codec; print(sorted({heavy} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
