@@ -1,6 +1,7 @@
 """The settings: from antiphon.toml, ANTIPHON_* variables and the command line. Nothing else reads the environment."""
 
 import difflib
+import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -71,6 +72,11 @@ def hide_password(url: str) -> str:
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 # A table of backends does not fit into a variable.
 _IN_ENVIRONMENT = frozenset(_TYPES) - {"backends"}
+
+
+def environment() -> Mapping[str, str]:
+    """The variables of this process: for `load`, and for options that name a variable."""
+    return os.environ
 
 
 def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:

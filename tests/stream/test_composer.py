@@ -102,7 +102,8 @@ def test_a_call_that_never_gets_a_name_fails_the_response() -> None:
         "failed",
         codec.decode_response(codec.encode(response)).error,
     )
-    assert response.error is not None and response.error.code == "model_error"
+    assert response.error is not None
+    assert response.error.code == "model_error"
 
 
 def test_a_call_without_an_id_gets_one() -> None:
@@ -192,7 +193,8 @@ def test_running_out_of_tokens_leaves_the_last_item_incomplete() -> None:
 
 def test_a_filtered_answer_is_incomplete() -> None:
     response = final(d.Text("a"), d.Finish("content_filter"))
-    assert response.incomplete_details is not None and response.incomplete_details.reason == "content_filter"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "content_filter"
 
 
 def test_a_failure_is_an_error_then_a_failed_response() -> None:
@@ -234,7 +236,8 @@ def test_an_end_that_could_not_be_kept_is_retracted_for_a_failure() -> None:
     retracted = composer.retract(stream, d.Failure("not stored"))
     assert [event.type for event in retracted[-2:]] == ["error", "response.failed"]
     assert fold(retracted) == composer.response
-    assert composer.response.status == "failed" and composer.response.completed_at is None
+    assert composer.response.status == "failed"
+    assert composer.response.completed_at is None
 
 
 def test_an_abandoned_response_is_cancelled_with_what_it_has() -> None:

@@ -1,12 +1,12 @@
 """What a backend is: it takes a `Turn` and yields batches of deltas. One file per upstream implements this."""
 
-import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from antiphon.errors import ConfigError
+from antiphon.protocol import faults
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
@@ -80,8 +80,6 @@ class Backend(Protocol):
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
-_PATH = re.compile(r" - at `\$([^`]*)`")
-
 
 def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) -> Options:
     """The options of the backend `name`, or an error like `backends.local.threads: Expected int, got str`."""
@@ -98,8 +96,6 @@ def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) 
 
 def locate(error: msgspec.ValidationError, where: str) -> ConfigError:
     """The same error with the whole path of the wrong setting in front."""
-    message = str(error)
-    # Every level of a nested error adds its own part at the end, so the outermost comes last.
-    path = "".join(reversed(_PATH.findall(message)))
-    reason = _PATH.sub("", message).replace("`", "")
-    return ConfigError(f"{where}{path}: {reason}")
+    fault = faults.read(error)
+    dot = "." if fault.path and not fault.path.startswith("[") else ""
+    return ConfigError(f"{where}{dot}{fault.path}: {fault.reason.replace('`', '')}")

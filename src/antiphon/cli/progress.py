@@ -13,9 +13,7 @@ REDRAW_SECONDS = 0.1
 class Progress:
     """`update` is told the bytes that are done, and shows it as often as it helps."""
 
-    def __init__(
-        self, label: str, total: int, stream: TextIO, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, label: str, total: int, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._label = label
         self._total = total
         self._stream = stream

@@ -13,6 +13,7 @@ from antiphon.cli.catalogue import Piece, Weights, load_catalogue
 from antiphon.cli.download import Report, digest, download
 from antiphon.cli.packages import Archive, locate_archives
 from antiphon.cli.progress import Progress
+from antiphon.cli.settings import load_settings
 from antiphon.errors import AntiphonError
 
 Locate = Callable[[Sequence[str]], Mapping[str, Archive]]
@@ -83,14 +84,17 @@ def _append(archive: Path, piece: Piece, file: IO[bytes]) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    from antiphon.config import load
-
     catalogue = load_catalogue()
-    weights = catalogue.get(arguments.name) if arguments.name else next(iter(catalogue.values()))
-    if weights is None:
-        raise AntiphonError(f"There is no {arguments.name!r} to pull. There are: {', '.join(catalogue)}.")
-    directory = load(arguments.config).data_dir / "models"
-    with Progress(weights.name, weights.bytes, sys.stderr) as progress:
+    if arguments.list:
+        for weights in catalogue.values():
+            print(f"{weights.name:20} {weights.bytes / 1e6:6.0f} MB  {weights.about}")
+        return 0
+    name = arguments.name or next(iter(catalogue))
+    if name not in catalogue:
+        raise AntiphonError(f"There is no {name!r} to pull. There are: {', '.join(catalogue)}.")
+    weights = catalogue[name]
+    directory = load_settings(arguments).data_dir / "models"
+    with Progress(name, weights.bytes, sys.stderr) as progress:
         path = pull(weights, directory, show=progress.update)
-    print(f"{weights.name} is ready: {path}")
+    print(f"{name} is ready: {path}")
     return 0

@@ -72,8 +72,7 @@ class Remote:
                         raise _read_error(reply)
                     yield reply
             except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-                reason = str(error) or type(error).__name__
-                raise AntiphonError(f"The connection to {self.url} broke: {reason}.") from None
+                raise AntiphonError(f"The connection to {self.url} broke: {_reason(error)}.") from None
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._address
@@ -86,11 +85,19 @@ class Remote:
         return connection
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected):
+        return "the server hung up"
+    return str(error) or type(error).__name__
+
+
 def _read_error(reply: http.client.HTTPResponse) -> AntiphonError:
     """The server's refusal in its own words."""
     try:
         message: Any = json.loads(reply.read())["error"]["message"]
     except (ValueError, TypeError, KeyError):
         message = f"The server answers {reply.status} {reply.reason}."
-    hint = " Name the variable that holds your key with --key-env." if reply.status == http.HTTPStatus.UNAUTHORIZED else ""
+    hint = (
+        " Name the variable that holds your key with --key-env." if reply.status == http.HTTPStatus.UNAUTHORIZED else ""
+    )
     return AntiphonError(f"{message}{hint}")

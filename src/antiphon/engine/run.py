@@ -24,9 +24,7 @@ Events = AsyncGenerator[Sequence[Event | Unknown], None]
 class Run:
     """A response under way. `response` is what it is now; `warnings` is what the client should know about it."""
 
-    def __init__(
-        self, resolved: Resolved, deltas: Deltas, *, project: str, store: Store, running: set["Run"]
-    ) -> None:
+    def __init__(self, resolved: Resolved, deltas: Deltas, *, project: str, store: Store, running: set["Run"]) -> None:
         self.warnings = resolved.warnings
         self._input = resolved.input
         self._deltas = deltas

@@ -63,9 +63,7 @@ class MessageDraft(Draft):
     def write_refusal(self, delta: deltas.Refusal) -> list[Event]:
         told = [] if self._open == "refusal" else self._open_part("refusal")
         self._written.append(delta.text)
-        told.append(
-            events.RefusalDelta(next(self._numbers), self.id, self.output_index, len(self._parts), delta.text)
-        )
+        told.append(events.RefusalDelta(next(self._numbers), self.id, self.output_index, len(self._parts), delta.text))
         return told
 
     def annotate(self, delta: deltas.Annotate) -> list[Event]:
@@ -93,9 +91,7 @@ class MessageDraft(Draft):
         told = self._close_part()
         self._open = kind
         part = content.OutputText("") if kind == "text" else content.Refusal("")
-        told.append(
-            events.ContentPartAdded(next(self._numbers), self.id, self.output_index, len(self._parts), part)
-        )
+        told.append(events.ContentPartAdded(next(self._numbers), self.id, self.output_index, len(self._parts), part))
         return told
 
     def _close_part(self) -> list[Event]:

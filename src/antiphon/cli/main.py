@@ -1,0 +1,113 @@
+"""The command line: what was typed, and which command that is. Each command is a module, imported when it is asked for."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from antiphon.errors import AntiphonError
+
+INTERRUPTED = 130
+
+
+class Version(argparse.Action):
+    """Like argparse's own, but the version is looked up only when asked for: that takes longer than all the rest."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from antiphon import __version__
+
+        print(f"antiphon {__version__}")
+        parser.exit()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="antiphon",
+        description="The Responses API on any model: a server, a chat in the terminal, and a model to begin with.",
+        epilog="A first try: 'antiphon pull' for a small model, 'antiphon serve', and 'antiphon chat' next to it.",
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    _add_serve(commands)
+    _add_chat(commands)
+    _add_pull(commands)
+    _add_models(commands)
+    return parser
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add_command(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    command.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="read the settings from FILE (default: antiphon.toml, if there is one)",
+    )
+    return command
+
+
+def _add_serve(commands: Commands) -> None:
+    command = _add_command(commands, "serve", "serve the Responses API over HTTP")
+    command.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine alone)")
+    command.add_argument("--port", type=int, help="the port to listen on (default: 8484; 0 picks a free one)")
+    command.add_argument(
+        "--store",
+        metavar="URL",
+        help="where responses are kept: sqlite:///PATH or memory: (default: a file of its own)",
+    )
+    source = command.add_mutually_exclusive_group()
+    source.add_argument("--model", type=Path, metavar="PATH", help="serve these weights (a .gguf file) in this process")
+    source.add_argument(
+        "--script", type=Path, metavar="FILE", help="serve scripted answers instead of a model: for demos"
+    )
+    source.add_argument("--upstream", metavar="URL", help="serve the models of another server")
+    command.add_argument(
+        "--upstream-kind", choices=("chat", "responses", "anthropic"), help="the API the upstream speaks"
+    )
+    command.add_argument("--upstream-key-env", metavar="VAR", help="the environment variable that holds its key")
+
+
+def _add_chat(commands: Commands) -> None:
+    command = _add_command(commands, "chat", "talk to a model in the terminal; piped, each line is a turn")
+    place = command.add_mutually_exclusive_group()
+    place.add_argument("--url", help="the server to talk to (default: the one on this machine, if it runs)")
+    place.add_argument("--local", action="store_true", help="run the model in this process, even if a server runs")
+    command.add_argument("--model", metavar="NAME", help="the model to talk to (default: the server's first)")
+    command.add_argument("--instructions", metavar="TEXT", help="what the model is told before every turn")
+    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+
+
+def _add_pull(commands: Commands) -> None:
+    command = _add_command(commands, "pull", "download a model's weights; a download that broke off is continued")
+    command.add_argument("name", nargs="?", metavar="NAME", help="which weights (default: smollm2-135m)")
+    command.add_argument("--list", action="store_true", help="say what there is to pull, and leave")
+
+
+def _add_models(commands: Commands) -> None:
+    command = _add_command(commands, "models", "list the models that 'antiphon serve' would serve, and where they are")
+    command.add_argument("--url", help="ask this running server instead")
+    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. 0 is success, 1 failure, 2 a misspelt command line, 130 an interrupt."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        command = importlib.import_module(f"antiphon.cli.{arguments.command}")
+        status: int = command.run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has had enough. What is still buffered must go somewhere, or Python complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (AntiphonError, OSError) as error:
+        print(f"antiphon: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return status

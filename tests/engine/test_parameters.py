@@ -1,0 +1,84 @@
+"""Which parameters are refused, by which name."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.backends.base import Capabilities
+from antiphon.engine.parameters import UNIMPLEMENTED, check_capabilities, check_parameters
+from antiphon.errors import InvalidRequest
+from antiphon.protocol import codec
+from antiphon.protocol.request import CreateRequest
+
+NOTHING = Capabilities()
+EVERYTHING = Capabilities(**dict.fromkeys(Capabilities.__struct_fields__, True))
+
+
+def request(**fields: Any) -> CreateRequest:
+    return codec.decode_request(codec.encode({"model": "m", "input": "hi"} | fields)).request
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "model", "missing_required_parameter"),
+    ({"model": ""}, "model", "missing_required_parameter"),
+    ({"input": None}, "input", "missing_required_parameter"),
+    (
+        {"previous_response_id": "resp_1", "conversation": "conv_1"},
+        "previous_response_id",
+        "mutually_exclusive_parameters",
+    ),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "missing_required_parameter"),
+    ({"background": True}, "background", "unsupported_parameter"),
+    ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
+    ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
+    ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
+    ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
+    ({"image": {"context_compression": "auto"}}, "image", "unsupported_parameter"),
+    ({"access_programs": {"cyber": "standard"}}, "access_programs", "unsupported_parameter"),
+    ({"generate": False}, "generate", "unsupported_parameter"),
+    ({"stream_id": "s"}, "stream_id", "unsupported_parameter"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
+def test_a_request_that_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_parameters(request(**fields))
+    assert (caught.value.param, caught.value.code, caught.value.status) == (param, code, 400)
+
+
+def test_every_unimplemented_parameter_has_a_case_above() -> None:
+    assert {param for _, param, code in REFUSED if code == "unsupported_parameter"} == set(UNIMPLEMENTED)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"background": False}, {"generate": True}, {"context_management": []}, {"input": None, "instructions": "Speak."}],
+)
+def test_values_that_ask_for_nothing_special_are_welcome(fields: dict[str, Any]) -> None:
+    check_parameters(request(**fields))
+
+
+DEMANDS: list[tuple[dict[str, Any], str]] = [
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}, "text.format"),
+    ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"frequency_penalty": -1}, "frequency_penalty"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), DEMANDS)
+def test_what_the_backend_lacks_is_refused_and_what_it_has_is_not(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_capabilities(request(**fields), NOTHING, "tiny")
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+    assert check_capabilities(request(**fields), EVERYTHING, "tiny") == []
+
+
+def test_reasoning_on_a_model_that_does_not_reason_is_a_warning_not_an_error() -> None:
+    asked = request(reasoning={"effort": "low", "summary": "auto"})
+    assert check_capabilities(asked, NOTHING, "tiny") == ["reasoning: the model does not reason"]
+    assert check_capabilities(asked, EVERYTHING, "tiny") == []

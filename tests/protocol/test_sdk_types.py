@@ -1,0 +1,179 @@
+"""Every field and every value of the official SDK's types has its place in our structs."""
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+import pytest
+from msgspec import inspect
+from openai.types import responses as sdk
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from pydantic import BaseModel
+from strategies import Open, open_field
+
+from antiphon.protocol.codec import EVENTS
+from antiphon.protocol.content import PARTS
+from antiphon.protocol.items import ITEMS
+from antiphon.protocol.open import Family
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
+from antiphon.protocol.tools import CHOICES, TOOLS
+
+# What differs on purpose, and why.
+EXPLAINED = {
+    # The SDK raises on a stream's error only if it is nested under `error`, which its own type does not have.
+    "error.code: missing",
+    "error.message: missing",
+    "error.param: missing",
+}
+
+
+def alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, with the wrappers taken off."""
+    while hasattr(annotation, "__metadata__") or get_origin(annotation) in (Required, NotRequired):
+        annotation = get_args(annotation)[0]
+    if hasattr(annotation, "__value__"):
+        return alternatives(annotation.__value__)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [found for member in get_args(annotation) for found in alternatives(member)]
+    return [annotation]
+
+
+def is_object(annotation: Any) -> bool:
+    return is_typeddict(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
+
+
+def object_fields(annotation: Any) -> dict[str, tuple[Any, bool]]:
+    """The fields of a model or typed dictionary: name on the wire, type, and whether it may be left out."""
+    if is_typeddict(annotation):
+        hints = get_type_hints(annotation, include_extras=True)
+        return {name: (hint, name not in annotation.__required_keys__) for name, hint in hints.items()}
+    fields = annotation.model_fields
+    return {field.alias or name: (field.annotation, not field.is_required()) for name, field in fields.items()}
+
+
+def tags(annotation: Any) -> list[str]:
+    if "type" not in object_fields(annotation):
+        return []
+    kinds = alternatives(object_fields(annotation)["type"][0])
+    return [tag for kind in kinds if get_origin(kind) is Literal for tag in get_args(kind)]
+
+
+def nodes(node: Any) -> list[Any]:
+    return list(node.types) if isinstance(node, inspect.UnionType) else [node]
+
+
+def gaps(annotation: Any, node: Any, path: str) -> Iterator[str]:
+    """What the SDK's type allows and ours does not."""
+    for member in alternatives(annotation):
+        yield from member_gaps(member, node, path)
+
+
+def member_gaps(member: Any, node: Any, path: str) -> Iterator[str]:
+    ours = nodes(node)
+    if any(isinstance(our, inspect.AnyType) for our in ours):
+        return
+    if isinstance(node, Open):
+        yield from open_gaps(member, node, path)
+    elif is_object(member):
+        yield from object_gaps(member, ours, path)
+    elif get_origin(member) is Literal:
+        accepted = [value for our in ours if isinstance(our, inspect.LiteralType) for value in our.values]
+        if not any(isinstance(our, inspect.StrType) for our in ours):
+            yield from (f"{path}: not {value!r}" for value in get_args(member) if value not in accepted)
+    elif get_origin(member) is not None and not is_mapping(member):
+        inner = [our.item_type for our in ours if isinstance(our, inspect.ListType)]
+        yield from gaps(get_args(member)[0], inner[0], f"{path}[]") if inner else [f"{path}: no list"]
+    elif not any(isinstance(our, SCALARS[get_origin(member) or member]) for our in ours):
+        yield f"{path}: no {member}"
+
+
+SCALARS: dict[Any, Any] = {
+    str: inspect.StrType,
+    bool: inspect.BoolType,
+    int: (inspect.IntType, inspect.FloatType),
+    float: inspect.FloatType,
+    type(None): inspect.NoneType,
+    dict: inspect.DictType,
+    object: inspect.DictType,
+}
+
+
+def is_mapping(annotation: Any) -> bool:
+    return get_origin(annotation) is dict
+
+
+def open_gaps(member: Any, node: Open, path: str) -> Iterator[str]:
+    if is_object(member):
+        yield from () if node.many else family_gaps(member, node.family, path)
+    elif get_origin(member) is Literal:
+        yield from (f"{path}: not {word!r}" for word in get_args(member) if word not in node.words)
+    elif member is str or member is type(None):
+        if not (node.text if member is str else node.null):
+            yield f"{path}: no {member}"
+    elif not node.many:
+        yield f"{path}: no list"
+    else:
+        for element in alternatives(get_args(member)[0]):
+            yield from family_gaps(element, node.family, f"{path}[]")
+
+
+def family_gaps(member: Any, family: Family[Any], path: str) -> Iterator[str]:
+    for tag in tags(member):
+        if tag in family.members:
+            yield from struct_gaps(member, family.members[tag], tag)
+        else:
+            yield f"{path}: no {tag}"
+
+
+def object_gaps(member: Any, ours: list[Any], path: str) -> Iterator[str]:
+    if any(isinstance(our, inspect.DictType) for our in ours):
+        return
+    structs = [our.cls for our in ours if isinstance(our, inspect.StructType)]
+    tagged = [struct for struct in structs if struct.__struct_config__.tag in tags(member)]
+    if not structs:
+        yield f"{path}: no {member.__name__}"
+    else:
+        yield from struct_gaps(member, (tagged or structs)[0], path)
+
+
+def struct_gaps(member: Any, struct: type, path: str) -> Iterator[str]:
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    ours = {field.encode_name: field for field in info.fields}
+    for name, (annotation, optional) in object_fields(member).items():
+        if name == info.tag_field:
+            continue
+        if name not in ours:
+            yield f"{path}.{name}: missing"
+            continue
+        field = ours[name]
+        if optional and field.required:
+            yield f"{path}.{name}: required"
+        open_ = isinstance(field.type, inspect.RawType)
+        yield from gaps(annotation, open_field(struct, field.name) if open_ else field.type, f"{path}.{name}")
+
+
+UNIONS = {
+    "input items": (sdk.ResponseInputItem, ITEMS),
+    "output items": (sdk.ResponseOutputItem, ITEMS),
+    "stored items": (sdk.ResponseItem, ITEMS),
+    "tools": (sdk.Tool, TOOLS),
+    "events": (sdk.ResponseStreamEvent, EVENTS),
+    "input parts": (sdk.ResponseInputContent, PARTS),
+}
+
+
+@pytest.mark.parametrize("name", UNIONS)
+def test_every_member_of_the_sdk_union_is_ours_too(name: str) -> None:
+    union, family = UNIONS[name]
+    found = {gap for member in alternatives(union) for gap in family_gaps(member, family, name)}
+    assert found - EXPLAINED == set()
+
+
+def test_every_field_of_the_sdk_response_is_ours_too() -> None:
+    assert set(struct_gaps(sdk.Response, Response, "response")) - EXPLAINED == set()
+
+
+def test_every_parameter_of_the_sdk_is_ours_too() -> None:
+    assert set(struct_gaps(ResponseCreateParamsBase, CreateRequest, "request")) - EXPLAINED == set()
