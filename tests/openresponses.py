@@ -92,9 +92,7 @@ def _choose_by_type(members: dict[str | None, Any]) -> dict[str, Any]:
         "type": "object",
         "required": ["type"],
         "properties": {"type": {"enum": list(members)}},
-        "allOf": [
-            {"if": {"properties": {"type": {"const": tag}}}, "then": member} for tag, member in members.items()
-        ],
+        "allOf": [{"if": {"properties": {"type": {"const": tag}}}, "then": member} for tag, member in members.items()],
     }
 
 

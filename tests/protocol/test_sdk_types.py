@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from msgspec import inspect
@@ -16,15 +16,34 @@ from antiphon.protocol.content import PARTS
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.open import Family
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.response import Response
-from antiphon.protocol.tools import CHOICES, TOOLS
+from antiphon.protocol.response import ErrorCode, IncompleteReason, Response, Status
+from antiphon.protocol.tools import TOOLS
 
 # What differs on purpose, and why.
 EXPLAINED = {
     # The SDK raises on a stream's error only if it is nested under `error`, which its own type does not have.
-    "error.code: missing",
-    "error.message: missing",
-    "error.param: missing",
+    "Error.code: missing",
+    "Error.message: missing",
+    "Error.param: missing",
+    # Open Responses requires a reason.
+    "IncompleteDetails.reason: required",
+    "IncompleteDetails.reason: no <class 'NoneType'>",
+    # An empty list says that there are none.
+    "LogProb.top_logprobs: no <class 'NoneType'>",
+    # The other forms of the same type require both.
+    "TopLogProb.token: required",
+    "TopLogProb.token: no <class 'NoneType'>",
+    "TopLogProb.logprob: required",
+    "TopLogProb.logprob: no <class 'NoneType'>",
+    # Open Responses: never null.
+    "Response.background: no <class 'NoneType'>",
+    "Response.service_tier: no <class 'NoneType'>",
+    "Response.status: no <class 'NoneType'>",
+    "Response.temperature: no <class 'NoneType'>",
+    "Response.text: no <class 'NoneType'>",
+    "Response.top_logprobs: no <class 'NoneType'>",
+    "Response.top_p: no <class 'NoneType'>",
+    "Response.truncation: no <class 'NoneType'>",
 }
 
 
@@ -39,15 +58,19 @@ def alternatives(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def is_typed_dictionary(annotation: Any) -> bool:
+    return hasattr(annotation, "__required_keys__")
+
+
 def is_object(annotation: Any) -> bool:
-    return is_typeddict(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
+    return is_typed_dictionary(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
 
 
 def object_fields(annotation: Any) -> dict[str, tuple[Any, bool]]:
     """The fields of a model or typed dictionary: name on the wire, type, and whether it may be left out."""
-    if is_typeddict(annotation):
+    if is_typed_dictionary(annotation):
         hints = get_type_hints(annotation, include_extras=True)
-        return {name: (hint, name not in annotation.__required_keys__) for name, hint in hints.items()}
+        return {name: (hint, get_origin(hint) is not Required) for name, hint in hints.items()}
     fields = annotation.model_fields
     return {field.alias or name: (field.annotation, not field.is_required()) for name, field in fields.items()}
 
@@ -121,7 +144,7 @@ def open_gaps(member: Any, node: Open, path: str) -> Iterator[str]:
 def family_gaps(member: Any, family: Family[Any], path: str) -> Iterator[str]:
     for tag in tags(member):
         if tag in family.members:
-            yield from struct_gaps(member, family.members[tag], tag)
+            yield from struct_gaps(member, family.members[tag])
         else:
             yield f"{path}: no {tag}"
 
@@ -134,24 +157,26 @@ def object_gaps(member: Any, ours: list[Any], path: str) -> Iterator[str]:
     if not structs:
         yield f"{path}: no {member.__name__}"
     else:
-        yield from struct_gaps(member, (tagged or structs)[0], path)
+        yield from struct_gaps(member, (tagged or structs)[0])
 
 
-def struct_gaps(member: Any, struct: type, path: str) -> Iterator[str]:
+def struct_gaps(member: Any, struct: type) -> Iterator[str]:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     ours = {field.encode_name: field for field in info.fields}
     for name, (annotation, optional) in object_fields(member).items():
-        if name == info.tag_field:
-            continue
-        if name not in ours:
-            yield f"{path}.{name}: missing"
-            continue
-        field = ours[name]
-        if optional and field.required:
-            yield f"{path}.{name}: required"
-        open_ = isinstance(field.type, inspect.RawType)
-        yield from gaps(annotation, open_field(struct, field.name) if open_ else field.type, f"{path}.{name}")
+        if name in ours:
+            yield from field_gaps(annotation, struct, ours[name])
+            if optional and ours[name].required:
+                yield f"{struct.__name__}.{name}: required"
+        elif name != info.tag_field:
+            yield f"{struct.__name__}.{name}: missing"
+
+
+def field_gaps(annotation: Any, struct: type, field: inspect.Field) -> Iterator[str]:
+    is_open = isinstance(field.type, inspect.RawType)
+    node = open_field(struct, field.name) if is_open else field.type
+    return gaps(annotation, node, f"{struct.__name__}.{field.encode_name}")
 
 
 UNIONS = {
@@ -172,8 +197,15 @@ def test_every_member_of_the_sdk_union_is_ours_too(name: str) -> None:
 
 
 def test_every_field_of_the_sdk_response_is_ours_too() -> None:
-    assert set(struct_gaps(sdk.Response, Response, "response")) - EXPLAINED == set()
+    assert set(struct_gaps(sdk.Response, Response)) - EXPLAINED == set()
+
+
+def test_every_status_reason_and_code_of_the_sdk_is_ours_too() -> None:
+    reason = object_fields(object_fields(sdk.Response)["incomplete_details"][0].__args__[0])["reason"][0]
+    code = object_fields(sdk.ResponseError)["code"][0]
+    words = [set(get_args(alternatives(union)[0])) for union in (sdk.ResponseStatus, reason, code)]
+    assert words == [set(get_args(Status)), set(get_args(IncompleteReason)), set(get_args(ErrorCode))]
 
 
 def test_every_parameter_of_the_sdk_is_ours_too() -> None:
-    assert set(struct_gaps(ResponseCreateParamsBase, CreateRequest, "request")) - EXPLAINED == set()
+    assert set(struct_gaps(ResponseCreateParamsBase, CreateRequest)) - EXPLAINED == set()

@@ -67,10 +67,17 @@ class Screen:
         self._dim = self._line_open = False
 
     def remark(self, text: str) -> None:
-        """Something that we say, not the model."""
+        """Something that we say, not the model: for a person who watches."""
         self.end_line()
         self.show(text, dim=True)
         self.end_line()
+
+    def warn(self, text: str) -> None:
+        """Something to know about the answer, also for who reads it from a pipe."""
+        if self._live:
+            self.remark(text)
+        else:
+            print(f"antiphon: {text}", file=sys.stderr)
 
 
 class Conversation:
@@ -113,7 +120,7 @@ class Conversation:
             case wire.ReasoningTextDelta() | wire.ReasoningSummaryTextDelta():
                 self._screen.show(event.delta, dim=True)
             case wire.OutputItemDone(item=FunctionCall() as call):
-                self._screen.remark(f"the model calls {call.name}({call.arguments})")
+                self._screen.warn(f"the model calls {call.name}({call.arguments})")
 
     def _conclude(self, terminal: wire.Lifecycle | None) -> None:
         if terminal is None:
@@ -123,7 +130,7 @@ class Conversation:
             raise AntiphonError(response.error.message if response.error else "The model failed and did not say why.")
         self._last_id = response.id
         if response.incomplete_details is not None:
-            self._screen.remark(f"the answer is cut short: {response.incomplete_details.reason}")
+            self._screen.warn(f"the answer is cut short: {response.incomplete_details.reason}")
 
 
 def converse(conversation: Conversation, screen: Screen, lines: Iterator[str], *, live: bool) -> int:

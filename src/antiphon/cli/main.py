@@ -1,4 +1,4 @@
-"""The command line: what was typed, and which command that is. Each command is a module, imported when it is asked for."""
+"""The command line: what was typed, and which command that is. A command is a module, imported when it is asked for."""
 
 import argparse
 import importlib

@@ -1,4 +1,4 @@
-"""Where packages can be fetched from. pip is asked, so that the user's own index, mirror and certificates are honoured."""
+"""Where packages can be fetched from. pip is asked, so that the user's index, mirror and certificates are honoured."""
 
 import importlib.util
 import json

@@ -9,7 +9,10 @@ from antiphon.errors import ConfigError
 
 def load_settings(arguments: Namespace, **overrides: Any) -> Settings:
     """Overrides that are None were not given."""
-    return load(arguments.config, environment(), overrides)
+    # A variable that an option points to is no setting, whatever it is called.
+    named = {value for name, value in vars(arguments).items() if name.endswith("_env")}
+    variables = {name: value for name, value in environment().items() if name not in named}
+    return load(arguments.config, variables, overrides)
 
 
 def read_secret(variable: str, *, option: str) -> str:
@@ -21,6 +24,11 @@ def read_secret(variable: str, *, option: str) -> str:
 
 
 def server_url(settings: Settings) -> str:
-    """The address at which this machine reaches the server of these settings."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    """The address of the server with these settings, seen from this machine."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return reachable_url(f"http://{host}:{settings.port}")
+
+
+def reachable_url(url: str) -> str:
+    """A server that listens on all addresses is reached at the machine's own."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:", 1).replace("//[::]:", "//[::1]:", 1)

@@ -224,7 +224,7 @@ class ToolSearchOutput(Tagged, tag="tool_search_output"):
 
 
 class AdditionalTools(Tagged, tag="additional_tools"):
-    role: Literal["developer"]
+    role: Literal["unknown", "user", "assistant", "system", "critic", "discriminator", "developer", "tool"]
     tools: Tools
     id: str | None = None
 

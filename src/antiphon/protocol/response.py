@@ -31,6 +31,29 @@ else:
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter", "steered"]
+ErrorCode = Literal[
+    "server_error",
+    "rate_limit_exceeded",
+    "invalid_prompt",
+    "data_residency_mismatch",
+    "bio_policy",
+    "misalignment_policy_violation",
+    "vector_store_timeout",
+    "invalid_image",
+    "invalid_image_format",
+    "invalid_base64_image",
+    "invalid_image_url",
+    "image_too_large",
+    "image_too_small",
+    "image_parse_error",
+    "image_content_policy_violation",
+    "invalid_image_mode",
+    "image_file_too_large",
+    "unsupported_image_media_type",
+    "empty_image_file",
+    "failed_to_download_image",
+    "image_file_not_found",
+]
 
 
 class Reply(Struct, omit_defaults=True):
@@ -40,6 +63,7 @@ class Reply(Struct, omit_defaults=True):
 class InputTokensDetails(Reply):
     cached_tokens: int = always(0)
     cache_write_tokens: int | None = None
+    cache_write_tokens_details: JsonObject | None = None
 
 
 class OutputTokensDetails(Reply):
@@ -59,6 +83,7 @@ class ResponseError(Reply):
     message: str
     param: str | None = None
     type: str | None = None
+    misalignment: JsonObject | None = None
 
 
 class IncompleteDetails(Reply):

@@ -3,7 +3,7 @@
 import secrets
 import string
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from antiphon.errors import AntiphonError
@@ -65,7 +65,7 @@ class Exchange:
         self.id = _take_id(self.headers) or f"req_{secrets.token_hex(16)}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.param = ""
-        self.project: str | None = None
+        self.project = ""  # until the request's key has named one
         self.model: str | None = None
         self.response_id: str | None = None
         self.stream = False
@@ -77,6 +77,11 @@ class Exchange:
     @property
     def milliseconds(self) -> float:
         return (time.perf_counter() - self.began) * 1000
+
+    def note_ignored(self, names: Sequence[str]) -> None:
+        """Tell the client which of the things it sent were left aside."""
+        if names:
+            self.warnings.append(f"ignored: {', '.join(names)}")
 
     async def answer_with(self, value: Any) -> None:
         """Answer 200 with a wire object."""

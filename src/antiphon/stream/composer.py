@@ -3,8 +3,9 @@
 It has no clock, no randomness and no IO: `new_id` and `now` are handed in. `start` tells that the response exists,
 `compose` turns each batch of deltas into events, and `Finish` or `Failure` ends it with exactly one terminal event.
 
-What is open follows one rule: at most one item *speaks* (a message or reasoning), and any number of calls are under way,
-because backends interleave calls and only the end says that a call is whole. Whatever starts closes the item that spoke.
+What is open follows one rule: at most one item *speaks* (a message or reasoning), and any number of calls are under
+way, because backends interleave calls and only the end says that a call is whole. Whatever starts closes the item that
+spoke.
 """
 
 import itertools

@@ -60,7 +60,8 @@ class ToolCall(_Delta):
     """A function call, or more of one.
 
     `key` names the call within this answer (a backend's own index or id), so that interleaved calls stay apart.
-    `name` comes with the first delta of a key; `arguments` are appended. A `call_id` of None lets the composer make one.
+    `name` comes once, best with the first delta of a key; `arguments` are appended. Without a `call_id` the composer
+    makes one.
     """
 
     key: int | str

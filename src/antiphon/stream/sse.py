@@ -60,8 +60,8 @@ class Message(Struct, frozen=True, gc=False):
 class Decoder:
     """Takes a stream in chunks cut anywhere and gives its messages as soon as they are complete.
 
-    Lines may end in LF, CRLF or CR. A message that grows beyond `limit` bytes raises ModelError, and the stream is of no
-    use after that.
+    Lines may end in LF, CRLF or CR. A message that grows beyond `limit` bytes is a ModelError, and the stream of no use
+    after that.
     """
 
     def __init__(self, *, limit: int = MESSAGE_LIMIT) -> None:

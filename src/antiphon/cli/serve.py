@@ -1,0 +1,60 @@
+"""`antiphon serve`: the settings become an engine, the engine a server."""
+
+import json
+import shlex
+from argparse import Namespace
+from typing import Any
+
+from antiphon import __version__
+from antiphon.backends.registry import kinds
+from antiphon.cli.settings import load_settings, reachable_url
+from antiphon.config import Settings, hide_password
+from antiphon.engine.assemble import build_engine
+from antiphon.engine.engine import Engine
+from antiphon.errors import ConfigError
+from antiphon.server.log import configure
+from antiphon.server.process import serve
+
+
+def run(arguments: Namespace) -> int:
+    backends = _choose_backends(arguments)
+    settings = load_settings(
+        arguments, host=arguments.host, port=arguments.port, store=arguments.store, backends=backends
+    )
+    configure(settings)
+    engine = build_engine(settings)
+    serve(engine, settings, on_ready=lambda url: print(introduce(url, engine, settings), flush=True))
+    return 0
+
+
+def _choose_backends(arguments: Namespace) -> dict[str, dict[str, Any]] | None:
+    """The backend that the options name in place of the configured ones, if they do."""
+    if arguments.upstream or arguments.upstream_kind or arguments.upstream_key_env:
+        raise ConfigError(
+            f"--upstream: no backend for another server is installed yet. There are: {', '.join(kinds())}."
+        )
+    if arguments.script:
+        return {"scripted": {"kind": "scripted", "script": str(arguments.script)}}
+    if arguments.model:
+        return {"embedded": {"kind": "embedded", "model": str(arguments.model)}}
+    return None
+
+
+def introduce(url: str, engine: Engine, settings: Settings) -> str:
+    """What a newcomer wants to know of a server that has just started."""
+    models = [model.id for model in engine.models()]
+    lines = [
+        f"antiphon {__version__} listens on {url}",
+        f"  models  {', '.join(models)}",
+        f"  data    {hide_password(settings.store)}",
+        f"  keys    {'required' if settings.api_keys else 'not required: whoever reaches this address is let in'}",
+        "Ctrl-C stops it. To try it, in another terminal:",
+        f"  {_example(reachable_url(url), models[0], keyed=bool(settings.api_keys))}",
+    ]
+    return "\n".join(lines)
+
+
+def _example(url: str, model: str, *, keyed: bool) -> str:
+    key = ' -H "Authorization: Bearer YOUR_KEY"' if keyed else ""
+    body = json.dumps({"model": model, "input": "Say hello."})
+    return f"curl {url}/v1/responses -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

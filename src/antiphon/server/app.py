@@ -1,0 +1,79 @@
+"""The ASGI application: any ASGI server can run it."""
+
+import logging
+
+from antiphon.config import Settings
+from antiphon.engine.engine import Engine
+from antiphon.errors import AntiphonError, InvalidApiKey, ServerError
+from antiphon.server.auth import CHALLENGE, Gate
+from antiphon.server.exchange import ClientGone, Exchange, Receive, Scope, Send
+from antiphon.server.log import write_access
+from antiphon.server.routes import make_router
+
+logger = logging.getLogger(__name__)
+
+# Not a status that is sent: it stands in the log for a client that left before its answer began.
+_CLIENT_GONE = 499
+
+
+class App:
+    """The server as a callable. The engine starts and closes with the server's lifespan."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._gate = Gate(settings.api_keys)
+        self._router = make_router(engine, max_body_bytes=settings.max_body_bytes)
+        self.startup_error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._answer(Exchange(scope, receive, send))
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            raise NotImplementedError(f"Antiphon does not speak {scope['type']}.")
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            route = self._router.find(exchange)
+            if not route.public:
+                exchange.project = self._gate.admit(exchange.headers)
+            await route.handler(exchange)
+        except ClientGone:
+            exchange.status = exchange.status or _CLIENT_GONE
+            exchange.error_code = "client_gone"
+        except Exception as error:
+            await self._refuse(exchange, error)
+        finally:
+            write_access(exchange)
+
+    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+        known = error if isinstance(error, AntiphonError) else None
+        if known is None or known.status >= 500:
+            logger.error("the request failed", exc_info=error, extra={"request_id": exchange.id})
+        if exchange.status:
+            # The answer is under way, and only an engine that breaks its promise gets here. Leaving it unfinished
+            # makes the server close the connection, which the client cannot take for an end.
+            exchange.error_code = "server_error"
+            return
+        if isinstance(error, InvalidApiKey):
+            exchange.extra_headers.append(CHALLENGE)
+        await exchange.answer_error(known or ServerError(f"The server had an error. The request id is {exchange.id}."))
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._engine.start()
+        except Exception as error:
+            self.startup_error = error
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        try:
+            await self._engine.close()
+        except Exception as error:
+            logger.exception("closing failed")
+            await send({"type": "lifespan.shutdown.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.shutdown.complete"})

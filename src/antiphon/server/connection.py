@@ -1,0 +1,50 @@
+"""uvicorn's HTTP connection, with errors in our shape and an end to endless headers."""
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from antiphon.errors import InvalidRequest
+from antiphon.server.failure import describe
+
+_LARGEST_HEAD = 256 * 1024
+
+
+class Connection(HttpToolsProtocol):
+    """What is not HTTP at all never reaches the application, so it is answered here."""
+
+    _head_is_open = True
+    _head_size = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # The parser keeps an unfinished head in memory for as long as the client goes on with it.
+        if self._head_is_open:
+            self._head_size += len(data)
+            if self._head_size > _LARGEST_HEAD and not self.transport.is_closing():
+                self._refuse(431, "The headers are too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_is_open = True
+        self._head_size = 0
+
+    def on_headers_complete(self) -> None:
+        self._head_is_open = False
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "The request is not valid HTTP.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        # In the middle of an answer there is no room for another one.
+        if not _is_answering(self.cycle):
+            body = describe(InvalidRequest(message, code="invalid_http"))
+            self.transport.write(
+                STATUS_LINE[status]
+                + b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+                + body
+            )
+        self.transport.close()
+
+
+def _is_answering(cycle: RequestResponseCycle | None) -> bool:
+    return cycle is not None and cycle.response_started and not cycle.response_complete

@@ -1,0 +1,26 @@
+"""The handlers that tell how the server does. They need no key, and say nothing worth one."""
+
+from antiphon.engine.engine import Engine
+from antiphon.errors import Unavailable
+from antiphon.server.exchange import Exchange
+
+
+class HealthHandlers:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def greet(self, exchange: Exchange) -> None:
+        """For whoever opens the address in a browser."""
+        await exchange.answer_with(
+            {"name": "antiphon", "api": "The Responses API", "responses": "/v1/responses", "models": "/v1/models"}
+        )
+
+    async def live(self, exchange: Exchange) -> None:
+        """The process is up."""
+        await exchange.answer_with({"status": "ok"})
+
+    async def ready(self, exchange: Exchange) -> None:
+        """The models are loaded and the store is open."""
+        if not self._engine.ready:
+            raise Unavailable("The server is not ready.")
+        await exchange.answer_with({"status": "ready"})

@@ -1,0 +1,116 @@
+"""The log: one line for each request and whatever else happens, as text for people or as JSON for machines."""
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from antiphon.config import Settings
+from antiphon.server.exchange import Exchange
+
+access = logging.getLogger("antiphon.access")
+
+_LONGEST = 256
+# What other modules attach to a record with `extra`, so that it can be found by the response or request it is about.
+_EXTRAS = ("request_id", "response_id")
+
+
+class AccessLine(Struct, omit_defaults=True):
+    """What is said of a request. It is the message of its log record, and each formatter writes it in its own way."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int
+    ms: float
+    bytes: int
+    project: str | None = None
+    model: str | None = None
+    response_id: str | None = None
+    stream: bool = False
+    error: str | None = None
+    warnings: list[str] = []
+
+    def __str__(self) -> str:
+        parts = [self.method, _printable(self.path), str(self.status), f"{self.ms}ms", f"{self.bytes}B"]
+        for name in ("request_id", "response_id", "project", "model", "error"):
+            value = getattr(self, name)
+            if value is not None:
+                parts.append(f"{name}={_printable(value)}")
+        if self.stream:
+            parts.append("stream")
+        if self.warnings:
+            parts.append(f"warnings={_printable('; '.join(self.warnings))}")
+        return " ".join(parts)
+
+
+def write_access(exchange: Exchange) -> None:
+    if not access.isEnabledFor(logging.INFO):
+        return
+    line = AccessLine(
+        request_id=exchange.id,
+        method=exchange.method,
+        path=exchange.path[:_LONGEST],
+        status=exchange.status,
+        ms=round(exchange.milliseconds, 2),
+        bytes=exchange.sent,
+        project=exchange.project or None,
+        model=exchange.model[:_LONGEST] if exchange.model else None,
+        response_id=exchange.response_id[:_LONGEST] if exchange.response_id else None,
+        stream=exchange.stream,
+        error=exchange.error_code,
+        warnings=[warning[:_LONGEST] for warning in exchange.warnings],
+    )
+    # The record is made by hand: finding the calling line would take longer than all the rest.
+    access.handle(access.makeRecord(access.name, logging.INFO, __file__, 0, line, (), None))
+
+
+class TextFormatter(logging.Formatter):
+    """A line a person can read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{_clock(record)} {record.levelname.lower()} {record.getMessage()}"
+        for name, value in _extras(record).items():
+            text += f" {name}={_printable(value)}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(logging.Formatter):
+    """A JSON object on a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": _clock(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        if isinstance(record.msg, AccessLine):
+            fields |= msgspec.to_builtins(record.msg)
+        else:
+            fields |= {"message": record.getMessage(), **_extras(record)}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()
+
+
+def configure(settings: Settings) -> None:
+    """Send this process's log to standard error, in the form and from the level that the settings name."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("antiphon").setLevel(settings.log_level.upper())
+
+
+def _clock(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _extras(record: logging.LogRecord) -> dict[str, str]:
+    return {name: str(getattr(record, name)) for name in _EXTRAS if hasattr(record, name)}
+
+
+def _printable(text: str) -> str:
+    """Text that a client chose, on one line and in one word: it cannot forge a line or a field of the log."""
+    return text if text.isprintable() and " " not in text else ascii(text)

@@ -1,0 +1,85 @@
+from typing import Any
+
+import pytest
+
+from antiphon.config import ApiKey
+from antiphon.errors import InvalidApiKey
+from antiphon.server.auth import Gate
+
+KEYS = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"), ApiKey("schlüssel", "c"))
+
+
+@pytest.mark.parametrize("headers", [{}, {b"authorization": b"Bearer whatever"}])
+def test_without_keys_everyone_is_in_the_default_project(headers: dict[bytes, bytes]) -> None:
+    assert Gate(()).admit(headers) == "default"
+
+
+@pytest.mark.parametrize(
+    ("header", "project"),
+    [
+        ("Bearer sk-ada", "a"),
+        ("bearer sk-bob", "b"),
+        ("Bearer   sk-bob ", "b"),
+        ("Bearer schlüssel", "c"),
+    ],
+)
+def test_a_key_opens_its_own_project(header: str, project: str) -> None:
+    assert Gate(KEYS).admit({b"authorization": header.encode()}) == project
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "sk-ada", "Basic sk-ada"])
+def test_a_missing_key_is_refused_with_the_way_to_send_it(header: str) -> None:
+    with pytest.raises(InvalidApiKey, match="Authorization: Bearer KEY"):
+        Gate(KEYS).admit({b"authorization": header.encode()})
+
+
+@pytest.mark.parametrize("key", ["sk-adas", "sk-ad", "SK-ADA", "sk-ada sk-bob", "\x00"])
+def test_an_unknown_key_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(InvalidApiKey) as caught:
+        Gate(KEYS).admit({b"authorization": f"Bearer {key}".encode()})
+    assert caught.value.message == "The API key is not known here."
+
+
+def test_a_wrong_key_gets_401_with_a_challenge(guarded: Any) -> None:
+    answer = guarded.ask("GET", "/v1/models", headers={"Authorization": "Bearer wrong"})
+    assert (answer.status, answer.headers["www-authenticate"], answer.json) == (
+        401,
+        'Bearer realm="antiphon"',
+        {
+            "error": {
+                "message": "The API key is not known here.",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "invalid_api_key",
+            }
+        },
+    )
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/"])
+def test_health_needs_no_key(guarded: Any, path: str) -> None:
+    assert guarded.ask("GET", path).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/scripted"),
+    ],
+)
+def test_everything_else_needs_one(guarded: Any, method: str, path: str) -> None:
+    assert guarded.ask(method, path).status == 401
+
+
+def test_another_project_does_not_see_a_response(guarded: Any) -> None:
+    ada, bob = guarded.client("sk-ada"), guarded.client("sk-bob")
+    response = ada.responses.create(model="scripted", input="hi")
+    assert guarded.ask("GET", f"/v1/responses/{response.id}", headers={"Authorization": "Bearer sk-bob"}).status == 404
+    assert ada.responses.retrieve(response.id) == response
+    ada.close()
+    bob.close()

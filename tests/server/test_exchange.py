@@ -1,0 +1,76 @@
+from typing import Any
+
+import pytest
+
+
+def headers_of(message: dict[str, Any]) -> dict[bytes, bytes]:
+    return {name: value for name, value in message["headers"] if name != b"openai-processing-ms"}
+
+
+@pytest.mark.parametrize("name", ["X-Request-Id", "X-Client-Request-Id"])
+def test_a_sane_id_of_the_client_is_kept(wire: Any, name: str) -> None:
+    assert wire().exchange(headers={name: "run-7/step:1"}).id == "run-7/step:1"
+
+
+@pytest.mark.parametrize("sent", ["", "two words", "x" * 129, "naïve", 'quo"te', "a\nb"])
+def test_another_id_is_replaced(wire: Any, sent: str) -> None:
+    made = wire().exchange(headers={"X-Request-Id": sent}).id
+    assert made.startswith("req_")
+    assert len(made) == 36
+
+
+def test_ids_differ(wire: Any) -> None:
+    assert wire().exchange().id != wire().exchange().id
+
+
+async def test_an_answer_is_a_start_and_one_body(wire: Any) -> None:
+    line = wire()
+    exchange = line.exchange(headers={"X-Request-Id": "7"})
+    await exchange.answer(201, b"{}")
+    assert (line.sent[0]["status"], headers_of(line.sent[0])) == (
+        201,
+        {b"x-request-id": b"7", b"content-type": b"application/json", b"content-length": b"2"},
+    )
+    assert line.sent[1:] == [{"type": "http.response.body", "body": b"{}", "more_body": False}]
+    assert (exchange.status, exchange.sent) == (201, 2)
+
+
+async def test_a_head_request_gets_the_length_without_the_body(wire: Any) -> None:
+    line = wire()
+    await line.exchange("HEAD").answer(200, b"{}")
+    assert headers_of(line.sent[0])[b"content-length"] == b"2"
+    assert line.sent[1]["body"] == b""
+
+
+async def test_a_stream_starts_with_its_first_chunk_and_sends_each_as_it_is(wire: Any) -> None:
+    line = wire()
+    exchange = line.exchange(headers={"X-Request-Id": "7"})
+    await exchange.write(b"one")
+    await exchange.finish(b"two")
+    assert headers_of(line.sent[0]) == {
+        b"x-request-id": b"7",
+        b"content-type": b"text/event-stream",
+        b"cache-control": b"no-cache",
+        b"x-accel-buffering": b"no",
+    }
+    assert line.sent[1:] == [
+        {"type": "http.response.body", "body": b"one", "more_body": True},
+        {"type": "http.response.body", "body": b"two", "more_body": False},
+    ]
+
+
+async def test_warnings_are_escaped_and_bounded(wire: Any) -> None:
+    line = wire()
+    exchange = line.exchange()
+    exchange.note_ignored(["top_k", "bad\r\nset-cookie: x", "naïve"])
+    exchange.warnings.append("y" * 5000)
+    await exchange.answer(200, b"{}")
+    value = headers_of(line.sent[0])[b"x-antiphon-warnings"]
+    assert value.startswith(b"ignored: top_k, bad\\r\\nset-cookie: x, na\\xefve; yyy")
+    assert len(value) == 1024
+
+
+async def test_nothing_ignored_is_no_warning(wire: Any) -> None:
+    exchange = wire().exchange()
+    exchange.note_ignored(())
+    assert exchange.warnings == []

@@ -1,0 +1,98 @@
+from typing import Any
+
+import pytest
+
+from antiphon.errors import AntiphonError, BodyTooLarge
+from antiphon.server.exchange import ClientGone
+from antiphon.server.limits import read_body
+
+
+def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_in_pieces_is_put_together(wire: Any) -> None:
+    exchange = wire(chunk(b"ab", more=True), chunk(b"", more=True), chunk(b"cd")).exchange()
+    assert await read_body(exchange, 4) == b"abcd"
+
+
+async def test_a_request_without_a_body_has_an_empty_one(wire: Any) -> None:
+    assert await read_body(wire({"type": "http.request"}).exchange(), 4) == b""
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read(wire: Any) -> None:
+    exchange = wire().exchange(headers={"Content-Length": "5"})
+    with pytest.raises(BodyTooLarge, match="at most 4 bytes"):
+        await read_body(exchange, 4)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk(b"abcde")],
+        [chunk(b"abc", more=True), chunk(b"de")],
+        [chunk(b"abc", more=True), chunk(b"de", more=True)],
+    ],
+)
+async def test_a_body_that_grows_too_large_is_refused_as_soon_as_it_does(
+    wire: Any, chunks: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(BodyTooLarge):
+        await read_body(wire(*chunks).exchange(), 4)
+
+
+async def test_a_client_that_leaves_while_sending_is_noticed(wire: Any) -> None:
+    exchange = wire(chunk(b"ab", more=True), {"type": "http.disconnect"}).exchange()
+    with pytest.raises(ClientGone):
+        await read_body(exchange, 4)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Content-Type": "application/x-www-form-urlencoded"}, "invalid_content_type"),
+        ({"Content-Type": "Multipart/form-data; boundary=x"}, "invalid_content_type"),
+        ({"Content-Encoding": "zstd"}, "invalid_content_encoding"),
+        ({"Content-Length": "-1"}, "invalid_header"),
+    ],
+)
+async def test_a_body_that_cannot_be_json_is_refused_for_what_it_is(
+    wire: Any, headers: dict[str, str], code: str
+) -> None:
+    with pytest.raises(AntiphonError) as caught:
+        await read_body(wire().exchange(headers=headers), 4)
+    assert (caught.value.status, caught.value.code) == (400, code)
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/json; charset=utf-8"])
+async def test_json_under_any_other_type_is_taken(wire: Any, kind: str) -> None:
+    assert await read_body(wire(chunk(b"{}")).exchange(headers={"Content-Type": kind}), 4) == b"{}"
+
+
+def request(server: Any, head: str, body: bytes) -> bytes:
+    with server.connect() as client:
+        client.sendall(f"POST /v1/responses HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode() + body)
+        return bytes(client.recv(12))
+
+
+def test_a_length_over_the_limit_gets_413_before_the_body_is_sent(guarded: Any) -> None:
+    head = "Authorization: Bearer sk-ada\r\nExpect: 100-continue\r\nContent-Length: 1001"
+    assert request(guarded, head, b"") == b"HTTP/1.1 413"
+
+
+def test_a_chunked_body_over_the_limit_gets_413_while_it_is_sent(guarded: Any) -> None:
+    head = "Authorization: Bearer sk-ada\r\nTransfer-Encoding: chunked"
+    assert request(guarded, head, b"3e9\r\n" + b" " * 1001 + b"\r\n") == b"HTTP/1.1 413"
+
+
+def test_a_client_that_sends_all_of_a_large_body_still_reads_the_refusal(guarded: Any) -> None:
+    answer = guarded.ask("POST", "/v1/responses", b" " * 4_000_000, headers={"Authorization": "Bearer sk-ada"})
+    assert (answer.status, answer.json["error"]) == (
+        413,
+        {
+            "message": "The body is too large: this server takes at most 1000 bytes.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "request_too_large",
+        },
+    )

@@ -1,0 +1,72 @@
+from typing import Any
+
+import pytest
+
+from antiphon.errors import MethodNotAllowed, NotFound
+from antiphon.server.exchange import Exchange
+from antiphon.server.router import Router
+
+
+async def plain(exchange: Exchange) -> None: ...
+
+
+async def one(exchange: Exchange) -> None: ...
+
+
+async def parts(exchange: Exchange) -> None: ...
+
+
+async def rest(exchange: Exchange) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def router() -> Router:
+    router = Router()
+    router.add("POST", "/things", plain)
+    router.add("GET", "/things/{id}", one)
+    router.add("DELETE", "/things/{id}", plain)
+    router.add("GET", "/things/{id}/parts", parts)
+    router.add("GET", "/files/{path...}", rest, public=True)
+    return router
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "handler", "param", "public"),
+    [
+        ("POST", "/things", plain, "", False),
+        ("GET", "/things/7", one, "7", False),
+        ("HEAD", "/things/7", one, "7", False),
+        ("DELETE", "/things/7", plain, "7", False),
+        ("GET", "/things/parts", one, "parts", False),
+        ("GET", "/things/7/parts", parts, "7", False),
+        ("GET", "/files/a/b", rest, "a/b", True),
+    ],
+)
+def test_a_request_finds_its_handler(
+    router: Router, wire: Any, method: str, path: str, handler: object, param: str, public: bool
+) -> None:
+    exchange = wire().exchange(method, path)
+    assert (router.find(exchange), exchange.param) == ((handler, public), param)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/thing", "/things/", "/things//parts", "/things/7/8", "/things/7/parts/8", "/files/", "//things"]
+)
+def test_an_unknown_path_is_not_found(router: Router, wire: Any, path: str) -> None:
+    with pytest.raises(NotFound, match=f"There is no {path} here"):
+        router.find(wire().exchange("GET", path))
+
+
+def test_a_wrong_method_is_refused_with_the_right_ones(router: Router, wire: Any) -> None:
+    exchange = wire().exchange("PUT", "/things/7")
+    with pytest.raises(MethodNotAllowed):
+        router.find(exchange)
+    assert exchange.extra_headers == [(b"allow", b"GET, HEAD, OPTIONS, DELETE")]
+
+
+async def test_options_lists_the_methods(router: Router, wire: Any) -> None:
+    line = wire()
+    exchange = line.exchange("OPTIONS", "/things")
+    await router.find(exchange).handler(exchange)
+    start = line.sent[0]
+    assert (start["status"], dict(start["headers"])[b"allow"]) == (204, b"POST, OPTIONS")
