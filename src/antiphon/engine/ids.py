@@ -1,8 +1,36 @@
-"""Ids: time-ordered, so that they sit together in an index, and unguessable, so that knowing one gives no other."""
+"""Ids: time-ordered, so that they sit together in an index, and unguessable, so that nobody finds one by trying.
+
+A response's items carry its token in their own ids: `resp_T`, `msg_T0000`, `fc_T0001`. So an item leads back to the
+response it was made in, and a run that is repeated gives its items the same ids again.
+"""
 
 import secrets
 import time
 
+_TOKEN_LENGTH = 44
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(16)}"
+
+def new_token() -> str:
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(16)}"
+
+
+class Mint:
+    """Makes the ids of one response and its items."""
+
+    def __init__(self, token: str | None = None, minted: int = 0) -> None:
+        self.token = new_token() if token is None else token
+        self.minted = minted
+
+    @property
+    def response_id(self) -> str:
+        return f"resp_{self.token}"
+
+    def __call__(self, prefix: str) -> str:
+        minted, self.minted = self.minted, self.minted + 1
+        return f"{prefix}_{self.token}{minted:04x}"
+
+
+def find_owner(item_id: str) -> str | None:
+    """The id of the response an item was made in, if the id is one of ours."""
+    _, _, rest = item_id.partition("_")
+    return f"resp_{rest[:_TOKEN_LENGTH]}" if len(rest) > _TOKEN_LENGTH else None

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 
 from antiphon.backends.base import Deltas
 from antiphon.engine.conversation import Resolved
-from antiphon.engine.ids import new_id
 from antiphon.errors import AntiphonError
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
@@ -31,7 +30,7 @@ class Run:
         self._project = project
         self._store = store
         self._running = running
-        self._composer = Composer(resolved.response, new_id=new_id, now=lambda: int(time.time()))
+        self._composer = Composer(resolved.response, new_id=resolved.mint, now=lambda: int(time.time()))
         self._waiting: asyncio.Task[object] | None = None
         self._stopping = asyncio.Event()
 

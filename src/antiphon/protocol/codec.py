@@ -65,25 +65,28 @@ def decode_event(body: bytes) -> Event | Unknown:
         return Unknown(bytes(body))
 
 
-# Each kind of unknown field costs two more passes over the body: enough for any real client, too little to keep a
-# server busy.
-_MOST_UNKNOWN_FIELDS = 32
+# Each kind of unknown field costs another pass over the body. The limits are more than any real client needs, and keep
+# a server from being kept busy: the second is for long bodies, in bytes of all passes together.
+_MOST_PASSES = 32
+_FEWEST_PASSES = 8
+_MOST_BYTES = 2**21
 
 
 def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tuple[str, ...]]:
     ignored: list[str] = []
     try:
         _check_utf8(body)
-        for attempt in range(_MOST_UNKNOWN_FIELDS + 1):
+        passes = max(_FEWEST_PASSES, min(_MOST_PASSES, _MOST_BYTES // (len(body) + 1)))
+        while True:
             try:
                 return decode(body), tuple(ignored)
             except ValidationError as error:
                 fault = faults.read(error)
-                if fault.unknown_field is None or attempt == _MOST_UNKNOWN_FIELDS:
+                if fault.unknown_field is None or not passes:
                     raise fault.explain() from None
                 body, found = faults.remove(body, fault.path, fault.unknown_field)
                 ignored += found
-        raise AssertionError("the last attempt returns or raises")
+                passes -= 1
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:

@@ -9,13 +9,15 @@ from antiphon.errors import InvalidRequest, MissingParameter
 
 Steps = list[str | int]
 
-_MARK = " - at `$"
+# What msgspec writes before a path: about a value, and about a key of a mapping.
+_MARKS = (" - at ", " - at `key` in ")
 _PATH = re.compile(r"(?:\.\w+|\[(?:\d+|\.\.\.)\])*")
 _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]")
 _UNKNOWN_FIELD = "Object contains unknown field `"
 _MISSING_FIELD = "Object missing required field `"
-# An error repeats the value it is about, which may be as long as the body.
+# An error repeats the value it is about, which may be as long as the body, and may look like many paths.
 _LONGEST = 200
+_DEEPEST = 100
 
 
 class Fault(Struct, frozen=True):
@@ -50,12 +52,13 @@ def read(error: ValidationError) -> Fault:
     """
     message = str(error)
     path, end = "", len(message)
-    while message.endswith("`", 0, end):
-        start = message.rfind(_MARK, 0, end)
-        if start < 0 or not _PATH.fullmatch(message, start + len(_MARK), end - 1):
+    for _ in range(_DEEPEST):
+        start = message.rfind("`$", 0, end)
+        mark = next((mark for mark in _MARKS if message.endswith(mark, 0, max(start, 0))), None)
+        if mark is None or not _PATH.fullmatch(message, start + 2, end - 1) or not message.endswith("`", 0, end):
             break
-        path += message[start + len(_MARK) : end - 1]
-        end = start
+        path += message[start + 2 : end - 1]
+        end = start - len(mark)
     return Fault(path.removeprefix("."), message[:end])
 
 
@@ -87,9 +90,12 @@ class _Removal:
         self._kinds = kinds
         self._field = field
         self._found = found
+        self._name = msgspec.json.encode(field)
 
     def apply(self, raw: bytes, steps: Steps, at: str, depth: int = 0) -> bytes:
         """`raw` without the field. `at` is the path of `raw`, `depth` the number of objects around it."""
+        if self._name not in raw and b"\\" not in raw:  # neither as it is nor with escapes
+            return raw
         if steps and isinstance(steps[0], int):
             return self._apply_to_elements(raw, steps[1:], at, depth) if raw.startswith(b"[") else raw
         fields = _decode_fields(raw) if raw.startswith(b"{") else {}

@@ -218,12 +218,14 @@ class NestedFunction(Wire):
     type: Literal["function", "tool"] | None = None
 
 
+_NULL = Raw(b"null")
 _FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
 _NESTED: "msgspec.json.Decoder[NestedFunction]" = msgspec.json.Decoder(NestedFunction)
 
 
 def _decode_nested(raw: Raw | bytes) -> FunctionBody | None:
-    return _NESTED.decode(raw).function if "function" in _FIELDS.decode(raw) else None
+    nested = _FIELDS.decode(raw).get("function")
+    return None if nested in (None, _NULL) else _NESTED.decode(raw).function
 
 
 def _decode_nested_tool(raw: Raw | bytes) -> FunctionTool | None:

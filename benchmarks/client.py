@@ -1,0 +1,153 @@
+"""A lean HTTP client: it keeps its connections, reads no more of an answer than it must, and takes the time."""
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HOST = "127.0.0.1"
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+class BadAnswer(Exception):
+    """A server did not answer as it should; nothing that was measured would mean anything."""
+
+
+class Answer(NamedTuple):
+    """What came back, with its head, and seconds since it was asked for: to the first part of the body, to the end."""
+
+    head: bytes
+    body: bytes
+    first: float
+    whole: float
+
+    @property
+    def status(self) -> int:
+        return int(self.head[9:12])
+
+    @property
+    def content(self) -> bytes:
+        """The body without the frames of its chunks."""
+        if not _CHUNKED.search(self.head):
+            return self.body
+        content, rest = b"", self.body
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            content, rest = content + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        return content
+
+
+class Connection(asyncio.Protocol):
+    """One connection, for one request at a time."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[Answer] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(BadAnswer(f"The server closed the connection: {exc or 'no reason given'}."))
+
+    def ask(self, request: bytes) -> asyncio.Future[Answer]:
+        assert self._transport is not None
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._received = bytearray()
+        self._body_at = self._length = 0
+        self._first = 0.0
+        self._asked = time.perf_counter()
+        self._transport.write(request)
+        return self._waiter
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if not self._body_at and not self._read_head():
+            return
+        size = len(self._received) - self._body_at
+        if size and not self._first:
+            self._first = time.perf_counter() - self._asked
+        done = size >= self._length if self._length else self._received.endswith(_LAST_CHUNK)
+        if done and self._waiter is not None and not self._waiter.done():
+            whole = time.perf_counter() - self._asked
+            head, body = bytes(self._received[: self._body_at]), bytes(self._received[self._body_at :])
+            self._waiter.set_result(Answer(head, body, self._first, whole))
+
+    def _read_head(self) -> bool:
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        self._body_at = end + 4
+        length = _LENGTH.search(self._received, 0, end)
+        self._length = int(length[1]) if length else 0
+        return True
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Client:
+    """The connections to one server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connections: list[Connection] = []
+
+    async def load(self, request: bytes, *, count: int, concurrency: int, seconds: float) -> list[Answer]:
+        """Send the request `count` times, `concurrency` at once. More than `seconds` for all of it is a failure."""
+        await self._connect(concurrency)
+        turns = iter(range(count))
+        try:
+            async with asyncio.timeout(seconds):
+                parts = await asyncio.gather(
+                    *(_repeat(connection, request, turns) for connection in self._connections[:concurrency])
+                )
+        except TimeoutError:
+            raise BadAnswer(f"The server did not give {count} answers in {seconds:g} seconds.") from None
+        return [answer for part in parts for answer in part]
+
+    async def ask(self, request: bytes, *, seconds: float = 10) -> Answer:
+        return (await self.load(request, count=1, concurrency=1, seconds=seconds))[0]
+
+    async def _connect(self, count: int) -> None:
+        self._connections = [connection for connection in self._connections if not connection.closed]
+        loop = asyncio.get_running_loop()
+        while len(self._connections) < count:
+            self._connections.append((await loop.create_connection(Connection, HOST, self._port))[1])
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+async def _repeat(connection: Connection, request: bytes, turns: Iterator[int]) -> list[Answer]:
+    answers = []
+    for _ in turns:
+        answers.append(await connection.ask(request))
+    return answers
+
+
+def post(body: bytes) -> bytes:
+    head = f"POST /v1/responses HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: {HOST}\r\n\r\n".encode()
+
+
+async def is_up(port: int, path: str) -> bool:
+    """Whether a server answers 200 there by now."""
+    client = Client(port)
+    with contextlib.suppress(OSError, BadAnswer), contextlib.closing(client):
+        return (await client.ask(get(path))).status == 200
+    return False

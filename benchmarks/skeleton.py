@@ -1,0 +1,252 @@
+"""What any server of this kind must do, and nothing else: the measure for the real one.
+
+It reads the body into tiny structs, tells the answer as the same ladder of events, encoded one by one from structs, and
+sends each batch in one piece. It has no keys, log, errors or store.
+
+    python -m benchmarks.skeleton PORT
+"""
+
+import asyncio
+import itertools
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import uvicorn
+from msgspec import Struct
+
+from benchmarks.workloads import ANSWERS
+
+# What comes in
+
+
+class InputPart(Struct):
+    text: str = ""
+
+
+class InputItem(Struct):
+    type: str = "message"
+    role: str = ""
+    content: str | list[InputPart] = ""
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str = ""
+
+
+class Request(Struct):
+    model: str
+    input: str | list[InputItem]
+    stream: bool = False
+    store: bool = True
+
+
+# What goes out
+
+
+class Part(Struct, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[str] = []
+    logprobs: list[str] = []
+
+
+class Item(Struct, tag_field="type", tag="message"):
+    id: str
+    status: str
+    content: list[Part]
+    role: str = "assistant"
+
+
+class Usage(Struct):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: dict[str, int] = {"cached_tokens": 0}
+    output_tokens_details: dict[str, int] = {"reasoning_tokens": 0}
+
+
+class Response(Struct, kw_only=True):
+    """The fields that every response has to have."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str = "in_progress"
+    background: bool = False
+    error: str | None = None
+    incomplete_details: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    model: str
+    output: list[Item] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: str | None = None
+    service_tier: str = "default"
+    store: bool = True
+    temperature: float = 1.0
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    tool_choice: str = "auto"
+    tools: list[str] = []
+    top_logprobs: int = 0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    truncation: str = "disabled"
+    usage: Usage | None = None
+    metadata: dict[str, str] = {}
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+
+class Event(Struct, tag_field="type"):
+    sequence_number: int
+
+
+class Created(Event, tag="response.created"):
+    response: Response
+
+
+class InProgress(Event, tag="response.in_progress"):
+    response: Response
+
+
+class Completed(Event, tag="response.completed"):
+    response: Response
+
+
+class ItemAdded(Event, tag="response.output_item.added"):
+    output_index: int
+    item: Item
+
+
+class ItemDone(Event, tag="response.output_item.done"):
+    output_index: int
+    item: Item
+
+
+class PartAdded(Event, tag="response.content_part.added"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: Part
+
+
+class PartDone(Event, tag="response.content_part.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: Part
+
+
+class TextDelta(Event, tag="response.output_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[str] = []
+
+
+class TextDone(Event, tag="response.output_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[str] = []
+
+
+decode = msgspec.json.Decoder(Request).decode
+encode = msgspec.json.Encoder().encode
+
+
+def encode_event(event: Event) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(event.__struct_config__.tag).encode(), encode(event))
+
+
+def begin(request: Request) -> Response:
+    return Response(
+        id=f"resp_{secrets.token_hex(22)}", created_at=int(time.time()), model=request.model, store=request.store
+    )
+
+
+def finish(response: Response, item: Item) -> Response:
+    usage = Usage(10, 20, 30)
+    return msgspec.structs.replace(
+        response, status="completed", completed_at=int(time.time()), output=[item], usage=usage
+    )
+
+
+def tell(request: Request) -> Iterator[tuple[bytes, bool]]:
+    """The event stream, a piece for each read from the upstream, and whether there is more."""
+    numbers = itertools.count()
+    response = begin(request)
+    yield encode_event(Created(next(numbers), response)) + encode_event(InProgress(next(numbers), response)), True
+    item_id = f"msg_{secrets.token_hex(22)}"
+    written: list[str] = []
+    for pieces in ANSWERS[request.model]:
+        told: list[Event] = []
+        if not written:
+            told.append(ItemAdded(next(numbers), 0, Item(item_id, "in_progress", [])))
+            told.append(PartAdded(next(numbers), item_id, 0, 0, Part("")))
+        for piece in pieces:
+            written.append(piece)
+            told.append(TextDelta(next(numbers), item_id, 0, 0, piece))
+        yield b"".join(map(encode_event, told)), True
+    part = Part("".join(written))
+    item = Item(item_id, "completed", [part])
+    last = (
+        TextDone(next(numbers), item_id, 0, 0, part.text),
+        PartDone(next(numbers), item_id, 0, 0, part),
+        ItemDone(next(numbers), 0, item),
+        Completed(next(numbers), finish(response, item)),
+    )
+    yield b"".join(map(encode_event, last)) + b"data: [DONE]\n\n", False
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    message = await receive()
+    body: bytes = message["body"]
+    while message["more_body"]:
+        message = await receive()
+        body += message["body"]
+    request = decode(body) if body else Request("short", "")
+    if request.stream:
+        await stream(request, send)
+        return
+    text = "".join(piece for pieces in ANSWERS[request.model] for piece in pieces)
+    item = Item(f"msg_{secrets.token_hex(22)}", "completed", [Part(text)])
+    answer = encode(finish(begin(request), item))
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer, "more_body": False})
+
+
+async def stream(request: Request, send: Any) -> None:
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for piece, more in tell(request):
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+        # An upstream's reads come in turns of the loop; without this, uvloop would send all pieces as one.
+        await asyncio.sleep(0)
+
+
+if __name__ == "__main__":
+    uvicorn.run(
+        app,
+        port=int(sys.argv[1]),
+        interface="asgi3",
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=75,
+    )

@@ -1,0 +1,91 @@
+"""The work that every server gets: what the models say, what the clients ask, and how often."""
+
+import json
+from typing import Any, NamedTuple
+
+SENTENCE = "The rain has passed, the roads are dry, and the evening train leaves from the usual platform."
+_WORDS = SENTENCE.split()
+
+
+def _say(count: int) -> list[str]:
+    return [f"{' ' if number else ''}{_WORDS[number % len(_WORDS)]}" for number in range(count)]
+
+
+def _group(pieces: list[str], size: int) -> list[list[str]]:
+    return [pieces[start : start + size] for start in range(0, len(pieces), size)]
+
+
+# What each model says: one list of texts for each read from its upstream.
+ANSWERS: dict[str, list[list[str]]] = {
+    "short": [[SENTENCE]],
+    "brief": _group(_say(2), 1),
+    "brief-batched": _group(_say(10), 10),
+    "long": _group(_say(200), 1),
+    "long-batched": _group(_say(200), 10),
+}
+
+ONE_MESSAGE: list[dict[str, Any]] = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "When does the next train leave?"}]}
+]
+
+TEN_ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Answer in one sentence."}]},
+    *ONE_MESSAGE,
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "From which station?"}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "From the main station."}]},
+    {"type": "function_call", "call_id": "call_1", "name": "timetable", "arguments": '{"station":"main"}'},
+    {"type": "function_call_output", "call_id": "call_1", "output": '{"next":"18:04","platform":7}'},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "At 18:04."}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Will it rain?"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "No, it is dry."}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Then sum it all up, please."}]},
+]
+
+
+class Workload(NamedTuple):
+    """Requests that are all alike. `count` of them, `concurrency` at once, make a round."""
+
+    name: str
+    model: str
+    input: list[dict[str, Any]]
+    stream: bool
+    store: bool
+    concurrency: int
+    count: int
+
+    @property
+    def body(self) -> bytes:
+        asked = {"model": self.model, "input": self.input, "stream": self.stream, "store": self.store}
+        return json.dumps(asked, separators=(",", ":")).encode()
+
+    @property
+    def text(self) -> str:
+        """What the answer has to say."""
+        return "".join(piece for pieces in ANSWERS[self.model] for piece in pieces)
+
+    @property
+    def events(self) -> int:
+        """Created, in progress, item added, part added; the deltas; text done, part done, item done, completed."""
+        return 4 + sum(map(len, ANSWERS[self.model])) + 4
+
+
+STORED = Workload("1 message, stored", "short", ONE_MESSAGE, stream=False, store=True, concurrency=32, count=320)
+ALONE = STORED._replace(name="1 message, stored, 1 at once", concurrency=1, count=100)
+BRIEF = Workload("streamed, 2 deltas", "brief", ONE_MESSAGE, stream=True, store=True, concurrency=32, count=160)
+LONG = BRIEF._replace(name="streamed, 200 deltas", model="long", count=32)
+BRIEF_BATCHED = BRIEF._replace(name="streamed, 10 deltas a read, 1 read", model="brief-batched")
+LONG_BATCHED = BRIEF._replace(name="streamed, 10 deltas a read, 20 reads", model="long-batched", count=64)
+
+WORKLOADS = (
+    ALONE,
+    ALONE._replace(name="1 message, not stored, 1 at once", store=False),
+    STORED,
+    STORED._replace(name="1 message, not stored", store=False),
+    STORED._replace(name="10 items, stored", input=TEN_ITEMS),
+    STORED._replace(name="10 items, not stored", input=TEN_ITEMS, store=False),
+    BRIEF,
+    BRIEF._replace(name="streamed, 2 deltas, 1 at once", concurrency=1, count=60),
+    LONG,
+    BRIEF_BATCHED,
+    LONG_BATCHED,
+)

@@ -1,0 +1,38 @@
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from antiphon.backends.base import read_options
+from antiphon.errors import ConfigError
+
+
+class Options(Struct):
+    threads: int = 1
+    sizes: list[int] = []
+
+
+class TestReadingOptions:
+    def test_good_options_become_the_struct(self) -> None:
+        assert read_options({"threads": 2}, Options, name="local") == Options(threads=2)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"threads": "two"}, "backends.local.threads: Expected int, got str"),
+            ({"sizes": [1, None]}, "backends.local.sizes[1]: Expected int, got null"),
+            ({"thread": 2}, "backends.local.thread: unknown option; known are: threads, sizes"),
+        ],
+    )
+    def test_a_wrong_option_is_named(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError) as raised:
+            read_options(options, Options, name="local")
+        assert raised.value.message == message
+
+    def test_a_missing_option_is_named(self) -> None:
+        class Needy(Struct):
+            url: str
+
+        with pytest.raises(ConfigError) as raised:
+            read_options({}, Needy, name="local")
+        assert raised.value.message == "backends.local: Object missing required field url"

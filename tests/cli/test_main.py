@@ -1,0 +1,64 @@
+import subprocess
+import sys
+
+import pytest
+
+from antiphon import __version__
+from antiphon.cli.main import main
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"antiphon {__version__}\n"
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "antiphon", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"antiphon {__version__}\n"
+
+
+def test_the_version_loads_no_server_no_protocol_and_no_model():
+    code = (
+        "import sys, contextlib\n"
+        "from antiphon.cli.main import main\n"
+        "with contextlib.suppress(SystemExit): main(['--version'])\n"
+        "print(sorted({'asyncio', 'msgspec', 'uvicorn', 'http.client', 'xllamacpp'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("line", [[], ["sing"], ["serve", "--prot", "1"], ["chat", "--url", "u", "--local"]])
+def test_a_misspelt_command_line_is_a_usage_error(line, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    assert left.value.code == 2
+    assert "usage: antiphon" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert f"usage: antiphon {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models"])
+def test_a_wrong_configuration_is_one_line_and_exit_1(command, home, capsys):
+    (home / "antiphon.toml").write_text("prot = 1\n")
+    assert main([command]) == 1
+    assert capsys.readouterr() == ("", "antiphon: antiphon.toml: unknown setting 'prot'. Did you mean port?\n")
+
+
+def test_a_missing_configuration_is_one_line_and_exit_1(capsys):
+    assert main(["models", "--config", "nowhere.toml"]) == 1
+    assert capsys.readouterr() == ("", "antiphon: Cannot read nowhere.toml: No such file or directory.\n")
+
+
+def test_a_reader_that_had_enough_gets_no_traceback(server):
+    command = f"{sys.executable} -m antiphon chat --url {server.url} <<< 'hello' | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""

@@ -1,0 +1,66 @@
+import json
+import socket
+import subprocess
+
+import pytest
+
+from antiphon import __version__
+from antiphon.cli.main import main
+
+
+def test_it_says_where_it_listens_what_it_serves_and_where_its_data_is(serve, home):
+    with serve() as server:
+        assert server.introduction == [
+            f"antiphon {__version__} listens on {server.url}",
+            "  models  scripted",
+            f"  data    sqlite:///{home}/.local/share/antiphon/antiphon.db",
+            "  keys    not required: whoever reaches this address is let in",
+            "Ctrl-C stops it. To try it, in another terminal:",
+            f"  curl {server.url}/v1/responses -H 'Content-Type: application/json' "
+            """-d '{"model": "scripted", "input": "Say hello."}'""",
+        ]
+
+
+def test_the_curl_line_works_as_it_is_printed(server):
+    done = subprocess.run(["bash", "-c", f"{server.introduction[-1]} -s"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["output"][0]["content"][0]["text"] == "You said: Say hello. (1)"
+
+
+def test_the_curl_line_works_on_all_addresses_and_with_a_key(serve, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_API_KEYS", "secret-key")
+    with serve("--host", "0.0.0.0", "--store", "memory:") as server:
+        assert server.introduction[3] == "  keys    required"
+        assert "secret-key" not in "".join(server.introduction)
+        line = server.introduction[-1].replace("YOUR_KEY", "secret-key")
+        done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, check=True)
+        assert json.loads(done.stdout)["status"] == "completed"
+
+
+def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "--script", str(script), "--port", str(port), "--store", "memory:"]) == 1
+    assert capfd.readouterr() == (
+        "",
+        f"antiphon: Port {port} on 127.0.0.1 is in use. Stop what listens there, or choose another port.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--upstream", "http://127.0.0.1:1/v1"], "--upstream: no backend for another server is installed yet."),
+        (["--upstream-kind", "chat"], "There are: embedded, scripted."),
+        (["--script", "nowhere.json"], "nowhere.json"),
+        (["--store", "papyrus:"], "There is no 'papyrus' store."),
+        (["--port", "99999"], "--port: "),
+        (["--model", "nowhere.gguf"], "nowhere.gguf"),
+    ],
+)
+def test_a_start_that_cannot_be_is_one_line_and_exit_1(options, reason, capfd):
+    assert main(["serve", "--port", "0", *options]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("antiphon: ")
+    assert err.count("\n") == 1
+    assert reason in err

@@ -1,0 +1,183 @@
+"""The engine: chains, projects, pages, models, and what it refuses."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.engine.engine import ItemPage
+from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, PreviousResponseNotFound, Unavailable
+from antiphon.protocol.content import InputText
+from antiphon.protocol.items import FunctionCall, Message
+from antiphon.protocol.response import Response
+from engine_bench import Bench
+
+TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+CALLS = {
+    "rules": [
+        {"last_item": "function_call_output", "answers": ["It was done."]},
+        {"user": "call", "answers": [[{"tool_call": {"name": "f", "arguments": "{}", "call_id": "call_1"}}]]},
+    ]
+}
+
+
+async def test_a_response_echoes_what_it_was_asked_with(bench: Bench) -> None:
+    response = await bench.answer(
+        "hello",
+        instructions="Be kind.",
+        temperature=0.5,
+        metadata={"k": "v"},
+        max_output_tokens=50,
+        text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"},
+        tools=TOOLS,
+        tool_choice={"type": "tool", "name": "f"},
+        user="u",
+        safety_identifier="s",
+        prompt_cache_key="k",
+        service_tier="auto",
+    )
+    assert response.output_text == "You said: hello"
+    assert response == Response(
+        id=response.id,
+        created_at=response.created_at,
+        completed_at=response.completed_at,
+        status="completed",
+        model="scripted",
+        instructions="Be kind.",
+        temperature=0.5,
+        metadata={"k": "v"},
+        max_output_tokens=50,
+        output=response.output,
+        text=response.text,
+        tools=response.tools,
+        tool_choice=response.tool_choice,
+        usage=response.usage,
+        user="u",
+        safety_identifier="s",
+        prompt_cache_key="k",
+    )
+
+
+async def test_what_was_answered_can_be_retrieved_at_once(bench: Bench) -> None:
+    response = await bench.answer("hello")
+    assert await bench.engine.retrieve("default", response.id) == response
+
+
+async def test_a_chain_keeps_its_order_and_may_fork(make_bench: Any) -> None:
+    bench = await make_bench({"default": "{history} items, last {input}"})
+    first = await bench.answer("one")
+    second = await bench.answer("two", previous_response_id=first.id)
+    third = await bench.answer("three", previous_response_id=second.id)
+    fork = await bench.answer("other", previous_response_id=first.id)
+    assert [response.output_text for response in (first, second, third, fork)] == [
+        "1 items, last one",
+        "3 items, last two",
+        "5 items, last three",
+        "3 items, last other",
+    ]
+
+
+async def test_an_unknown_previous_response_is_refused(bench: Bench) -> None:
+    with pytest.raises(PreviousResponseNotFound) as caught:
+        await bench.ask(previous_response_id="resp_none")
+    assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")
+
+
+async def test_a_chain_with_a_deleted_link_is_refused_naming_it(bench: Bench) -> None:
+    first = await bench.answer("one")
+    second = await bench.answer("two", previous_response_id=first.id)
+    await bench.engine.delete("default", first.id)
+    with pytest.raises(PreviousResponseNotFound, match=first.id):
+        await bench.ask(previous_response_id=second.id)
+
+
+async def test_what_is_not_stored_cannot_be_retrieved_or_continued(bench: Bench) -> None:
+    response = await bench.answer(store=False)
+    assert response.store is False
+    with pytest.raises(NotFound):
+        await bench.engine.retrieve("default", response.id)
+    with pytest.raises(PreviousResponseNotFound):
+        await bench.ask(previous_response_id=response.id)
+
+
+async def test_another_project_sees_nothing(bench: Bench) -> None:
+    response = await bench.answer(project="a")
+    with pytest.raises(NotFound):
+        await bench.engine.retrieve("b", response.id)
+    with pytest.raises(NotFound):
+        await bench.engine.delete("b", response.id)
+    with pytest.raises(NotFound):
+        await bench.engine.input_items("b", response.id, after=None, limit=20, order="asc")
+    with pytest.raises(PreviousResponseNotFound):
+        await bench.ask(project="b", previous_response_id=response.id)
+    assert await bench.engine.retrieve("a", response.id) == response
+
+
+async def test_a_deleted_response_is_gone(bench: Bench) -> None:
+    response = await bench.answer()
+    await bench.engine.delete("default", response.id)
+    with pytest.raises(NotFound):
+        await bench.engine.delete("default", response.id)
+
+
+async def test_instructions_are_not_carried_over(make_bench: Any) -> None:
+    bench = await make_bench({"default": "{history}"})
+    first = await bench.answer("one", instructions="Be brief.")
+    second = await bench.answer("two", previous_response_id=first.id)
+    assert (second.instructions, second.output_text) == (None, "3")
+
+
+async def test_a_call_is_answered_through_the_chain(make_bench: Any) -> None:
+    bench = await make_bench(CALLS)
+    first = await bench.answer("call f", tools=TOOLS)
+    (call,) = first.output
+    assert isinstance(call, FunctionCall)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    second = await bench.answer([output], previous_response_id=first.id, tools=TOOLS)
+    assert second.output_text == "It was done."
+
+
+async def test_continuing_without_the_output_a_call_waits_for_is_refused(make_bench: Any) -> None:
+    bench = await make_bench(CALLS)
+    first = await bench.answer("call f", tools=TOOLS)
+    with pytest.raises(InvalidRequest, match="No tool output found for function call call_1") as caught:
+        await bench.ask("never mind", previous_response_id=first.id)
+    assert (caught.value.param, caught.value.code) == ("input", None)
+
+
+async def test_an_unknown_model_is_not_found_and_the_known_ones_are_named(bench: Bench) -> None:
+    with pytest.raises(ModelNotFound, match=r"'gpt-9' does not exist.*'scripted'") as caught:
+        await bench.ask(model="gpt-9")
+    assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+async def test_input_is_kept_as_items_with_ids_and_listed_in_pages(bench: Bench) -> None:
+    response = await bench.answer([{"role": "user", "content": f"m{index}"} for index in range(5)])
+    everything = await bench.engine.input_items("default", response.id, after=None, limit=100, order="asc")
+    assert [item.content for item in everything.data if isinstance(item, Message)] == [
+        [InputText(f"m{index}")] for index in range(5)
+    ]
+    ids = [item.id for item in everything.data]
+    assert len(set(ids)) == 5
+    newest = await bench.engine.input_items("default", response.id, after=None, limit=2, order="desc")
+    assert newest == ItemPage(data=everything.data[:2:-1], first_id=ids[4], last_id=ids[3], has_more=True)
+    rest = await bench.engine.input_items("default", response.id, after=ids[3], limit=3, order="desc")
+    assert ([item.id for item in rest.data], rest.has_more) == ([ids[2], ids[1], ids[0]], False)
+
+
+async def test_a_cursor_from_elsewhere_is_refused(bench: Bench) -> None:
+    response = await bench.answer()
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.engine.input_items("default", response.id, after="msg_none", limit=2, order="desc")
+    assert caught.value.param == "after"
+
+
+async def test_models_are_listed(make_bench: Any) -> None:
+    bench = await make_bench({"models": ["a", "b"]})
+    assert [model.id for model in bench.engine.models()] == ["a", "b"]
+    assert (await bench.answer(model="b")).model == "b"
+
+
+async def test_a_stopping_engine_takes_no_more_requests(bench: Bench) -> None:
+    bench.engine.stop_runs()
+    with pytest.raises(Unavailable):
+        await bench.ask()

@@ -1,0 +1,32 @@
+from typing import Any
+
+
+def test_the_models_are_listed(server: Any) -> None:
+    assert server.ask("GET", "/v1/models").json == {
+        "data": [
+            {"id": "scripted", "created": 0, "owned_by": "scripted", "object": "model"},
+            {"id": "family/member", "created": 0, "owned_by": "scripted", "object": "model"},
+        ],
+        "object": "list",
+    }
+
+
+def test_the_sdk_finds_a_model_with_a_slash_in_its_name(server: Any) -> None:
+    with server.client() as client:
+        assert [model.id for model in client.models.list()] == ["scripted", "family/member"]
+        assert client.models.retrieve("family/member").owned_by == "scripted"
+
+
+def test_an_unknown_model_is_not_found(server: Any) -> None:
+    answer = server.ask("GET", "/v1/models/nobody")
+    assert (answer.status, answer.json) == (
+        404,
+        {
+            "error": {
+                "message": "The model 'nobody' does not exist.",
+                "type": "invalid_request_error",
+                "param": "model",
+                "code": "model_not_found",
+            }
+        },
+    )

@@ -1,0 +1,287 @@
+import http.client
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from antiphon.stream.sse import Decoder
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Any:
+    with server.client() as client:
+        yield client
+
+
+def post(body: dict[str, Any]) -> bytes:
+    """A create request as bytes."""
+    data = json.dumps(body).encode()
+    return b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+
+
+def read_events(body: bytes) -> list[dict[str, Any]]:
+    """The events of a whole stream, which must end in [DONE]."""
+    decoder = Decoder()
+    messages = decoder.feed(body) + decoder.close()
+    assert messages[-1].data == b"[DONE]"
+    events = [json.loads(message.data) for message in messages[:-1]]
+    assert [event["type"] for event in events] == [message.event for message in messages[:-1]]
+    return events
+
+
+def test_a_plain_answer(client: OpenAI) -> None:
+    response = client.responses.create(model="scripted", input="hello there")
+    assert (response.status, response.output_text, response.model) == ("completed", "You said: hello there", "scripted")
+
+
+def test_the_stream_ends_in_the_response_that_is_kept(client: OpenAI) -> None:
+    with client.responses.stream(model="scripted", input="hello there") as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert (text, final.output_text) == ("You said: hello there", "You said: hello there")
+    assert client.responses.retrieve(final.id).output_text == text
+
+
+def test_a_chain_remembers(client: OpenAI) -> None:
+    first = client.responses.create(model="scripted", input="my name is ada")
+    second = client.responses.create(model="scripted", input="thanks", previous_response_id=first.id)
+    third = client.responses.create(model="scripted", input="recall", previous_response_id=second.id)
+    assert third.output_text == "Your name is ada."
+
+
+def test_a_tool_call_and_its_output(client: OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}
+    asked = client.responses.create(model="scripted", input="weather?", tools=[tool])
+    (call,) = asked.output
+    assert call.type == "function_call"
+    told = client.responses.create(
+        model="scripted",
+        previous_response_id=asked.id,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": "mild"}],
+        tools=[tool],
+    )
+    assert told.status == "completed"
+
+
+def test_the_wire_of_a_stream(server: Any) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "a b", "stream": True})
+    assert (answer.status, answer.headers["content-type"], answer.headers["cache-control"]) == (
+        200,
+        "text/event-stream",
+        "no-cache",
+    )
+    events = read_events(answer.body)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events if event["type"] != "response.output_text.delta"] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+def test_a_deleted_response_is_gone(server: Any, client: OpenAI) -> None:
+    made = client.responses.create(model="scripted", input="hi")
+    answer = server.ask("DELETE", f"/v1/responses/{made.id}")
+    assert (answer.status, answer.json) == (200, {"id": made.id, "object": "response", "deleted": True})
+    for method in ("GET", "DELETE"):
+        assert server.ask(method, f"/v1/responses/{made.id}").json["error"] == {
+            "message": f"Response with id '{made.id}' not found.",
+            "type": "invalid_request_error",
+            "param": "response_id",
+            "code": "not_found",
+        }
+
+
+def test_a_response_that_was_not_to_be_stored_is_not_found(server: Any, client: OpenAI) -> None:
+    made = client.responses.create(model="scripted", input="hi", store=False)
+    assert server.ask("GET", f"/v1/responses/{made.id}").status == 404
+
+
+def test_a_stored_response_is_not_streamed(server: Any, client: OpenAI) -> None:
+    made = client.responses.create(model="scripted", input="hi")
+    answer = server.ask("GET", f"/v1/responses/{made.id}?stream=true")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "stream")
+
+
+INPUT: Any = [{"role": "user", "content": f"line {number}"} for number in range(5)]
+
+
+def test_input_items_come_newest_first_and_in_pages(client: OpenAI) -> None:
+    made = client.responses.create(model="scripted", input=INPUT)
+    first = client.responses.input_items.list(made.id, limit=2)
+    texts = [[part.text for part in item.content] for item in client.responses.input_items.list(made.id, limit=2)]  # type: ignore[union-attr]
+    assert len(first.data) == 2
+    assert texts == [[f"line {number}"] for number in (4, 3, 2, 1, 0)]
+
+
+def test_an_input_item_page_tells_its_ends(server: Any, client: OpenAI) -> None:
+    made = client.responses.create(model="scripted", input=INPUT)
+    path = f"/v1/responses/{made.id}/input_items"
+    whole = server.ask("GET", f"{path}?order=asc").json
+    ids = [item["id"] for item in whole["data"]]
+    assert [item["content"][0]["text"] for item in whole["data"]] == [f"line {number}" for number in range(5)]
+    page = server.ask("GET", f"{path}?order=asc&limit=2&after={ids[1]}").json
+    assert page == {
+        "object": "list",
+        "data": whole["data"][2:4],
+        "first_id": ids[2],
+        "last_id": ids[3],
+        "has_more": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=²", "limit"),
+        ("limit=", "limit"),
+        ("order=up", "order"),
+        ("include[]=everything", "include"),
+        ("after=msg_unknown", "after"),
+        ("after=%ff", None),
+    ],
+)
+def test_a_wrong_query_is_refused_by_name(server: Any, client: OpenAI, query: str, param: str | None) -> None:
+    made = client.responses.create(model="scripted", input="hi")
+    path = f"/v1/responses/{made.id}/input_items?{query}".encode().decode("latin-1")
+    with server.connect() as line:
+        line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode("latin-1"))
+        response = http.client.HTTPResponse(line)
+        response.begin()
+        error = json.loads(response.read())["error"]
+    assert (response.status, error["param"]) == (400, param)
+
+
+def test_an_include_is_taken_and_an_unknown_query_parameter_is_told(server: Any, client: OpenAI) -> None:
+    made = client.responses.create(model="scripted", input="hi")
+    path = f"/v1/responses/{made.id}/input_items?include[]=message.input_image.image_url&depth=2"
+    answer = server.ask("GET", path)
+    assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: depth")
+
+
+def test_unknown_fields_are_told_in_a_header(server: Any) -> None:
+    body = {"model": "scripted", "input": [{"role": "user", "content": "hi", "foo": 1}], "top_k": 3}
+    answer = server.ask("POST", "/v1/responses", body)
+    assert answer.status == 200
+    assert sorted(answer.headers["x-antiphon-warnings"].removeprefix("ignored: ").split(", ")) == [
+        "input[0].foo",
+        "top_k",
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        ({"model": "nobody", "input": "hi"}, 404, "model", "model_not_found"),
+        ({"model": "scripted", "input": 3}, 400, "input", "invalid_type"),
+        ({"model": "scripted", "input": "hi", "temperature": 3}, 400, "temperature", "invalid_value"),
+        (
+            {"model": "scripted", "input": "hi", "previous_response_id": "resp_0"},
+            400,
+            "previous_response_id",
+            "previous_response_not_found",
+        ),
+        ({"model": "scripted", "input": "refuse"}, 400, None, "too_hot"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_first_byte(
+    server: Any, stream: bool, body: dict[str, Any], status: int, param: str | None, code: str
+) -> None:
+    answer = server.ask("POST", "/v1/responses", body | {"stream": stream})
+    error = answer.json["error"]
+    assert (answer.status, error["type"], error["param"], error["code"], sorted(error)) == (
+        status,
+        "invalid_request_error",
+        param,
+        code,
+        ["code", "message", "param", "type"],
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b"null", b"[" * 100_000, b"\x00", b'"x"'])
+def test_a_body_that_is_not_a_request_is_refused(server: Any, body: bytes) -> None:
+    answer = server.ask("POST", "/v1/responses", body)
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_a_failure_with_nothing_to_show_is_an_error(server: Any) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "fail at once"})
+    assert (answer.status, answer.json) == (
+        500,
+        {"error": {"message": "No.", "type": "server_error", "param": None, "code": "model_error"}},
+    )
+
+
+def test_a_failure_with_output_is_a_failed_response(server: Any) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "fail later"})
+    assert (answer.status, answer.json["status"], answer.json["error"]["code"]) == (200, "failed", "model_error")
+
+
+def test_a_failure_after_the_first_byte_is_an_event(server: Any) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "fail later", "stream": True})
+    error, failed = read_events(answer.body)[-2:]
+    assert (answer.status, error["type"], error["error"]["code"], failed["type"]) == (
+        200,
+        "error",
+        "model_error",
+        "response.failed",
+    )
+    assert server.ask("GET", f"/v1/responses/{failed['response']['id']}").json["status"] == "failed"
+
+
+def test_the_sdk_raises_what_it_is_told(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.responses.create(model="nobody", input="hi")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+GATED = {
+    "rules": [
+        {"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]},
+        {"user": "flood", "answers": [[{"text": ["x" * 10_000] * 3_000}]]},
+    ]
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("half", [False, True], ids=["closed", "half-closed"])
+def test_the_model_stops_when_the_client_leaves(serve: Callable[..., Any], stream: bool, half: bool) -> None:
+    running = serve(GATED)
+    with running.connect() as client:
+        client.sendall(post({"model": "scripted", "input": "wait", "stream": stream}))
+        running.wait_for(lambda: running.backend.reached("gate"))
+        client.shutdown(socket.SHUT_WR if half else socket.SHUT_RDWR)
+        running.wait_for(running.backend.cancellation.wait)
+    assert running.backend.cancelled == 1
+
+
+def test_the_first_words_arrive_while_the_model_still_thinks(serve: Callable[..., Any]) -> None:
+    running = serve(GATED)
+    with running.client() as client, client.responses.stream(model="scripted", input="wait") as stream:
+        deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
+        assert next(deltas) == "first"
+        running.do(lambda: running.backend.release("gate"))
+        assert "".join(deltas) == " last"
+
+
+def test_a_slow_reader_holds_the_model_back(serve: Callable[..., Any]) -> None:
+    running = serve(GATED)
+    with running.connect() as client:
+        client.sendall(post({"model": "scripted", "input": "flood", "stream": True}))
+        assert client.recv(12) == b"HTTP/1.1 200"
+        # 30 MB are on offer. Answering somebody else shows that the loop is free: the flood waits for its reader.
+        assert running.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).status == 200
+        client.shutdown(socket.SHUT_RDWR)
+        running.wait_for(running.backend.cancellation.wait)
