@@ -5,7 +5,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 HOST = "127.0.0.1"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -50,8 +50,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[Answer] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -130,10 +129,7 @@ class Client:
 
 
 async def _repeat(connection: Connection, request: bytes, turns: Iterator[int]) -> list[Answer]:
-    answers = []
-    for _ in turns:
-        answers.append(await connection.ask(request))
-    return answers
+    return [await connection.ask(request) for _ in turns]
 
 
 def post(body: bytes) -> bytes:

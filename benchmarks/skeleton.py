@@ -60,12 +60,28 @@ class Item(Struct, tag_field="type", tag="message"):
     role: str = "assistant"
 
 
+class InputDetails(Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class OutputDetails(Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
 class Usage(Struct):
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    input_tokens_details: dict[str, int] = {"cached_tokens": 0}
-    output_tokens_details: dict[str, int] = {"reasoning_tokens": 0}
+    input_tokens_details: InputDetails = InputDetails()
+    output_tokens_details: OutputDetails = OutputDetails()
+
+
+class Format(Struct, frozen=True, tag_field="type", tag="text"):
+    pass
+
+
+class Text(Struct, frozen=True):
+    format: Format = Format()
 
 
 class Response(Struct, kw_only=True):
@@ -90,7 +106,7 @@ class Response(Struct, kw_only=True):
     service_tier: str = "default"
     store: bool = True
     temperature: float = 1.0
-    text: dict[str, Any] = {"format": {"type": "text"}}
+    text: Text = Text()
     tool_choice: str = "auto"
     tools: list[str] = []
     top_logprobs: int = 0

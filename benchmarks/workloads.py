@@ -43,7 +43,7 @@ TEN_ITEMS: list[dict[str, Any]] = [
 
 
 class Workload(NamedTuple):
-    """Requests that are all alike. `count` of them, `concurrency` at once, make a round."""
+    """Requests that are all alike. `requests` of them, `concurrency` at once, make a round."""
 
     name: str
     model: str
@@ -51,7 +51,7 @@ class Workload(NamedTuple):
     stream: bool
     store: bool
     concurrency: int
-    count: int
+    requests: int
 
     @property
     def body(self) -> bytes:
@@ -69,12 +69,12 @@ class Workload(NamedTuple):
         return 4 + sum(map(len, ANSWERS[self.model])) + 4
 
 
-STORED = Workload("1 message, stored", "short", ONE_MESSAGE, stream=False, store=True, concurrency=32, count=320)
-ALONE = STORED._replace(name="1 message, stored, 1 at once", concurrency=1, count=100)
-BRIEF = Workload("streamed, 2 deltas", "brief", ONE_MESSAGE, stream=True, store=True, concurrency=32, count=160)
-LONG = BRIEF._replace(name="streamed, 200 deltas", model="long", count=32)
+STORED = Workload("1 message, stored", "short", ONE_MESSAGE, stream=False, store=True, concurrency=32, requests=640)
+ALONE = STORED._replace(name="1 message, stored, 1 at once", concurrency=1, requests=200)
+BRIEF = Workload("streamed, 2 deltas", "brief", ONE_MESSAGE, stream=True, store=True, concurrency=32, requests=320)
+LONG = BRIEF._replace(name="streamed, 200 deltas", model="long", requests=64)
 BRIEF_BATCHED = BRIEF._replace(name="streamed, 10 deltas a read, 1 read", model="brief-batched")
-LONG_BATCHED = BRIEF._replace(name="streamed, 10 deltas a read, 20 reads", model="long-batched", count=64)
+LONG_BATCHED = BRIEF._replace(name="streamed, 10 deltas a read, 20 reads", model="long-batched", requests=128)
 
 WORKLOADS = (
     ALONE,
@@ -84,7 +84,7 @@ WORKLOADS = (
     STORED._replace(name="10 items, stored", input=TEN_ITEMS),
     STORED._replace(name="10 items, not stored", input=TEN_ITEMS, store=False),
     BRIEF,
-    BRIEF._replace(name="streamed, 2 deltas, 1 at once", concurrency=1, count=60),
+    BRIEF._replace(name="streamed, 2 deltas, 1 at once", concurrency=1, requests=120),
     LONG,
     BRIEF_BATCHED,
     LONG_BATCHED,

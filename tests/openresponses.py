@@ -1,7 +1,7 @@
 """What we send, checked against the Open Responses schema.
 
 The OpenAPI document is no part of the project: it is read where the repository's sibling directory `shared` has it, and
-without it every check passes, with one warning that says so.
+without it every check passes, with one line that says so.
 """
 
 import functools
@@ -61,7 +61,7 @@ def _validator(schema: str) -> Draft202012Validator:
 @functools.cache
 def _schemas() -> dict[str, Any]:
     if not available():
-        print(f"{DOCUMENT.name} is not there: nothing is checked against Open Responses", file=sys.stderr)
+        sys.stderr.write(f"{DOCUMENT.name} is not there: nothing is checked against Open Responses\n")
         return {}
     components = json.loads(DOCUMENT.read_text(encoding="utf-8"))["components"]["schemas"]
     schemas: dict[str, Any] = _rewrite(components, components)

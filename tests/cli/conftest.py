@@ -1,5 +1,6 @@
 """The command in a process of its own, on a pipe or on a terminal, and a file server that misbehaves on request."""
 
+import functools
 import json
 import os
 import pty
@@ -9,14 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 COMMAND = [sys.executable, "-m", "antiphon"]
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 10
 SCRIPT = {
     "models": ["scripted"],
     "rules": [
@@ -32,11 +33,18 @@ SCRIPT = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings() -> Iterator[None]:
+    """None of the variables of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("ANTIPHON_")]:
+            patch.delenv(name)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch) -> Path:
-    """An empty home and working directory, and none of the variables of whoever runs the tests."""
-    for name in [name for name in os.environ if name.startswith("ANTIPHON_")]:
-        monkeypatch.delenv(name)
+    """An empty home and working directory."""
     directory = tmp_path / "home"
     directory.mkdir()
     monkeypatch.setenv("HOME", str(directory))
@@ -53,7 +61,7 @@ def script(home) -> Path:
 
 
 class Server:
-    """`antiphon serve` on a free port. `introduction` is what it prints when it is up."""
+    """`antiphon serve` that is up. `introduction` is what it has printed."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -67,26 +75,36 @@ class Server:
         return next(line for line in self._process.stderr if words in line)
 
 
-@pytest.fixture
-def serve(script) -> Callable[..., "contextmanager[Server]"]:
-    @contextmanager
-    def start(*options: str) -> Iterator[Server]:
-        command = [*COMMAND, "serve", "--port", "0", "--script", str(script), *options]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                yield Server(process)
-                process.send_signal(signal.SIGINT)
-                assert process.wait(PATIENCE_SECONDS) == 0
-            finally:
-                process.kill()
-
-    return start
+@contextmanager
+def start_server(*options: str, log: int = subprocess.PIPE, cwd: Path | None = None) -> Iterator[Server]:
+    command = [*COMMAND, "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd) as process:
+        try:
+            yield Server(process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_SECONDS) == 0
+        finally:
+            process.kill()
 
 
 @pytest.fixture
-def server(serve) -> Iterator[Server]:
-    with serve("--store", "memory:") as running:
+def serve(script) -> Callable[..., AbstractContextManager[Server]]:
+    """Start a server for one test."""
+    return functools.partial(start_server, "--script", str(script))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory) -> Iterator[Server]:
+    """A server for all tests that do not care what it has answered before."""
+    directory = tmp_path_factory.mktemp("server")
+    (directory / "script.json").write_text(json.dumps(SCRIPT))
+    options = ("--script", "script.json", "--store", "memory:")
+    with start_server(*options, log=subprocess.DEVNULL, cwd=directory) as running:
         yield running
+
+
+# The first terminal that the leader of a session opens is the one whose Ctrl-C it hears.
+TAKE_TERMINAL = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Terminal:
@@ -94,21 +112,15 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._screen, inside = pty.openpty()
-        self._process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
-            start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # which makes it the controlling terminal
-        )
+        command = [sys.executable, "-c", TAKE_TERMINAL, *COMMAND, *arguments]
+        self._process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
         os.close(inside)
         self._text = ""
 
     def read_until(self, words: str) -> str:
         """Everything shown since the last call, up to and with these words."""
         while words not in self._text:
-            assert select.select([self._screen], [], [], PATIENCE_SECONDS)[0], f"no {words!r} after {self._text!r}"
+            assert self._is_readable(PATIENCE_SECONDS), f"no {words!r} after {self._text!r}"
             self._text += self._read()
         shown, _, self._text = self._text.partition(words)
         return shown + words
@@ -116,9 +128,27 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
 
+    def press(self, key: str, *, until: str) -> None:
+        """Press a key, and again if nothing comes of it: readline misses an interrupt between two looks for input."""
+        while until not in self._text:
+            self.type(key)
+            while until not in self._text and self._is_readable(3):
+                shown = self._read()
+                assert shown, f"it left, after {self._text!r}"
+                self._text += shown
+        self.read_until(until)
+
+    def leave_with(self, key: str) -> int:
+        """Press a key until it has left. Its exit status."""
+        while self._process.poll() is None:
+            self.type(key)
+            while self._is_readable(3) and self._read():
+                pass
+        return self.wait()
+
     def wait(self) -> int:
         """Its exit status, once it has left."""
-        while self._read():
+        while self._is_readable(PATIENCE_SECONDS) and self._read():
             pass
         return self._process.wait(PATIENCE_SECONDS)
 
@@ -126,6 +156,9 @@ class Terminal:
         self._process.kill()
         self._process.wait()
         os.close(self._screen)
+
+    def _is_readable(self, seconds: float) -> bool:
+        return bool(select.select([self._screen], [], [], seconds)[0])
 
     def _read(self) -> str:
         try:

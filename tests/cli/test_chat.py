@@ -65,8 +65,10 @@ def test_a_call_that_nobody_answers_is_left_out(chat, place):
     assert chat("hello\ncall\nagain\n", *place) == (
         0,
         "You said: hello (1)\nYou said: again (3)\n",
-        'antiphon: the model calls look({"at":"it"}), which nobody here answers; '
-        "this turn is left out of the conversation\n",
+        (
+            'antiphon: the model calls look({"at":"it"}), which nobody here answers; '
+            "this turn is left out of the conversation\n"
+        ),
     )
 
 
@@ -83,20 +85,27 @@ def test_the_configured_server_is_found_and_gets_its_key(chat, serve, monkeypatc
     with serve("--store", "memory:") as server:
         monkeypatch.setenv("ANTIPHON_PORT", server.url.rpartition(":")[2])
         assert chat("hello\n") == (0, "You said: hello (1)\n", "")
-        assert "status=200" or server.wait_for_log("POST /v1/responses 200")
+        assert "project=default" in server.wait_for_log("POST /v1/responses 200")
 
 
 def test_a_server_elsewhere_gets_only_the_key_that_was_named(chat, serve, monkeypatch):
-    with monkeypatch.context() as keyed:
-        keyed.setenv("ANTIPHON_API_KEYS", "secret")
-        running = serve("--store", "memory:")
-        server = running.__enter__()
-        status, out, err = chat("hello\n", "--url", server.url)
-        assert (status, out) == (1, "")
-        assert err.endswith(" Name the variable that holds your key with --key-env.\n")
-        keyed.setenv("ANTIPHON_MY_KEY", "secret")
-        assert chat("hello\n", "--url", server.url, "--key-env", "ANTIPHON_MY_KEY")[0] == 0
-        running.__exit__(None, None, None)
+    monkeypatch.setenv("ANTIPHON_API_KEYS", "secret")
+    monkeypatch.setenv("MY_KEY", "secret")
+    with serve("--store", "memory:") as server:
+        assert chat("hello\n", "--url", server.url) == (
+            1,
+            "",
+            (
+                "antiphon: No API key was given: send it in the header 'Authorization: Bearer KEY'. "
+                "Name the variable that holds your key with --key-env.\n"
+            ),
+        )
+        assert chat("hello\n", "--url", server.url, "--key-env", "MY_KEY") == (0, "You said: hello (1)\n", "")
+
+
+def test_a_key_variable_may_look_like_a_setting(chat, server, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_MY_KEY", "anything")
+    assert chat("hello\n", "--url", server.url, "--key-env", "ANTIPHON_MY_KEY") == (0, "You said: hello (1)\n", "")
 
 
 def test_a_key_variable_that_is_not_set_is_named(chat):
@@ -146,22 +155,22 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, place):
     assert screen.wait() == 0
 
 
-def test_ctrl_c_makes_the_server_stop_the_model(terminal, server):
-    screen = terminal("chat", "--url", server.url)
-    screen.read_until("> ")
-    screen.type("wait\n")
-    screen.read_until("One two")
-    screen.type("\x03")
-    screen.read_until("stopped")
-    assert "error=client_gone" in server.wait_for_log("POST /v1/responses")
+def test_ctrl_c_makes_the_server_stop_the_model(terminal, serve):
+    with serve("--store", "memory:") as server:
+        screen = terminal("chat", "--url", server.url)
+        screen.read_until("> ")
+        screen.type("wait\n")
+        screen.read_until("One two")
+        screen.type("\x03")
+        screen.read_until("stopped")
+        assert "error=client_gone" in server.wait_for_log("POST /v1/responses")
 
 
 @pytest.mark.parametrize("key", ["\x03", "\x04"])
 def test_ctrl_c_and_ctrl_d_leave_an_empty_prompt(terminal, server, key):
     screen = terminal("chat", "--url", server.url)
     screen.read_until("> ")
-    screen.type(key)
-    assert screen.wait() == 0
+    assert screen.leave_with(key) == 0
 
 
 def test_ctrl_c_drops_a_line_that_is_half_typed(terminal, server):
@@ -169,8 +178,7 @@ def test_ctrl_c_drops_a_line_that_is_half_typed(terminal, server):
     screen.read_until("> ")
     screen.type("half a que")
     screen.read_until("half a que")
-    screen.type("\x03")
-    screen.read_until("\n> ")
+    screen.press("\x03", until="\n> ")
     screen.type("hello\n")
     screen.read_until("You said: hello (1)")
 

@@ -16,8 +16,10 @@ def test_it_says_where_it_listens_what_it_serves_and_where_its_data_is(serve, ho
             f"  data    sqlite:///{home}/.local/share/antiphon/antiphon.db",
             "  keys    not required: whoever reaches this address is let in",
             "Ctrl-C stops it. To try it, in another terminal:",
-            f"  curl {server.url}/v1/responses -H 'Content-Type: application/json' "
-            """-d '{"model": "scripted", "input": "Say hello."}'""",
+            (
+                f"  curl {server.url}/v1/responses -H 'Content-Type: application/json' "
+                """-d '{"model": "scripted", "input": "Say hello."}'"""
+            ),
         ]
 
 
@@ -52,13 +54,13 @@ def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
         (["--upstream", "http://127.0.0.1:1/v1"], "--upstream: no backend for another server is installed yet."),
         (["--upstream-kind", "chat"], "There are: embedded, scripted."),
         (["--script", "nowhere.json"], "nowhere.json"),
-        (["--store", "papyrus:"], "There is no 'papyrus' store."),
+        (["--script", "{script}", "--store", "papyrus:"], "There is no 'papyrus' store."),
         (["--port", "99999"], "--port: "),
         (["--model", "nowhere.gguf"], "nowhere.gguf"),
     ],
 )
-def test_a_start_that_cannot_be_is_one_line_and_exit_1(options, reason, capfd):
-    assert main(["serve", "--port", "0", *options]) == 1
+def test_a_start_that_cannot_be_is_one_line_and_exit_1(options, reason, script, capfd):
+    assert main(["serve", "--port", "0", *(option.format(script=script) for option in options)]) == 1
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("antiphon: ")

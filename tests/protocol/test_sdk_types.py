@@ -9,7 +9,6 @@ from msgspec import inspect
 from openai.types import responses as sdk
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel
-from strategies import Open, open_field
 
 from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.content import PARTS
@@ -18,6 +17,7 @@ from antiphon.protocol.open import Family
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import ErrorCode, IncompleteReason, Response, Status
 from antiphon.protocol.tools import TOOLS
+from strategies import Open, open_field
 
 # What differs on purpose, and why.
 EXPLAINED = {

@@ -40,7 +40,7 @@ OUR_TOOL_FIELDS = {
 }
 # Open Responses nests in `error` what the SDK's type has flat.
 ERROR_FIELDS = {"error.code", "error.message", "error.param"}
-# On a WebSocket only, and planned with it: response.steer.accepted, .pending and .failed, and `stream_id` on every event.
+# On a WebSocket only, and planned with it: response.steer.accepted, .pending, .failed, and `stream_id` on every event.
 
 
 def parts_of(cell: str) -> list[str]:

@@ -18,6 +18,7 @@ from antiphon.config import ApiKey, Settings
 from antiphon.engine.engine import Engine
 from antiphon.server.exchange import Exchange, Message
 from antiphon.server.process import Server, bind
+from antiphon.store.base import Store
 from antiphon.store.memory import MemoryStore
 
 PATIENCE = 20
@@ -37,9 +38,9 @@ class Answer:
 class Running:
     """The server, the scripted model behind it, and ways to reach both."""
 
-    def __init__(self, script: dict[str, Any], settings: Settings) -> None:
+    def __init__(self, script: dict[str, Any], settings: Settings, store: Store | None = None) -> None:
         self.backend = create("scripted", {"script": script}, settings.data_dir)
-        self.engine = Engine(backends={"scripted": self.backend}, store=MemoryStore())
+        self.engine = Engine(backends={"scripted": self.backend}, store=store or MemoryStore())
         self.server = Server(self.engine, settings, on_ready=self._arrive)
         self.url = ""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -113,8 +114,8 @@ def serve() -> Iterator[Callable[..., Running]]:
     """Starts a server with a script, and settings that differ from the usual."""
     started: list[Running] = []
 
-    def start(script: dict[str, Any] | None = None, **changes: Any) -> Running:
-        started.append(Running(script or {}, make_settings(**changes)))
+    def start(script: dict[str, Any] | None = None, *, keep_in: Store | None = None, **changes: Any) -> Running:
+        started.append(Running(script or {}, make_settings(**changes), keep_in))
         return started[-1]
 
     yield start

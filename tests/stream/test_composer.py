@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from turns import turns
 
 from antiphon.protocol import codec, content, events, items
 from antiphon.protocol.events import Event
@@ -108,7 +109,7 @@ def test_a_call_that_never_gets_a_name_fails_the_response() -> None:
 
 def test_a_call_without_an_id_gets_one() -> None:
     (call,) = final(d.ToolCall(0, "{}", "f"), d.Finish()).output
-    assert call == items.FunctionCall("call_2", "f", "{}", "fc_1", "completed")
+    assert call == items.FunctionCall("call_1", "f", "{}", "fc_1", "completed")
 
 
 def test_text_after_a_call_is_a_second_message() -> None:
@@ -240,41 +241,25 @@ def test_an_end_that_could_not_be_kept_is_retracted_for_a_failure() -> None:
     assert composer.response.completed_at is None
 
 
-def test_an_abandoned_response_is_cancelled_with_what_it_has() -> None:
+def test_a_cancelled_response_ends_with_what_it_has() -> None:
     composer = new_composer()
-    composer.compose([d.Text("so far")])
-    composer.abandon()
+    stream = [*composer.start(), *composer.compose([d.Text("so far")]), *composer.cancel()]
+    assert stream[-1].type == "response.incomplete"
+    assert fold(stream) == composer.response
     assert composer.response.status == "cancelled"
     assert composer.response.output == [
         items.Message("assistant", [content.OutputText("so far")], "msg_1", "incomplete")
     ]
 
 
-words = st.text(max_size=6)
-keys = st.integers(0, 3)
-speech = st.one_of(
-    st.builds(d.Text, words),
-    st.builds(d.Text, words, st.just((content.LogProb("x", -1.0, [120]),))),
-    st.builds(d.Refusal, words),
-    st.builds(d.Annotate, st.just(content.FilePath("file_1", 0)) | st.just(Unknown(b'{"type":"acme:note"}'))),
-    st.builds(d.Reasoning, words),
-    st.builds(d.ReasoningSummary, words, st.integers(0, 2)),
-    st.builds(d.ReasoningSeal, words),
-)
-calls = st.one_of(
-    st.builds(d.ToolCall, keys, words, st.sampled_from(["", "f", "g"]), st.none() | st.just("call_x")),
-    st.builds(d.CustomToolCall, keys.map(lambda key: f"custom {key}"), words, st.sampled_from(["", "h"])),
-)
-others = st.one_of(
-    st.builds(d.Tokens, st.just(Usage(1, 2, 3))),
-    st.builds(d.WholeItem, st.just(Unknown(b'{"type":"acme:x","id":"x_1"}'))),
-    st.builds(d.WholeItem, st.just(items.Compaction("blob"))),
-    st.builds(d.Passthrough, st.just(Unknown(b'{"type":"acme.tick","sequence_number":5}'))),
-)
-endings = st.one_of(
-    st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter"])), st.builds(d.Failure, words)
-)
-turns = st.tuples(st.lists(speech | calls | others, max_size=30), endings).map(lambda turn: [*turn[0], turn[1]])
+def test_a_response_that_waited_in_a_queue_says_so() -> None:
+    queued = Response(id="resp_1", created_at=1, model="m", status="queued")
+    stream = Composer(queued, new_id=str, now=int).start()
+    assert [(event.type, event.response.status) for event in stream if isinstance(event, events.Lifecycle)] == [
+        ("response.created", "queued"),
+        ("response.queued", "queued"),
+        ("response.in_progress", "in_progress"),
+    ]
 
 
 @given(turns)

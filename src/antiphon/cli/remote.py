@@ -30,13 +30,8 @@ class Remote:
     """The server at `url`, with or without `/v1` at its end. `key` is sent with every request if there is one."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise AntiphonError(f"{url!r} is not the address of a server: write it as http://HOST:PORT.")
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._address = (parts.hostname, parts.port)
-        self._path = urlsplit(self.url).path
+        self._secure, self._host, self._port, self._path = _split(self.url)
         self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -75,14 +70,25 @@ class Remote:
                 raise AntiphonError(f"The connection to {self.url} broke: {_reason(error)}.") from None
 
     def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._address
-        connection = self._kind(host, port, timeout=CONNECT_SECONDS)
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=CONNECT_SECONDS)
         try:
             connection.connect()
         except OSError as error:
             raise Unreachable(f"Nothing answers at {self.url}: {error.strerror or error}.") from None
         connection.sock.settimeout(SILENCE_SECONDS)
         return connection
+
+
+def _split(url: str) -> tuple[bool, str, int | None, str]:
+    """Whether it is secured, the host, the port and the path."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return parts.scheme == "https", parts.hostname, parts.port, parts.path
+    except ValueError:
+        pass  # brackets or a port that are none
+    raise AntiphonError(f"{url!r} is not the address of a server: write it as http://HOST:PORT.")
 
 
 def _reason(error: Exception) -> str:

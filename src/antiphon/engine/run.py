@@ -57,7 +57,7 @@ class Run:
             self._running.discard(self)
             await self._deltas.aclose()
             if not composer.finished:
-                composer.abandon()
+                composer.cancel()
                 await asyncio.shield(self._keep([]))
 
     async def drain(self) -> Response:

@@ -65,8 +65,8 @@ def decode_event(body: bytes) -> Event | Unknown:
         return Unknown(bytes(body))
 
 
-# Each kind of unknown field costs another pass over the body. The limits are more than any real client needs, and keep
-# a server from being kept busy: the second is for long bodies, in bytes of all passes together.
+# Each kind of unknown field costs another pass over the body: enough of them for any real client, and fewer over a long
+# body, so that nobody can keep a server busy with one.
 _MOST_PASSES = 32
 _FEWEST_PASSES = 8
 _MOST_BYTES = 2**21

@@ -34,7 +34,8 @@ class Fault(Struct, frozen=True):
         """The error to answer with."""
         path = self.path.replace("[...]", "")  # msgspec does not name the key of a mapping
         if self.unknown_field is not None:
-            return refuse_unknown(_join(path, self.unknown_field))
+            param = _shorten(_join(path, self.unknown_field))
+            return InvalidRequest(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
         if self.reason.startswith(_MISSING_FIELD):
             param = _join(path, self.reason[len(_MISSING_FIELD) : -1])
             return MissingParameter(f"Missing required parameter: '{param}'.", param=param)
@@ -62,10 +63,6 @@ def read(error: ValidationError) -> Fault:
     return Fault(path.removeprefix("."), message[:end])
 
 
-def refuse_unknown(param: str) -> InvalidRequest:
-    return InvalidRequest(f"Unknown parameter: '{_shorten(param)}'.", param=_shorten(param), code="unknown_parameter")
-
-
 def remove(body: bytes, path: str, field: str) -> tuple[bytes, list[str]]:
     """The JSON without the unknown `field` at `path` and in its likes, and where they were.
 
@@ -74,14 +71,13 @@ def remove(body: bytes, path: str, field: str) -> tuple[bytes, list[str]]:
     structs. Everything beside the way stays as it was, byte for byte.
     """
     steps: Steps = [int(index) if index else name for name, index in _STEP.findall(path)]
-    try:
-        kinds = _find_kinds(body, steps)
-    except (LookupError, ValidationError):  # the field's name was made up to look like a path
-        raise refuse_unknown(field) from None
     found: list[str] = []
-    body = _Removal(kinds, field, found).apply(body, steps, "")
-    if not found:
-        raise refuse_unknown(field)
+    try:
+        body = _Removal(_find_kinds(body, steps), field, found).apply(body, steps, "")
+    except (LookupError, ValidationError):
+        found = []
+    if not found:  # the name was made up to look like a path: where it ends and where the field is, nobody can tell
+        raise InvalidRequest(f"Unknown parameter: '{_shorten(field)}'.", code="unknown_parameter")
     return body, found
 
 

@@ -1,4 +1,6 @@
-"""uvicorn's HTTP connection, with errors in our shape and an end to endless headers."""
+"""uvicorn's HTTP connection, with errors in our shape, an end to endless headers, and the bodies of Java's clients."""
+
+import re
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -6,6 +8,10 @@ from antiphon.errors import InvalidRequest
 from antiphon.server.failure import describe
 
 _LARGEST_HEAD = 256 * 1024
+# Java's standard client offers HTTP/2 with every first request. A server may decline by not looking, but the parser
+# would stop at the header and lose the body; under a name of the same length it goes unseen. No JSON has such a line.
+_OFFER = re.compile(rb"(?<=\r\n)upgrade(?=:[ \t]*h2c[ \t]*\r\n)", re.IGNORECASE)
+_UNSEEN = b"x-offer"
 
 
 class Connection(HttpToolsProtocol):
@@ -15,7 +21,7 @@ class Connection(HttpToolsProtocol):
     _head_size = 0
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        super().data_received(_OFFER.sub(_UNSEEN, data) if b"h2c" in data else data)
         # The parser keeps an unfinished head in memory for as long as the client goes on with it.
         if self._head_is_open:
             self._head_size += len(data)

@@ -1,20 +1,39 @@
-"""What a store keeps, and the questions it answers. Every row belongs to a project, and every question names one."""
+"""What a store keeps, and the questions it answers. Every row belongs to a project, and every question names one.
+
+The contract comes in five parts, one for each kind of thing that is kept; a store answers them all. Questions that name
+no project are the server's own: `expire`, and the side of the run queue that works it off.
+"""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from antiphon.errors import AntiphonError
+from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
 
+Order = Literal["asc", "desc"]
+
+
+class LeaseLost(AntiphonError):
+    """The run is no longer the writer's: another process took it over, or it has ended. Nothing was written.
+
+    It tells a background run to stop. It is never sent to a client.
+    """
+
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished response with the input items it was asked with (only its own, not the chain's)."""
+    """A response with the input items it was asked with (only its own, not the chain's).
+
+    From the second `expires_at` on, it is as if it had been deleted.
+    """
 
     response: Response
     input: list[Item | Unknown]
+    expires_at: int | None = None
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,31 +44,63 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     items: list[Item | Unknown]
 
 
-class Store(Protocol):
-    """A place for finished responses.
+class ItemRows(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a conversation's items, and whether there are more after it."""
 
-    `save` returns once the response is durable: whatever was acknowledged survives a crash. Stores hand out fresh
-    objects: changing one does not change what is kept. Before `open` and after `close`, every question raises
-    Unavailable; a store that breaks (a full disk, a damaged row) raises ServerError.
+    items: list[Item | Unknown]
+    has_more: bool
+
+
+class RunKey(NamedTuple):
+    """Which run: that of this response."""
+
+    project: str
+    response_id: str
+
+
+class ClaimedRun(NamedTuple):
+    """A run that its owner shall work off. `request` is what `enqueue` was given.
+
+    `attempt` is 1 for the first claim. `watched`: a reader was, or may have been, shown events of an earlier attempt.
+    `cancelled`: its cancellation was requested.
     """
 
-    async def open(self) -> None:
-        """Connect and bring the schema up to date. Called once. Raises ConfigError when there is no way in."""
+    project: str
+    response_id: str
+    request: bytes
+    attempt: int
+    watched: bool
+    cancelled: bool
 
-    async def close(self) -> None:
-        """Finish what is queued and disconnect."""
 
-    async def save(self, project: str, stored: StoredResponse) -> None:
+class PromptVersion(NamedTuple):
+    """One version of a prompt, without its body."""
+
+    prompt_id: str
+    version: str
+    created_at: int
+
+
+class Responses(Protocol):
+    async def save(
+        self, project: str, stored: StoredResponse, *, conversation: str | None = None, owner: str | None = None
+    ) -> None:
         """Keep a response, replacing an earlier version of the same id.
 
-        The response is encoded before the first wait, and kept even if the caller is cancelled while waiting.
+        The response is encoded before the first wait, and kept even if the caller is cancelled while waiting. A
+        response with a final status has no run any more: its run goes in the same transaction. What is final stays:
+        saving an unfinished state over it changes nothing.
+
+        With a `conversation`, the input items and then the output items are appended to it in the same transaction, as
+        one block. Raises NotFound if there is no such conversation, InvalidRequest if it already has one of the items;
+        then nothing is saved. With an `owner`, raises LeaseLost unless the response's run is that owner's.
         """
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
         """One response, or None."""
 
     async def delete(self, project: str, response_id: str) -> bool:
-        """Forget a response. False when there was none."""
+        """Forget a response with its events and its run. False when there was none."""
 
     async def chain(self, project: str, response_id: str) -> Sequence[Link]:
         """The response and its ancestors through `previous_response_id`, oldest first.
@@ -57,3 +108,142 @@ class Store(Protocol):
         Empty when the response itself is unknown. An ancestor that was deleted ends the walk: the first element then
         still names a `previous_response_id`, and the caller decides what to make of the gap.
         """
+
+    async def expire(self, now: int) -> int:
+        """Delete what has expired, of every project: responses with their events and runs, conversations with their
+        items. It is done in steps, and other writers come in between. How many responses and conversations went."""
+
+
+class Conversations(Protocol):
+    async def create_conversation(
+        self,
+        project: str,
+        conversation: Conversation,
+        items: Sequence[Item | Unknown],
+        *,
+        expires_at: int | None = None,
+    ) -> None:
+        """Keep a new conversation with its first items."""
+
+    async def load_conversation(self, project: str, conversation_id: str) -> Conversation | None:
+        """One conversation, or None."""
+
+    async def update_conversation(
+        self, project: str, conversation_id: str, metadata: dict[str, str] | None
+    ) -> Conversation | None:
+        """Replace the metadata. The conversation as it is now, or None."""
+
+    async def delete_conversation(self, project: str, conversation_id: str) -> bool:
+        """Forget a conversation with its items. False when there was none."""
+
+    async def append_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> bool:
+        """Append the items as one block: nobody else's come in between. False when there is no such conversation.
+
+        Raises InvalidRequest if the conversation already has an item of the same id; then nothing is appended. Items
+        without an id are kept and listed, but cannot be asked for.
+        """
+
+    async def list_items(
+        self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Order
+    ) -> ItemRows | None:
+        """Up to `limit` items that follow the item `after` in this order. None when there is no such conversation.
+
+        Raises InvalidRequest, naming `after`, when the conversation has no such item.
+        """
+
+    async def conversation_items(self, project: str, conversation_id: str) -> list[Item | Unknown] | None:
+        """All items, oldest first. None when there is no such conversation."""
+
+    async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
+        """One item of a conversation, or None."""
+
+    async def delete_item(self, project: str, conversation_id: str, item_id: str) -> bool:
+        """Take an item out of a conversation. False when it was not there."""
+
+    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
+        """The item with this id in whichever of the project's conversations has it, or None.
+
+        If several have one, it is the one appended last.
+        """
+
+
+class EventLog(Protocol):
+    """The events of a response as they were sent, so that a reader can come back and go on from any number."""
+
+    async def append_events(
+        self, project: str, response_id: str, first: int, payloads: Sequence[bytes], *, owner: str | None = None
+    ) -> bool:
+        """Keep a batch: the JSON of consecutive events, numbered from `first`; none has a line break in it.
+
+        False, and nothing is kept, when the response is not stored or, with an `owner`, its run is not that owner's.
+        Raises ServerError if the log already reaches `first`: there are never two events under one number.
+        """
+
+    async def read_events(self, project: str, response_id: str, after: int) -> list[tuple[int, bytes]]:
+        """The events with a number greater than `after`, in order, each with its number. -1 asks for all."""
+
+    async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
+        """Forget a response's events, so that its numbers can be given again.
+
+        With an `owner`, only if its run is that owner's and nobody has watched it: False otherwise. This is decided in
+        the same transaction, so a reader either comes first and keeps what it is shown, or finds nothing.
+        """
+
+
+class RunQueue(Protocol):
+    """Background runs: who works on which response. The processes that share a store share its queue.
+
+    An owner is one life of one process, with a name that never comes again. Its hold on a run is a lease: if it does
+    not renew it in time, another owner may claim the run, and from then on nothing that the first one writes is kept.
+    """
+
+    async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
+        """Keep a new response and its run, in one transaction. `request` is handed back by `claim` as it is."""
+
+    async def claim(self, owner: str, *, now: float, lease: float, limit: int) -> list[ClaimedRun]:
+        """Take up to `limit` runs that nobody has, or whose other owner's lease has run out, oldest first.
+
+        They are the owner's until now + lease.
+        """
+
+    async def renew(self, owner: str, *, now: float, lease: float) -> list[RunKey]:
+        """Hold all runs of this owner until now + lease. Those of them whose cancellation was requested."""
+
+    async def release(self, owner: str) -> None:
+        """Give back all runs of this owner: others can claim them at once."""
+
+    async def watch(self, project: str, response_id: str) -> bool:
+        """Record, before a reader is shown events, that they are to stay true. False when there is no run."""
+
+    async def request_cancel(self, project: str, response_id: str) -> bool:
+        """Ask whoever has the run, or will have it, to end it. False when there is no run."""
+
+
+class Prompts(Protocol):
+    async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
+        """Keep a new version of a prompt. Versions do not change: raises InvalidRequest if there is this one."""
+
+    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> tuple[str, bytes] | None:
+        """A version and its body; for None, the version that was saved last."""
+
+    async def list_prompts(self, project: str) -> list[PromptVersion]:
+        """Every version of every prompt: by id, then in the order in which they were saved."""
+
+    async def delete_prompt(self, project: str, prompt_id: str) -> bool:
+        """Forget a prompt with all its versions. False when there was none."""
+
+
+class Store(Responses, Conversations, EventLog, RunQueue, Prompts, Protocol):
+    """A place for everything that outlives a request.
+
+    A question that changes something returns once the change is durable: whatever was acknowledged survives a crash.
+    Stores hand out fresh objects: changing one does not change what is kept. What has expired is not shown. Before
+    `open` and after `close`, every question raises Unavailable; a store that breaks (a full disk, a damaged row) raises
+    ServerError.
+    """
+
+    async def open(self) -> None:
+        """Connect and bring the schema up to date. Called once. Raises ConfigError when there is no way in."""
+
+    async def close(self) -> None:
+        """Finish what is queued and disconnect."""

@@ -52,10 +52,12 @@ class Composer:
         self._usage: Usage | None = None
 
     def start(self) -> list[Event]:
-        return [
-            events.Created(next(self._numbers), self.response),
-            events.InProgress(next(self._numbers), self.response),
-        ]
+        """Tell that the response exists. One that has waited in a queue says so, and begins now."""
+        told: list[Event] = [events.Created(next(self._numbers), self.response)]
+        if self.response.status == "queued":
+            told.append(events.Queued(next(self._numbers), self.response))
+            self.response = msgspec.structs.replace(self.response, status="in_progress")
+        return [*told, events.InProgress(next(self._numbers), self.response)]
 
     def compose(self, batch: Iterable[Delta]) -> list[Event | Unknown]:
         """The events that tell these deltas, in order."""
@@ -140,11 +142,12 @@ class Composer:
             return []
         del self._unnamed[delta.key]
         told = self._fall_silent()
+        item_id = self._new_id(draft_type.prefix)
         draft = self._calls[delta.key] = draft_type(
-            self._new_id(draft_type.prefix),
+            item_id,
             self._reserve(),
             self._numbers,
-            call_id=next((each.call_id for each in held if each.call_id), None) or self._new_id("call"),
+            call_id=next((each.call_id for each in held if each.call_id), None) or _call_id(item_id),
             name=delta.name,
             namespace=delta.namespace,
         )
@@ -171,10 +174,10 @@ class Composer:
 
     # The end
 
-    def abandon(self) -> None:
-        """Nobody listens any more: the response is cancelled with what it has. There is no event for that."""
-        self._close_all("incomplete")
-        self._end(events.Incomplete, status="cancelled")
+    def cancel(self) -> list[Event]:
+        """End here, with what there is. No event is called cancelled: it is an incomplete one with that status."""
+        told = self._close_all("incomplete")
+        return [*told, self._end(events.Incomplete, status="cancelled")]
 
     def _tokens(self, delta: deltas.Tokens) -> list[Event]:
         self._usage = delta.usage
@@ -239,3 +242,8 @@ class Composer:
         deltas.Finish: _finish,
         deltas.Failure: _failure,
     }
+
+
+def _call_id(item_id: str) -> str:
+    """The id of a call whose backend gave it none."""
+    return f"call_{item_id.partition('_')[2]}"

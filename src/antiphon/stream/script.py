@@ -270,7 +270,7 @@ _ENDS = {"finish", "failure", "raise", "crash"}
 
 
 class Plan:
-    """An answer, ready to be played: its moves, one after the other, and its end. It `refuses` if it is just an error."""
+    """An answer, ready to be played: its moves in order, and its end. It `refuses` if it is just an error."""
 
     def __init__(self, answer: Answer) -> None:
         self.moves: list[Move] = []

@@ -1,11 +1,12 @@
 """Server-sent events, both ways: events to bytes, and bytes as they come off a socket to messages."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct
 
 from antiphon.errors import ModelError
-from antiphon.protocol.codec import encode
+from antiphon.protocol.codec import EVENTS, encode
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 
@@ -16,23 +17,15 @@ MESSAGE_LIMIT = 16 * 1024 * 1024
 """More than any event needs: the largest carry a picture."""
 
 
-class _Prefixes(dict[type[Event], bytes]):
-    """What stands before an event's JSON, by the event's class."""
-
-    def __missing__(self, kind: type[Event]) -> bytes:
-        prefix = self[kind] = f"event: {kind.__struct_config__.tag}\ndata: ".encode()
-        return prefix
-
-
-_PREFIXES = _Prefixes()
+# What stands before an event's JSON.
+_PREFIXES: dict[type[Any], bytes] = {kind: f"event: {name}\ndata: ".encode() for name, kind in EVENTS.members.items()}
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 
 def encode_event(event: Event | Unknown) -> bytes:
     """One event, with its name in front."""
-    if isinstance(event, Unknown):
-        return _encode_unknown(event)
-    return _PREFIXES[type(event)] + encode(event) + b"\n\n"
+    prefix = _PREFIXES.get(type(event))
+    return prefix + encode(event) + b"\n\n" if prefix is not None else _encode_other(event)
 
 
 def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
@@ -40,9 +33,9 @@ def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
     return b"".join([encode_event(event) for event in events])
 
 
-def _encode_unknown(event: Unknown) -> bytes:
+def _encode_other(event: Event | Unknown) -> bytes:
     # JSON has line ends between its tokens only, where a space means the same and keeps the event on one line.
-    body = event.raw.translate(_LINE_ENDS_TO_SPACES)
+    body = (event.raw if isinstance(event, Unknown) else encode(event)).translate(_LINE_ENDS_TO_SPACES)
     name = event.type
     # A name with a line end would forge lines of its own; the body still carries it.
     if not name or "\n" in name or "\r" in name:
@@ -81,51 +74,50 @@ class Decoder:
         if b"\r" in chunk:
             self._after_cr = chunk.endswith(b"\r")
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        head, *lines = chunk.split(b"\n")
-        self._line += head
-        if not lines:
-            self._check_size(len(self._line))
-            return []
-        rest = lines.pop()
-        messages: list[Message] = []
-        self._read_line(self._take_line(), messages)
-        for line in lines:
-            self._read_line(line, messages)
+        *lines, rest = chunk.split(b"\n")
+        if lines and (self._line or self._first_line):
+            lines[0] = self._end_line(lines[0])
+        messages = self._read(lines)
         self._line += rest
-        self._check_size(len(rest))
+        if self._size + len(self._line) > self._limit:
+            raise self._too_large()
         return messages
 
     def close(self) -> list[Message]:
         """The stream is over: a message that no empty line has ended yet counts too, so that nothing is lost."""
-        messages: list[Message] = []
-        self._read_line(self._take_line(), messages)
-        self._read_line(b"", messages)
-        return messages
+        return self._read([self._end_line(b""), b""])
 
-    def _take_line(self) -> bytes:
-        line = bytes(self._line)
+    def _end_line(self, rest: bytes) -> bytes:
+        line = bytes(self._line + rest)
         self._line.clear()
         if self._first_line:
             self._first_line = False
             line = line.removeprefix(b"\xef\xbb\xbf")
         return line
 
-    def _read_line(self, line: bytes, messages: list[Message]) -> None:
-        if not line:
+    def _read(self, lines: list[bytes]) -> list[Message]:
+        messages: list[Message] = []
+        for line in lines:
+            if line:
+                self._read_field(line)
+                continue
             if self._data:
                 messages.append(Message(self._event, b"\n".join(self._data)))
                 self._data.clear()
                 self._size = 0
             self._event = None
-            return
-        self._check_size(len(line))
+        return messages
+
+    def _read_field(self, line: bytes) -> None:
+        size = self._size + len(line)
+        if size > self._limit:
+            raise self._too_large()
         field, _, value = line.partition(b":")
         if field == b"data":
-            self._size += len(line)
             self._data.append(value.removeprefix(b" "))
+            self._size = size
         elif field == b"event":
             self._event = value.removeprefix(b" ").decode(errors="replace") or None
 
-    def _check_size(self, line_length: int) -> None:
-        if self._size + line_length > self._limit:
-            raise ModelError(f"A message of the event stream is larger than {self._limit} bytes.")
+    def _too_large(self) -> ModelError:
+        return ModelError(f"A message of the event stream is larger than {self._limit} bytes.")

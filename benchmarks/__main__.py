@@ -1,0 +1,125 @@
+"""Measure the server beside a bare skeleton of the same work.
+
+    python -m benchmarks [--quick] [--json FILE]
+
+CPU time is the figure to trust: it is the server process's own, all threads together, and its ratio to the skeleton's
+comes from the same run. Times on the clock depend on what else the machine does.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+
+from benchmarks import figures, imports, micro, rounds
+from benchmarks.client import BadAnswer, Client
+from benchmarks.report import Row, as_json, format_table
+from benchmarks.servers import SERVERS, DidNotStart, Running, Server, run
+from benchmarks.workloads import STORED, WORKLOADS
+
+_SECTION_MICRO = "steps of the translation, µs each"
+_SECTION_IMPORTS = "imports, ms (beside the import of msgspec)"
+
+
+class Effort(NamedTuple):
+    """How much is measured, and how long all of it may take."""
+
+    rounds: int
+    scale: float
+    starts: int
+    requests: int
+    imports: int
+    repeats: int
+    seconds: float
+
+
+FULL = Effort(rounds=9, scale=1, starts=5, requests=2000, imports=7, repeats=5000, seconds=90)
+QUICK = Effort(rounds=2, scale=0.2, starts=1, requests=200, imports=1, repeats=500, seconds=60)
+
+
+async def measure_servers(servers: Sequence[Server], effort: Effort, folder: Path) -> list[Row]:
+    async with asyncio.timeout(effort.seconds), contextlib.AsyncExitStack() as stack:
+        started = await measure_starts(servers, effort.starts - 1, folder)
+        running: list[Running] = []
+        clients: dict[str, Client] = {}
+        for server in servers:
+            running.append(await stack.enter_async_context(run(server, folder / server.name)))
+            clients[server.name] = stack.enter_context(contextlib.closing(Client(running[-1].port)))
+            started[server.name].append(running[-1].started)
+        readings = [("seconds to the first answer", started)]
+        readings.append(("resident memory after the start, MB", {each.name: [each.megabytes] for each in running}))
+        for each in running:
+            await rounds.play(each, clients[each.name], STORED._replace(requests=effort.requests))
+        name = f"resident memory after {effort.requests:,} requests, MB"
+        readings.append((name, {each.name: [each.megabytes] for each in running}))
+        for workload in WORKLOADS:
+            await rounds.compare(running, clients, workload)
+        found = await rounds.measure(running, clients, WORKLOADS, rounds=effort.rounds, scale=effort.scale)
+        name = "resident memory at the end, MB"
+        readings.append((name, {each.name: [each.megabytes] for each in running}))
+    return figures.load_rows(found, [each.name for each in running]) + figures.process_rows(readings)
+
+
+async def measure_starts(servers: Sequence[Server], starts: int, folder: Path) -> dict[str, list[float]]:
+    """Start and stop the servers in turns."""
+    seconds: dict[str, list[float]] = {server.name: [] for server in servers}
+    for number in range(starts):
+        for server in servers:
+            async with run(server, folder / f"{server.name}-{number}") as running:
+                seconds[server.name].append(running.started)
+    return seconds
+
+
+async def measure(effort: Effort) -> list[Row]:
+    task = asyncio.current_task()
+    assert task is not None
+    # The default would end this process at once, and leave the servers running.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
+        rows = await measure_servers(SERVERS, effort, Path(folder))
+    names = [SERVERS[0].name, "antiphon"]
+    steps = micro.measure(rounds=effort.rounds, repeats=effort.repeats)
+    rows += figures.pair_rows(_SECTION_MICRO, steps, names)
+    return rows + figures.pair_rows(_SECTION_IMPORTS, imports.measure(rounds=effort.imports), names)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the server beside a skeleton.")
+    parser.add_argument("--quick", action="store_true", help="measure little: only to see that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
+    arguments = parser.parse_args()
+    if sys.platform != "linux":
+        print("The benchmarks read the CPU time and memory of processes the way Linux has them.", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    effort = QUICK if arguments.quick else FULL
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            rows = runner.run(measure(effort))
+    except (BadAnswer, DidNotStart) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    except TimeoutError:
+        print(f"benchmarks: more than {effort.seconds:g} seconds for the servers is too long.", file=sys.stderr)
+        return 1
+    print(format_table(rows))
+    print(f"\nmedians of {effort.rounds} rounds in turns, Python {platform.python_version()}, ", end="")
+    print(f"{time.monotonic() - began:.0f} seconds")
+    if arguments.json:
+        document = {"python": platform.python_version(), "effort": effort._asdict(), "rows": as_json(rows)}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

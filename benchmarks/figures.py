@@ -1,0 +1,72 @@
+"""From what was measured to the rows of the report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from benchmarks.report import Row, make_row
+from benchmarks.rounds import Round, Rounds
+from benchmarks.workloads import ALONE, BRIEF, BRIEF_BATCHED, LONG, LONG_BATCHED, STORED, WORKLOADS, Workload
+
+REQUEST_AIM = 2.5
+EVENT_AIM = 2.0
+
+Pairs = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def load_rows(rounds: Rounds, servers: Sequence[str]) -> list[Row]:
+    """Everything that the rounds of load tell."""
+
+    def collect(workload: Workload, read: Callable[[Round], float]) -> dict[str, list[float]]:
+        return {server: [read(each) for each in rounds[workload.name, server]] for server in servers}
+
+    cpu, rate = attrgetter("cpu"), attrgetter("rate")
+    rows = [
+        make_row("CPU of the server, µs a request", each.name, collect(each, cpu), aim=REQUEST_AIM)
+        for each in WORKLOADS
+        if each not in (LONG, LONG_BATCHED)
+    ]
+    for name, long, brief in (("1 delta a read", LONG, BRIEF), ("10 deltas a read", LONG_BATCHED, BRIEF_BATCHED)):
+        samples = _subtract(collect(long, cpu), collect(brief, cpu), long.events - brief.events)
+        rows.append(make_row("CPU of the server, µs an event", name, samples, aim=EVENT_AIM))
+    rows += [
+        make_row("requests a second, 32 at once", each.name, collect(each, rate))
+        for each in WORKLOADS
+        if each.concurrency > 1 and not each.stream
+    ]
+    for name, long in (("1 delta a read", LONG), ("10 deltas a read", LONG_BATCHED)):
+        samples = {server: [each * long.events for each in found] for server, found in collect(long, rate).items()}
+        rows.append(make_row("stream events a second, 32 at once", name, samples))
+    for workload in (ALONE, STORED):
+        for quantile in ("p50", "p95"):
+            name = f"{quantile}, {workload.concurrency} at once"
+            samples = collect(workload, attrgetter(quantile))
+            rows.append(make_row("latency, ms (and added)", name, samples, shows_added=True))
+    for workload in WORKLOADS:
+        if workload.model == BRIEF.model:
+            name = f"first event, p50, {workload.concurrency} at once"
+            samples = collect(workload, attrgetter("first"))
+            rows.append(make_row("latency, ms (and added)", name, samples, shows_added=True))
+    return rows
+
+
+def _subtract(longs: dict[str, list[float]], briefs: dict[str, list[float]], events: int) -> dict[str, list[float]]:
+    """What an event costs: what a long stream takes more than a brief one, for each event that it has more."""
+    return {
+        server: [(long - brief) / events for long, brief in zip(found, briefs[server], strict=True)]
+        for server, found in longs.items()
+    }
+
+
+def process_rows(readings: Sequence[tuple[str, Mapping[str, Sequence[float]]]]) -> list[Row]:
+    return [make_row("process", name, samples, shows_added=True) for name, samples in readings]
+
+
+def pair_rows(section: str, pairs: Pairs, servers: Sequence[str]) -> list[Row]:
+    """Rows of what is compared pair by pair: the base's, then ours."""
+    base, ours = servers
+    rows = []
+    for name, found in pairs.items():
+        samples: dict[str, Any] = {base: [pair[0] for pair in found], ours: [pair[1] for pair in found]}
+        rows.append(make_row(section, name, samples))
+    return rows

@@ -1,0 +1,52 @@
+"""A backend that plays prepared batches: several deltas a read, as a busy upstream gives them.
+
+The scripted backend, which serves all other models here, says one delta at a time.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon.backends.base import Capabilities, Deltas, Model, Turn
+from antiphon.protocol.response import Usage
+from antiphon.stream.deltas import Delta, Finish, Text, Tokens
+from benchmarks.workloads import ANSWERS
+
+KIND = "benchmark-replay"
+MODELS = ("brief-batched", "long-batched")
+
+
+class Replay:
+    capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        self._batches: dict[str, list[list[Delta]]] = {
+            model: [[Text(piece) for piece in pieces] for pieces in ANSWERS[model]] for model in MODELS
+        }
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def models(self) -> Sequence[Model]:
+        return [Model(id=model, created=0, owned_by="benchmarks") for model in MODELS]
+
+    async def stream(self, turn: Turn) -> Deltas:
+        return self._play(self._batches[turn.request.model or ""])
+
+    async def _play(self, batches: list[list[Delta]]) -> Deltas:
+        for batch in batches:
+            await asyncio.sleep(0)
+            yield batch
+        await asyncio.sleep(0)
+        yield [Tokens(Usage(10, 20, 30)), Finish()]
+
+    async def count_tokens(self, turn: Turn) -> int:
+        return 0
+
+
+def create(name: str, options: Mapping[str, Any], data_dir: Path) -> Replay:
+    return Replay()

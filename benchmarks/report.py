@@ -1,0 +1,94 @@
+"""Rows of figures side by side, and the table and the file they end up in."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Row(NamedTuple):
+    """Medians by server. Ratios are medians too, of neighbouring rounds: they hold when the whole machine drifts."""
+
+    section: str
+    name: str
+    values: Mapping[str, float]
+    ratios: Mapping[str, float]
+    aim: float | None
+    shows_added: bool
+
+    @property
+    def note(self) -> str:
+        notes = []
+        if self.shows_added:
+            base, *others = self.values.values()
+            notes.append(", ".join(f"{other - base:+.2f}" for other in others))
+        if self.aim is not None:
+            verdict = "met" if max(self.ratios.values()) <= self.aim else "missed"
+            notes.append(f"at most {self.aim:g}: {verdict}")
+        return " ".join(notes)
+
+
+def make_row(
+    section: str,
+    name: str,
+    samples: Mapping[str, Sequence[float]],
+    *,
+    aim: float | None = None,
+    shows_added: bool = False,
+) -> Row:
+    """A row from samples by server; the first server is what the others are compared with."""
+    (_, base), *others = samples.items()
+    return Row(
+        section,
+        name,
+        {server: statistics.median(found) for server, found in samples.items()},
+        {server: _median_ratio(found, base) for server, found in others},
+        aim,
+        shows_added,
+    )
+
+
+def _median_ratio(found: Sequence[float], base: Sequence[float]) -> float:
+    return statistics.median(one / other for one, other in zip(found, base, strict=True) if other)
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    servers = list(rows[0].values)
+    head = ["", *servers, *(f"{server} ratio" if len(servers) > 2 else "ratio" for server in servers[1:]), ""]
+    lines: list[list[str] | str] = [head]
+    section = ""
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            lines.append(section)
+        lines.append(
+            [
+                f"  {row.name}",
+                *(_format(value) for value in row.values.values()),
+                *(f"{ratio:.2f}" for ratio in row.ratios.values()),
+                row.note,
+            ]
+        )
+    return _align(lines)
+
+
+def _align(lines: Sequence[list[str] | str]) -> str:
+    """Cells in columns: the first and the last to the left, figures to the right. A plain line heads what follows."""
+    cells = [line for line in lines if not isinstance(line, str)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    aligned = []
+    for line in lines:
+        if isinstance(line, str):
+            aligned += ["", line]
+            continue
+        first, *figures, last = zip(line, widths, strict=True)
+        middle = "  ".join(text.rjust(width) for text, width in figures)
+        aligned.append(f"{first[0].ljust(first[1])}  {middle}  {last[0]}".rstrip())
+    return "\n".join(aligned)
+
+
+def _format(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{**row._asdict(), "note": row.note} for row in rows]

@@ -1,0 +1,144 @@
+"""A turn as the messages of a chat template: one system message, then user and assistant by turns."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.backends.base import Turn
+from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_NAME, Rules
+from antiphon.errors import InvalidRequest
+from antiphon.protocol import codec, content, items
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.tools import FunctionTool
+
+Message = dict[str, str]
+
+_GREETING = "You are a helpful assistant."
+
+
+def write_call(name: str, arguments: str) -> str:
+    """A call in the words the model is to use for one."""
+    return CALL_NAME + json.dumps(name) + CALL_ARGUMENTS + arguments + "}" + CALL_CLOSING
+
+
+def _write_result(output: str) -> str:
+    return f"<tool_response>\n{output}\n</tool_response>"
+
+
+# A model that was never trained to call tools learns it from these: when to call, when to talk, and to talk after a result.
+# The order matters: measured on SmolLM2-135M over 32 questions, this one decides right most often.
+_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("user", "Tell me a joke."),
+    ("assistant", "Why did the chicken cross the road? To get to the other side!"),
+    ("user", "Translate 'cat' to French."),
+    ("assistant", write_call("translate", '{"text": "cat", "language": "French"}')),
+    ("user", _write_result("chat")),
+    ("assistant", "The French word for cat is chat."),
+    ("user", "Who wrote Hamlet?"),
+    ("assistant", "Hamlet was written by William Shakespeare."),
+    ("user", "Set a timer for 10 minutes."),
+    ("assistant", write_call("set_timer", '{"minutes": 10}')),
+    ("user", "Hello! How are you?"),
+    ("assistant", "I am fine, thank you! How can I help you?"),
+    ("user", "Turn on the lights in the kitchen."),
+    ("assistant", write_call("set_lights", '{"room": "kitchen", "on": true}')),
+)
+
+
+def lay_out(turn: Turn, rules: Rules, *, examples: bool) -> list[Message]:
+    """The messages the model reads. With `examples`, a turn that offers tools begins with a few calls as a model."""
+    spoken = [_speak(item, f"input[{index}]") for index, item in enumerate(turn.items)]
+    system = [text for role, text in spoken if role == "system"]
+    if turn.request.instructions:
+        system.insert(0, turn.request.instructions)
+    if rules.tools:
+        system.append(_describe_tools(turn.request, greet=not system, examples=examples))
+    if rules.answer is not None:
+        system.append(_describe_format(turn.request))
+    messages = [("system", "\n\n".join(system))] if system else []
+    if rules.tools and examples:
+        messages += _EXAMPLES
+    messages += [(role, text) for role, text in spoken if role in {"user", "assistant"}]
+    return _merge(messages)
+
+
+def _merge(messages: Iterable[tuple[str, str]]) -> list[Message]:
+    """Many templates insist that user and assistant take turns: what one says in a row becomes one message."""
+    merged: list[Message] = []
+    for role, text in messages:
+        if merged and merged[-1]["role"] == role:
+            merged[-1]["content"] += f"\n{text}"
+        else:
+            merged.append({"role": role, "content": text})
+    return merged
+
+
+def _describe_tools(request: CreateRequest, *, greet: bool, examples: bool) -> str:
+    lines = [f"{_GREETING} You can call these tools:" if greet else "You can call these tools:"]
+    for tool in request.tools or ():
+        if isinstance(tool, FunctionTool):
+            described = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
+            lines.append(json.dumps(described, ensure_ascii=False))
+    if not examples:
+        lines.append(f"To call a tool, write only:\n{write_call('<name>', '<arguments as JSON>')}")
+    return "\n".join(lines)
+
+
+def _describe_format(request: CreateRequest) -> str:
+    asked = request.text.format if request.text is not None else None
+    if isinstance(asked, JsonSchemaFormat):
+        about = f" ({asked.description})" if asked.description else ""
+        schema = json.dumps(asked.schema, ensure_ascii=False)
+        return f"Answer with a JSON value, {asked.name}{about}, that fits this schema:\n{schema}"
+    assert isinstance(asked, JsonObjectFormat)
+    return "Answer with a JSON object."
+
+
+def _speak(item: items.Item | Unknown, place: str) -> tuple[str, str]:
+    """Who says an item, and in which words. Nobody says earlier reasoning: it was for the turn it led to."""
+    match item:
+        case items.Message():
+            role = "system" if item.role in {"system", "developer"} else item.role
+            return role, _read(item.content, f"{place}.content")
+        case items.FunctionCall():
+            return "assistant", write_call(item.name, _json_or_text(item.arguments))
+        case items.CustomToolCall():
+            return "assistant", write_call(item.name, json.dumps({"input": item.input}, ensure_ascii=False))
+        case items.FunctionCallOutput() | items.CustomToolCallOutput():
+            return "user", _write_result(_read(item.output, f"{place}.output"))
+        case items.Reasoning():
+            return "nobody", ""
+        case _:
+            return "user", codec.encode(item).decode()
+
+
+def _json_or_text(arguments: str) -> str:
+    try:
+        msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return json.dumps(arguments)
+    return arguments
+
+
+_TEXT_PARTS = (content.InputText, content.OutputText, content.Text, content.SummaryText, content.ReasoningText)
+
+
+def _read(parts: "str | Sequence[content.Part | Unknown]", place: str) -> str:
+    if isinstance(parts, str):
+        return parts
+    return "\n".join(_read_part(part, f"{place}[{index}].type") for index, part in enumerate(parts))
+
+
+def _read_part(part: Any, place: str) -> str:
+    if isinstance(part, _TEXT_PARTS):
+        return part.text
+    if isinstance(part, content.Refusal):
+        return part.refusal
+    if isinstance(part, Unknown):
+        return part.raw.decode()
+    raise InvalidRequest(
+        f"The embedded model reads text only, not '{part.type}'. Places count over the whole conversation.", param=place
+    )

@@ -1,0 +1,86 @@
+"""JSON Schemas, made ready for llguidance, which turns them into constraints on what the model may say."""
+
+from typing import Any
+
+from antiphon.errors import InvalidRequest
+
+JsonSchema = dict[str, Any]
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLES = ("items", "additionalProperties")
+_INEXPRESSIBLE = {
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+    "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties",
+    "$dynamicRef", "$recursiveRef",
+}  # fmt: skip
+_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+_DEEPEST = 64
+# Longer lists take the compiler seconds, in which nobody is served. A tighter limit is still within the schema.
+_MOST_ITEMS = 1000
+# One way to write each value: a small model left free to choose its spaces never stops writing them. `oneOf` is read as
+# `anyOf`, because hardly any real one can be proven exclusive.
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+
+
+def fit_schema(schema: JsonSchema, place: str) -> JsonSchema:
+    """The schema as the grammar compiler takes it. Raises, naming the place, on what a grammar cannot express."""
+    fitted = _Fitter(closed="allOf" not in _keywords(schema)).fit(schema, place, 0)
+    return {**fitted, "x-guidance": _STYLE} if isinstance(fitted, dict) else fitted
+
+
+def _keywords(schema: Any) -> set[str]:
+    if isinstance(schema, dict):
+        return set(schema).union(*map(_keywords, schema.values()))
+    return set().union(*map(_keywords, schema)) if isinstance(schema, list) else set()
+
+
+class _Fitter:
+    """Walks a schema. `closed` objects get no properties beyond those named: a small model would make up some."""
+
+    def __init__(self, *, closed: bool) -> None:
+        self._closed = closed
+
+    def fit(self, schema: Any, place: str, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise InvalidRequest("The schema is nested too deeply.", param=place)
+        if not isinstance(schema, dict):
+            return schema
+        fitted = {key: self._fit_value(key, value, f"{place}.{key}", depth) for key, value in schema.items()}
+        fitted.pop("x-guidance", None)
+        if not fitted.get("uniqueItems", True):
+            del fitted["uniqueItems"]
+        # The formats that are not known are remarks, says JSON Schema.
+        if fitted.get("format") not in _FORMATS:
+            fitted.pop("format", None)
+        if isinstance(most := fitted.get("maxItems"), int):
+            fitted["maxItems"] = min(most, max(_MOST_ITEMS, fitted.get("minItems", 0)))
+        self._refuse(fitted, place)
+        if self._closed and _can_close(fitted):
+            fitted["additionalProperties"] = False
+        return fitted
+
+    def _fit_value(self, key: str, value: Any, place: str, depth: int) -> Any:
+        if key in _MAPS and isinstance(value, dict):
+            return {name: self.fit(each, f"{place}.{name}", depth + 1) for name, each in value.items()}
+        if key in (*_LISTS, "items") and isinstance(value, list):
+            return [self.fit(each, f"{place}[{index}]", depth + 1) for index, each in enumerate(value)]
+        return self.fit(value, place, depth + 1) if key in _SINGLES else value
+
+    def _refuse(self, schema: JsonSchema, place: str) -> None:
+        for keyword in sorted(_INEXPRESSIBLE.intersection(schema)):
+            raise InvalidRequest(
+                f"The embedded model cannot be held to a schema with '{keyword}'.",
+                param=f"{place}.{keyword}",
+                code="unsupported_schema",
+            )
+
+
+def _can_close(schema: JsonSchema) -> bool:
+    properties = schema.get("properties")
+    return (
+        isinstance(properties, dict)
+        and "additionalProperties" not in schema
+        and "patternProperties" not in schema
+        and set(schema.get("required") or ()) <= set(properties)
+    )

@@ -1,0 +1,224 @@
+"""Going on with a stream that was cut: what its readers were shown stays true.
+
+`recall` turns a stream's events back into the deltas they told; composing those again tells the same events, number by
+number, and leaves the composer where it was. A `Retelling` then compares a second run of the model with the first one's
+words, and lets through only what is new. A second run that says anything else diverges, and the stream cannot go on.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from antiphon.protocol import events, items
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.stream import deltas
+from antiphon.stream.deltas import Delta
+
+
+class Diverged(Exception):
+    """The second run does not say what the first one said."""
+
+
+def recall(stream: Iterable[Event | Unknown]) -> list[Delta]:
+    """The deltas behind these events. The lifecycle is not among them: `Composer.start` tells it."""
+    return [delta for event in stream for delta in _recall(event)]
+
+
+def _recall(event: Event | Unknown) -> Sequence[Delta]:
+    match event:
+        case Unknown():
+            return [deltas.Passthrough(event)]
+        case events.OutputTextDelta():
+            return [deltas.Text(event.delta, tuple(event.logprobs))]
+        case events.RefusalDelta():
+            return [deltas.Refusal(event.delta)]
+        case events.OutputTextAnnotationAdded() if event.annotation is not None:
+            return [deltas.Annotate(event.annotation)]
+        case events.ReasoningTextDelta():
+            return [deltas.Reasoning(event.delta)]
+        case events.ReasoningSummaryTextDelta():
+            return [deltas.ReasoningSummary(event.delta, event.summary_index)]
+        case events.FunctionCallArgumentsDelta():
+            return [deltas.ToolCall(event.output_index, event.delta)]
+        case events.CustomToolCallInputDelta():
+            return [deltas.CustomToolCall(event.output_index, event.delta)]
+        case events.OutputItemAdded():
+            return _recall_added(event)
+        case events.OutputItemDone():
+            return _recall_done(event.item)
+        case _:
+            return []
+
+
+def _recall_added(event: events.OutputItemAdded) -> Sequence[Delta]:
+    match event.item:
+        case items.FunctionCall() as call:
+            return [deltas.ToolCall(event.output_index, "", call.name, call.call_id, call.namespace)]
+        case items.CustomToolCall() as call:
+            return [deltas.CustomToolCall(event.output_index, "", call.name, call.call_id, call.namespace)]
+        case _:
+            return []
+
+
+def _recall_done(item: items.Item | Unknown) -> Sequence[Delta]:
+    match item:
+        case items.Reasoning():
+            return [deltas.ReasoningSeal(item.encrypted_content)] if item.encrypted_content is not None else []
+        case items.Message() | items.FunctionCall() | items.CustomToolCall():
+            return []
+        case items.CompactionTrigger() | items.ItemReference() | items.ConfigurationUpdate():
+            return []  # only ever input
+        case _:
+            return [deltas.WholeItem(item)]
+
+
+class _Spoken(NamedTuple):
+    """Words in one place: a message, a summary's part, a call's arguments."""
+
+    place: tuple[object, ...]
+    text: str
+
+
+class Retelling:
+    """Takes the deltas of a second run and gives those that the first run had not told."""
+
+    def __init__(self, told: Iterable[Delta]) -> None:
+        self._expected: list[_Spoken | Delta] = []
+        names = _Names()
+        for delta in told:
+            self._expect(names.read(delta))
+        self._names = _Names()
+        self._next = 0
+        self._heard = 0
+
+    def feed(self, batch: Iterable[Delta]) -> list[Delta]:
+        return [new for delta in batch for new in self._feed(delta)]
+
+    def _expect(self, pieces: "Sequence[_Spoken | Delta]") -> None:
+        for piece in pieces:
+            last = self._expected[-1] if self._expected else None
+            if isinstance(piece, _Spoken) and isinstance(last, _Spoken) and piece.place == last.place:
+                self._expected[-1] = _Spoken(last.place, last.text + piece.text)
+            else:
+                self._expected.append(piece)
+
+    def _feed(self, delta: Delta) -> Sequence[Delta]:
+        if isinstance(delta, deltas.Tokens | deltas.Failure):
+            return [delta]
+        if isinstance(delta, deltas.Finish):
+            return self._end(delta)
+        pieces = self._names.read(delta)
+        if self._next == len(self._expected):
+            return [delta]
+        unheard = ""
+        for piece in pieces:
+            if self._next == len(self._expected):
+                return [_shorten(delta, _words(delta))]
+            unheard = self._match(piece)
+        return [_shorten(delta, unheard)] if unheard else []
+
+    def _end(self, finish: deltas.Finish) -> Sequence[Delta]:
+        # The last words may have been told in full: then nothing is left to hear of them.
+        if self._next < len(self._expected) - 1 or self._heard < self._left():
+            raise Diverged("the second run ended earlier")
+        return [finish]
+
+    def _left(self) -> int:
+        last = self._expected[self._next] if self._next < len(self._expected) else None
+        return len(last.text) if isinstance(last, _Spoken) else int(last is not None)
+
+    def _match(self, piece: "_Spoken | Delta") -> str:
+        """Check one piece against what comes next. Returns the end of it that goes beyond everything expected."""
+        expected = self._expected[self._next]
+        if not isinstance(piece, _Spoken) or not isinstance(expected, _Spoken):
+            if piece != expected:
+                raise Diverged("the second run does something else")
+            self._next += 1
+            return ""
+        if piece.place != expected.place:
+            raise Diverged("the second run speaks in another place")
+        rest = expected.text[self._heard :]
+        if rest.startswith(piece.text):
+            self._hear(len(piece.text), of=expected)
+            return ""
+        last = self._next == len(self._expected) - 1
+        if not last or not piece.text.startswith(rest):
+            raise Diverged("the second run says something else")
+        self._hear(len(rest), of=expected)
+        return piece.text[len(rest) :]
+
+    def _hear(self, characters: int, *, of: _Spoken) -> None:
+        self._heard += characters
+        if self._heard == len(of.text):
+            self._next, self._heard = self._next + 1, 0
+
+
+class _Names:
+    """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which one it is."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int | str, int] = {}
+        self._summaries = 0
+        self._summary: int | None = None
+
+    def read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":
+        match delta:
+            case deltas.ReasoningSummary():
+                return self._read_summary(delta)
+            case deltas.ToolCall() | deltas.CustomToolCall():
+                return self._read_call(delta)
+            case deltas.Passthrough():
+                return [deltas.Passthrough(Unknown(delta.event.type.encode()))]  # its number is another in each run
+            case deltas.Reasoning():
+                return [_Spoken((type(delta),), delta.text)] if delta.text else []
+        self._summary = None  # whatever else there is closes the reasoning
+        match delta:
+            case deltas.Text() | deltas.Refusal():
+                return [_Spoken((type(delta),), delta.text)] if delta.text else []
+            case _:
+                return [delta]
+
+    def _read_summary(self, delta: deltas.ReasoningSummary) -> "Sequence[_Spoken | Delta]":
+        if delta.index != self._summary:
+            self._summary = delta.index
+            self._summaries += 1
+        return [_Spoken((type(delta), self._summaries), delta.text)] if delta.text else []
+
+    def _read_call(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> "Sequence[_Spoken | Delta]":
+        pieces: list[_Spoken | Delta] = []
+        if delta.key not in self._calls:
+            self._summary = None
+            self._calls[delta.key] = len(self._calls)
+            pieces.append(type(delta)(self._calls[delta.key], "", delta.name, None, delta.namespace))
+        words = _words(delta)
+        if words:
+            pieces.append(_Spoken((type(delta), self._calls[delta.key]), words))
+        return pieces
+
+
+def _words(delta: Delta) -> str:
+    match delta:
+        case deltas.ToolCall():
+            return delta.arguments
+        case deltas.CustomToolCall():
+            return delta.input
+        case _:
+            return getattr(delta, "text", "")
+
+
+def _shorten(delta: Delta, text: str) -> Delta:
+    """The same delta with only the end of its text."""
+    match delta:
+        case deltas.Text():
+            # Token probabilities cannot be cut with the text: they stay with a whole delta, or go.
+            return deltas.Text(text, delta.logprobs if text == delta.text else ())
+        case deltas.Refusal() | deltas.Reasoning():
+            return type(delta)(text)
+        case deltas.ReasoningSummary():
+            return deltas.ReasoningSummary(text, delta.index)
+        case deltas.ToolCall():
+            return deltas.ToolCall(delta.key, text, delta.name, delta.call_id, delta.namespace)
+        case deltas.CustomToolCall():
+            return deltas.CustomToolCall(delta.key, text, delta.name, delta.call_id, delta.namespace)
+        case _:
+            return delta

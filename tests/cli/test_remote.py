@@ -1,0 +1,94 @@
+"""Servers that are not what they should be: each test plays one on a real socket."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from antiphon.cli.remote import Remote
+from antiphon.errors import AntiphonError
+from antiphon.protocol.events import OutputTextDelta
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+
+REQUEST = CreateRequest(model="m", input="hi", stream=True)
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def as_chunk(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+@contextmanager
+def answering(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that gives this reply to one connection and hangs up. Its address, and what it was asked."""
+    asked: list[bytes] = []
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            asked.append(connection.recv(1 << 16))
+            connection.sendall(reply)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        thread.join()
+
+
+def test_events_come_as_they_are_sent_however_they_are_cut():
+    delta = (
+        b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":4,'
+        b'"item_id":"msg_1","output_index":0,"content_index":0,"delta":"Hi"}\n\n'
+    )
+    body = delta + b'data: {"type":"new.event"}\n\n' + b"data: [DONE]\n\n"
+    with answering(STREAM + as_chunk(body[:50]) + as_chunk(body[50:]) + b"0\r\n\r\n") as (url, asked):
+        assert list(Remote(f"{url}/v1", key="k").ask(REQUEST)) == [
+            OutputTextDelta(
+                sequence_number=4, item_id="msg_1", output_index=0, content_index=0, delta="Hi", logprobs=[]
+            ),
+            Unknown(b'{"type":"new.event"}'),
+        ]
+    assert asked[0].startswith(b"POST /v1/responses HTTP/1.1\r\n")
+    assert b"Authorization: Bearer k\r\n" in asked[0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (STREAM + as_chunk(b'data: {"type":"new.event"}\n\n'), "The connection to URL broke: the server hung up."),
+        (STREAM + as_chunk(b"data: nonsense\n\n"), "The connection to URL broke: JSON is malformed: "),
+        (b"", "The connection to URL broke: the server hung up."),
+        (b"SSH-2.0-server\r\n", "The connection to URL broke: SSH-2.0-server"),
+        (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\n\r\noops", "The server answers 502 Bad Gateway."),
+        (
+            b'HTTP/1.1 400 Bad Request\r\nContent-Length: 34\r\n\r\n{"error": {"message": "Not that."}}',
+            "The server answers 400 Bad Request.",
+        ),
+        (
+            b'HTTP/1.1 400 Bad Request\r\nContent-Length: 35\r\n\r\n{"error": {"message": "Not that."}}',
+            "Not that.",
+        ),
+    ],
+)
+def test_what_goes_wrong_is_said_in_words(reply, message):
+    with answering(reply) as (url, _), pytest.raises(AntiphonError) as raised:
+        list(Remote(url).ask(REQUEST))
+    assert raised.value.message.replace(url, "URL").startswith(message)
+
+
+def test_a_server_without_a_list_of_models_is_doubted():
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>"
+    with answering(reply) as (url, _), pytest.raises(AntiphonError, match=r"is it an API server\?"):
+        Remote(url).models()
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8484", "ftp://127.0.0.1", "http://", "http://127.0.0.1:port", "http://[::1"]
+)
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(AntiphonError, match="is not the address of a server: write it as http://HOST:PORT"):
+        Remote(url)

@@ -1,0 +1,387 @@
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strategies
+from antiphon.errors import InvalidRequest, MissingParameter
+from antiphon.protocol.codec import DecodedRequest, decode_event, decode_items, decode_request, decode_response, encode
+from antiphon.protocol.events import OutputTextDelta
+from antiphon.protocol.hosted_events import AudioDone
+from antiphon.protocol.items import FunctionCall, Message
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
+
+
+def refusal(body: Any) -> tuple[str | None, str | None, str]:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_request(body if isinstance(body, bytes) else json.dumps(body).encode())
+    return caught.value.param, caught.value.code, caught.value.message
+
+
+def user(**fields: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": "hi"}, {"role": "user", "content": "hi", **fields}]}
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "name": "f", **fields}]}
+
+
+WRONG_TYPES = [
+    ({"input": 5}, "input", "Expected `str | array`, got `int`"),
+    ({"input": {}}, "input", "Expected `str | array`, got `object`"),
+    ({"input": ["hi"]}, "input[0]", "Expected `object`, got `str`"),
+    ({"input": [{"type": 5}]}, "input[0].type", "Expected `str | null`, got `int`"),
+    (user(content=None), "input[1].content", "Expected `str | array`, got `null`"),
+    (user(content=5), "input[1].content", "Expected `str | array`, got `int`"),
+    (user(content=["hi"]), "input[1].content[0]", "Expected `object`, got `str`"),
+    (user(content=[{"type": "input_text", "text": 5}]), "input[1].content[0].text", "Expected `str`, got `int`"),
+    (user(id=7), "input[1].id", "Expected `str | null`, got `int`"),
+    (
+        {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]},
+        "input[0].arguments",
+        "Expected `str`, got `object`",
+    ),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": {}}]},
+        "input[0].output",
+        "Expected `str | array`, got `object`",
+    ),
+    ({"tools": {}}, "tools", "Expected `array`, got `object`"),
+    (tool(parameters="{}"), "tools[0].parameters", "Expected `object | null`, got `str`"),
+    (tool(strict="yes"), "tools[0].strict", "Expected `bool | null`, got `str`"),
+    (
+        {"tools": [{"type": "namespace", "name": "n", "description": "", "tools": [{"type": "function", "name": 1}]}]},
+        "tools[0].tools[0].name",
+        "Expected `str`, got `int`",
+    ),
+    (
+        {"tools": [{"type": "namespace", "name": "n", "description": "", "tools": None}]},
+        "tools[0].tools",
+        "Expected `array`, got `null`",
+    ),
+    ({"tool_choice": 5}, "tool_choice", "Expected `str | object`, got `int`"),
+    ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`"),
+    ({"max_output_tokens": 1.5}, "max_output_tokens", "Expected `int | null`, got `float`"),
+    ({"stream": "yes"}, "stream", "Expected `bool | null`, got `str`"),
+    ({"store": 1}, "store", "Expected `bool | null`, got `int`"),
+    ({"metadata": {"k": 1}}, "metadata", "Expected `str`, got `int`"),
+    ({"include": "all"}, "include", "Expected `array | null`, got `str`"),
+    ({"conversation": 5}, "conversation", "Expected `str | object | null`, got `int`"),
+    ({"model": ["a"]}, "model", "Expected `str | null`, got `array`"),
+]
+WRONG_VALUES = [
+    (user(role="bot"), "input[1].role", "Invalid enum value 'bot'"),
+    (user(status="done"), "input[1].status", "Invalid enum value 'done'"),
+    (user(phase="draft"), "input[1].phase", "Invalid enum value 'draft'"),
+    (
+        user(content=[{"type": "input_image", "detail": "huge"}]),
+        "input[1].content[0].detail",
+        "Invalid enum value 'huge'",
+    ),
+    (tool(name=""), "tools[0].name", "Expected `str` of length >= 1"),
+    ({"tool_choice": "maybe"}, "tool_choice", "Invalid enum value 'maybe'"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "tools": []}},
+        "tool_choice.tools",
+        "Expected `array` of length >= 1",
+    ),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "Invalid value 'xml'"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity", "Invalid enum value 'loud'"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "Invalid enum value 'huge'"),
+    ({"reasoning": {"summary": "long"}}, "reasoning.summary", "Invalid enum value 'long'"),
+    ({"include": ["x"]}, "include[0]", "Invalid enum value 'x'"),
+    ({"service_tier": "gold"}, "service_tier", "Invalid enum value 'gold'"),
+    ({"truncation": "some"}, "truncation", "Invalid enum value 'some'"),
+    ({"truncation": "a - at `$.input`"}, "truncation", "Invalid enum value 'a - at `$.input`'"),
+    ({"type": "response.cancel"}, "type", "Invalid enum value 'response.cancel'"),
+    ({"temperature": 2.1}, "temperature", "Expected `float` <= 2.0"),
+    ({"temperature": -0.1}, "temperature", "Expected `float` >= 0.0"),
+    ({"top_p": 1.1}, "top_p", "Expected `float` <= 1.0"),
+    ({"presence_penalty": -3}, "presence_penalty", "Expected `float` >= -2.0"),
+    ({"top_logprobs": 21}, "top_logprobs", "Expected `int` <= 20"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "Expected `int` >= 1"),
+    ({"max_tool_calls": 0}, "max_tool_calls", "Expected `int` >= 1"),
+    ({"metadata": {"k" * 65: "v"}}, "metadata", "Expected `str` of length <= 64"),
+    ({"metadata": {"k": "v" * 513}}, "metadata", "Expected `str` of length <= 512"),
+    ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "Expected `object` of length <= 16"),
+    ({"safety_identifier": "x" * 129}, "safety_identifier", "Expected `str` of length <= 128"),
+]
+MISSING = [
+    ({"input": [{}]}, "input[0].type"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"type": "message", "content": "hi"}]}, "input[0].role"),
+    (user(content=[{"text": "hi"}]), "input[1].content[0].type"),
+    (user(content=[{"type": "input_text"}]), "input[1].content[0].text"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+    ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+    ({"tools": [{"name": "f"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "mcp"}]}, "tools[0].server_label"),
+    ({"tool_choice": {"name": "f"}}, "tool_choice.type"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
+    ({"text": {"format": {}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
+    ({"conversation": {}}, "conversation.id"),
+    ({"prompt": {}}, "prompt.id"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "reason"), WRONG_TYPES)
+def test_a_wrong_type_is_refused_by_its_path(body: Any, param: str, reason: str) -> None:
+    assert refusal(body) == (param, "invalid_type", f"Invalid value for '{param}': {reason}.")
+
+
+@pytest.mark.parametrize(("body", "param", "reason"), WRONG_VALUES)
+def test_a_wrong_value_is_refused_by_its_path(body: Any, param: str, reason: str) -> None:
+    assert refusal(body) == (param, "invalid_value", f"Invalid value for '{param}': {reason}.")
+
+
+@pytest.mark.parametrize(("body", "param"), MISSING)
+def test_a_missing_field_is_refused_by_its_path(body: Any, param: str) -> None:
+    assert refusal(body) == (param, "missing_required_parameter", f"Missing required parameter: '{param}'.")
+
+
+def test_a_missing_field_is_a_missing_parameter() -> None:
+    with pytest.raises(MissingParameter):
+        decode_request(b'{"input":[{}]}')
+
+
+NOT_JSON = [
+    (b"", "The body is not valid JSON: Input data was truncated."),
+    (b"{", "The body is not valid JSON: Input data was truncated."),
+    (b'{"input":"hi"}}', "The body is not valid JSON: JSON is malformed: trailing characters (byte 15)."),
+    (b'{"input":[' * 100_000, "The body is nested too deeply."),
+    (b'{"input":[{"type":"x","y":' + b"[" * 100_000, "The body is nested too deeply."),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), NOT_JSON, ids=range(len(NOT_JSON)))
+def test_what_is_not_json_is_refused(body: bytes, message: str) -> None:
+    assert refusal(body) == (None, "invalid_json", message)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"input":"\xff"}', b'{"\xff":1}', b'{"input":[{"type":"acme:x","y":"\xff"}]}', b'{"tools":[{"\xc3":1}]}']
+)
+def test_what_is_not_utf8_is_refused_even_where_nobody_looks(body: bytes) -> None:
+    param, code, message = refusal(body)
+    assert (param, code) == (None, "invalid_json")
+    assert message.startswith("The body is not valid JSON: 'utf-8' codec can't decode byte")
+
+
+@pytest.mark.parametrize(("body", "got"), [(b"[]", "array"), (b"null", "null"), (b'"hi"', "str"), (b"7", "int")])
+def test_a_body_that_is_no_object_is_refused(body: bytes, got: str) -> None:
+    assert refusal(body) == (None, "invalid_type", f"The body is wrong: Expected `object`, got `{got}`.")
+
+
+def test_a_long_wrong_value_is_not_repeated_whole() -> None:
+    _, _, message = refusal({"truncation": "x" * 10_000})
+    assert len(message) < 300
+
+
+def test_unknown_fields_are_left_aside_and_named() -> None:
+    body = {
+        "model": "m",
+        "stop": ["a"],
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi", "cache_control": {}}], "name": "bo"}
+        ],
+        "tools": [{"type": "function", "name": "f", "x y": 1}],
+        "reasoning": {"effort": "low", "budget": 1},
+    }
+    decoded = decode_request(json.dumps(body).encode())
+    plain = {
+        "model": "m",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+        "tools": [{"type": "function", "name": "f"}],
+        "reasoning": {"effort": "low"},
+    }
+    assert decoded.request == decode_request(json.dumps(plain).encode()).request
+    assert sorted(decoded.ignored) == [
+        "input[0].content[0].cache_control",
+        "input[0].name",
+        "reasoning.budget",
+        "stop",
+        "tools[0].x y",
+    ]
+
+
+def test_a_field_that_every_message_has_too_much_is_left_aside_in_all() -> None:
+    body = {"input": [{"role": "user", "content": "hi", "name": "bo"} for _ in range(1000)]}
+    decoded = decode_request(json.dumps(body).encode())
+    assert decoded == DecodedRequest(
+        CreateRequest(input=[Message("user", "hi")] * 1000), tuple(f"input[{n}].name" for n in range(1000))
+    )
+
+
+def test_too_many_kinds_of_unknown_fields_are_refused() -> None:
+    assert decode_request(json.dumps({f"x{n}": n for n in range(32)}).encode()).request == CreateRequest()
+    assert refusal({f"x{n}": n for n in range(33)}) == ("x32", "unknown_parameter", "Unknown parameter: 'x32'.")
+
+
+@pytest.mark.parametrize(
+    "name", ["a` - at `$.input[5]", "a` - at `$[9]", "a` - at `$.input[0].x.y", "metadata` - at `$"]
+)
+def test_a_field_named_to_look_like_a_path_is_refused(name: str) -> None:
+    shown = name.partition("`")[0]
+    assert refusal({**user(), "metadata": {}, name: 1}) == (None, "unknown_parameter", f"Unknown parameter: '{shown}'.")
+
+
+def test_unknown_fields_of_a_response_are_left_aside() -> None:
+    body = json.loads(encode(Response(id="resp_1", created_at=1, model="m", output=[Message("assistant", "hi")])))
+    body["acme"] = 1
+    body["output"][0]["acme"] = 1
+    body["text"]["acme"] = 1
+    assert decode_response(json.dumps(body).encode()) == Response(
+        id="resp_1", created_at=1, model="m", output=[Message("assistant", "hi")]
+    )
+
+
+def test_items_decode_as_in_a_request() -> None:
+    call = b'{"type":"function_call","call_id":"c","name":"f","arguments":""}'
+    assert decode_items(b'[{"role":"user","content":"hi","x":1},{"type":"acme:x", "n":1e2},%b]' % call) == [
+        Message("user", "hi"),
+        Unknown(b'{"type":"acme:x", "n":1e2}'),
+        FunctionCall("c", "f", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        (b"{}", None, "invalid_type"),
+        (b"[", None, "invalid_json"),
+        (b'["\xff"]', None, "invalid_json"),
+        (b'[{"role":"user","content":7}]', "[0].content", "invalid_type"),
+    ],
+)
+def test_wrong_items_are_refused_by_their_path(body: bytes, param: str | None, code: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_items(body)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_an_event_in_a_form_we_do_not_know_is_kept_as_it_is() -> None:
+    flat = b'{"type":"error","code":"x","message":"m","param":null,"sequence_number":3}'
+    assert decode_event(flat) == Unknown(flat)
+    assert decode_event(b"[1]") == Unknown(b"[1]")
+    assert decode_event(b'{"type":7}').type == ""
+
+
+def test_a_field_of_an_event_that_we_do_not_know_is_left_aside() -> None:
+    body = b'{"type":"response.audio.done","sequence_number":3,"stream_id":"a"}'
+    assert decode_event(body) == AudioDone(3)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"type":"response.audio.done"', b'{"type":"acme:x","y":"\xff"}'])
+def test_an_event_that_is_not_json_is_a_value_error(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"truncated|utf-8"):
+        decode_event(body)
+
+
+def test_only_wire_types_are_encoded() -> None:
+    with pytest.raises(NotImplementedError, match="object is not a wire type"):
+        encode(OutputTextDelta(1, "msg_1", 0, 0, object()))  # type: ignore[arg-type]
+
+
+# Whatever comes in: a request, or InvalidRequest with a path that is in it.
+
+
+def look_up(value: Any, path: str) -> Any:
+    for name, index in re.findall(r"\.?(\w+)|\[(\d+)\]", path):
+        value = value[int(index)] if index else value[name]
+    return value
+
+
+def refused(body: bytes) -> InvalidRequest | None:
+    try:
+        decode_request(body)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def check_outcome(body: bytes) -> None:
+    error = refused(body)
+    if error is None or error.param is None:
+        return
+    if isinstance(error, MissingParameter):
+        parent, _, name = error.param.rpartition(".")
+        assert look_up(json.loads(body), parent).get(name) is None
+    else:
+        look_up(json.loads(body), error.param)
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_raise_anything_but_invalid_request(body: bytes) -> None:
+    check_outcome(body)
+
+
+@given(strategies.json_values())
+def test_no_json_raises_anything_but_invalid_request(value: Any) -> None:
+    check_outcome(json.dumps(value).encode())
+
+
+@given(st.dictionaries(st.sampled_from(CreateRequest.__struct_fields__), strategies.json_values(), max_size=4))
+def test_no_parameter_raises_anything_but_invalid_request(value: Any) -> None:
+    check_outcome(json.dumps(value).encode())
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container in a JSON value with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+@given(strategies.requests(), st.data())
+def test_no_damaged_request_raises_anything_but_invalid_request(request: CreateRequest, data: st.DataObject) -> None:
+    value = json.loads(encode(request))
+    for _ in range(data.draw(st.integers(1, 3))):
+        if found := places(value):
+            container, key = data.draw(st.sampled_from(found))
+            damage = data.draw(st.sampled_from(["replace", "add", "delete"]))
+            if damage == "replace":
+                container[key] = data.draw(strategies.json_values())
+            elif damage == "add" and isinstance(container, dict):
+                container[data.draw(st.sampled_from(["acme", "x y", "type", "a` - at `$.input[0]"]))] = 1
+            else:
+                del container[key]
+    check_outcome(json.dumps(value).encode())
+
+
+@given(strategies.requests(), st.data())
+def test_no_damaged_bytes_raise_anything_but_invalid_request(request: CreateRequest, data: st.DataObject) -> None:
+    body = encode(request)
+    start = data.draw(st.integers(0, len(body)))
+    end = data.draw(st.integers(start, min(len(body), start + 3)))
+    check_outcome(body[:start] + data.draw(st.binary(max_size=3)) + body[end:])
+
+
+WITHOUT_OTHERS = """
+import importlib.abc, sys
+
+allowed = {"antiphon", "msgspec"} | set(sys.stdlib_module_names)
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed:
+            raise ImportError(f"{name} is refused")
+        return None
+
+sys.meta_path.insert(0, Refuse())
+import antiphon.protocol.codec
+print(sorted(name for name in sys.modules if name.startswith("antiphon.") and name.count(".") == 1))
+"""
+
+
+def test_the_protocol_needs_nothing_but_msgspec() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_OTHERS], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("['antiphon.errors', 'antiphon.protocol']\n", "")

@@ -1,0 +1,33 @@
+"""A server in a process of its own: `child.py PORT GRACE SCRIPT`. It says its URL when it is ready."""
+
+import json
+import sys
+from pathlib import Path
+
+from antiphon.config import load
+from antiphon.engine.assemble import build_engine
+from antiphon.errors import AntiphonError
+from antiphon.server.log import configure
+from antiphon.server.process import serve
+
+
+def announce(url: str) -> None:
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()
+
+
+port, grace, script = sys.argv[1:]
+settings = load(
+    None,
+    {"HOME": str(Path.cwd())},
+    {
+        "port": int(port),
+        "shutdown_grace_seconds": float(grace),
+        "backends": {"scripted": {"kind": "scripted", "script": json.loads(script)}},
+    },
+)
+configure(settings)
+try:
+    serve(build_engine(settings), settings, on_ready=announce)
+except AntiphonError as error:
+    sys.exit(str(error))

@@ -1,0 +1,118 @@
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from antiphon.config import Settings
+from antiphon.engine.engine import Engine
+from antiphon.server.app import App
+from antiphon.store.base import StoredResponse
+from antiphon.store.memory import MemoryStore
+
+
+class BrokenStore(MemoryStore):
+    async def open(self) -> None:
+        raise RuntimeError("the disk is on fire")
+
+
+class ForgetfulStore(MemoryStore):
+    async def load(self, project: str, response_id: str) -> StoredResponse | None:
+        raise RuntimeError("a secret of the inside")
+
+
+def test_an_unexpected_error_tells_the_client_its_request_id_and_the_log_the_rest(
+    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve(keep_in=ForgetfulStore())
+    answer = running.ask("GET", "/v1/responses/resp_1", headers={"X-Request-Id": "mine"})
+    assert (answer.status, answer.headers["x-request-id"], answer.json) == (
+        500,
+        "mine",
+        {
+            "error": {
+                "message": "The server had an error. The request id is mine.",
+                "type": "server_error",
+                "param": None,
+                "code": "server_error",
+            }
+        },
+    )
+    assert "a secret of the inside" in caplog.text
+
+
+def test_the_server_goes_on_after_an_unexpected_error(serve: Callable[..., Any]) -> None:
+    running = serve(keep_in=ForgetfulStore())
+    assert [running.ask("GET", path).status for path in ("/v1/responses/resp_1", "/healthz")] == [500, 200]
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/responses/", "/v1/chat/completions", "/v1/responses/a/b"])
+def test_an_unknown_route_is_404(server: Any, path: str) -> None:
+    answer = server.ask("POST", path, {})
+    assert (answer.status, answer.json["error"]) == (
+        404,
+        {
+            "message": f"There is no {path} here.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unknown_url",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/responses", "POST, OPTIONS"),
+        ("POST", "/v1/responses/resp_1", "GET, HEAD, OPTIONS, DELETE"),
+        ("DELETE", "/v1/models", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_a_wrong_method_is_405_with_the_right_ones(server: Any, method: str, path: str, allow: str) -> None:
+    answer = server.ask(method, path)
+    assert (answer.status, answer.headers["allow"], answer.json["error"]["code"]) == (405, allow, "method_not_allowed")
+
+
+def test_every_answer_has_a_request_id_and_a_time(server: Any) -> None:
+    headers = server.ask("GET", "/nowhere").headers
+    assert headers["x-request-id"].startswith("req_")
+    assert headers["openai-processing-ms"].isdigit()
+
+
+def test_a_request_leaves_one_line_in_the_log(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "antiphon.access")
+    body = {"model": "scripted", "input": "hi", "stream": True, "top_k": 1}
+    answer = server.ask("POST", "/v1/responses", body, headers={"X-Request-Id": "mine"})
+    (line,) = [record.msg for record in caplog.records if record.name == "antiphon.access"]
+    assert (line.request_id, line.method, line.path, line.status, line.bytes) == (
+        "mine",
+        "POST",
+        "/v1/responses",
+        200,
+        len(answer.body),
+    )
+    assert (line.project, line.model, line.stream, line.error, line.warnings) == (
+        "default",
+        "scripted",
+        True,
+        None,
+        ["ignored: top_k"],
+    )
+    assert line.response_id.encode() in answer.body
+
+
+async def test_an_engine_that_does_not_start_fails_the_lifespan(wire: Any, tmp_path: Any) -> None:
+    line = wire({"type": "lifespan.startup"})
+    app = App(Engine(backends={}, store=BrokenStore()), Settings(data_dir=tmp_path, store="memory:"))
+    await app({"type": "lifespan"}, line.receive, line.send)
+    assert line.sent == [{"type": "lifespan.startup.failed", "message": "the disk is on fire"}]
+    assert str(app.startup_error) == "the disk is on fire"
+
+
+async def test_the_engine_lives_as_long_as_the_server(wire: Any, tmp_path: Any) -> None:
+    line = wire({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+    engine = Engine(backends={}, store=MemoryStore())
+    app = App(engine, Settings(data_dir=tmp_path, store="memory:"))
+    await app({"type": "lifespan"}, line.receive, line.send)
+    assert line.sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
+    assert not engine.ready

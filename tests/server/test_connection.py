@@ -1,0 +1,103 @@
+import http.client
+import json
+import socket
+from typing import Any
+
+import pytest
+
+
+def read_all(client: socket.socket) -> bytes:
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    return received
+
+
+def read_answer(client: socket.socket) -> tuple[int, Any]:
+    response = http.client.HTTPResponse(client)
+    response.begin()
+    return response.status, json.loads(response.read())
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"]
+)
+def test_what_is_not_http_gets_an_error_in_the_usual_shape(server: Any, garbage: bytes) -> None:
+    with server.connect() as client:
+        client.sendall(garbage)
+        assert read_answer(client) == (
+            400,
+            {
+                "error": {
+                    "message": "The request is not valid HTTP.",
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": "invalid_http",
+                }
+            },
+        )
+        assert client.recv(1) == b""
+
+
+def test_garbage_behind_an_answered_request_is_an_error_of_its_own(server: Any) -> None:
+    with server.connect() as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_answer(client) == (200, {"status": "ok"})
+        client.sendall(b"garbage\r\n\r\n")
+        assert read_answer(client)[0] == 400
+
+
+def test_endless_headers_are_cut_off(server: Any) -> None:
+    with server.connect() as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nx-filler: ")
+        for _ in range(100):
+            try:
+                client.sendall(b"x" * 65536)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+        else:
+            pytest.fail("the server took 6 MB of headers")
+
+
+def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
+    body = b'{"model": "scripted", "input": "hi"}'
+    first = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    last = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with server.connect() as client:
+        client.sendall(first + first + last)
+        answers = read_all(client)
+    assert answers.count(b"HTTP/1.1 200 OK") == 3
+    assert answers.count(b"You said: hi") == 2
+    assert answers.endswith(b'{"status":"ok"}')
+
+
+def test_a_body_in_small_pieces_is_a_body(server: Any) -> None:
+    body = b'{"model": "scripted", "input": "hi"}'
+    with server.connect() as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for byte in body:
+            client.sendall(b"1\r\n%c\r\n" % byte)
+        client.sendall(b"0\r\n\r\n")
+        status, response = read_answer(client)
+    assert (status, response["status"]) == (200, "completed")
+
+
+def test_an_offer_of_http_2_is_declined_and_the_request_answered(server: Any) -> None:
+    body = b'{"model": "scripted", "input": "hi"}'
+    with server.connect() as client:
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\n"
+            b"HTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        assert read_answer(client)[0] == 200
+
+
+def test_a_websocket_is_refused_as_a_wrong_method(server: Any) -> None:
+    with server.connect() as client:
+        client.sendall(
+            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert read_answer(client)[0] == 405

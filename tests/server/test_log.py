@@ -1,0 +1,117 @@
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.config import Settings
+from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter
+
+LINE = AccessLine(
+    request_id="req_1",
+    method="POST",
+    path="/v1/responses",
+    status=200,
+    ms=1.5,
+    bytes=70,
+    project="default",
+    model="small",
+    response_id="resp_1",
+    stream=True,
+    warnings=["ignored: top_k"],
+)
+
+
+def make_record(message: object, **extra: object) -> logging.LogRecord:
+    record = logging.LogRecord("antiphon.x", logging.INFO, __file__, 1, message, (), None)
+    record.created = 1_000_000_000.5
+    record.__dict__.update(extra)
+    return record
+
+
+def test_a_request_as_text() -> None:
+    assert TextFormatter().format(make_record(LINE)) == (
+        "2001-09-09T01:46:40.500Z info POST /v1/responses 200 1.5ms 70B request_id=req_1 response_id=resp_1 "
+        "project=default model=small stream warnings='ignored: top_k'"
+    )
+
+
+def test_a_request_as_json() -> None:
+    assert json.loads(JsonFormatter().format(make_record(LINE))) == {
+        "time": "2001-09-09T01:46:40.500Z",
+        "level": "info",
+        "logger": "antiphon.x",
+        "request_id": "req_1",
+        "method": "POST",
+        "path": "/v1/responses",
+        "status": 200,
+        "ms": 1.5,
+        "bytes": 70,
+        "project": "default",
+        "model": "small",
+        "response_id": "resp_1",
+        "stream": True,
+        "warnings": ["ignored: top_k"],
+    }
+
+
+def test_a_client_cannot_forge_a_line_or_a_field() -> None:
+    line = AccessLine("req_1", "GET", "/\ninfo GET / 200", 404, 1.5, 70, model="a project=b")
+    assert (
+        TextFormatter()
+        .format(make_record(line))
+        .endswith(r"info GET '/\ninfo GET / 200' 404 1.5ms 70B request_id=req_1 model='a project=b'")
+    )
+
+
+def test_other_messages_keep_what_they_are_about() -> None:
+    record = make_record("it failed", request_id="req_1", other="left out")
+    assert TextFormatter().format(record) == "2001-09-09T01:46:40.500Z info it failed request_id=req_1"
+    assert json.loads(JsonFormatter().format(record)) == {
+        "time": "2001-09-09T01:46:40.500Z",
+        "level": "info",
+        "logger": "antiphon.x",
+        "message": "it failed",
+        "request_id": "req_1",
+    }
+
+
+def test_a_traceback_is_one_field_of_json_and_lines_of_text() -> None:
+    record = make_record("it failed")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert "ValueError: why" in TextFormatter().format(record)
+    assert json.loads(JsonFormatter().format(record))["exception"].endswith("ValueError: why")
+
+
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from antiphon.config import Settings
+from antiphon.server.log import configure
+configure(Settings(data_dir=Path("."), store="memory:", log_level=sys.argv[1], log_format=sys.argv[2]))
+logging.getLogger("antiphon.x").info("ours")
+logging.getLogger("antiphon.x").warning("ours, loud")
+logging.getLogger("somebody").info("theirs")
+logging.getLogger("somebody").warning("theirs, loud")
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "messages"),
+    [("info", ["ours", "ours, loud", "theirs, loud"]), ("warning", ["ours, loud", "theirs, loud"])],
+)
+def test_the_settings_decide_what_is_logged(level: str, messages: list[str], tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, level, "json"], capture_output=True, check=True, cwd=tmp_path)
+    lines: list[dict[str, Any]] = [json.loads(line) for line in done.stderr.splitlines()]
+    assert ([line["message"] for line in lines], done.stdout) == (messages, b"")
+
+
+def test_settings_in_a_log_line_show_no_secret() -> None:
+    settings = Settings(data_dir=Path(), store="postgresql://ada:hunter2@db/x")
+    assert "hunter2" not in TextFormatter().format(make_record(settings))

@@ -1,0 +1,133 @@
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.config import Settings
+from antiphon.errors import ConfigError
+from antiphon.server.process import bind
+
+PATIENCE = 20
+CHILD = Path(__file__).with_name("child.py")
+GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    children: list[subprocess.Popen[str]] = []
+
+    def start_child(*, port: int = 0, grace: float = 0) -> subprocess.Popen[str]:
+        command = [sys.executable, str(CHILD), str(port), str(grace), json.dumps(GATED)]
+        child = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        children.append(child)
+        return child
+
+    yield start_child
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+@contextlib.contextmanager
+def begin_stream(child: subprocess.Popen[str]) -> Iterator[http.client.HTTPResponse]:
+    """A stream whose model has said its first word, and waits."""
+    assert child.stdout is not None
+    url = child.stdout.readline().strip()
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
+    body = json.dumps({"model": "scripted", "input": "wait", "stream": True})
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/responses", body)
+        with connection.getresponse() as response:
+            while b'"delta":"first' not in response.readline():
+                pass
+            yield response
+
+
+def read_rest(response: http.client.HTTPResponse) -> list[str]:
+    """The names of the events that are still to come, and the last line of data."""
+    lines = response.read().decode().splitlines()
+    return [line.removeprefix("event: ") for line in lines if line.startswith("event: ")] + [lines[-2]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_streams_with_a_terminal_event_and_the_process_with_success(
+    start: Start, number: signal.Signals
+) -> None:
+    child = start(grace=0)
+    with begin_stream(child) as response:
+        child.send_signal(number)
+        rest = read_rest(response)
+    assert rest[-3:] == ["error", "response.failed", "data: [DONE]"]
+    assert child.wait(PATIENCE) == 0
+    assert "Traceback" not in child.communicate()[1]
+
+
+def test_a_second_signal_ends_the_process_at_once(start: Start) -> None:
+    child = start(grace=1000)
+    with begin_stream(child):
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGINT)
+        # Which of the two is the second is up to the system.
+        assert child.wait(PATIENCE) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+
+
+def test_a_stream_that_finishes_in_time_is_left_alone(serve: Callable[..., Any]) -> None:
+    running = serve(GATED, shutdown_grace_seconds=PATIENCE)
+    with running.client() as client, client.responses.stream(model="scripted", input="wait") as stream:
+        deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
+        assert next(deltas) == "first"
+        running.server.handle_exit(signal.SIGTERM, None)
+        running.do(lambda: running.backend.release("gate"))
+        assert "".join(deltas) == " last"
+
+
+def test_a_plain_answer_under_way_is_told_of_the_shutdown(serve: Callable[..., Any]) -> None:
+    running = serve(GATED)
+    body = json.dumps({"model": "scripted", "input": "wait"}).encode()
+    with running.connect() as client:
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        running.wait_for(lambda: running.backend.reached("gate"))
+        running.server.handle_exit(signal.SIGTERM, None)
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        answer = json.loads(response.read())
+    assert (response.status, answer["status"], answer["error"]["message"]) == (
+        200,
+        "failed",
+        "The server is shutting down.",
+    )
+
+
+def test_a_port_in_use_is_one_line_and_a_failure(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        child = start(port=port)
+        out, err = child.communicate(timeout=PATIENCE)
+    assert (child.returncode, out, err) == (
+        1,
+        "",
+        f"Port {port} on 127.0.0.1 is in use. Stop what listens there, or choose another port.\n",
+    )
+
+
+def test_an_address_that_is_not_ours_is_refused_by_name(tmp_path: Path) -> None:
+    settings = Settings(host="192.0.2.1", port=8484, data_dir=tmp_path, store="memory:")
+    with pytest.raises(ConfigError, match=r"^Cannot listen on port 8484 of 192\.0\.2\.1: "):
+        bind(settings)
+
+
+def test_an_ipv6_address_can_be_listened_on(serve: Callable[..., Any]) -> None:
+    running = serve(host="::1")
+    assert running.url == f"http://[::1]:{running.port}"
+    with running.client() as client:
+        assert client.responses.create(model="scripted", input="hi").output_text == "You said: hi"

@@ -1,0 +1,104 @@
+"""Going on with a stream that was cut."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from turns import turns
+
+from antiphon.protocol.content import text_of
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Response
+from antiphon.stream import deltas as d
+from antiphon.stream.composer import Composer
+from antiphon.stream.fold import fold
+from antiphon.stream.retelling import Diverged, Retelling, recall
+
+
+def new_composer() -> Composer:
+    serial = itertools.count(1)
+    return Composer(
+        Response(id="resp_1", created_at=1, model="m"), new_id=lambda prefix: f"{prefix}_{next(serial)}", now=lambda: 9
+    )
+
+
+def tell(turn: list[d.Delta]) -> list[Event | Unknown]:
+    composer = new_composer()
+    return [*composer.start(), *composer.compose(turn)]
+
+
+def _plain(turn: list[d.Delta]) -> bool:
+    """Calls are named at once, and nothing is sealed: a seal shows only when its item is done."""
+    named: set[object] = set()
+    for delta in turn:
+        if isinstance(delta, d.ReasoningSeal):
+            return False
+        if isinstance(delta, d.ToolCall | d.CustomToolCall):
+            if not delta.name and delta.key not in named:
+                return False
+            named.add(delta.key)
+    return True
+
+
+@given(turns.filter(_plain))
+def test_composing_what_a_stream_recalls_tells_the_same_stream(turn: list[d.Delta]) -> None:
+    unfinished = tell(turn[:-1])
+    assert tell(recall(unfinished)) == unfinished
+
+
+@given(turns.filter(_plain), st.data())
+def test_a_stream_cut_anywhere_goes_on_to_the_same_response(turn: list[d.Delta], data: Any) -> None:
+    shown = tell(turn[: data.draw(st.integers(0, len(turn) - 1))])
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose(recall(shown))]
+    assert stream == shown
+    stream += composer.compose(Retelling(recall(shown)).feed(turn))
+    assert _texts(fold(stream)) == _texts(fold(tell(turn)))
+
+
+def _texts(response: Response) -> list[Any]:
+    return [
+        (item.type, getattr(item, "arguments", None), text_of(getattr(item, "content", None) or []))
+        for item in response.output
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "second", "new"),
+    [
+        ([], [d.Text("a")], [d.Text("a")]),
+        ([d.Text("a")], [d.Text("a")], []),
+        ([d.Text("a"), d.Text("b")], [d.Text("ab"), d.Text("c")], [d.Text("c")]),
+        ([d.Text("ab")], [d.Text("a"), d.Text("b"), d.Text("c")], [d.Text("c")]),
+        ([d.Text("a")], [d.Text("abc")], [d.Text("bc")]),
+        ([d.Text("a")], [d.Text("a"), d.Finish()], [d.Finish()]),
+        ([d.Reasoning("hm"), d.Text("a")], [d.Reasoning("hm"), d.Text("ab")], [d.Text("b")]),
+        (
+            [d.ToolCall(2, "", "f", "call_1"), d.ToolCall(2, "{")],
+            [d.ToolCall("x", "", "f"), d.ToolCall("x", "{}")],
+            [d.ToolCall("x", "}")],
+        ),
+    ],
+)
+def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delta], new: list[d.Delta]) -> None:
+    assert Retelling(told).feed(second) == new
+
+
+@pytest.mark.parametrize(
+    ("told", "second"),
+    [
+        ([d.Text("a")], [d.Text("b")]),
+        ([d.Text("ab")], [d.Text("a"), d.Finish()]),
+        ([d.Text("a")], [d.Finish()]),
+        ([d.Text("a")], [d.Reasoning("a")]),
+        ([d.ToolCall(0, "", "f")], [d.ToolCall(0, "", "g")]),
+        ([d.ToolCall(0, "{", "f"), d.Text("a")], [d.ToolCall(0, "{}", "f")]),
+        ([d.Text("a"), d.WholeItem(Unknown(b"{}"))], [d.Text("ab")]),
+    ],
+)
+def test_a_second_run_that_says_anything_else_diverges(told: list[d.Delta], second: list[d.Delta]) -> None:
+    with pytest.raises(Diverged):
+        Retelling(told).feed(second)

@@ -1,0 +1,34 @@
+"""Hypothesis strategies for what a backend may say in a turn."""
+
+from hypothesis import strategies as st
+
+from antiphon.protocol import content, items
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Usage
+from antiphon.stream import deltas as d
+
+words = st.text(max_size=6)
+keys = st.integers(0, 3)
+speech = st.one_of(
+    st.builds(d.Text, words),
+    st.builds(d.Text, words, st.just((content.LogProb("x", -1.0, [120]),))),
+    st.builds(d.Refusal, words),
+    st.builds(d.Annotate, st.just(content.FilePath("file_1", 0)) | st.just(Unknown(b'{"type":"acme:note"}'))),
+    st.builds(d.Reasoning, words),
+    st.builds(d.ReasoningSummary, words, st.integers(0, 2)),
+    st.builds(d.ReasoningSeal, words),
+)
+calls = st.one_of(
+    st.builds(d.ToolCall, keys, words, st.sampled_from(["", "f", "g"]), st.none() | st.just("call_x")),
+    st.builds(d.CustomToolCall, keys.map(lambda key: f"custom {key}"), words, st.sampled_from(["", "h"])),
+)
+others = st.one_of(
+    st.builds(d.Tokens, st.just(Usage(1, 2, 3))),
+    st.builds(d.WholeItem, st.just(Unknown(b'{"type":"acme:x","id":"x_1"}'))),
+    st.builds(d.WholeItem, st.just(items.Compaction("blob", "cmp_1"))),
+    st.builds(d.Passthrough, st.just(Unknown(b'{"type":"acme.tick","sequence_number":5}'))),
+)
+endings = st.one_of(
+    st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter"])), st.builds(d.Failure, words)
+)
+turns = st.tuples(st.lists(speech | calls | others, max_size=30), endings).map(lambda turn: [*turn[0], turn[1]])
