@@ -47,6 +47,12 @@ def event_schemas() -> dict[str | None, str]:
     return {_tag(schemas, name): name for name in names}
 
 
+def forget() -> None:
+    """Read the document anew on the next use."""
+    for cached in (event_schemas, _validator, _schemas):
+        cached.cache_clear()
+
+
 def _check(schema: str, obj: dict[str, Any]) -> None:
     error = best_match(_validator(schema).iter_errors(obj))
     if error is not None:

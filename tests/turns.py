@@ -29,6 +29,6 @@ others = st.one_of(
     st.builds(d.Passthrough, st.just(Unknown(b'{"type":"acme.tick","sequence_number":5}'))),
 )
 endings = st.one_of(
-    st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter"])), st.builds(d.Failure, words)
+    st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter", "cancelled"])), st.builds(d.Failure, words)
 )
 turns = st.tuples(st.lists(speech | calls | others, max_size=30), endings).map(lambda turn: [*turn[0], turn[1]])

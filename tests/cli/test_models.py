@@ -7,6 +7,20 @@ def test_the_models_of_the_settings_are_listed_without_loading_them(home, script
     assert capsys.readouterr() == ("scripted  demo (scripted)\n", "")
 
 
+def test_weights_are_shown_where_they_are_or_how_to_get_them(home, capsys):
+    models = home / ".local/share/antiphon/models"
+    models.mkdir(parents=True)
+    (models / "here.gguf").write_bytes(b"GGUF")
+    (home / "antiphon.toml").write_text(
+        '[backends.near]\nkind = "embedded"\nmodel = "here"\n[backends.far]\nkind = "embedded"\nmodel = "elsewhere"\n'
+    )
+    assert main(["models"]) == 1
+    assert capsys.readouterr() == (
+        f"here  near ({models}/here.gguf)\n",
+        ("antiphon: There are no weights for 'elsewhere' on this machine. Get them with: antiphon pull elsewhere\n"),
+    )
+
+
 def test_a_running_server_is_asked(server, capsys):
     assert main(["models", "--url", server.url]) == 0
     assert capsys.readouterr() == (f"scripted  {server.url}\n", "")

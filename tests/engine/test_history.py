@@ -3,7 +3,7 @@
 import pytest
 
 from antiphon.backends.base import Capabilities
-from antiphon.engine.history import check_input, check_pairs, drop_cut_calls
+from antiphon.engine.history import check_input, check_pairs
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
 from antiphon.protocol.items import (
@@ -12,7 +12,6 @@ from antiphon.protocol.items import (
     FunctionCall,
     FunctionCallOutput,
     Item,
-    ItemReference,
     Message,
 )
 from antiphon.protocol.open import Unknown
@@ -53,11 +52,6 @@ def test_a_lone_call_or_output_is_refused_naming_its_call_id(items: list[Item | 
     assert (caught.value.message, caught.value.param, caught.value.code) == (message, "input", None)
 
 
-def test_a_call_that_was_cut_off_is_dropped_from_a_chain() -> None:
-    cut = FunctionCall("call_2", "g", '{"x', status="incomplete")
-    assert drop_cut_calls([CALL, OUTPUT, cut]) == [CALL, OUTPUT]
-
-
 IMAGE = InputImage(image_url="data:image/png;base64,AA==")
 FILE = InputFile(file_data="data:text/plain;base64,AA==")
 
@@ -73,7 +67,6 @@ FILE = InputFile(file_data="data:text/plain;base64,AA==")
         (Message("user", [InputImage()]), "input[0].content[0]", "not none"),
         (Message("user", [InputImage(image_url="a", file_id="b")]), "input[0].content[0]", "not 'image_url' and 'file"),
         (Message("user", [InputFile(filename="a.txt")]), "input[0].content[0]", "not none"),
-        (ItemReference("msg_1"), "input[0]", "send the item itself"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_its_place(item: Item, param: str, message: str) -> None:

@@ -25,13 +25,13 @@ def test_an_error_is_taken_apart(message: str, fault: Fault) -> None:
 def test_a_field_goes_from_all_objects_that_are_alike() -> None:
     body = (
         b'{"in":[{"type":"a", "of":{"x":1,"y": 2.0}}, {"type":"b","of":{"x":1}}, {"of":{"x":1}}, 5, "x\\"x", '
-        b'{"type":"a","of":[1, {"x":1}]}, {"type":"a","of":{"\\u0078":[1, 2]}}, {"type":"a","of":{ "y":"x"}}]}'
+        b'{"type":"a","of":[1, {"x":1}]}, {"type":"a","of":{"\\u0078":[1, 2]}}, {"type":"a","of":{ "y":"z"}}]}'
     )
-    assert remove(body, "in[0].of", "x") == (
+    rest = (
         b'{"in":[{"type":"a","of":{"y":2.0}},{"type":"b","of":{"x":1}},{"of":{"x":1}},5,"x\\"x",'
-        b'{"type":"a","of":[1, {"x":1}]},{"type":"a","of":{}},{"type":"a","of":{ "y":"x"}}]}',
-        ["in[0].of.x", "in[6].of.x"],
+        b'{"type":"a","of":[1, {"x":1}]},{"type":"a","of":{}},{"type":"a","of":{ "y":"z"}}]}'
     )
+    assert remove(body, "in[0].of", "x") == (rest, ["in[0].of.x", "in[6].of.x"])
 
 
 def test_a_field_of_the_body_itself_goes() -> None:

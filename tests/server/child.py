@@ -1,4 +1,4 @@
-"""A server in a process of its own: `child.py PORT GRACE SCRIPT`. It says its URL when it is ready."""
+"""A server in a process of its own: `child.py PORT GRACE STORE SCRIPT`. It says its URL when it is ready."""
 
 import json
 import sys
@@ -16,12 +16,13 @@ def announce(url: str) -> None:
     sys.stdout.flush()
 
 
-port, grace, script = sys.argv[1:]
+port, grace, store, script = sys.argv[1:]
 settings = load(
     None,
     {"HOME": str(Path.cwd())},
     {
         "port": int(port),
+        "store": store,
         "shutdown_grace_seconds": float(grace),
         "backends": {"scripted": {"kind": "scripted", "script": json.loads(script)}},
     },

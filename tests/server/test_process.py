@@ -26,8 +26,8 @@ Start = Callable[..., subprocess.Popen[str]]
 def start(tmp_path: Path) -> Iterator[Start]:
     children: list[subprocess.Popen[str]] = []
 
-    def start_child(*, port: int = 0, grace: float = 0) -> subprocess.Popen[str]:
-        command = [sys.executable, str(CHILD), str(port), str(grace), json.dumps(GATED)]
+    def start_child(*, port: int = 0, grace: float = 0, store: str = "memory:") -> subprocess.Popen[str]:
+        command = [sys.executable, str(CHILD), str(port), str(grace), store, json.dumps(GATED)]
         child = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         children.append(child)
         return child
@@ -118,6 +118,13 @@ def test_a_port_in_use_is_one_line_and_a_failure(start: Start) -> None:
         "",
         f"Port {port} on 127.0.0.1 is in use. Stop what listens there, or choose another port.\n",
     )
+
+
+def test_an_engine_that_does_not_start_is_one_line_and_a_failure(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    child = start(store="sqlite:///folder")
+    out, err = child.communicate(timeout=PATIENCE)
+    assert (child.returncode, out, len(err.splitlines())) == (1, "", 1)
 
 
 def test_an_address_that_is_not_ours_is_refused_by_name(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_an_end_that_could_not_be_kept_is_retracted_for_a_failure() -> None:
 
 def test_a_cancelled_response_ends_with_what_it_has() -> None:
     composer = new_composer()
-    stream = [*composer.start(), *composer.compose([d.Text("so far")]), *composer.cancel()]
+    stream = [*composer.start(), *composer.compose([d.Text("so far"), d.Finish("cancelled")])]
     assert stream[-1].type == "response.incomplete"
     assert fold(stream) == composer.response
     assert composer.response.status == "cancelled"

@@ -77,9 +77,14 @@ def _texts(response: Response) -> list[Any]:
         ([d.Text("a")], [d.Text("a"), d.Finish()], [d.Finish()]),
         ([d.Reasoning("hm"), d.Text("a")], [d.Reasoning("hm"), d.Text("ab")], [d.Text("b")]),
         (
+            [d.ToolCall(0, "", "f")],
+            [d.ToolCall(1, "", "f"), d.ToolCall(0, "", "f")],
+            [d.ToolCall("new 1", "", "f")],
+        ),
+        (
             [d.ToolCall(2, "", "f", "call_1"), d.ToolCall(2, "{")],
             [d.ToolCall("x", "", "f"), d.ToolCall("x", "{}")],
-            [d.ToolCall("x", "}")],
+            [d.ToolCall(2, "}")],
         ),
     ],
 )

@@ -62,7 +62,9 @@ def _add_serve(commands: Commands) -> None:
         help="where responses are kept: sqlite:///PATH or memory: (default: a file of its own)",
     )
     source = command.add_mutually_exclusive_group()
-    source.add_argument("--model", type=Path, metavar="PATH", help="serve these weights (a .gguf file) in this process")
+    source.add_argument(
+        "--model", metavar="NAME", help="serve this model in this process: one you pulled, or a .gguf file"
+    )
     source.add_argument(
         "--script", type=Path, metavar="FILE", help="serve scripted answers instead of a model: for demos"
     )

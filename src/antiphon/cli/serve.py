@@ -3,6 +3,7 @@
 import json
 import shlex
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
@@ -36,8 +37,14 @@ def _choose_backends(arguments: Namespace) -> dict[str, dict[str, Any]] | None:
     if arguments.script:
         return {"scripted": {"kind": "scripted", "script": str(arguments.script)}}
     if arguments.model:
-        return {"embedded": {"kind": "embedded", "model": str(arguments.model)}}
+        return {"embedded": {"kind": "embedded", **_name_weights(arguments.model)}}
     return None
+
+
+def _name_weights(model: str) -> dict[str, str]:
+    """A file goes by its name without the ending; anything else is the name of weights that were pulled."""
+    path = Path(model)
+    return {"model": path.stem, "weights": model} if path.suffix == ".gguf" else {"model": model}
 
 
 def introduce(url: str, engine: Engine, settings: Settings) -> str:

@@ -5,15 +5,16 @@ import time
 import msgspec
 
 from antiphon.backends.base import Capabilities, Turn
-from antiphon.engine.history import check_input, check_pairs, drop_cut_calls
+from antiphon.engine.context import conversation_of, fetch_context, fill_references
+from antiphon.engine.history import check_input, check_pairs
 from antiphon.engine.ids import Mint
 from antiphon.engine.parameters import check_capabilities
+from antiphon.engine.policy import Policy
 from antiphon.engine.toolset import select_tools
-from antiphon.errors import PreviousResponseNotFound
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
-from antiphon.protocol.request import CreateRequest, JsonSchemaFormat, TextConfig, TextFormat
+from antiphon.protocol.request import ConversationRef, CreateRequest, JsonSchemaFormat, TextConfig, TextFormat
 from antiphon.protocol.response import Response
 from antiphon.store.base import Store
 
@@ -29,18 +30,20 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def resolve(
-    request: CreateRequest, *, project: str, model: str, capabilities: Capabilities, store: Store
+    request: CreateRequest, *, project: str, model: str, capabilities: Capabilities, store: Store, policy: Policy
 ) -> Resolved:
     """Check the request, fetch what it builds on, and lay out the turn."""
     warnings = check_capabilities(request, capabilities, model)
+    context = await fetch_context(request, project=project, store=store, inherit_tools=policy.inherit_tools)
+    if request.tools is None and context.tools:
+        request = msgspec.structs.replace(request, tools=context.tools)
     tools, left_out = select_tools(request)
     mint = Mint()
-    new_items = read_input(request, mint)
+    new_items, repeated = await fill_references(
+        read_input(request, mint), earlier=context.items, project=project, store=store
+    )
     check_input(new_items, capabilities, model)
-    items = new_items
-    if request.previous_response_id is not None:
-        earlier = await _fetch_chain(store, project, request.previous_response_id)
-        items = drop_cut_calls(earlier) + new_items
+    items = context.items + new_items
     check_pairs(items)
     request = msgspec.structs.replace(request, model=model, tools=tools or None)
     return Resolved(
@@ -48,18 +51,8 @@ async def resolve(
         input=new_items,
         response=begin_response(request, mint.response_id),
         mint=mint,
-        warnings=warnings + left_out,
+        warnings=[*warnings, *left_out, *repeated, *(f"history: {each}" for each in context.repairs)],
     )
-
-
-async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Item | Unknown]:
-    chain = await store.chain(project, response_id)
-    missing = response_id if not chain else chain[0].previous_response_id
-    if missing is not None:
-        raise PreviousResponseNotFound(
-            f"Previous response with id '{missing}' not found.", param="previous_response_id"
-        )
-    return [item for link in chain for item in link.items]
 
 
 def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:
@@ -98,6 +91,7 @@ def _identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
 
 def begin_response(request: CreateRequest, response_id: str) -> Response:
     """The response before the model has said anything: the request's settings, with the defaults filled in."""
+    conversation = conversation_of(request)
     return Response(
         id=response_id,
         created_at=int(time.time()),
@@ -124,6 +118,8 @@ def begin_response(request: CreateRequest, response_id: str) -> Response:
         prompt_cache_retention=request.prompt_cache_retention,
         safety_identifier=request.safety_identifier,
         user=request.user,
+        background=bool(request.background),
+        conversation=None if conversation is None else ConversationRef(conversation),
     )
 
 

@@ -7,8 +7,11 @@ import msgspec
 
 from antiphon.backends.base import Backend, Model
 from antiphon.engine.conversation import resolve
+from antiphon.engine.keeping import ForegroundKeeper
 from antiphon.engine.parameters import check_parameters
+from antiphon.engine.policy import Policy
 from antiphon.engine.run import Run
+from antiphon.engine.truncation import start_turn
 from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
@@ -30,12 +33,13 @@ class ItemPage(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """Answers requests. It owns its backends and its store: `start` opens them, `close` closes them."""
 
-    def __init__(self, *, backends: Mapping[str, Backend], store: Store) -> None:
+    def __init__(self, *, backends: Mapping[str, Backend], store: Store, policy: Policy | None = None) -> None:
         self._backends = backends
         self._store = store
+        self._policy = policy or Policy()
         self._by_model: dict[str, Backend] = {}
         self._models: list[Model] = []
-        self._running: set[Run] = set()
+        self._running: dict[tuple[str, str], Run] = {}
         self._stopping = False
         self.ready = False
 
@@ -66,15 +70,30 @@ class Engine:
         model = request.model or ""
         backend = self._find_backend(model)
         resolved = await resolve(
-            request, project=project, model=model, capabilities=backend.capabilities, store=self._store
+            request,
+            project=project,
+            model=model,
+            capabilities=backend.capabilities,
+            store=self._store,
+            policy=self._policy,
         )
-        deltas = await backend.stream(resolved.turn)
-        return Run(resolved, deltas, project=project, store=self._store, running=self._running)
+        started = await start_turn(backend, resolved.turn)
+        if started.dropped:
+            resolved.warnings.append(f"truncation: the {started.dropped} oldest items were left out")
+        keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
+        return self._register(Run(resolved, started.deltas, keeper), project)
+
+    def _register(self, run: Run, project: str) -> Run:
+        """Know the run by its id for as long as it lasts."""
+        key = (project, run.response.id)
+        self._running[key] = run
+        run.on_end(lambda: self._running.pop(key, None))
+        return run
 
     def stop_runs(self) -> None:
         """Take no new requests, and end the running ones with a terminal event."""
         self._stopping = True
-        for run in tuple(self._running):
+        for run in tuple(self._running.values()):
             run.stop()
 
     async def retrieve(self, project: str, response_id: str) -> Response:

@@ -1,6 +1,6 @@
 """Rules for the items of a conversation: calls and their outputs belong together, parts say what they hold."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from antiphon.backends.base import Capabilities
 from antiphon.errors import InvalidRequest, UnsupportedParameter
@@ -19,18 +19,12 @@ from antiphon.protocol.items import (
     FunctionCall,
     FunctionCallOutput,
     Item,
-    ItemReference,
     Message,
 )
 from antiphon.protocol.open import Unknown
 
 CALLS = FunctionCall | CustomToolCall | ComputerCall | ShellCall | ApplyPatchCall
 OUTPUTS = FunctionCallOutput | CustomToolCallOutput | ComputerCallOutput | ShellCallOutput | ApplyPatchCallOutput
-
-
-def drop_cut_calls(items: Iterable[Item | Unknown]) -> list[Item | Unknown]:
-    """Without calls that were cut off while being written: nobody can answer half a call."""
-    return [item for item in items if not (isinstance(item, CALLS) and item.status == "incomplete")]
 
 
 def check_pairs(items: Sequence[Item | Unknown]) -> None:
@@ -56,10 +50,6 @@ def _noun(item: Item) -> str:
 def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
     """Raise on new items that this server or this model cannot take, naming the place."""
     for index, item in enumerate(items):
-        if isinstance(item, ItemReference):
-            raise UnsupportedParameter(
-                "Item references are not supported by this server: send the item itself.", param=f"input[{index}]"
-            )
         if isinstance(item, Message) and not isinstance(item.content, str):
             _check_parts(item.content, capabilities, model, f"input[{index}].content")
         elif isinstance(item, FunctionCallOutput | CustomToolCallOutput) and not isinstance(item.output, str):

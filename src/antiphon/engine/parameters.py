@@ -9,7 +9,6 @@ from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchem
 # Parameters this server does not implement: any value but null (or what `_harmless` lists) is refused.
 UNIMPLEMENTED = (
     "background",
-    "conversation",
     "prompt",
     "context_management",
     "moderation",

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
 
 from antiphon.backends.base import Deltas
 from antiphon.engine.conversation import Resolved
@@ -11,42 +12,49 @@ from antiphon.errors import AntiphonError
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
-from antiphon.store.base import Store, StoredResponse
 from antiphon.stream.composer import Composer, IllegalDelta
-from antiphon.stream.deltas import Delta, Failure
+from antiphon.stream.deltas import Delta, Failure, Finish
 
 logger = logging.getLogger(__name__)
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
 
-class Run:
-    """A response under way. `response` is what it is now; `warnings` is what the client should know about it."""
+class Keeper(Protocol):
+    """Where a run leaves what it came to."""
 
-    def __init__(self, resolved: Resolved, deltas: Deltas, *, project: str, store: Store, running: set["Run"]) -> None:
+    async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
+        """Keep the final response; `last` are the events that will tell of it once this returns."""
+
+    async def abandon(self, run: "Run") -> None:
+        """The run was closed before its end."""
+
+
+class Run:
+    """A response under way. `response` is what it is now; `warnings` is what the client should know about it.
+
+    `told` are deltas of an earlier attempt at the same response: they are composed again, and the model goes on.
+    """
+
+    def __init__(self, resolved: Resolved, deltas: Deltas, keeper: Keeper, *, told: Sequence[Delta] = ()) -> None:
         self.warnings = resolved.warnings
-        self._input = resolved.input
+        self._end_callbacks: list[Callable[[], object]] = []
         self._deltas = deltas
-        self._project = project
-        self._store = store
-        self._running = running
+        self._keeper = keeper
+        self._told = told
         self._composer = Composer(resolved.response, new_id=resolved.mint, now=lambda: int(time.time()))
+        self._interruption: list[Delta] = []
         self._waiting: asyncio.Task[object] | None = None
-        self._stopping = asyncio.Event()
 
     @property
     def response(self) -> Response:
         return self._composer.response
 
     async def events(self) -> Events:
-        """Batches of events. The last one leaves only after the store has the response.
-
-        Closing this generator stops the model; what it has said by then is kept as a cancelled response.
-        """
+        """Batches of events. The last one leaves only after the response is kept. Closing this stops the model."""
         composer = self._composer
-        self._running.add(self)
         try:
-            yield composer.start()
+            yield [*composer.start(), *composer.compose(self._told)]
             while True:
                 told = self._tell(await self._next_batch())
                 if composer.finished:
@@ -54,11 +62,11 @@ class Run:
                 yield told
             yield await self._keep(told)
         finally:
-            self._running.discard(self)
             await self._deltas.aclose()
             if not composer.finished:
-                composer.cancel()
-                await asyncio.shield(self._keep([]))
+                await asyncio.shield(self._keeper.abandon(self))
+            for callback in self._end_callbacks:
+                callback()
 
     async def drain(self) -> Response:
         """Run to the end and give the final response."""
@@ -66,16 +74,32 @@ class Run:
             pass
         return self.response
 
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call this when the run is over, however it ended."""
+        self._end_callbacks.append(callback)
+
     def stop(self) -> None:
-        """End soon, with a terminal event: the server is going down."""
-        self._stopping.set()
+        """End soon, as a failure: the server is going down."""
+        self._interrupt(Failure("The server is shutting down.", "server_shutdown"))
+
+    def cancel(self) -> None:
+        """End soon, with what there is: the response is no longer wanted."""
+        self._interrupt(Finish("cancelled"))
+
+    def close_as_cancelled(self) -> Response:
+        """End now, without telling anyone."""
+        self._composer.compose([Finish("cancelled")])
+        return self.response
+
+    def _interrupt(self, ending: Delta) -> None:
+        self._interruption.append(ending)
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def _next_batch(self) -> Sequence[Delta]:
         """The model's next words; whatever goes wrong while waiting for them is a failure the client is told of."""
-        if self._stopping.is_set():
-            return [_SHUTDOWN]
+        if self._interruption:
+            return self._interruption[:1]
         task = self._waiting = asyncio.current_task()
         try:
             return await anext(self._deltas)
@@ -84,10 +108,10 @@ class Run:
         except AntiphonError as error:
             return [Failure(error.message, error.code or "server_error", error.type, error.param)]
         except asyncio.CancelledError:
-            if not self._stopping.is_set() or task is None:
+            if not self._interruption or task is None:
                 raise
             task.uncancel()
-            return [_SHUTDOWN]
+            return self._interruption[:1]
         except Exception:
             logger.exception("the backend failed", extra={"response_id": self.response.id})
             return [_UNEXPECTED]
@@ -103,18 +127,15 @@ class Run:
                 return error.told
             return error.told + self._composer.compose([_UNEXPECTED])
 
-    async def _keep(self, told: list[Event | Unknown]) -> list[Event | Unknown]:
-        """Store the response, so that the next request can build on it. What cannot be kept has failed."""
-        if not self.response.store:
-            return told
+    async def _keep(self, told: list[Event | Unknown]) -> Sequence[Event | Unknown]:
+        """What cannot be kept has failed: nobody could build on it."""
         try:
-            await self._store.save(self._project, StoredResponse(response=self.response, input=self._input))
+            await self._keeper.finish(self.response, told)
         except Exception:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})
-            return self._composer.retract(told, _NOT_STORED) if told else told
+            return self._composer.retract(told, _NOT_STORED)
         return told
 
 
 _UNEXPECTED = Failure("The server had an error while answering. Its log says more.")
 _NOT_STORED = Failure("The response could not be stored.")
-_SHUTDOWN = Failure("The server is shutting down.", "server_shutdown")

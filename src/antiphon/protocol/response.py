@@ -62,7 +62,7 @@ class Reply(Struct, omit_defaults=True):
 
 class InputTokensDetails(Reply):
     cached_tokens: int = always(0)
-    cache_write_tokens: int | None = None
+    cache_write_tokens: int = always(0)
     cache_write_tokens_details: JsonObject | None = None
 
 

@@ -49,7 +49,8 @@ class App:
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         known = error if isinstance(error, AntiphonError) else None
-        if known is None or known.status >= 500:
+        # An error raised on purpose is told by its code in the access log, unless something else is behind it.
+        if known is None or known.__cause__ is not None:
             logger.error("the request failed", exc_info=error, extra={"request_id": exchange.id})
         if exchange.status:
             # The answer is under way, and only an engine that breaks its promise gets here. Leaving it unfinished

@@ -1,5 +1,6 @@
-"""uvicorn's HTTP connection, with errors in our shape, an end to endless headers, and the bodies of Java's clients."""
+"""uvicorn's HTTP connection, with one write for an answer, errors in our shape, and two traps removed."""
 
+import asyncio
 import re
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -14,11 +15,46 @@ _OFFER = re.compile(rb"(?<=\r\n)upgrade(?=:[ \t]*h2c[ \t]*\r\n)", re.IGNORECASE)
 _UNSEEN = b"x-offer"
 
 
+class Outlet(asyncio.Transport):
+    """The way out for one answer: its head waits for the beginning of its body, so that both leave in one packet.
+
+    The application sends the two one right after the other; uvicorn writes each by itself.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._head is None and not data[:10] == b"HTTP/1.1 1":  # an interim answer is no head: it leaves at once
+            self._head = bytes(data)
+        elif self._head:
+            self._transport.write(self._head + data)
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send a head that no body follows."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
 class Connection(HttpToolsProtocol):
     """What is not HTTP at all never reaches the application, so it is answered here."""
 
     _head_is_open = True
     _head_size = 0
+    _outlet: Outlet
 
     def data_received(self, data: bytes) -> None:
         super().data_received(_OFFER.sub(_UNSEEN, data) if b"h2c" in data else data)
@@ -36,6 +72,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_open = False
         super().on_headers_complete()
+        self.cycle.transport = Outlet(self.transport)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "The request is not valid HTTP.")

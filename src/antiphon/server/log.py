@@ -98,6 +98,9 @@ def configure(settings: Settings) -> None:
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("antiphon").setLevel(settings.log_level.upper())
+    # What uvicorn has to say is said by the application too, with the request it is about.
+    debug = settings.log_level == "debug"
+    logging.getLogger("uvicorn.error").setLevel(logging.DEBUG if debug else logging.CRITICAL)
 
 
 @functools.lru_cache(maxsize=1)

@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
     def __init__(self, engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
         self._engine = engine
         self._app = App(engine, settings)
-        self._grace = settings.shutdown_grace_seconds
+        self._settings = settings
         self._on_ready = on_ready
         super().__init__(
             uvicorn.Config(
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 workers=1,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=math.ceil(self._grace) + _LAST_WORDS_SECONDS,
+                timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds) + _LAST_WORDS_SECONDS,
             )
         )
 
@@ -79,11 +79,14 @@ class Server(uvicorn.Server):
             await super().startup(sockets=sockets)
         except SystemExit:
             raise self._app.startup_error or ServerError("The server could not start.") from None
+        except OSError as error:  # another server took the port while the models were loaded
+            raise ConfigError(_explain(error, self._settings)) from None
         if self._on_ready is not None and sockets:
             self._on_ready(_url(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end = asyncio.get_running_loop().call_later(self._grace, self._engine.stop_runs)
+        grace = self._settings.shutdown_grace_seconds
+        end = asyncio.get_running_loop().call_later(grace, self._engine.stop_runs)
         try:
             await super().shutdown(sockets=sockets)
         finally:

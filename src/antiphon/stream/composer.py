@@ -174,22 +174,19 @@ class Composer:
 
     # The end
 
-    def cancel(self) -> list[Event]:
-        """End here, with what there is. No event is called cancelled: it is an incomplete one with that status."""
-        told = self._close_all("incomplete")
-        return [*told, self._end(events.Incomplete, status="cancelled")]
-
     def _tokens(self, delta: deltas.Tokens) -> list[Event]:
         self._usage = delta.usage
         return []
 
     def _finish(self, delta: deltas.Finish) -> list[Event]:
-        if self._unnamed:
+        if self._unnamed and delta.reason == "stop":
             return self._failure(deltas.Failure("The model called a tool without naming it.", "model_error"))
         if delta.reason == "stop":
             told = self._close_all("completed")
             return [*told, self._end(events.Completed, status="completed", completed_at=self._now())]
         told = self._close_all("incomplete")
+        if delta.reason == "cancelled":  # no event is called so: it is an incomplete one with that status
+            return [*told, self._end(events.Incomplete, status="cancelled")]
         details = IncompleteDetails(INCOMPLETE_REASONS[delta.reason])
         return [*told, self._end(events.Incomplete, status="incomplete", incomplete_details=details)]
 

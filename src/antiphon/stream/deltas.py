@@ -94,9 +94,12 @@ class Tokens(_Delta):
 
 
 class Finish(_Delta):
-    """The model is done, and why. Exactly one `Finish` or `Failure` ends every turn; nothing may follow it."""
+    """The turn is over, and why. Exactly one `Finish` or `Failure` ends every turn; nothing may follow it.
 
-    reason: Literal["stop", "length", "content_filter"] = "stop"
+    A backend says why its model stopped; `cancelled` is the engine's word for a turn that was no longer wanted.
+    """
+
+    reason: Literal["stop", "length", "content_filter", "cancelled"] = "stop"
 
 
 class Failure(_Delta):

@@ -8,6 +8,8 @@ words, and lets through only what is new. A second run that says anything else d
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from antiphon.protocol import events, items
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
@@ -39,9 +41,9 @@ def _recall(event: Event | Unknown) -> Sequence[Delta]:
         case events.ReasoningSummaryTextDelta():
             return [deltas.ReasoningSummary(event.delta, event.summary_index)]
         case events.FunctionCallArgumentsDelta():
-            return [deltas.ToolCall(event.output_index, event.delta)]
+            return [deltas.ToolCall(_key(event), event.delta)]
         case events.CustomToolCallInputDelta():
-            return [deltas.CustomToolCall(event.output_index, event.delta)]
+            return [deltas.CustomToolCall(_key(event), event.delta)]
         case events.OutputItemAdded():
             return _recall_added(event)
         case events.OutputItemDone():
@@ -50,12 +52,16 @@ def _recall(event: Event | Unknown) -> Sequence[Delta]:
             return []
 
 
+def _key(event: events.ItemEvent | events.OutputItemAdded) -> str:
+    return f"told {event.output_index}"
+
+
 def _recall_added(event: events.OutputItemAdded) -> Sequence[Delta]:
     match event.item:
         case items.FunctionCall() as call:
-            return [deltas.ToolCall(event.output_index, "", call.name, call.call_id, call.namespace)]
+            return [deltas.ToolCall(_key(event), "", call.name, call.call_id, call.namespace)]
         case items.CustomToolCall() as call:
-            return [deltas.CustomToolCall(event.output_index, "", call.name, call.call_id, call.namespace)]
+            return [deltas.CustomToolCall(_key(event), "", call.name, call.call_id, call.namespace)]
         case _:
             return []
 
@@ -87,6 +93,7 @@ class Retelling:
         names = _Names()
         for delta in told:
             self._expect(names.read(delta))
+        self._told_calls = list(names.calls)
         self._names = _Names()
         self._next = 0
         self._heard = 0
@@ -108,6 +115,7 @@ class Retelling:
         if isinstance(delta, deltas.Finish):
             return self._end(delta)
         pieces = self._names.read(delta)
+        delta = self._rename(delta)
         if self._next == len(self._expected):
             return [delta]
         unheard = ""
@@ -116,6 +124,14 @@ class Retelling:
                 return [_shorten(delta, _words(delta))]
             unheard = self._match(piece)
         return [_shorten(delta, unheard)] if unheard else []
+
+    def _rename(self, delta: Delta) -> Delta:
+        """A call goes on under the key it was told by; a new one must not take that of another."""
+        if not isinstance(delta, deltas.ToolCall | deltas.CustomToolCall):
+            return delta
+        which = self._names.calls[delta.key]
+        key = self._told_calls[which] if which < len(self._told_calls) else f"new {which}"
+        return msgspec.structs.replace(delta, key=key)
 
     def _end(self, finish: deltas.Finish) -> Sequence[Delta]:
         # The last words may have been told in full: then nothing is left to hear of them.
@@ -157,7 +173,7 @@ class _Names:
     """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which one it is."""
 
     def __init__(self) -> None:
-        self._calls: dict[int | str, int] = {}
+        self.calls: dict[int | str, int] = {}
         self._summaries = 0
         self._summary: int | None = None
 
@@ -186,13 +202,13 @@ class _Names:
 
     def _read_call(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> "Sequence[_Spoken | Delta]":
         pieces: list[_Spoken | Delta] = []
-        if delta.key not in self._calls:
+        if delta.key not in self.calls:
             self._summary = None
-            self._calls[delta.key] = len(self._calls)
-            pieces.append(type(delta)(self._calls[delta.key], "", delta.name, None, delta.namespace))
+            self.calls[delta.key] = len(self.calls)
+            pieces.append(type(delta)(self.calls[delta.key], "", delta.name, None, delta.namespace))
         words = _words(delta)
         if words:
-            pieces.append(_Spoken((type(delta), self._calls[delta.key]), words))
+            pieces.append(_Spoken((type(delta), self.calls[delta.key]), words))
         return pieces
 
 

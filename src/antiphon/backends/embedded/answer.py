@@ -2,7 +2,7 @@
 
 import json
 
-from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_NAME
+from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_NAME
 from antiphon.backends.embedded.model import Chunk, Timings, Token
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
@@ -55,7 +55,10 @@ class Answer:
 
     def _end(self, reason: str) -> list[Delta]:
         self.finished = True
-        deltas = self._release() if self._calls is None else self._calls.end()
+        deltas = self._calls.end() if self._calls is not None else []
+        # A call that was cut off before its name is known is no text either.
+        if self._calls is None and not (self._opening and reason == "length"):
+            deltas = self._release()
         if self._timings is not None:
             deltas.append(Tokens(_count(self._timings)))
         deltas.append(Finish("length" if reason == "length" else "stop"))
@@ -88,7 +91,7 @@ class Calls:
             if not closed:
                 self._buffer = ""
                 break
-            self._buffer = self._buffer[len(more) + 1 :].removeprefix(CALL_CLOSING)
+            self._buffer = self._buffer[len(more) + 1 :]
             deltas += self._close_call()
         return deltas
 
@@ -110,8 +113,10 @@ class Calls:
         return True
 
     def _tell(self, arguments: str) -> list[Delta]:
-        first = arguments == self._arguments
-        return [ToolCall(len(self._made), arguments, self._name or "" if first else "")] if arguments or first else []
+        if not arguments:
+            return []
+        name = self._name if arguments == self._arguments else None
+        return [ToolCall(len(self._made), arguments, name or "")]
 
     def _close_call(self) -> list[Delta]:
         call = (self._name or "", self._arguments)

@@ -22,7 +22,7 @@ class Options(Struct, kw_only=True):
     """`context` is how many tokens one turn may take, prompt and answer together; `slots` how many turns run at once.
 
     `batch` is how many tokens are read before the model looks up to see whether it was cancelled: a slower model needs
-    a smaller one. `tool_examples` shows the model a few calls first, which one that was trained on tools can do without.
+    a smaller one. `tool_examples` shows the model a few calls first; one that was trained on tools can do without.
     """
 
     model: str = DEFAULT_MODEL

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +60,7 @@ class Chunk(Struct):
 
 _chunks = msgspec.json.Decoder(Chunk)
 
-# Whether a grammar was accepted shows only in what it does: one that begins with these letters makes the model say them.
+# Whether a grammar was taken shows only in what it does: one that begins with these letters makes the model say them.
 _SIGN = "%%%%"
 
 
@@ -70,7 +71,7 @@ class Job:
         self.done = False
         self._cancelled = False
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[bytes] = []
+        self._waiting: deque[bytes] = deque()
         self._called = False
         self._bell = asyncio.Event()
 
@@ -99,8 +100,8 @@ class Job:
         while not self._waiting and not self.done:
             await self._bell.wait()
             self._bell.clear()
-        taken, self._waiting = self._waiting, []
-        return taken
+        # Only what is counted now: the other thread may be adding to it.
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def _call(self) -> None:
         # One wake-up of the loop carries everything that has come by the time it runs.

@@ -28,8 +28,8 @@ def _write_result(output: str) -> str:
     return f"<tool_response>\n{output}\n</tool_response>"
 
 
-# A model that was never trained to call tools learns it from these: when to call, when to talk, and to talk after a result.
-# The order matters: measured on SmolLM2-135M over 32 questions, this one decides right most often.
+# A model that was not trained to call tools learns from these when to call, when to talk, and to talk after a result.
+# Their kinds and their order matter: measured on SmolLM2-135M, these decide right most often.
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("user", "Tell me a joke."),
     ("assistant", "Why did the chicken cross the road? To get to the other side!"),

@@ -1,0 +1,103 @@
+"""What a request builds on: the chain or the conversation it continues, with its references filled in."""
+
+import asyncio
+
+import msgspec
+
+from antiphon.engine.ids import find_owner
+from antiphon.engine.repair import repair
+from antiphon.errors import NotFound, PreviousResponseNotFound
+from antiphon.protocol.items import Item, ItemReference
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import Tool
+from antiphon.store.base import Store
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The items that come before the request's own, and the tools of the response it continues."""
+
+    items: list[Item | Unknown] = []
+    tools: list[Tool | Unknown] | None = None
+    repairs: list[str] = []
+
+
+def conversation_of(request: CreateRequest) -> str | None:
+    """The id of the conversation a request belongs to."""
+    conversation = request.conversation
+    return conversation if conversation is None or isinstance(conversation, str) else conversation.id
+
+
+async def fetch_context(request: CreateRequest, *, project: str, store: Store, inherit_tools: bool) -> Context:
+    """Fetch what the request continues. Raises when there is no such thing."""
+    conversation = conversation_of(request)
+    if conversation is not None:
+        items = await store.conversation_items(project, conversation)
+        if items is None:
+            raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
+        mended = repair(items)
+        return Context(items=mended.items, repairs=mended.repairs)
+    if request.previous_response_id is None:
+        return Context()
+    wants_tools = inherit_tools and request.tools is None
+    chain, tools = await asyncio.gather(
+        _fetch_chain(store, project, request.previous_response_id),
+        _fetch_tools(store, project, request.previous_response_id) if wants_tools else _no_tools(),
+    )
+    mended = repair(chain)
+    return Context(items=mended.items, repairs=mended.repairs, tools=tools)
+
+
+async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Item | Unknown]:
+    chain = await store.chain(project, response_id)
+    missing = response_id if not chain else chain[0].previous_response_id
+    if missing is not None:
+        raise PreviousResponseNotFound(
+            f"Previous response with id '{missing}' not found.", param="previous_response_id"
+        )
+    return [item for link in chain for item in link.items]
+
+
+async def _fetch_tools(store: Store, project: str, response_id: str) -> list[Tool | Unknown] | None:
+    stored = await store.load(project, response_id)
+    return stored.response.tools if stored is not None else None
+
+
+async def _no_tools() -> None:
+    return None
+
+
+async def fill_references(
+    items: list[Item | Unknown], *, earlier: list[Item | Unknown], project: str, store: Store
+) -> tuple[list[Item | Unknown], list[str]]:
+    """Put the stored items in the place of references to them, and leave out what the history already holds.
+
+    Some clients send the whole history along with the id of the response that ends it.
+    """
+    known = {item.id for item in earlier if item.id is not None}
+    filled: list[Item | Unknown] = []
+    repeated: list[str] = []
+    for index, item in enumerate(items):
+        if item.id is not None and item.id in known:
+            repeated.append(f"input[{index}]: {item.id} is part of the history already")
+        elif isinstance(item, ItemReference):
+            filled.append(await _find_item(item.id, index, project=project, store=store))
+        else:
+            filled.append(item)
+    return filled, repeated
+
+
+async def _find_item(item_id: str, index: int, *, project: str, store: Store) -> Item | Unknown:
+    owner = find_owner(item_id)
+    stored = await store.load(project, owner) if owner is not None else None
+    if stored is not None:
+        for item in (*stored.input, *stored.response.output):
+            if item.id == item_id:
+                return item
+    found = await store.find_item(project, item_id)
+    if found is None:
+        raise NotFound(
+            f"Item with id '{item_id}' not found. Items are kept only if their response was stored.",
+            param=f"input[{index}]",
+        )
+    return found

@@ -1,0 +1,55 @@
+"""Keeping foreground responses: in the store, and in the conversation they belong to."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+from antiphon.engine.policy import Policy
+from antiphon.engine.run import Run
+from antiphon.protocol.events import Event
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Response
+from antiphon.store.base import Store, StoredResponse
+
+logger = logging.getLogger(__name__)
+
+
+class ForegroundKeeper:
+    """Keeps a response whose client waits for it."""
+
+    def __init__(self, store: Store, policy: Policy, *, project: str, asked: list[Item | Unknown]) -> None:
+        self._store = store
+        self._policy = policy
+        self._project = project
+        self._asked = asked
+
+    async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
+        conversation = conversation_for(response)
+        if response.store:
+            stored = StoredResponse(response=response, input=self._asked, expires_at=expiry(self._policy))
+            if conversation is None:
+                await self._store.save(self._project, stored)
+            else:
+                await self._store.save(self._project, stored, conversation=conversation)
+        elif conversation is not None:
+            await self._store.append_items(self._project, conversation, [*self._asked, *response.output])
+
+    async def abandon(self, run: Run) -> None:
+        """The client went away: what the model said until then is kept as a cancelled response."""
+        try:
+            await self.finish(run.close_as_cancelled(), ())
+        except Exception:
+            logger.exception("the response could not be stored", extra={"response_id": run.response.id})
+
+
+def conversation_for(response: Response) -> str | None:
+    """The conversation a finished response goes into. What failed or was cancelled is no part of it."""
+    if response.conversation is None or response.status not in ("completed", "incomplete"):
+        return None
+    return response.conversation.id
+
+
+def expiry(policy: Policy) -> int | None:
+    """When what is stored now expires."""
+    return None if policy.retention_seconds is None else int(time.time()) + policy.retention_seconds

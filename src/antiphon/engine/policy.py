@@ -1,0 +1,13 @@
+"""How the engine treats state: the settings that change what a request means."""
+
+import msgspec
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """`inherit_tools`: a continuation that says nothing of tools has those of the response it continues.
+
+    `retention_seconds`: how long a response or a conversation is kept; None keeps it until it is deleted.
+    """
+
+    inherit_tools: bool = True
+    retention_seconds: int | None = None

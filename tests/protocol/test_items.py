@@ -1,0 +1,116 @@
+from typing import Any
+
+import pytest
+
+from antiphon.protocol.codec import decode_items, encode
+from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, Refusal, SummaryText, Text
+from antiphon.protocol.items import (
+    ITEMS,
+    CompactionTrigger,
+    ConfigurationUpdate,
+    CustomToolCallOutput,
+    EffortUpdate,
+    FunctionCall,
+    FunctionCallOutput,
+    ItemReference,
+    Message,
+    Reasoning,
+)
+from antiphon.protocol.open import Unknown
+
+EASY = Message("user", "hi")
+FULL = Message("developer", [InputText("hi"), InputImage(image_url="data:,")], status="completed")
+OUTPUT = Message("assistant", [OutputText("hi"), Refusal("no")], id="msg_1", status="completed", phase="final_answer")
+
+LOOSE = [
+    (b'{"role":"user","content":"hi"}', EASY),
+    (b'{"type":null,"role":"user","content":"hi"}', EASY),
+    (b'{"type":"message","role":"user","content":"hi","id":null,"status":null,"phase":null}', EASY),
+    (b'{"role":"assistant","content":"hi","phase":"commentary"}', Message("assistant", "hi", phase="commentary")),
+    (
+        (
+            b'{"role":"developer","status":"completed","content":[{"type":"input_text","text":"hi"},'
+            b'{"type":"input_image","image_url":"data:,"}]}'
+        ),
+        FULL,
+    ),
+    (
+        (
+            b'{"type":"message","id":"msg_1","role":"assistant","status":"completed","phase":"final_answer","content":['
+            b'{"type":"output_text","text":"hi","annotations":[]},{"type":"refusal","refusal":"no"}]}'
+        ),
+        OUTPUT,
+    ),
+    (b'{"role":"user","content":[{"type":"text","text":"hi"}]}', Message("user", [Text("hi")])),
+    (b'{"role":"user","content":[]}', Message("user", [])),
+    (b'{"id":"msg_1"}', ItemReference("msg_1")),
+    (b'{"type":null,"id":"msg_1"}', ItemReference("msg_1")),
+    (b'{"type":"item_reference","id":"msg_1"}', ItemReference("msg_1")),
+    (b'{"type":"function_call_output","call_id":"c","output":"1"}', FunctionCallOutput("1", "c")),
+    (
+        b'{"type":"function_call_output","call_id":"c","output":[{"type":"input_text","text":"1"}]}',
+        FunctionCallOutput([InputText("1")], "c"),
+    ),
+    (b'{"type":"function_call_output","name":"f","output":"1"}', FunctionCallOutput("1", name="f")),
+    (b'{"type":"reasoning","id":"rs_1","summary":[]}', Reasoning(id="rs_1")),
+    (
+        (
+            b'{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"s"}],"encrypted_content":"e",'
+            b'"content":[{"type":"reasoning_text","text":"r"}]}'
+        ),
+        Reasoning([SummaryText("s")], "rs_1", [ReasoningText("r")], "e"),
+    ),
+    (b'{"type":"reasoning","summary":[],"content":null,"encrypted_content":null,"status":null}', Reasoning()),
+    (b'{"type":"compaction_trigger"}', CompactionTrigger()),
+    (
+        b'{"type":"configuration_update","reasoning":{"effort":"low"}}',
+        ConfigurationUpdate(reasoning=EffortUpdate("low")),
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "item"), LOOSE)
+def test_an_item_is_understood_in_all_its_forms(raw: bytes, item: Any) -> None:
+    assert ITEMS.one(raw) == item
+
+
+def test_all_forms_mix_in_one_input() -> None:
+    assert decode_items(b"[%b]" % b",".join(raw for raw, _ in LOOSE)) == [item for _, item in LOOSE]
+
+
+@pytest.mark.parametrize(
+    ("item", "raw"),
+    [
+        (EASY, b'{"type":"message","role":"user","content":"hi"}'),
+        (
+            OUTPUT,
+            (
+                b'{"type":"message","role":"assistant","content":[{"type":"output_text","text":"hi","annotations":[]},'
+                b'{"type":"refusal","refusal":"no"}],"id":"msg_1","status":"completed","phase":"final_answer"}'
+            ),
+        ),
+        (Reasoning(id="rs_1"), b'{"type":"reasoning","summary":[],"id":"rs_1"}'),
+        (
+            FunctionCall("c", "f", "{}", async_=True),
+            b'{"type":"function_call","call_id":"c","name":"f","arguments":"{}","async":true}',
+        ),
+        (
+            CustomToolCallOutput("c", [Unknown(b'{"type": "acme:x"}')]),
+            b'{"type":"custom_tool_call_output","call_id":"c","output":[{"type": "acme:x"}]}',
+        ),
+    ],
+)
+def test_what_is_unset_is_left_out(item: Any, raw: bytes) -> None:
+    assert encode(item) == raw
+
+
+def test_an_item_names_its_type() -> None:
+    assert [item.type for item in (EASY, Reasoning(), ItemReference("x"))] == ["message", "reasoning", "item_reference"]
+
+
+def test_arguments_stay_exactly_as_they_were_written() -> None:
+    arguments = '{ "a" : 1.0,\n"b":"\\u00e9" }'
+    raw = encode(FunctionCall("c", "f", arguments))
+    [call] = decode_items(b"[%b]" % raw)
+    assert isinstance(call, FunctionCall)
+    assert call.arguments == arguments

@@ -1,0 +1,119 @@
+from typing import Any
+
+import pytest
+
+from antiphon.errors import InvalidRequest
+from antiphon.protocol.codec import DecodedRequest, decode_request, encode
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import (
+    AllowedToolsChoice,
+    CustomTool,
+    FunctionChoice,
+    FunctionTool,
+    GrammarInput,
+    McpChoice,
+    NamespaceTool,
+    WebSearchPreviewTool20250311,
+)
+
+F = FunctionTool("f", "d", {"type": "object"}, True)
+FLAT = b'{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":true}'
+NESTED = b'{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"},"strict":true}}'
+NAMESPACE = b'{"type":"namespace","name":"n","description":"d","tools":[%b]}'
+
+
+def decode_tools(raw: bytes) -> DecodedRequest:
+    return decode_request(b'{"tools":[%b]}' % raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "tool"),
+    [
+        (FLAT, F),
+        (NESTED, F),
+        (b'{"type":"function","function":{"name":"f"}}', FunctionTool("f")),
+        (b'{"type":"function","function":{"name":"f","description":null,"strict":null}}', FunctionTool("f")),
+        (NAMESPACE % NESTED, NamespaceTool("n", "d", [F])),
+        (NAMESPACE % b'{"type": "acme:x"}', NamespaceTool("n", "d", [Unknown(b'{"type": "acme:x"}')])),
+        (
+            b'{"type":"custom","name":"c","format":{"type":"grammar","syntax":"lark","definition":"x"}}',
+            CustomTool("c", format=GrammarInput("x", "lark")),
+        ),
+        (b'{"type":"web_search_preview_2025_03_11"}', WebSearchPreviewTool20250311()),
+        (b'{"type":"acme:x", "n": 1.0}', Unknown(b'{"type":"acme:x", "n": 1.0}')),
+    ],
+)
+def test_a_tool_is_understood_in_all_its_forms(raw: bytes, tool: Any) -> None:
+    assert decode_tools(raw) == DecodedRequest(CreateRequest(tools=[tool]))
+    assert decode_tools(b"%b,%b" % (raw, FLAT)) == DecodedRequest(CreateRequest(tools=[tool, F]))
+
+
+def test_a_nested_function_is_encoded_flat() -> None:
+    assert encode(decode_tools(NESTED).request.tools) == b"[%b]" % FLAT
+
+
+def test_a_function_is_encoded_with_all_that_a_response_echoes() -> None:
+    assert (
+        encode(FunctionTool("f"))
+        == b'{"type":"function","name":"f","description":null,"parameters":null,"strict":null}'
+    )
+
+
+def test_unknown_fields_of_a_nested_function_are_left_aside_and_named() -> None:
+    decoded = decode_tools(b'{"type":"function","function":{"name":"f","x":1},"cache_control":{}}')
+    assert decoded == DecodedRequest(
+        CreateRequest(tools=[FunctionTool("f")]), ("tools[0].function.x", "tools[0].cache_control")
+    )
+
+
+def test_a_null_beside_a_flat_function_is_left_aside() -> None:
+    decoded = decode_tools(b'{"type":"function","name":"f","function":null}')
+    assert decoded == DecodedRequest(CreateRequest(tools=[FunctionTool("f")]), ("tools[0].function",))
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"type":"function","function":{"name":1}}', "tools[0].function.name"),
+        (b'{"type":"function","function":"f"}', "tools[0].function"),
+        (NAMESPACE % b'{"type":"function","function":{"name":"f","strict":1}}', "tools[0].tools[0].function.strict"),
+    ],
+)
+def test_what_is_wrong_in_a_nested_function_is_refused_by_its_path(raw: bytes, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_tools(raw)
+    assert (caught.value.param, caught.value.code) == (param, "invalid_type")
+
+
+@pytest.mark.parametrize(
+    ("raw", "choice"),
+    [
+        (b"null", None),
+        (b'"none"', "none"),
+        (b'"auto"', "auto"),
+        (b'"required"', "required"),
+        (b'{"type":"function","name":"f"}', FunctionChoice("f")),
+        (b'{"type":"tool","name":"f"}', FunctionChoice("f")),
+        (b'{"type":"function","function":{"name":"f"}}', FunctionChoice("f")),
+        (b'{"type":"tool","function":{"name":"f"}}', FunctionChoice("f")),
+        (b'{"type":"mcp","server_label":"s"}', McpChoice("s")),
+        (
+            b'{"type":"allowed_tools","tools":[{"type":"function","name":"f"}]}',
+            AllowedToolsChoice([{"type": "function", "name": "f"}], "auto"),
+        ),
+        (b'{"type":"acme:x", "n":1}', Unknown(b'{"type":"acme:x", "n":1}')),
+    ],
+)
+def test_a_choice_is_understood_in_all_its_forms(raw: bytes, choice: Any) -> None:
+    assert decode_request(b'{"tool_choice":%b}' % raw) == DecodedRequest(CreateRequest(tool_choice=choice))
+
+
+def test_a_choice_is_encoded_in_the_form_of_the_api() -> None:
+    choice = decode_request(b'{"tool_choice":{"type":"tool","function":{"name":"f"}}}').request.tool_choice
+    assert encode(choice) == b'{"type":"function","name":"f"}'
+
+
+def test_allowed_tools_always_say_their_mode() -> None:
+    choice = AllowedToolsChoice([{"type": "function", "name": "f"}])
+    assert encode(choice) == b'{"type":"allowed_tools","tools":[{"type":"function","name":"f"}],"mode":"auto"}'
