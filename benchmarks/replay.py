@@ -39,9 +39,8 @@ class Replay:
 
     async def _play(self, batches: list[list[Delta]]) -> Deltas:
         for batch in batches:
-            await asyncio.sleep(0)
             yield batch
-        await asyncio.sleep(0)
+            await asyncio.sleep(0)
         yield [Tokens(Usage(10, 20, 30)), Finish()]
 
     async def count_tokens(self, turn: Turn) -> int:

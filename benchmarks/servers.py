@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from benchmarks.workloads import ANSWERS
 
 ROOT = Path(__file__).resolve().parent.parent
 _START_SECONDS = 30.0
+_PR_SET_PDEATHSIG = 1  # of Linux
 _STOP_SECONDS = 10.0
 
 
@@ -60,11 +63,11 @@ def _prepare_antiphon(folder: Path, port: int) -> list[str]:
 
 
 def _steps(reads: list[list[str]]) -> list[dict[str, object]]:
-    """A step for each read, and a turn of the event loop before it."""
+    """A step for each read, and a turn of the event loop between them, as between the reads of a real upstream."""
     steps: list[dict[str, object]] = []
     for pieces in reads:
-        steps += [{"delay": 0}, {"text": pieces}]
-    return [*steps, {"delay": 0}]
+        steps += [{"text": pieces}, {"delay": 0}]
+    return steps if len(reads) > 1 else steps[:1]
 
 
 SERVERS = (
@@ -115,7 +118,13 @@ def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Pop
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
         )
         try:
             yield process
@@ -126,6 +135,11 @@ def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Pop
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _end_with_parent() -> None:
+    """If this process is killed, its servers are too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_log(folder: Path) -> str:

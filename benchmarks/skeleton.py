@@ -247,7 +247,7 @@ async def stream(request: Request, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for piece, more in tell(request):
         await send({"type": "http.response.body", "body": piece, "more_body": more})
-        # An upstream's reads come in turns of the loop; without this, uvloop would send all pieces as one.
+        # The reads of a real upstream come in turns of the event loop, between those of other requests.
         await asyncio.sleep(0)
 
 

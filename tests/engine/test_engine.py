@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.engine import ItemPage
+from antiphon.engine.items import ItemPage
 from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, PreviousResponseNotFound, Unavailable
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import FunctionCall, Message

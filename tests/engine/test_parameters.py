@@ -28,7 +28,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "mutually_exclusive_parameters",
     ),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "missing_required_parameter"),
-    ({"background": True}, "background", "unsupported_parameter"),
+    ({"background": True, "store": False}, "background", "invalid_value"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
     ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
@@ -52,7 +52,7 @@ def test_every_unimplemented_parameter_has_a_case_above() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"background": False}, {"generate": True}, {"context_management": []}, {"input": None, "instructions": "Speak."}],
+    [{"background": True}, {"generate": True}, {"context_management": []}, {"input": None, "instructions": "Speak."}],
 )
 def test_values_that_ask_for_nothing_special_are_welcome(fields: dict[str, Any]) -> None:
     check_parameters(request(**fields))

@@ -1,9 +1,12 @@
+import asyncio
 import http.client
 import json
 import socket
 from typing import Any
 
 import pytest
+
+from antiphon.server.connection import Outlet
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -69,6 +72,46 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     assert answers.count(b"HTTP/1.1 200 OK") == 3
     assert answers.count(b"You said: hi") == 2
     assert answers.endswith(b'{"status":"ok"}')
+
+
+def test_an_answer_is_one_write() -> None:
+    written: list[bytes] = []
+
+    class Recorder(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            written.append(bytes(data))
+
+        def close(self) -> None:
+            written.append(b"closed")
+
+    outlet = Outlet(Recorder())
+    for data in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"two"):
+        outlet.write(data)
+    outlet.close()
+    assert written == [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\none", b"two", b"closed"]
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(server: Any) -> None:
+    body = b'{"model": "scripted", "input": "hi"}'
+    with server.connect() as client:
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        assert read_answer(client)[0] == 200
+
+
+def test_heads_alone_keep_the_connection(server: Any) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    for _ in range(2):
+        connection.request("HEAD", "/healthz")
+        with connection.getresponse() as response:
+            assert (response.status, response.read()) == (200, b"")
+    connection.request("OPTIONS", "/healthz")
+    with connection.getresponse() as response:
+        assert (response.status, response.read()) == (204, b"")
+    connection.close()
 
 
 def test_a_body_in_small_pieces_is_a_body(server: Any) -> None:

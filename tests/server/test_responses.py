@@ -7,6 +7,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+import openresponses
 from antiphon.stream.sse import Decoder
 
 
@@ -29,12 +30,20 @@ def read_events(body: bytes) -> list[dict[str, Any]]:
     assert messages[-1].data == b"[DONE]"
     events = [json.loads(message.data) for message in messages[:-1]]
     assert [event["type"] for event in events] == [message.event for message in messages[:-1]]
+    for event in events:
+        openresponses.validate_event(event)
     return events
 
 
 def test_a_plain_answer(client: OpenAI) -> None:
     response = client.responses.create(model="scripted", input="hello there")
     assert (response.status, response.output_text, response.model) == ("completed", "You said: hello there", "scripted")
+
+
+def test_an_answer_and_its_stored_form_are_the_same_and_open_responses(server: Any) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "metadata": {"a": "b"}})
+    openresponses.validate_response(answer.json)
+    assert server.ask("GET", f"/v1/responses/{answer.json['id']}").json == answer.json
 
 
 def test_the_stream_ends_in_the_response_that_is_kept(client: OpenAI) -> None:
@@ -117,7 +126,7 @@ INPUT: Any = [{"role": "user", "content": f"line {number}"} for number in range(
 def test_input_items_come_newest_first_and_in_pages(client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input=INPUT)
     first = client.responses.input_items.list(made.id, limit=2)
-    texts = [[part.text for part in item.content] for item in client.responses.input_items.list(made.id, limit=2)]  # type: ignore[union-attr]
+    texts = [[part.text for part in item.content] for item in client.responses.input_items.list(made.id, limit=2)]
     assert len(first.data) == 2
     assert texts == [[f"line {number}"] for number in (4, 3, 2, 1, 0)]
 

@@ -8,10 +8,11 @@ from antiphon.backends.base import Capabilities, Turn
 from antiphon.engine.context import conversation_of, fetch_context, fill_references
 from antiphon.engine.history import check_input, check_pairs
 from antiphon.engine.ids import Mint
+from antiphon.engine.items import identify
 from antiphon.engine.parameters import check_capabilities
 from antiphon.engine.policy import Policy
 from antiphon.engine.toolset import select_tools
-from antiphon.protocol.content import InputText, OutputText
+from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import ConversationRef, CreateRequest, JsonSchemaFormat, TextConfig, TextFormat
@@ -61,32 +62,7 @@ def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:
         return []
     if isinstance(request.input, str):
         return [Message("user", [InputText(request.input)], mint("msg"), "completed")]
-    return [_identify(item, mint) for item in request.input]
-
-
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-    "compaction": "cmp",
-}
-
-
-def _identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
-    if isinstance(item, Unknown):
-        return item
-    changes: dict[str, object] = {}
-    if item.id is None:
-        changes["id"] = mint(_PREFIXES.get(item.type, "item"))
-    if getattr(item, "status", "none") is None:
-        changes["status"] = "completed"
-    if isinstance(item, Message) and isinstance(item.content, str):
-        part = OutputText(item.content) if item.role == "assistant" else InputText(item.content)
-        changes["content"] = [part]
-    return msgspec.structs.replace(item, **changes) if changes else item
+    return [identify(item, mint) for item in request.input]
 
 
 def begin_response(request: CreateRequest, response_id: str) -> Response:

@@ -5,29 +5,25 @@ from typing import Literal
 
 import msgspec
 
-from antiphon.backends.base import Backend, Model
-from antiphon.engine.conversation import resolve
-from antiphon.engine.keeping import ForegroundKeeper
+from antiphon.backends.base import Backend, Deltas, Model, Turn
+from antiphon.engine.attempt import QueuedRequest
+from antiphon.engine.background import Background, BackgroundRun
+from antiphon.engine.context import fetch_context
+from antiphon.engine.conversation import Resolved, resolve
+from antiphon.engine.conversations import Conversations
+from antiphon.engine.items import ItemPage, make_page
+from antiphon.engine.keeping import ForegroundKeeper, expiry
 from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
-from antiphon.engine.run import Run
+from antiphon.engine.run import Events, Run
 from antiphon.engine.truncation import start_turn
 from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
+from antiphon.protocol import codec
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.response import Response
-from antiphon.store.base import Store, StoredResponse
-
-
-class ItemPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of items, as the API lists them."""
-
-    object: Literal["list"] = "list"
-    data: list[Item | Unknown]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+from antiphon.protocol.response import FINAL_STATUSES, Response
+from antiphon.store.base import RunKey, Store, StoredResponse
 
 
 class Engine:
@@ -39,7 +35,11 @@ class Engine:
         self._policy = policy or Policy()
         self._by_model: dict[str, Backend] = {}
         self._models: list[Model] = []
-        self._running: dict[tuple[str, str], Run] = {}
+        self._running: dict[RunKey, Run] = {}
+        self._background = Background(
+            store, slots=self._policy.background_slots, make_turn=self._make_turn, start_turn=self._start_turn
+        )
+        self.conversations = Conversations(store, self._policy)
         self._stopping = False
         self.ready = False
 
@@ -51,10 +51,12 @@ class Engine:
                 if model.id not in self._by_model:
                     self._by_model[model.id] = backend
                     self._models.append(model)
+        await self._background.start()
         self.ready = True
 
     async def close(self) -> None:
         self.ready = False
+        await self._background.close()
         for backend in self._backends.values():
             await backend.close()
         await self._store.close()
@@ -62,14 +64,67 @@ class Engine:
     def models(self) -> Sequence[Model]:
         return self._models
 
-    async def create(self, request: CreateRequest, *, project: str) -> Run:
+    async def create(self, request: CreateRequest, *, project: str) -> Run | BackgroundRun:
         """Begin a response. What can be refused is refused here, before there is anything to stream."""
         if self._stopping:
             raise Unavailable("The server is shutting down.")
+        resolved = await self._resolve(request, project)
+        if request.background:
+            return await self._enqueue(resolved, project)
+        started = await start_turn(self._find_backend(resolved.turn), resolved.turn)
+        if started.dropped:
+            resolved.warnings.append(f"truncation: the {started.dropped} oldest items were left out")
+        keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
+        run = Run(resolved, started.deltas, keeper)
+        key = RunKey(project, run.response.id)
+        self._running[key] = run
+        run.on_end(lambda: self._running.pop(key, None))
+        return run
+
+    async def count_input_tokens(self, request: CreateRequest, *, project: str) -> int:
+        """How many tokens the model would read for this request."""
+        resolved = await self._resolve(request, project)
+        return await self._find_backend(resolved.turn).count_tokens(resolved.turn)
+
+    async def cancel(self, project: str, response_id: str) -> Response:
+        """End a response that is under way, and give it as it is then. One that has ended stays as it is."""
+        key = RunKey(project, response_id)
+        run = self._running.get(key)
+        if run is not None:
+            run.cancel()
+            await run.wait_for_end()
+            return run.response
+        stored = await self._load(project, response_id)
+        if stored.response.status in FINAL_STATUSES:
+            return stored.response
+        await self._background.cancel(key)
+        return (await self._load(project, response_id)).response
+
+    async def follow(self, project: str, response_id: str, *, after: int) -> Events:
+        """The events of a background response beyond this number, and then those to come."""
+        stored = await self._load(project, response_id)
+        if not stored.response.background:
+            raise InvalidRequest(
+                "Only the stream of a background response can be read again: create it with 'background: true'.",
+                param="stream",
+                code="invalid_value",
+            )
+        return self._background.follow(RunKey(project, response_id), after)
+
+    def stop_runs(self) -> None:
+        """Take no new requests, and end the running ones with a terminal event."""
+        self._stopping = True
+        for run in tuple(self._running.values()):
+            run.stop()
+
+    async def _resolve(self, request: CreateRequest, project: str) -> Resolved:
         check_parameters(request)
         model = request.model or ""
-        backend = self._find_backend(model)
-        resolved = await resolve(
+        backend = self._by_model.get(model)
+        if backend is None:
+            known = ", ".join(f"'{known}'" for known in self._by_model)
+            raise ModelNotFound(f"The model '{model}' does not exist. There is {known}.", param="model")
+        return await resolve(
             request,
             project=project,
             model=model,
@@ -77,24 +132,29 @@ class Engine:
             store=self._store,
             policy=self._policy,
         )
-        started = await start_turn(backend, resolved.turn)
-        if started.dropped:
-            resolved.warnings.append(f"truncation: the {started.dropped} oldest items were left out")
-        keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
-        return self._register(Run(resolved, started.deltas, keeper), project)
 
-    def _register(self, run: Run, project: str) -> Run:
-        """Know the run by its id for as long as it lasts."""
-        key = (project, run.response.id)
-        self._running[key] = run
-        run.on_end(lambda: self._running.pop(key, None))
-        return run
+    async def _enqueue(self, resolved: Resolved, project: str) -> BackgroundRun:
+        response = msgspec.structs.replace(resolved.response, status="queued")
+        queued = QueuedRequest(request=resolved.turn.request, minted=resolved.mint.minted)
+        stored = StoredResponse(response=response, input=resolved.input, expires_at=expiry(self._policy))
+        await self._store.enqueue(project, stored, codec.encode(queued))
+        self._background.wake()
+        key = RunKey(project, response.id)
+        return BackgroundRun(response, resolved.warnings, lambda: self._background.follow(key, -1))
 
-    def stop_runs(self) -> None:
-        """Take no new requests, and end the running ones with a terminal event."""
-        self._stopping = True
-        for run in tuple(self._running.values()):
-            run.stop()
+    async def _make_turn(self, queued: QueuedRequest, asked: Sequence[Item | Unknown], project: str) -> Turn:
+        """The turn of a queued request, on whatever it continues as that is now."""
+        context = await fetch_context(queued.request, project=project, store=self._store, inherit_tools=False)
+        return Turn(request=queued.request, items=[*context.items, *asked])
+
+    async def _start_turn(self, turn: Turn) -> Deltas:
+        return (await start_turn(self._find_backend(turn), turn)).deltas
+
+    def _find_backend(self, turn: Turn) -> Backend:
+        model = turn.request.model or ""
+        if model not in self._by_model:  # a queued request may name a model that is no longer configured
+            raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
+        return self._by_model[model]
 
     async def retrieve(self, project: str, response_id: str) -> Response:
         return (await self._load(project, response_id)).response
@@ -116,25 +176,13 @@ class Engine:
             if start == 0:
                 raise InvalidRequest(f"No item with id '{after}' in this list.", param="after", code="invalid_value")
         page = items[start : start + limit]
-        return ItemPage(
-            data=page,
-            first_id=page[0].id if page else None,
-            last_id=page[-1].id if page else None,
-            has_more=start + limit < len(items),
-        )
+        return make_page(page, has_more=start + limit < len(items))
 
     async def _load(self, project: str, response_id: str) -> StoredResponse:
         stored = await self._store.load(project, response_id)
         if stored is None:
             raise _not_found(response_id)
         return stored
-
-    def _find_backend(self, model: str) -> Backend:
-        backend = self._by_model.get(model)
-        if backend is None:
-            known = ", ".join(f"'{known}'" for known in self._by_model)
-            raise ModelNotFound(f"The model '{model}' does not exist. There is {known}.", param="model")
-        return backend
 
 
 def _not_found(response_id: str) -> NotFound:

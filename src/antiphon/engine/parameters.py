@@ -8,7 +8,6 @@ from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchem
 
 # Parameters this server does not implement: any value but null (or what `_harmless` lists) is refused.
 UNIMPLEMENTED = (
-    "background",
     "prompt",
     "context_management",
     "moderation",
@@ -17,7 +16,7 @@ UNIMPLEMENTED = (
     "generate",
     "stream_id",
 )
-_harmless: dict[str, object] = {"background": False, "generate": True, "context_management": []}
+_harmless: dict[str, object] = {"generate": True, "context_management": []}
 
 
 def check_parameters(request: CreateRequest) -> None:
@@ -30,6 +29,8 @@ def check_parameters(request: CreateRequest) -> None:
             param="previous_response_id",
             code="mutually_exclusive_parameters",
         )
+    if request.background and request.store is False:
+        raise InvalidRequest("A background response must be stored.", param="background", code="invalid_value")
     for name in UNIMPLEMENTED:
         value = getattr(request, name)
         if value is not None and value != _harmless.get(name):

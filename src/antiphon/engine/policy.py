@@ -7,7 +7,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """`inherit_tools`: a continuation that says nothing of tools has those of the response it continues.
 
     `retention_seconds`: how long a response or a conversation is kept; None keeps it until it is deleted.
+    `background_slots`: how many background responses this process works on at once.
     """
 
     inherit_tools: bool = True
     retention_seconds: int | None = None
+    background_slots: int = 64

@@ -38,6 +38,7 @@ class Run:
 
     def __init__(self, resolved: Resolved, deltas: Deltas, keeper: Keeper, *, told: Sequence[Delta] = ()) -> None:
         self.warnings = resolved.warnings
+        self._ended = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
         self._deltas = deltas
         self._keeper = keeper
@@ -65,6 +66,7 @@ class Run:
             await self._deltas.aclose()
             if not composer.finished:
                 await asyncio.shield(self._keeper.abandon(self))
+            self._ended.set()
             for callback in self._end_callbacks:
                 callback()
 
@@ -77,6 +79,9 @@ class Run:
     def on_end(self, callback: Callable[[], object]) -> None:
         """Call this when the run is over, however it ended."""
         self._end_callbacks.append(callback)
+
+    async def wait_for_end(self) -> None:
+        await self._ended.wait()
 
     def stop(self) -> None:
         """End soon, as a failure: the server is going down."""

@@ -112,13 +112,20 @@ class Family(Generic[T]):
         self.members: dict[str, type[T]] = {member.__struct_config__.tag: member for member in members}
         self._decoders: dict[str, msgspec.json.Decoder[T]] = {}
         union = functools.reduce(operator.or_, members)
+        self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(union)
         self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(GenericAlias(list, (union,)))
         self._aliases = aliases or {}
         self._infer = infer
         self._variants = variants or {}
 
     def one(self, raw: Raw | bytes) -> T | Unknown:
-        """Decode one object."""
+        """Decode one object: at once if it is known and tagged, else by a look at what it is first."""
+        try:
+            return self._one.decode(raw)
+        except ValidationError:
+            return self._look_and_decode(raw)
+
+    def _look_and_decode(self, raw: Raw | bytes) -> T | Unknown:
         peek = _PEEK.decode(raw)
         sent = peek.type if isinstance(peek.type, str) else None
         tag = self._aliases.get(sent, sent) if sent is not None else self._infer(peek)
@@ -147,7 +154,7 @@ class Family(Generic[T]):
 
     def _element(self, raw: Raw, index: int) -> T | Unknown:
         try:
-            return self.one(raw)
+            return self._look_and_decode(raw)
         except ValidationError as error:
             raise ValidationError(f"{error} - at `$[{index}]`") from None
 
@@ -171,15 +178,15 @@ class Family(Generic[T]):
         return self._decode_field(value, name, self._text_or_one, required=required)
 
     def _text_or_many(self, raw: Raw) -> str | list[T | Unknown]:
-        return self.many(raw) if _starts(raw, b"[") else _decode_text(raw, other="array")
+        return self.many(raw) if _starts(raw, "[") else _decode_text(raw, other="array")
 
     def _text_or_one(self, raw: Raw) -> str | T | Unknown:
-        return self.one(raw) if _starts(raw, b"{") else _decode_text(raw, other="object")
+        return self.one(raw) if _starts(raw, "{") else _decode_text(raw, other="object")
 
     def _decode_field(self, value: Any, name: str, decode: Callable[[Raw], Any], *, required: bool) -> Any:
         if not isinstance(value, Raw):
             return value
-        if not required and _starts(value, b"n"):  # null: no other JSON value starts so
+        if not required and _starts(value, "n"):  # null: no other JSON value starts so
             return None
         try:
             return decode(value)
@@ -200,8 +207,8 @@ def _decode_text(raw: Raw, *, other: str) -> str:
         raise ValidationError(str(error).replace("`str`", f"`str | {other}`")) from None
 
 
-def _starts(raw: Raw, character: bytes) -> bool:
-    return memoryview(raw)[:1] == character
+def _starts(raw: Raw, character: str) -> bool:
+    return memoryview(raw)[0] == ord(character)
 
 
 def _retag(raw: Raw | bytes, tag: str) -> bytes:

@@ -30,6 +30,7 @@ else:
     Output = EchoedTools = EchoedChoice = Instructions = Raw
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
+FINAL_STATUSES = frozenset({"completed", "failed", "incomplete", "cancelled"})
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter", "steered"]
 ErrorCode = Literal[
     "server_error",

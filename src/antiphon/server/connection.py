@@ -28,7 +28,7 @@ class Outlet(asyncio.Transport):
         self._head: bytes | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._head is None and not data[:10] == b"HTTP/1.1 1":  # an interim answer is no head: it leaves at once
+        if self._head is None and data[:10] != b"HTTP/1.1 1":  # an interim answer is no head: it leaves at once
             self._head = bytes(data)
         elif self._head:
             self._transport.write(self._head + data)
@@ -36,13 +36,9 @@ class Outlet(asyncio.Transport):
         else:
             self._transport.write(data)
 
-    def flush(self) -> None:
-        """Send a head that no body follows."""
+    def close(self) -> None:
         if self._head:
             self.write(b"")
-
-    def close(self) -> None:
-        self.flush()
         self._transport.close()
 
     def is_closing(self) -> bool:
@@ -54,7 +50,6 @@ class Connection(HttpToolsProtocol):
 
     _head_is_open = True
     _head_size = 0
-    _outlet: Outlet
 
     def data_received(self, data: bytes) -> None:
         super().data_received(_OFFER.sub(_UNSEEN, data) if b"h2c" in data else data)
@@ -72,7 +67,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_open = False
         super().on_headers_complete()
-        self.cycle.transport = Outlet(self.transport)
+        if self.scope["method"] != "HEAD":  # whose answer is all head
+            self.cycle.transport = Outlet(self.transport)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "The request is not valid HTTP.")

@@ -83,7 +83,13 @@ class PromptVersion(NamedTuple):
 
 class Responses(Protocol):
     async def save(
-        self, project: str, stored: StoredResponse, *, conversation: str | None = None, owner: str | None = None
+        self,
+        project: str,
+        stored: StoredResponse,
+        *,
+        conversation: str | None = None,
+        owner: str | None = None,
+        events: tuple[int, Sequence[bytes]] | None = None,
     ) -> None:
         """Keep a response, replacing an earlier version of the same id.
 
@@ -93,7 +99,8 @@ class Responses(Protocol):
 
         With a `conversation`, the input items and then the output items are appended to it in the same transaction, as
         one block. Raises NotFound if there is no such conversation, InvalidRequest if it already has one of the items;
-        then nothing is saved. With an `owner`, raises LeaseLost unless the response's run is that owner's.
+        then nothing is saved. With an `owner`, raises LeaseLost unless the response's run is that owner's. `events` are
+        the response's last events, as for `append_events`: they are kept in the same transaction.
         """
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:

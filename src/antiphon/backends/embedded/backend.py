@@ -76,8 +76,9 @@ class EmbeddedBackend:
         grammar = build_grammar(rules, guarded=bool(turn.request.tools))
         if grammar is not None:
             await self._check_grammar(grammar, rules)
-        body = {"prompt": prompt, "max_tokens": room, "grammar": grammar or "", **_sampling(turn.request)}
-        return self._answer(body, Answer(may_call=bool(rules.tools)))
+        # Penalties are for what the answer repeats of itself, however long it gets.
+        body = {"prompt": prompt, "max_tokens": room, "repeat_last_n": room, "grammar": grammar or ""}
+        return self._answer(body | _sampling(turn.request), Answer(may_call=bool(rules.tools)))
 
     async def _read(self, turn: Turn, rules: Rules) -> list[int]:
         return await self._llama.read(lay_out(turn, rules, examples=self._examples))
@@ -133,11 +134,9 @@ def _sampling(request: CreateRequest) -> dict[str, Any]:
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "top_k": 0,
         "min_p": 0.3,
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
     }
-    if request.presence_penalty or request.frequency_penalty:
-        sampling["presence_penalty"] = request.presence_penalty or 0.0
-        sampling["frequency_penalty"] = request.frequency_penalty or 0.0
-        sampling["repeat_last_n"] = -1
     if request.top_logprobs or "message.output_text.logprobs" in (request.include or ()):
         # llama.cpp tells the chosen token's own probability only along with those of the top ones.
         sampling["logprobs"] = max(1, request.top_logprobs or 0)

@@ -28,15 +28,13 @@ def _write_result(output: str) -> str:
     return f"<tool_response>\n{output}\n</tool_response>"
 
 
-# A model that was not trained to call tools learns from these when to call, when to talk, and to talk after a result.
-# Their kinds and their order matter: measured on SmolLM2-135M, these decide right most often.
+# A model that was not trained to call tools learns from these when to call and when to talk. Their kinds and their
+# order matter: measured on SmolLM2-135M, these decide right most often.
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("user", "Tell me a joke."),
     ("assistant", "Why did the chicken cross the road? To get to the other side!"),
     ("user", "Translate 'cat' to French."),
     ("assistant", write_call("translate", '{"text": "cat", "language": "French"}')),
-    ("user", _write_result("chat")),
-    ("assistant", "The French word for cat is chat."),
     ("user", "Who wrote Hamlet?"),
     ("assistant", "Hamlet was written by William Shakespeare."),
     ("user", "Set a timer for 10 minutes."),
@@ -49,7 +47,7 @@ _EXAMPLES: tuple[tuple[str, str], ...] = (
 
 
 def lay_out(turn: Turn, rules: Rules, *, examples: bool) -> list[Message]:
-    """The messages the model reads. With `examples`, a turn that offers tools begins with a few calls as a model."""
+    """The messages the model reads. With `examples`, a turn that offers tools begins with a few calls to learn from."""
     spoken = [_speak(item, f"input[{index}]") for index, item in enumerate(turn.items)]
     system = [text for role, text in spoken if role == "system"]
     if turn.request.instructions:
@@ -59,10 +57,15 @@ def lay_out(turn: Turn, rules: Rules, *, examples: bool) -> list[Message]:
     if rules.answer is not None:
         system.append(_describe_format(turn.request))
     messages = [("system", "\n\n".join(system))] if system else []
-    if rules.tools and examples:
+    # After a result, the conversation is its own example, and what there is to do is to talk.
+    if rules.tools and examples and not _ends_in_result(turn):
         messages += _EXAMPLES
     messages += [(role, text) for role, text in spoken if role in {"user", "assistant"}]
     return _merge(messages)
+
+
+def _ends_in_result(turn: Turn) -> bool:
+    return bool(turn.items) and isinstance(turn.items[-1], items.FunctionCallOutput | items.CustomToolCallOutput)
 
 
 def _merge(messages: Iterable[tuple[str, str]]) -> list[Message]:

@@ -1,0 +1,158 @@
+"""One attempt at a background response: the first, or one that goes on where a dead process left off.
+
+What a reader was shown stays true. If nobody has watched, the response simply begins again. If somebody has, the second
+run must repeat what the first one said and go on from there; where it says something else, the response fails and says
+why. There are never two versions of an event under one number.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from antiphon.backends.base import Deltas, Turn
+from antiphon.engine.conversation import Resolved
+from antiphon.engine.ids import Mint
+from antiphon.engine.journal import Journal
+from antiphon.engine.keeping import conversation_for
+from antiphon.engine.run import Run
+from antiphon.protocol import codec, events
+from antiphon.protocol.events import Event
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response, ResponseError
+from antiphon.store.base import ClaimedRun, Store, StoredResponse
+from antiphon.stream.composer import Composer
+from antiphon.stream.deltas import Delta, Failure, Finish
+from antiphon.stream.retelling import Diverged, Retelling, recall
+
+# A response that brings down its process each time must not do so for ever.
+MOST_ATTEMPTS = 3
+
+DIVERGED = Failure("The server was interrupted, and the model did not repeat what it had said.", "interrupted")
+GIVEN_UP = Failure(f"The server was interrupted {MOST_ATTEMPTS} times while working on this response.", "interrupted")
+
+
+class QueuedRequest(msgspec.Struct, kw_only=True):
+    """What a run needs to begin, in any process: the request, and how many ids its input took."""
+
+    request: CreateRequest
+    minted: int
+
+
+MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], str], Awaitable[Turn]]
+StartTurn = Callable[[Turn], Awaitable[Deltas]]
+
+
+class Attempt:
+    """Works on a claimed run. `make_turn` lays out the turn from the stored request, `start_turn` begins it."""
+
+    def __init__(
+        self, claimed: ClaimedRun, owner: str, store: Store, *, make_turn: MakeTurn, start_turn: StartTurn
+    ) -> None:
+        self._claimed = claimed
+        self._owner = owner
+        self._store = store
+        self._make_turn = make_turn
+        self._start_turn = start_turn
+        self._asked: StoredResponse | None = None
+        self._run: Run | None = None
+        self._cancelled = claimed.cancelled
+        self.journal = Journal(store, project=claimed.project, response_id=claimed.response_id, owner=owner)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._run is not None:
+            self._run.cancel()
+
+    async def work(self) -> None:
+        """Run the response to its end. Raises LeaseLost when another process has taken it over."""
+        asked = self._asked = await self._store.load(self._claimed.project, self._claimed.response_id)
+        if asked is None:  # deleted while it waited
+            return
+        logged = await self._settle_log()
+        self.journal.recover(logged)
+        queued = msgspec.json.decode(self._claimed.request, type=QueuedRequest)
+        response = msgspec.structs.replace(asked.response, status="queued", output=[])
+        told = [codec.decode_event(payload) for payload in logged]
+        mint = Mint(response.id.removeprefix("resp_"), queued.minted)
+        if logged and not _repeats(response, mint, recall(told), logged):
+            await self._fail(response, told)
+            return
+        await self._show_progress(response)
+        turn = Turn(request=queued.request, items=[])
+        resolved = Resolved(turn=turn, input=asked.input, response=response, mint=mint, warnings=[])
+        deltas = self._speak(queued, asked.input, recall(told))
+        self._run = Run(resolved, deltas, self, told=recall(told))
+        async with aclosing(self._run.events()) as batches:
+            async for batch in batches:
+                if not self.journal.finished:
+                    self.journal.write(batch)
+
+    async def _settle_log(self) -> list[bytes]:
+        """The events that an earlier attempt left and somebody may have seen."""
+        project, response_id = self._claimed.project, self._claimed.response_id
+        if self._claimed.attempt == 1 or await self._store.drop_events(project, response_id, owner=self._owner):
+            return []
+        return [payload for _, payload in await self._store.read_events(project, response_id, -1)]
+
+    async def _show_progress(self, response: Response) -> None:
+        """Whoever polls sees that the response is being worked on."""
+        assert self._asked is not None
+        begun = msgspec.structs.replace(response, status="in_progress")
+        stored = msgspec.structs.replace(self._asked, response=begun)
+        await self._store.save(self._claimed.project, stored, owner=self._owner)
+
+    async def _speak(self, queued: QueuedRequest, asked: Sequence[Item | Unknown], told: list[Delta]) -> Deltas:
+        if self._cancelled:
+            yield [Finish("cancelled")]
+            return
+        if self._claimed.attempt > MOST_ATTEMPTS:
+            yield [GIVEN_UP]
+            return
+        turn = await self._make_turn(queued, asked, self._claimed.project)
+        retelling = Retelling(told)
+        async with aclosing(await self._start_turn(turn)) as deltas:
+            async for batch in deltas:
+                try:
+                    yield retelling.feed(batch)
+                except Diverged:
+                    yield [DIVERGED]
+                    return
+
+    async def _fail(self, response: Response, told: Sequence[Event | Unknown]) -> None:
+        """The log cannot be gone on with, not even to close what is open in it."""
+        assert self._asked is not None
+        done = [event.item for event in told if isinstance(event, events.OutputItemDone)]
+        error = ResponseError(DIVERGED.code, DIVERGED.message)
+        failed = msgspec.structs.replace(response, status="failed", output=done, error=error)
+        payload = events.ErrorPayload(DIVERGED.type, DIVERGED.code, DIVERGED.message, None)
+        last = [events.Error(len(told), payload), events.Failed(len(told) + 1, failed)]
+        self.journal.write(told)
+        await self.finish(failed, last)
+
+    # What the run does with its outcome
+
+    async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
+        """Keep the final response together with its last events."""
+        assert self._asked is not None
+        first, payloads = await self.journal.prepare_end(last)
+        stored = msgspec.structs.replace(self._asked, response=response)
+        await self._store.save(
+            self._claimed.project,
+            stored,
+            conversation=conversation_for(response),
+            owner=self._owner,
+            events=(first, payloads),
+        )
+        self.journal.end(payloads)
+
+    async def abandon(self, run: Run) -> None:
+        """Nothing of a broken-off attempt is final: whoever claims the run next goes on with it."""
+
+
+def _repeats(response: Response, mint: Mint, told: list[Delta], logged: list[bytes]) -> bool:
+    """Whether composing the recalled deltas again tells the very events of the log."""
+    composer = Composer(response, new_id=Mint(mint.token, mint.minted), now=int)
+    return [codec.encode(event) for event in (*composer.start(), *composer.compose(told))] == logged

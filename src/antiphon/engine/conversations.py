@@ -1,0 +1,79 @@
+"""Operations on conversations: the lists of items that responses read and add to."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from antiphon.engine.ids import Mint
+from antiphon.engine.items import ItemPage, identify, make_page
+from antiphon.engine.keeping import expiry
+from antiphon.engine.policy import Policy
+from antiphon.errors import NotFound
+from antiphon.protocol.conversation import Conversation
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+from antiphon.store.base import Store
+
+
+class Conversations:
+    def __init__(self, store: Store, policy: Policy) -> None:
+        self._store = store
+        self._policy = policy
+
+    async def create(
+        self, project: str, items: Sequence[Item | Unknown], metadata: dict[str, str] | None
+    ) -> Conversation:
+        mint = Mint()
+        conversation = Conversation(f"conv_{mint.token}", int(time.time()), metadata or {})
+        kept = [identify(item, mint) for item in items]
+        await self._store.create_conversation(project, conversation, kept, expires_at=expiry(self._policy))
+        return conversation
+
+    async def retrieve(self, project: str, conversation_id: str) -> Conversation:
+        return _found(await self._store.load_conversation(project, conversation_id), conversation_id)
+
+    async def update(self, project: str, conversation_id: str, metadata: dict[str, str] | None) -> Conversation:
+        updated = await self._store.update_conversation(project, conversation_id, metadata or {})
+        return _found(updated, conversation_id)
+
+    async def delete(self, project: str, conversation_id: str) -> None:
+        if not await self._store.delete_conversation(project, conversation_id):
+            raise _not_found(conversation_id)
+
+    async def add_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> ItemPage:
+        mint = Mint()
+        kept = [identify(item, mint) for item in items]
+        if not await self._store.append_items(project, conversation_id, kept):
+            raise _not_found(conversation_id)
+        return make_page(kept, has_more=False)
+
+    async def list_items(
+        self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Literal["asc", "desc"]
+    ) -> ItemPage:
+        rows = await self._store.list_items(project, conversation_id, after=after, limit=limit, order=order)
+        if rows is None:
+            raise _not_found(conversation_id)
+        return make_page(rows.items, has_more=rows.has_more)
+
+    async def retrieve_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown:
+        item = await self._store.load_item(project, conversation_id, item_id)
+        if item is None:
+            raise NotFound(f"Item with id '{item_id}' not found in this conversation.", param="item_id")
+        return item
+
+    async def delete_item(self, project: str, conversation_id: str, item_id: str) -> Conversation:
+        """Take the item out, and give the conversation it was in."""
+        conversation = await self.retrieve(project, conversation_id)
+        if not await self._store.delete_item(project, conversation_id, item_id):
+            raise NotFound(f"Item with id '{item_id}' not found in this conversation.", param="item_id")
+        return conversation
+
+
+def _found(conversation: Conversation | None, conversation_id: str) -> Conversation:
+    if conversation is None:
+        raise _not_found(conversation_id)
+    return conversation
+
+
+def _not_found(conversation_id: str) -> NotFound:
+    return NotFound(f"Conversation with id '{conversation_id}' not found.", param="conversation_id")

@@ -1,0 +1,56 @@
+"""Items on their way into the store, and in pages on their way out."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from antiphon.engine.ids import Mint
+from antiphon.protocol.content import InputText, OutputText
+from antiphon.protocol.items import Item, Message
+from antiphon.protocol.open import Unknown
+
+
+class ItemPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of items, as the API lists them."""
+
+    object: Literal["list"] = "list"
+    data: Sequence[Item | Unknown]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def make_page(items: Sequence[Item | Unknown], *, has_more: bool) -> ItemPage:
+    return ItemPage(
+        data=items,
+        first_id=items[0].id if items else None,
+        last_id=items[-1].id if items else None,
+        has_more=has_more,
+    )
+
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
+
+
+def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
+    """The item in the form that is stored: with an id and a status, a message's text in a part."""
+    if isinstance(item, Unknown):
+        return item
+    changes: dict[str, object] = {}
+    if item.id is None:
+        changes["id"] = mint(_PREFIXES.get(item.type, "item"))
+    if getattr(item, "status", "none") is None:
+        changes["status"] = "completed"
+    if isinstance(item, Message) and isinstance(item.content, str):
+        part = OutputText(item.content) if item.role == "assistant" else InputText(item.content)
+        changes["content"] = [part]
+    return msgspec.structs.replace(item, **changes) if changes else item

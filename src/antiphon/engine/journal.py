@@ -1,0 +1,91 @@
+"""The events of one background run: durable first, shown after.
+
+Writing is cheap: events wait in memory while a flush is under way, and the next flush takes them all at once. Whoever
+reads along is shown an event only when the store has it, so that it can be read again under the same number, always.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from antiphon.protocol import codec
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.store.base import EventLog, LeaseLost
+
+# Between flushes: long enough to take several tokens at once, too short for a reader to notice.
+FLUSH_SECONDS = 0.02
+
+Numbered = tuple[int, bytes]
+
+
+class Journal:
+    """A run's events, numbered from 0."""
+
+    def __init__(self, store: EventLog, *, project: str, response_id: str, owner: str) -> None:
+        self._store = store
+        self._project = project
+        self._response_id = response_id
+        self._owner = owner
+        self._written = 0
+        self._recovered = 0
+        self._shown: list[bytes] = []
+        self._pending: list[bytes] = []
+        self._news = asyncio.Event()
+        self._flusher: asyncio.Task[None] | None = None
+        self.finished = False
+
+    def recover(self, logged: Sequence[bytes]) -> None:
+        """Begin after the events that an earlier attempt has made durable: they stay as they are."""
+        self._recovered = len(logged)
+        self._shown = list(logged)
+
+    def write(self, batch: Sequence[Event | Unknown]) -> None:
+        """Take in the events that come next. Those that an earlier attempt has told already are passed over."""
+        self._pending += self._encode_new(batch)
+        if self._pending and (self._flusher is None or self._flusher.done()):
+            if self._flusher is not None:
+                self._flusher.result()  # raises what went wrong
+            self._flusher = asyncio.get_running_loop().create_task(self._flush())
+
+    async def prepare_end(self, last: Sequence[Event | Unknown]) -> tuple[int, list[bytes]]:
+        """Flush what came before the last events, and give those with the number of the first: the caller keeps them
+        together with the final response, and shows them with `end`."""
+        if self._flusher is not None:
+            await self._flusher
+        return len(self._shown), self._encode_new(last)
+
+    def end(self, payloads: Sequence[bytes] = ()) -> None:
+        """Show the last events. Nothing comes after them."""
+        self._shown += payloads
+        self.finished = True
+        self._tell()
+
+    def read(self, after: int) -> list[Numbered]:
+        """What has been shown beyond this number."""
+        return [(number, self._shown[number]) for number in range(after + 1, len(self._shown))]
+
+    async def wait(self) -> None:
+        """Until there is more to read, or nothing will come any more."""
+        if not self.finished:
+            await self._news.wait()
+
+    def _encode_new(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
+        known = max(0, self._recovered - self._written)
+        self._written += len(batch)
+        return [codec.encode(event) for event in batch[known:]]
+
+    async def _flush(self) -> None:
+        while self._pending:
+            batch, self._pending = self._pending, []
+            kept = await self._store.append_events(
+                self._project, self._response_id, len(self._shown), batch, owner=self._owner
+            )
+            if not kept:
+                raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
+            self._shown += batch
+            self._tell()
+            await asyncio.sleep(FLUSH_SECONDS)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

@@ -1,0 +1,83 @@
+"""The benchmarks run to their end and clean up. What they measure is never asserted: machines differ."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ROWS = {
+    "CPU of the server, µs a request": [
+        "1 message, stored, 1 at once",
+        "1 message, not stored, 1 at once",
+        "1 message, stored",
+        "1 message, not stored",
+        "10 items, stored",
+        "10 items, not stored",
+        "streamed, 2 deltas",
+        "streamed, 2 deltas, 1 at once",
+        "streamed, 10 deltas a read, 1 read",
+    ],
+    "CPU of the server, µs an event": ["1 delta a read", "10 deltas a read"],
+    "requests a second, 32 at once": [
+        "1 message, stored",
+        "1 message, not stored",
+        "10 items, stored",
+        "10 items, not stored",
+    ],
+    "stream events a second, 32 at once": ["1 delta a read", "10 deltas a read"],
+    "latency, ms (and added)": [
+        "p50, 1 at once",
+        "p95, 1 at once",
+        "p50, 32 at once",
+        "p95, 32 at once",
+        "first event, p50, 32 at once",
+        "first event, p50, 1 at once",
+    ],
+    "process": [
+        "seconds to the first answer",
+        "resident memory after the start, MB",
+        "resident memory after 200 requests, MB",
+        "resident memory at the end, MB",
+    ],
+    "steps of the translation, µs each": [
+        "decode a request of 10 items",
+        "encode a text delta",
+        "compose a text delta",
+    ],
+    "imports, ms (beside the import of msgspec)": [
+        "antiphon",
+        "antiphon.protocol.codec",
+        "antiphon.server.process",
+    ],
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read what Linux tells of processes")
+def test_a_quick_run_prints_every_row_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    figures = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--json", str(figures)],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    written: dict[str, list[str]] = {}
+    for row in json.loads(figures.read_text())["rows"]:
+        written.setdefault(row["section"], []).append(row["name"])
+    assert written == ROWS
+    printed = [line.strip() for line in done.stdout.splitlines()]
+    for section, names in ROWS.items():
+        assert section in printed
+        assert all(any(line.startswith(f"{name}  ") for line in printed) for name in names)
+    assert list(place.iterdir()) == []

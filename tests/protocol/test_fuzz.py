@@ -1,0 +1,83 @@
+"""Whatever comes in: it is a request, or InvalidRequest with a path that is in it."""
+
+import json
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strategies
+from antiphon.errors import InvalidRequest, MissingParameter
+from antiphon.protocol.codec import decode_request, encode
+from antiphon.protocol.request import CreateRequest
+
+
+def look_up(value: Any, path: str) -> Any:
+    for name, index in re.findall(r"\.?(\w+)|\[(\d+)\]", path):
+        value = value[int(index)] if index else value[name]
+    return value
+
+
+def refused(body: bytes) -> InvalidRequest | None:
+    try:
+        decode_request(body)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def check_outcome(body: bytes) -> None:
+    error = refused(body)
+    if error is None or error.param is None:
+        return
+    if isinstance(error, MissingParameter):
+        parent, _, name = error.param.rpartition(".")
+        assert look_up(json.loads(body), parent).get(name) is None
+    else:
+        look_up(json.loads(body), error.param)
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_raise_anything_but_invalid_request(body: bytes) -> None:
+    check_outcome(body)
+
+
+@given(strategies.json_values())
+def test_no_json_raises_anything_but_invalid_request(value: Any) -> None:
+    check_outcome(json.dumps(value).encode())
+
+
+@given(st.dictionaries(st.sampled_from(CreateRequest.__struct_fields__), strategies.json_values(), max_size=4))
+def test_no_parameter_raises_anything_but_invalid_request(value: Any) -> None:
+    check_outcome(json.dumps(value).encode())
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container in a JSON value with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+@given(strategies.requests(), st.data())
+def test_no_damaged_request_raises_anything_but_invalid_request(request: CreateRequest, data: st.DataObject) -> None:
+    value = json.loads(encode(request))
+    for _ in range(data.draw(st.integers(1, 3))):
+        if found := places(value):
+            container, key = data.draw(st.sampled_from(found))
+            damage = data.draw(st.sampled_from(["replace", "add", "delete"]))
+            if damage == "replace":
+                container[key] = data.draw(strategies.json_values())
+            elif damage == "add" and isinstance(container, dict):
+                container[data.draw(st.sampled_from(["acme", "x y", "type", "a` - at `$.input[0]"]))] = 1
+            else:
+                del container[key]
+    check_outcome(json.dumps(value).encode())
+
+
+@given(strategies.requests(), st.data())
+def test_no_damaged_bytes_raise_anything_but_invalid_request(request: CreateRequest, data: st.DataObject) -> None:
+    body = encode(request)
+    start = data.draw(st.integers(0, len(body)))
+    end = data.draw(st.integers(start, min(len(body), start + 3)))
+    refused(body[:start] + data.draw(st.binary(max_size=3)) + body[end:])  # no path to check: it may not be JSON
