@@ -109,6 +109,8 @@ def main() -> int:
     except (BadAnswer, DidNotStart) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return 130
     except TimeoutError:
         print(f"benchmarks: more than {effort.seconds:g} seconds for the servers is too long.", file=sys.stderr)
         return 1

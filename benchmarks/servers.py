@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +18,6 @@ from benchmarks.workloads import ANSWERS
 
 ROOT = Path(__file__).resolve().parent.parent
 _START_SECONDS = 30.0
-_PR_SET_PDEATHSIG = 1  # of Linux
 _STOP_SECONDS = 10.0
 
 
@@ -118,13 +115,7 @@ def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Pop
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         try:
             yield process
@@ -135,11 +126,6 @@ def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Pop
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _end_with_parent() -> None:
-    """If this process is killed, its servers are too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_log(folder: Path) -> str:

@@ -1,7 +1,4 @@
-"""Hypothesis strategies for everything on the wire, made from the structs themselves.
-
-A field that holds an open union is only `Raw` to msgspec: `OPEN_FIELDS` says what it holds.
-"""
+"""Hypothesis strategies for everything on the wire, made from the structs themselves."""
 
 import functools
 import json
@@ -9,51 +6,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from msgspec import Struct, inspect
+from msgspec import inspect
 
-from antiphon.protocol import content, events, hosted, items, request, response, tools
+from antiphon.protocol import request, response
 from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.content import ANNOTATIONS, PARTS
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Family, Unknown
+from antiphon.protocol.open import Family, Holds, Unknown, find_holds
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
-
-
-class Open(Struct, frozen=True, kw_only=True):
-    """What an open field holds: members of `family` (one, or many of them), or else a text, one of `words`, or null."""
-
-    family: Any
-    many: bool = False
-    text: bool = False
-    null: bool = False
-    words: tuple[str, ...] = ()
-
-
-OPEN_FIELDS: dict[tuple[type, str], Open] = {
-    (content.OutputText, "annotations"): Open(family=ANNOTATIONS, many=True),
-    (items.Message, "content"): Open(family=PARTS, many=True, text=True),
-    (items.FunctionCallOutput, "output"): Open(family=PARTS, many=True, text=True),
-    (items.CustomToolCallOutput, "output"): Open(family=PARTS, many=True, text=True),
-    (items.Reasoning, "content"): Open(family=PARTS, many=True, null=True),
-    (hosted.ToolSearchOutput, "tools"): Open(family=TOOLS, many=True),
-    (hosted.AdditionalTools, "tools"): Open(family=TOOLS, many=True),
-    (tools.NamespaceTool, "tools"): Open(family=TOOLS, many=True),
-    (request.CreateRequest, "input"): Open(family=ITEMS, many=True, text=True, null=True),
-    (request.CreateRequest, "tools"): Open(family=TOOLS, many=True, null=True),
-    (request.CreateRequest, "tool_choice"): Open(family=CHOICES, words=CHOICE_WORDS, null=True),
-    (response.Response, "instructions"): Open(family=ITEMS, many=True, text=True, null=True),
-    (response.Response, "output"): Open(family=ITEMS, many=True),
-    (response.Response, "tools"): Open(family=TOOLS, many=True),
-    (response.Response, "tool_choice"): Open(family=CHOICES, words=CHOICE_WORDS),
-    (events.OutputItemEvent, "item"): Open(family=ITEMS),
-    (events.ContentPartEvent, "part"): Open(family=PARTS),
-    (events.OutputTextAnnotationAdded, "annotation"): Open(family=ANNOTATIONS, null=True),
-}
-
-
-def open_field(struct: type, name: str) -> Open:
-    """What the open field `name` of a struct, or of the struct it inherits it from, holds."""
-    return next(OPEN_FIELDS[owner, name] for owner in struct.__mro__ if (owner, name) in OPEN_FIELDS)
 
 
 _texts = st.text(max_size=8)
@@ -113,21 +73,13 @@ def instances(struct: type) -> SearchStrategy[Any]:
     """Any value of a struct, with any of its optional fields set."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
-    required = {field.name: _field_values(struct, field) for field in info.fields if field.required}
-    optional = {field.name: _field_values(struct, field) for field in info.fields if not field.required}
+    required = {field.name: _values(field.type) for field in info.fields if field.required}
+    optional = {field.name: _values(field.type) for field in info.fields if not field.required}
     return st.fixed_dictionaries(required, optional=optional).map(lambda fields: struct(**fields))
 
 
-def _field_values(struct: type, field: inspect.Field) -> SearchStrategy[Any]:
-    return _open_values(open_field(struct, field.name)) if _is_open(field.type) else _values(field.type)
-
-
-def _is_open(node: inspect.Type) -> bool:
-    return isinstance(node, inspect.RawType)
-
-
-def _open_values(what: Open) -> SearchStrategy[Any]:
-    some = members(what.family)
+def _open_values(what: Holds) -> SearchStrategy[Any]:
+    some = members(what.family())
     forms: list[SearchStrategy[Any]] = [st.lists(some, max_size=2) if what.many else some]
     forms += [_texts] * what.text + [st.none()] * what.null + [st.sampled_from(what.words)] * bool(what.words)
     return st.one_of(forms)
@@ -136,6 +88,12 @@ def _open_values(what: Open) -> SearchStrategy[Any]:
 @functools.singledispatch
 def _values(node: inspect.Type) -> SearchStrategy[Any]:
     raise NotImplementedError(f"no strategy for {node}")
+
+
+@_values.register
+def _(node: inspect.Metadata) -> SearchStrategy[Any]:
+    holds = find_holds(node)
+    return _values(node.type) if holds is None else _open_values(holds)
 
 
 @_values.register

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.store.base import Store
-from antiphon.store.memory import MemoryStore
+from antiphon.store.memory.store import MemoryStore
 from engine_bench import Bench
 
 

@@ -29,7 +29,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "missing_required_parameter"),
     ({"background": True, "store": False}, "background", "invalid_value"),
-    ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
     ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
     ({"image": {"context_compression": "auto"}}, "image", "unsupported_parameter"),

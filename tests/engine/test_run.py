@@ -12,7 +12,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.items import Message
 from antiphon.protocol.open import Unknown
 from antiphon.store.base import StoredResponse
-from antiphon.store.memory import MemoryStore
+from antiphon.store.memory.store import MemoryStore
 from engine_bench import Bench, judge
 
 

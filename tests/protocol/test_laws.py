@@ -10,7 +10,7 @@ from msgspec import Struct, inspect
 
 import strategies
 from antiphon.protocol import codec, content, events, hosted, items, request, response, tools
-from antiphon.protocol.open import Family, Unknown
+from antiphon.protocol.open import Family, Unknown, find_holds
 
 FAMILIES = {
     "items": items.ITEMS,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec import Raw, ValidationError
 
-from antiphon.protocol.open import Family, Peek, Tagged, Unknown, Wire, always, always_list
+from antiphon.protocol.open import Family, Tagged, Unknown, Variant, Wire, always, always_list
 
 
 class Cat(Tagged, tag="cat"):
@@ -17,19 +17,20 @@ class Dog(Tagged, tag="dog"):
 
 
 class Crate(Wire):
-    pet: Any
+    pet: str
 
 
-def guess(peek: Peek) -> str | None:
-    return "cat" if peek.role == "mouser" else None
+class CratedCat(Wire):
+    crate: Crate
+    type: str
 
 
-def decode_nested_cat(raw: Raw | bytes) -> Any:
-    nested = msgspec.json.decode(raw).get("cat")
-    return None if nested is None else Cat(msgspec.convert(nested, Crate).pet)
-
-
-PETS: Family[Any] = Family((Cat, Dog), aliases={"hound": "dog"}, infer=guess, variants={"cat": decode_nested_cat})
+PETS: Family[Any] = Family(
+    "Pet",
+    (Cat, Dog),
+    aliases={"hound": "dog"},
+    variants={"cat": Variant("crate", CratedCat, lambda crated: Cat(crated.crate.pet))},
+)
 
 
 class Home(Wire):
@@ -54,7 +55,7 @@ class Home(Wire):
         (b'{"type":"cat","name":"a"}', Cat("a")),
         (b' { "name" : "a", "type" : "dog" } ', Dog("a")),
         (b'{"type":"hound","name":"a","tricks":["sit"]}', Dog("a", ["sit"])),
-        (b'{"type":"cat","cat":{"pet":"a"}}', Cat("a")),
+        (b'{"type":"cat","crate":{"pet":"a"}}', Cat("a")),
         (b'{"type":"fish","name":"a"}', Unknown(b'{"type":"fish","name":"a"}')),
         (b'{"type":"","name":"a"}', Unknown(b'{"type":"","name":"a"}')),
     ],
@@ -67,8 +68,13 @@ def test_a_missing_or_null_tag_is_inferred() -> None:
     class Mouser(Tagged, tag="mouser"):
         role: str
 
-    family: Family[Any] = Family((Mouser, Dog), infer=lambda peek: "mouser" if peek.role else None)
+    class Stray(Tagged, tag="stray"):
+        id: str
+        role: None = None
+
+    family: Family[Any] = Family("Pet", (Mouser, Stray), untagged={"role": "mouser", "id": "stray"})
     assert [family.one(b'{"role":"r"}'), family.one(b'{"type":null,"role":"r"}')] == [Mouser("r"), Mouser("r")]
+    assert [family.one(b'{"id":"x"}'), family.one(b'{"id":"x","role":null}')] == [Stray("x"), Stray("x")]
 
 
 def test_known_and_unknown_objects_mix_in_an_array() -> None:
@@ -89,6 +95,8 @@ def test_fields_hold_what_they_may() -> None:
     [
         (b'{"one":5}', "Expected `object`, got `int` - at `$.one`"),
         (b'{"one":{}}', "Object missing required field `type` - at `$.one`"),
+        (b'{"one":{"type":"cat","crate":5}}', "Expected `object`, got `int` - at `$.crate` - at `$.one`"),
+        (b'{"one":{"type":"cat","name":"a","crate":null}}', "Object contains unknown field `crate` - at `$.one`"),
         (b'{"one":{"type":"dog"}}', "Object missing required field `name` - at `$.one`"),
         (b'{"many":{}}', "Expected `array`, got `object` - at `$.many`"),
         (b'{"many":[{"type":"dog","name":5}]}', "Expected `str`, got `int` - at `$.name` - at `$[0]` - at `$.many`"),

@@ -19,7 +19,7 @@ from antiphon.engine.engine import Engine
 from antiphon.server.exchange import Exchange, Message
 from antiphon.server.process import Server, bind
 from antiphon.store.base import Store
-from antiphon.store.memory import MemoryStore
+from antiphon.store.memory.store import MemoryStore
 
 PATIENCE = 20
 

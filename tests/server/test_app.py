@@ -8,7 +8,7 @@ from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.server.app import App
 from antiphon.store.base import StoredResponse
-from antiphon.store.memory import MemoryStore
+from antiphon.store.memory.store import MemoryStore
 
 
 class BrokenStore(MemoryStore):

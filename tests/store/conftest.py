@@ -4,21 +4,45 @@ from pathlib import Path
 import pytest
 
 from antiphon.protocol.codec import decode_items
+from antiphon.protocol.items import Item, Message
+from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
 from antiphon.store.base import Store, StoredResponse
 from antiphon.store.location import locate_store
 
 MakeStored = Callable[..., StoredResponse]
+MakeItems = Callable[..., list[Item | Unknown]]
+
+
+class Clock:
+    """A clock that stands still until a test sets it."""
+
+    time = 1_700_000_000
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
 def make_stored() -> MakeStored:
-    def make(response_id: str, *, previous: str | None = None, text: str = "Hello") -> StoredResponse:
+    def make(
+        response_id: str,
+        *,
+        previous: str | None = None,
+        text: str = "Hello",
+        status: str = "completed",
+        expires_at: int | None = None,
+    ) -> StoredResponse:
         return StoredResponse(
             response=Response(
                 id=response_id,
                 created_at=1_700_000_000,
-                status="completed",
+                status=status,
                 model="scripted",
                 previous_response_id=previous,
                 output=decode_items(
@@ -28,7 +52,16 @@ def make_stored() -> MakeStored:
                 ),
             ),
             input=decode_items(b'[{"type":"message","role":"user","content":"%b?"}]' % text.encode()),
+            expires_at=expires_at,
         )
+
+    return make
+
+
+@pytest.fixture
+def make_items() -> MakeItems:
+    def make(*item_ids: str) -> list[Item | Unknown]:
+        return [Message("user", f"I am {item_id}.", item_id) for item_id in item_ids]
 
     return make
 
@@ -39,8 +72,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def store(store_url: str) -> AsyncIterator[Store]:
-    store = locate_store(store_url)
+async def store(store_url: str, clock: Clock) -> AsyncIterator[Store]:
+    store = locate_store(store_url, now=clock)
     await store.open()
     yield store
     await store.close()

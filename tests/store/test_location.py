@@ -4,8 +4,8 @@ import pytest
 
 from antiphon.errors import ConfigError
 from antiphon.store.location import locate_store
-from antiphon.store.memory import MemoryStore
-from antiphon.store.sqlite import SqliteStore
+from antiphon.store.memory.store import MemoryStore
+from antiphon.store.sqlite.store import SqliteStore
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,16 @@ from antiphon.errors import ServerError
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
 from antiphon.store.base import StoredResponse
-from antiphon.store.record import LinkRecord, pack, unpack, walk
+from antiphon.store.record import (
+    LinkRecord,
+    pack,
+    pack_events,
+    unpack,
+    unpack_conversation,
+    unpack_events,
+    unpack_items,
+    walk,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -34,7 +43,7 @@ def test_a_record_holds_unknown_items_byte_for_byte(asked: list[Unknown], answer
         response=Response(id="resp_1", created_at=1, model="m", output=list(answered)), input=list(asked)
     )
     record = pack(stored)
-    assert unpack(record.id, record.input, record.output, record.body) == stored
+    assert unpack(record.id, record.expires_at, record.input, record.output, record.body) == stored
 
 
 def test_a_record_holds_nothing_twice() -> None:
@@ -49,6 +58,19 @@ def test_a_damaged_record_is_the_servers_fault(damage: bytes) -> None:
     body = pack(StoredResponse(response=Response(id="resp_1", created_at=1, model="m"), input=[])).body
     for pieces in ((damage, b"[]", body), (b"[]", damage, body), (b"[]", b"[]", damage)):
         with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-            unpack("resp_1", *pieces)
+            unpack("resp_1", None, *pieces)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
         walk("resp_1", {"resp_1": LinkRecord(None, b"[]", damage)}.get)
+    with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
+        unpack_items("conv_1", [damage + b"{"])
+    with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
+        unpack_conversation("conv_1", 1, damage)
+
+
+@given(st.lists(json_values, min_size=1, max_size=8), st.integers(0, 3), st.integers(-2, 12))
+def test_a_batch_gives_back_its_events_from_any_number_on(values: list[object], first: int, after: int) -> None:
+    payloads = [json.dumps(value).encode() for value in values]
+    batch = pack_events(first, payloads)
+    assert batch is not None
+    numbered = list(enumerate(payloads, start=first))
+    assert list(unpack_events(batch.last, batch.lines, after)) == [event for event in numbered if event[0] > after]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from antiphon.errors import ModelError
 from antiphon.protocol.codec import decode_event, encode
-from antiphon.protocol.events import Error, ErrorPayload, Event, OutputTextDelta, RefusalDelta
+from antiphon.protocol.events import Error, ErrorPayload, Event, OutputItemDone, OutputTextDelta, RefusalDelta
 from antiphon.protocol.open import Unknown
 from antiphon.stream.sse import DONE, MESSAGE_LIMIT, Decoder, Message, encode_batch, encode_event
 
@@ -211,3 +211,10 @@ class TestLimit:
         decoder = Decoder(limit=31)
         with pytest.raises(ModelError, match="larger than 31 bytes"):
             decoder.feed(line)
+
+
+def test_line_ends_inside_something_unknown_do_not_break_the_event() -> None:
+    item = Unknown(b'{\n  "type": "acme:x",\r\n  "id": "x_1"\n}')
+    encoded = encode_event(OutputItemDone(3, 0, item))
+    assert encoded.count(b"\n") == 3
+    assert json.loads(encoded.partition(b"data: ")[2])["item"] == {"type": "acme:x", "id": "x_1"}

@@ -26,6 +26,7 @@ from antiphon.store.base import ClaimedRun, Store, StoredResponse
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Delta, Failure, Finish
 from antiphon.stream.retelling import Diverged, Retelling, recall
+from antiphon.stream.sse import encode_line
 
 # A response that brings down its process each time must not do so for ever.
 MOST_ATTEMPTS = 3
@@ -155,4 +156,4 @@ class Attempt:
 def _repeats(response: Response, mint: Mint, told: list[Delta], logged: list[bytes]) -> bool:
     """Whether composing the recalled deltas again tells the very events of the log."""
     composer = Composer(response, new_id=Mint(mint.token, mint.minted), now=int)
-    return [codec.encode(event) for event in (*composer.start(), *composer.compose(told))] == logged
+    return [encode_line(event) for event in (*composer.start(), *composer.compose(told))] == logged

@@ -59,11 +59,13 @@ class Background:
 
     async def close(self) -> None:
         """Stop, and give the runs back: the next process, or the next start, goes on with them."""
-        if self._loop is None:
+        loop, self._loop = self._loop, None
+        if loop is None:
             return
-        for task in (self._loop, *self._tasks):
+        working = (loop, *self._tasks)
+        for task in working:
             task.cancel()
-        await asyncio.gather(self._loop, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*working, return_exceptions=True)
         await self._store.release(self._owner)
 
     def wake(self) -> None:

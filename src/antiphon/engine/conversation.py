@@ -95,6 +95,7 @@ def begin_response(request: CreateRequest, response_id: str) -> Response:
         safety_identifier=request.safety_identifier,
         user=request.user,
         background=bool(request.background),
+        prompt=request.prompt,
         conversation=None if conversation is None else ConversationRef(conversation),
     )
 

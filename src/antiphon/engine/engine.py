@@ -15,6 +15,7 @@ from antiphon.engine.items import ItemPage, make_page
 from antiphon.engine.keeping import ForegroundKeeper, expiry
 from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
+from antiphon.engine.prompts import Prompts
 from antiphon.engine.run import Events, Run
 from antiphon.engine.truncation import start_turn
 from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
@@ -40,6 +41,7 @@ class Engine:
             store, slots=self._policy.background_slots, make_turn=self._make_turn, start_turn=self._start_turn
         )
         self.conversations = Conversations(store, self._policy)
+        self.prompts = Prompts(store)
         self._stopping = False
         self.ready = False
 
@@ -118,6 +120,7 @@ class Engine:
             run.stop()
 
     async def _resolve(self, request: CreateRequest, project: str) -> Resolved:
+        request = await self.prompts.fill_in(request, project)
         check_parameters(request)
         model = request.model or ""
         backend = self._by_model.get(model)

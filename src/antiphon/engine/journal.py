@@ -7,10 +7,10 @@ reads along is shown an event only when the store has it, so that it can be read
 import asyncio
 from collections.abc import Sequence
 
-from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.store.base import EventLog, LeaseLost
+from antiphon.stream.sse import encode_line
 
 # Between flushes: long enough to take several tokens at once, too short for a reader to notice.
 FLUSH_SECONDS = 0.02
@@ -72,7 +72,7 @@ class Journal:
     def _encode_new(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
         known = max(0, self._recovered - self._written)
         self._written += len(batch)
-        return [codec.encode(event) for event in batch[known:]]
+        return [encode_line(event) for event in batch[known:]]
 
     async def _flush(self) -> None:
         while self._pending:

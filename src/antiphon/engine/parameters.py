@@ -8,7 +8,6 @@ from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchem
 
 # Parameters this server does not implement: any value but null (or what `_harmless` lists) is refused.
 UNIMPLEMENTED = (
-    "prompt",
     "context_management",
     "moderation",
     "image",

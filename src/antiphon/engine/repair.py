@@ -16,6 +16,7 @@ from antiphon.protocol.items import (
     FunctionCall,
     FunctionCallOutput,
     Item,
+    Message,
     Reasoning,
 )
 from antiphon.protocol.open import Unknown
@@ -59,8 +60,10 @@ def _drop_repeats(items: Iterable[Item | Unknown], repairs: list[str]) -> list[I
 
 
 def _identify(item: Item | Unknown) -> tuple[str, str] | None:
-    if isinstance(item, CALLS | OUTPUTS):
-        return (item.type, item.call_id) if item.call_id is not None else None
+    if isinstance(item, CALLS):
+        return "call", item.call_id
+    if isinstance(item, OUTPUTS):
+        return ("output", item.call_id) if item.call_id is not None else None
     return ("id", item.id) if item.id is not None else None
 
 
@@ -104,8 +107,16 @@ def _find_open_end(items: Sequence[Item | Unknown]) -> int:
 
 
 def _drop_lone_reasoning(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
-    """Reasoning leads to something; at the end of the history, or before more reasoning's turn, it led nowhere."""
-    if items and isinstance(items[-1], Reasoning):
-        repairs.append(f"the reasoning {items[-1].id} led to nothing and was left out")
-        return list(items[:-1])
-    return list(items)
+    """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere."""
+    kept: list[Item | Unknown] = []
+    for item in reversed(items):
+        if isinstance(item, Reasoning) and (not kept or not _follows_reasoning(kept[-1])):
+            repairs.append(f"the reasoning {item.id} led to nothing and was left out")
+        else:
+            kept.append(item)
+    kept.reverse()
+    return kept
+
+
+def _follows_reasoning(item: Item | Unknown) -> bool:
+    return not isinstance(item, OUTPUTS) and not (isinstance(item, Message) and item.role != "assistant")

@@ -15,7 +15,7 @@ from antiphon.protocol.open import Family, Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 
-EVENTS: Family[Event] = Family((*CORE_EVENTS, *HOSTED_EVENTS))
+EVENTS: Family[Event] = Family("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
 
 T = TypeVar("T")
 

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from msgspec import Raw
-
-from antiphon.protocol.open import Family, Tagged, Unknown, Wire, always_list
+from antiphon.protocol.open import Family, Tagged, Unknown, Wire, always_list, holding
 
 
 class PromptCacheBreakpoint(Wire):
@@ -73,7 +71,7 @@ class FilePath(Tagged, tag="file_path"):
 
 
 Annotation = FileCitation | UrlCitation | ContainerFileCitation | FilePath
-ANNOTATIONS: Family[Annotation] = Family(get_args(Annotation))
+ANNOTATIONS: Family[Annotation] = Family("Annotation", get_args(Annotation))
 
 
 class TopLogProb(Wire, gc=False):
@@ -92,7 +90,7 @@ class LogProb(Wire, gc=False):
 if TYPE_CHECKING:
     Annotations: TypeAlias = list[Annotation | Unknown]
 else:
-    Annotations = Raw
+    Annotations = holding(lambda: ANNOTATIONS, many=True, null=True)
 
 
 class OutputText(Tagged, tag="output_text"):
@@ -143,13 +141,14 @@ Part = (
     | ReasoningText
     | ComputerScreenshot
 )
-PARTS: Family[Part] = Family(get_args(Part))
+PARTS: Family[Part] = Family("Part", get_args(Part))
 
 if TYPE_CHECKING:
     Content: TypeAlias = str | list[Part | Unknown]
     OptionalParts: TypeAlias = list[Part | Unknown] | None
 else:
-    Content = OptionalParts = Raw
+    Content = holding(lambda: PARTS, many=True, text=True)
+    OptionalParts = holding(lambda: PARTS, many=True, null=True)
 
 
 def text_of(content: "str | list[Part | Unknown]") -> str:

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from antiphon.protocol.content import ANNOTATIONS, PARTS, LogProb, SummaryText
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Unknown, always, always_list
+from antiphon.protocol.open import Unknown, always, always_list, holding
 from antiphon.protocol.response import Reply, Response
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     OnePart: TypeAlias = Part | Unknown
     OneAnnotation: TypeAlias = Annotation | Unknown | None
 else:
-    OneItem = OnePart = OneAnnotation = Raw
+    OneItem = holding(lambda: ITEMS)
+    OnePart = holding(lambda: PARTS)
+    OneAnnotation = holding(lambda: ANNOTATIONS, null=True)
 
 
 class Event(Struct, omit_defaults=True, gc=False, tag_field="type"):

@@ -4,18 +4,11 @@
 as JSON objects.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-from msgspec import Raw
+from typing import Any, Literal, TypeAlias
 
 from antiphon.protocol.content import ComputerScreenshot
 from antiphon.protocol.open import Tagged, Wire, always
-from antiphon.protocol.tools import TOOLS, JsonObject
-
-if TYPE_CHECKING:
-    from antiphon.protocol.tools import Tools
-else:
-    Tools = Raw
+from antiphon.protocol.tools import TOOLS, JsonObject, Tools
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 HostedStatus: TypeAlias = Literal[

@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import msgspec
-from msgspec import Raw
 
-from antiphon.protocol.content import PARTS, SummaryText
+from antiphon.protocol.content import PARTS, Content, OptionalParts, SummaryText
 from antiphon.protocol.hosted import (
     AdditionalTools,
     ApplyPatchCall,
@@ -30,13 +29,8 @@ from antiphon.protocol.hosted import (
     ToolSearchOutput,
     WebSearchCall,
 )
-from antiphon.protocol.open import Family, Peek, Tagged, Unknown, Wire, always_list
+from antiphon.protocol.open import Family, Tagged, Unknown, Wire, always_list, holding
 from antiphon.protocol.tools import JsonObject
-
-if TYPE_CHECKING:
-    from antiphon.protocol.content import Content, OptionalParts
-else:
-    Content = OptionalParts = Raw
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 
@@ -176,16 +170,9 @@ OutputItem = (
 Item = OutputItem | CompactionTrigger | ItemReference | ConfigurationUpdate
 
 
-def _untagged(peek: Peek) -> str | None:
-    if peek.role is not None:
-        return "message"
-    return "item_reference" if peek.id is not None else None
-
-
-ITEMS: Family[Item] = Family(get_args(Item), infer=_untagged)
+ITEMS: Family[Item] = Family("Item", get_args(Item), untagged={"role": "message", "id": "item_reference"})
 
 if TYPE_CHECKING:
     Items: TypeAlias = list[Item | Unknown]
-    TextOrItems: TypeAlias = str | list[Item | Unknown]
 else:
-    Items = TextOrItems = Raw
+    Items = holding(lambda: ITEMS, many=True)

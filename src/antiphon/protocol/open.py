@@ -4,16 +4,18 @@ msgspec's own tagged unions refuse an unknown tag. The wire adds new items, tool
 out of messages, and renames it now and then. So a field that holds such a union is declared as `Raw` to msgspec, and
 the struct's `__post_init__` hands it to a `Family`, which decodes the members it knows and keeps the rest as `Unknown`,
 byte for byte. Errors keep their path: each level appends ` - at `$.field`` to the message, the way msgspec itself does.
+The declaration is made with `holding`, which also says what the field holds: that is where a description of the wire,
+such as a JSON schema, has it from.
 """
 
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from types import GenericAlias
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, ValidationError, inspect
 
 T = TypeVar("T")
 
@@ -89,34 +91,40 @@ class Peek(Struct):
 _PEEK: "msgspec.json.Decoder[Peek]" = msgspec.json.Decoder(Peek)
 
 
-def _no_inference(_: Peek) -> str | None:
-    return None
+class Variant(Struct, frozen=True):
+    """Another form of a member: an object that has `mark` is a `form`, and `convert` makes the member of it."""
+
+    mark: str
+    form: type[Struct]
+    convert: Callable[[Any], Any]
 
 
 class Family(Generic[T]):
-    """The members of one open union, by tag.
+    """The members of one open union, by tag. `name` is what one of them is called.
 
-    `aliases` maps a tag some clients send to the tag we know it by; `infer` finds the tag of an object without one;
-    `variants` decode, by tag, an object in another form than the member's, and return None for one in the usual form.
+    `aliases` maps a tag some clients send to the tag we know it by; `untagged` gives the tag of an object without one,
+    by the first of these fields (of those that `Peek` has) that it has; `variants` are, by tag, other forms of members.
     """
 
     def __init__(
         self,
+        name: str,
         members: Iterable[Any],
         *,
         aliases: Mapping[str, str] | None = None,
-        infer: Callable[[Peek], str | None] = _no_inference,
-        variants: Mapping[str, Callable[[Raw | bytes], T | None]] | None = None,
+        untagged: Mapping[str, str] | None = None,
+        variants: Mapping[str, Variant] | None = None,
     ) -> None:
         members = tuple(members)
+        self.name = name
         self.members: dict[str, type[T]] = {member.__struct_config__.tag: member for member in members}
         self._decoders: dict[str, msgspec.json.Decoder[T]] = {}
         union = functools.reduce(operator.or_, members)
         self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(union)
         self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(GenericAlias(list, (union,)))
-        self._aliases = aliases or {}
-        self._infer = infer
-        self._variants = variants or {}
+        self.aliases = aliases or {}
+        self.untagged = untagged or {}
+        self.variants = variants or {}
 
     def one(self, raw: Raw | bytes) -> T | Unknown:
         """Decode one object: at once if it is known and tagged, else by a look at what it is first."""
@@ -128,16 +136,20 @@ class Family(Generic[T]):
     def _look_and_decode(self, raw: Raw | bytes) -> T | Unknown:
         peek = _PEEK.decode(raw)
         sent = peek.type if isinstance(peek.type, str) else None
-        tag = self._aliases.get(sent, sent) if sent is not None else self._infer(peek)
+        tag = self.aliases.get(sent, sent) if sent is not None else self._infer(peek)
         if tag is None:
             raise ValidationError("Object missing required field `type`")
         if tag not in self.members:
             return Unknown(bytes(raw))
         if tag != sent and peek.type is not UNSET:
             raw = _retag(raw, tag)
-        variant = self._variants.get(tag)
-        decoded = variant(raw) if variant is not None else None
-        return self._decoder(tag).decode(raw) if decoded is None else decoded
+        variant = self.variants.get(tag)
+        if variant is not None and _FIELDS.decode(raw).get(variant.mark, _NULL) != _NULL:
+            return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
+        return self._decoder(tag).decode(raw)
+
+    def _infer(self, peek: Peek) -> str | None:
+        return next((tag for mark, tag in self.untagged.items() if getattr(peek, mark) is not None), None)
 
     def _decoder(self, tag: str) -> "msgspec.json.Decoder[T]":
         decoder = self._decoders.get(tag)
@@ -195,6 +207,38 @@ class Family(Generic[T]):
             raise ValueError(f"{error} - at `$.{name}`") from None
 
 
+class Holds(Struct, frozen=True, kw_only=True):
+    """What an open field holds: members of a family (one, or many of them), or else a text, one of `words`, or null.
+
+    The family is a function's result because a member may hold its own family.
+    """
+
+    family: Callable[[], Family[Any]]
+    many: bool = False
+    text: bool = False
+    words: tuple[str, ...] = ()
+    null: bool = False
+
+
+def holding(
+    family: Callable[[], Family[Any]],
+    *,
+    many: bool = False,
+    text: bool = False,
+    words: tuple[str, ...] = (),
+    null: bool = False,
+) -> Any:
+    """The type of an open field, as msgspec sees it: `Raw`, with a note of what it holds."""
+    holds = Holds(family=family, many=many, text=text, words=words, null=null)
+    return Annotated[Raw, Meta(extra={"holds": holds})]
+
+
+def find_holds(node: inspect.Type) -> Holds | None:
+    """What a field of this type holds, if it is an open one."""
+    return (node.extra or {}).get("holds") if isinstance(node, inspect.Metadata) else None
+
+
+_NULL = Raw(b"null")
 _ELEMENTS: "msgspec.json.Decoder[list[Raw]]" = msgspec.json.Decoder(list[Raw])
 _FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
 _TEXT: "msgspec.json.Decoder[str]" = msgspec.json.Decoder(str)

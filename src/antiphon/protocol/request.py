@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Raw
+from msgspec import Meta
 
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Tagged, Unknown, Wire, always
-from antiphon.protocol.tools import TOOLS, JsonObject, decode_choice
+from antiphon.protocol.open import Tagged, Unknown, Wire, always, holding
+from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, JsonObject, decode_choice
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     OptionalTools: TypeAlias = list[Tool | Unknown] | None
     OptionalChoice: TypeAlias = Literal["none", "auto", "required"] | ToolChoice | Unknown | None
 else:
-    OptionalInput = OptionalTools = OptionalChoice = Raw
+    OptionalInput = holding(lambda: ITEMS, many=True, text=True, null=True)
+    OptionalTools = holding(lambda: TOOLS, many=True, null=True)
+    OptionalChoice = holding(lambda: CHOICES, words=CHOICE_WORDS, null=True)
 
 Include = Literal[
     "file_search_call.results",

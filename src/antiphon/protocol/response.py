@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from antiphon.protocol.content import OutputText
 from antiphon.protocol.items import ITEMS, Message
-from antiphon.protocol.open import Unknown, always, always_list
+from antiphon.protocol.open import Unknown, always, always_list, holding
 from antiphon.protocol.request import (
     ConversationRef,
     ImageOptions,
@@ -16,7 +16,7 @@ from antiphon.protocol.request import (
     TextConfig,
     TextFormat,
 )
-from antiphon.protocol.tools import TOOLS, JsonObject, decode_choice
+from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, JsonObject, decode_choice
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     EchoedChoice: TypeAlias = Literal["none", "auto", "required"] | ToolChoice | Unknown
     Instructions: TypeAlias = str | list[Item | Unknown] | None
 else:
-    Output = EchoedTools = EchoedChoice = Instructions = Raw
+    Output = holding(lambda: ITEMS, many=True)
+    EchoedTools = holding(lambda: TOOLS, many=True)
+    EchoedChoice = holding(lambda: CHOICES, words=CHOICE_WORDS)
+    Instructions = holding(lambda: ITEMS, many=True, text=True, null=True)
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 FINAL_STATUSES = frozenset({"completed", "failed", "incomplete", "cancelled"})

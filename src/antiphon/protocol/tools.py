@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 
-from antiphon.protocol.open import Family, Tagged, Unknown, Wire, always
+from antiphon.protocol.open import Family, Tagged, Unknown, Variant, Wire, always, holding
 
 JsonObject = dict[str, Any]
 ToolName = Annotated[str, Meta(min_length=1)]
@@ -13,10 +13,8 @@ Caller = Literal["direct", "programmatic"]
 
 if TYPE_CHECKING:
     Tools: TypeAlias = "list[Tool | Unknown]"
-    Choice: TypeAlias = "Literal['none', 'auto', 'required'] | ToolChoice | Unknown"
 else:
-    Tools = Raw
-    Choice = Raw
+    Tools = holding(lambda: TOOLS, many=True)
 
 
 class FunctionTool(Tagged, tag="function"):
@@ -218,22 +216,14 @@ class NestedFunction(Wire):
     type: Literal["function", "tool"] | None = None
 
 
-_NULL = Raw(b"null")
-_FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
-_NESTED: "msgspec.json.Decoder[NestedFunction]" = msgspec.json.Decoder(NestedFunction)
+def _flatten_tool(nested: NestedFunction) -> FunctionTool:
+    body = nested.function
+    return FunctionTool(body.name, body.description, body.parameters, body.strict)
 
 
-def _decode_nested(raw: Raw | bytes) -> FunctionBody | None:
-    nested = _FIELDS.decode(raw).get("function")
-    return None if nested in (None, _NULL) else _NESTED.decode(raw).function
-
-
-def _decode_nested_tool(raw: Raw | bytes) -> FunctionTool | None:
-    body = _decode_nested(raw)
-    return None if body is None else FunctionTool(body.name, body.description, body.parameters, body.strict)
-
-
-TOOLS: Family[Tool] = Family(get_args(Tool), variants={"function": _decode_nested_tool})
+TOOLS: Family[Tool] = Family(
+    "Tool", get_args(Tool), variants={"function": Variant("function", NestedFunction, _flatten_tool)}
+)
 
 
 class FunctionChoice(Tagged, tag="function"):
@@ -319,14 +309,16 @@ ToolChoice = (
 )
 
 
-def _decode_nested_choice(raw: Raw | bytes) -> FunctionChoice | None:
-    body = _decode_nested(raw)
-    return None if body is None else FunctionChoice(body.name)
+def _flatten_choice(nested: NestedFunction) -> FunctionChoice:
+    return FunctionChoice(nested.function.name)
 
 
 # `tool` is what some agents written before the API settled still say for `function`.
 CHOICES: Family[ToolChoice] = Family(
-    get_args(ToolChoice), aliases={"tool": "function"}, variants={"function": _decode_nested_choice}
+    "ToolChoice",
+    get_args(ToolChoice),
+    aliases={"tool": "function"},
+    variants={"function": Variant("function", NestedFunction, _flatten_choice)},
 )
 CHOICE_WORDS = ("none", "auto", "required")
 

@@ -219,6 +219,10 @@ class RunQueue(Protocol):
     async def release(self, owner: str) -> None:
         """Give back all runs of this owner: others can claim them at once."""
 
+    async def abandon(self, owner: str, project: str, response_id: str) -> None:
+        """Stop working on one of this owner's runs without ending it: it is free for anyone, us too, when its lease
+        runs out. Without this, renewing would hold it for ever."""
+
     async def watch(self, project: str, response_id: str) -> bool:
         """Record, before a reader is shown events, that they are to stay true. False when there is no run."""
 

@@ -1,26 +1,31 @@
 """Which store a URL means."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from antiphon.errors import ConfigError
 from antiphon.store.base import Store
-from antiphon.store.memory import MemoryStore
-from antiphon.store.sqlite import SqliteStore
+from antiphon.store.memory.store import MemoryStore
+from antiphon.store.sqlite.store import SqliteStore
 
 FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"
 
 
-def locate_store(url: str) -> Store:
-    """The store for a URL, not yet opened. The messages leave the URL out: it may hold a password."""
+def locate_store(url: str, *, now: Callable[[], float] = time.time) -> Store:
+    """The store for a URL, not yet opened; `now` tells it what has expired.
+
+    The messages leave the URL out: it may hold a password.
+    """
     scheme, colon, rest = url.partition(":")
     if not colon:
         raise ConfigError(f"The store must be a URL: {FORMS}.")
     if scheme == "memory":
         if rest:
             raise ConfigError("The memory store takes nothing after its colon: memory:")
-        return MemoryStore()
+        return MemoryStore(now=now)
     if scheme == "sqlite":
-        return SqliteStore(_parse_path(rest))
+        return SqliteStore(_parse_path(rest), now=now)
     if scheme in ("postgresql", "postgres"):
         raise ConfigError(f"The PostgreSQL store comes later. There are {FORMS}.")
     raise ConfigError(f"There is no {scheme!r} store. There are {FORMS}.")

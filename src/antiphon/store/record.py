@@ -1,14 +1,16 @@
-"""The form in which every store keeps a response: a few columns and three pieces of JSON, nothing twice."""
+"""The form in which every store keeps things: a few columns and pieces of JSON, nothing twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from antiphon.errors import InvalidRequest, ServerError
 from antiphon.protocol.codec import decode_items, decode_response, encode
+from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.store.base import Link, StoredResponse
 
 
@@ -18,6 +20,8 @@ class Record(NamedTuple):
     id: str
     previous_response_id: str | None
     created_at: int | float
+    final: bool
+    expires_at: int | None
     input: bytes
     output: bytes
     body: bytes
@@ -30,20 +34,23 @@ def pack(stored: StoredResponse) -> Record:
         response.id,
         response.previous_response_id,
         response.created_at,
+        response.status in FINAL_STATUSES,
+        stored.expires_at,
         encode(stored.input),
         encode(response.output),
         encode(msgspec.structs.replace(response, output=[])),
     )
 
 
-def unpack(response_id: str, asked: bytes, answered: bytes, body: bytes) -> StoredResponse:
+def unpack(response_id: str, expires_at: int | None, asked: bytes, answered: bytes, body: bytes) -> StoredResponse:
     """The response again, from its input items, its output items and the rest."""
+    what = f"response {response_id}"
     try:
         response = decode_response(body)
     except InvalidRequest as error:
-        raise _unreadable(response_id, error) from error
-    response.output = _unpack_items(response_id, answered)
-    return StoredResponse(response=response, input=_unpack_items(response_id, asked))
+        raise _unreadable(what, error) from error
+    response.output = _decode_array(what, answered)
+    return StoredResponse(response=response, input=_decode_array(what, asked), expires_at=expires_at)
 
 
 class LinkRecord(NamedTuple):
@@ -67,20 +74,74 @@ def walk(response_id: str, find: Callable[[str], LinkRecord | Record | None]) ->
         if record is None:
             break
         seen.add(next_id)
-        items = _unpack_items(next_id, record.input) + _unpack_items(next_id, record.output)
+        what = f"response {next_id}"
+        items = _decode_array(what, record.input) + _decode_array(what, record.output)
         links.append(Link(id=next_id, previous_response_id=record.previous_response_id, items=items))
         next_id = record.previous_response_id
     links.reverse()
     return links
 
 
-def _unpack_items(response_id: str, items: bytes) -> list[Item | Unknown]:
+class ItemRecord(NamedTuple):
+    """An item of a conversation at rest."""
+
+    id: str | None
+    content: bytes
+
+
+def pack_items(items: Iterable[Item | Unknown]) -> list[ItemRecord]:
+    return [ItemRecord(item.id, encode(item)) for item in items]
+
+
+def unpack_items(conversation_id: str, contents: Iterable[bytes]) -> list[Item | Unknown]:
+    return _decode_array(f"conversation {conversation_id}", b"[%b]" % b",".join(contents))
+
+
+def pack_metadata(metadata: dict[str, str] | None) -> bytes:
+    return encode(metadata)
+
+
+def unpack_conversation(conversation_id: str, created_at: int, metadata: bytes) -> Conversation:
+    try:
+        decoded = msgspec.json.decode(metadata, type=dict[str, str] | None)
+    except msgspec.DecodeError as error:
+        raise _unreadable(f"conversation {conversation_id}", error) from error
+    return Conversation(id=conversation_id, created_at=created_at, metadata=decoded)
+
+
+class Batch(NamedTuple):
+    """Consecutive events at rest, one to a line: JSON needs no line break of its own."""
+
+    first: int
+    last: int
+    lines: bytes
+
+
+def pack_events(first: int, payloads: Sequence[bytes]) -> Batch | None:
+    """None for no events."""
+    if not payloads:
+        return None
+    lines = b"\n".join(payloads)
+    if lines.count(b"\n") >= len(payloads):
+        raise ServerError("An event must be one line of JSON to be kept.")
+    return Batch(first, first + len(payloads) - 1, lines)
+
+
+def unpack_events(last: int, lines: bytes, after: int) -> Iterator[tuple[int, bytes]]:
+    """The events of a batch with a number greater than `after`."""
+    payloads = lines.split(b"\n")
+    first = last - len(payloads) + 1
+    skipped = max(after + 1 - first, 0)
+    return zip(range(first + skipped, last + 1), payloads[skipped:], strict=True)
+
+
+def _decode_array(what: str, items: bytes) -> list[Item | Unknown]:
     try:
         return decode_items(items)
     except (InvalidRequest, msgspec.DecodeError) as error:
-        raise _unreadable(response_id, error) from error
+        raise _unreadable(what, error) from error
 
 
-def _unreadable(response_id: str, error: Exception) -> ServerError:
+def _unreadable(what: str, error: Exception) -> ServerError:
     # What we stored is ours to answer for: never the client's 400.
-    return ServerError(f"The stored response {response_id} cannot be read: {error}")
+    return ServerError(f"The stored {what} cannot be read: {error}")

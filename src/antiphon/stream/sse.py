@@ -24,8 +24,8 @@ _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 def encode_event(event: Event | Unknown) -> bytes:
     """One event, with its name in front."""
-    prefix = _PREFIXES.get(type(event))
-    return prefix + encode(event) + b"\n\n" if prefix is not None else _encode_other(event)
+    prefix = _PREFIXES.get(type(event)) or _make_prefix(event)
+    return prefix + encode_line(event) + b"\n\n"
 
 
 def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
@@ -33,14 +33,21 @@ def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
     return b"".join([encode_event(event) for event in events])
 
 
-def _encode_other(event: Event | Unknown) -> bytes:
-    # JSON has line ends between its tokens only, where a space means the same and keeps the event on one line.
-    body = (event.raw if isinstance(event, Unknown) else encode(event)).translate(_LINE_ENDS_TO_SPACES)
+def encode_line(event: Event | Unknown) -> bytes:
+    """An event's JSON on one line. Something unknown inside it may have come with line ends of its own."""
+    body = encode(event)
+    if b"\n" in body or b"\r" in body:
+        # JSON has line ends between its tokens only, where a space means the same.
+        return body.translate(_LINE_ENDS_TO_SPACES)
+    return body
+
+
+def _make_prefix(event: Event | Unknown) -> bytes:
     name = event.type
     # A name with a line end would forge lines of its own; the body still carries it.
     if not name or "\n" in name or "\r" in name:
-        return b"data: " + body + b"\n\n"
-    return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
+        return b"data: "
+    return f"event: {name}\ndata: ".encode()
 
 
 class Message(Struct, frozen=True, gc=False):

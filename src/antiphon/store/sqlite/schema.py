@@ -15,7 +15,7 @@ class Migration(NamedTuple):
 
 
 def read_migrations() -> list[Migration]:
-    """All migrations, in order: the files `NNN_what.sql` next to this module."""
+    """All migrations, in order: the files `migrations/sqlite/NNN_what.sql`."""
     folder = resources.files("antiphon.store") / "migrations" / "sqlite"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]

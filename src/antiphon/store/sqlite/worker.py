@@ -12,16 +12,19 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from antiphon.errors import ServerError, Unavailable
+from antiphon.errors import AntiphonError, ServerError, Unavailable
+
+# A statement, or a function that is called with the connection and the parameters and may execute several.
+Work = str | Callable[..., object]
 
 
 class Job:
-    """One statement, the future of whoever waits for it, and what came of it: rows, a count of rows, or an error."""
+    """Some work, the future of whoever waits for it, and what came of it: rows, a count, a result, or an error."""
 
-    __slots__ = ("outcome", "parameters", "statement", "waiter")
+    __slots__ = ("outcome", "parameters", "waiter", "work")
 
-    def __init__(self, statement: str, parameters: Sequence[object], waiter: asyncio.Future[Any]) -> None:
-        self.statement = statement
+    def __init__(self, work: Work, parameters: Sequence[object], waiter: asyncio.Future[Any]) -> None:
+        self.work = work
         self.parameters = parameters
         self.waiter = waiter
         self.outcome: object = None
@@ -43,12 +46,12 @@ class Worker:
         # A process that ends without closing its store must not hang on this thread; nothing acknowledged is lost.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    def submit(self, statement: str, parameters: Sequence[object]) -> asyncio.Future[Any]:
-        """Queue a statement. It is executed even if the future is cancelled meanwhile."""
+    def submit(self, work: Work, parameters: Sequence[object]) -> asyncio.Future[Any]:
+        """Queue some work. It is executed even if the future is cancelled meanwhile."""
         if self._closing:
             raise Unavailable("The store is not open.")
         waiter = self._loop.create_future()
-        self._jobs.put(Job(statement, parameters, waiter))
+        self._jobs.put(Job(work, parameters, waiter))
         return waiter
 
     async def close(self) -> None:
@@ -88,7 +91,9 @@ def _answer(batch: list[Job]) -> None:
     for job in batch:
         if job.waiter.done():  # cancelled: whoever asked has gone
             continue
-        if isinstance(job.outcome, Exception):
+        if isinstance(job.outcome, AntiphonError):  # raised by the job's own function
+            job.waiter.set_exception(job.outcome)
+        elif isinstance(job.outcome, Exception):
             # One error may be the outcome of many jobs, and each waiter raises one of its own.
             failure = ServerError(f"The store failed: {job.outcome}")
             failure.__cause__ = job.outcome

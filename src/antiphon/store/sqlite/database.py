@@ -1,4 +1,4 @@
-"""The default store: one SQLite file.
+"""One SQLite file, and the two threads that work on it.
 
 A writer thread commits everything that waits for it in one transaction, synced to disk before anyone hears of it. A
 reader thread has a connection of its own: with a write-ahead log, readers and the writer do not wait for each other.
@@ -8,48 +8,23 @@ Several processes may share the file.
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from antiphon.errors import ConfigError, Unavailable
-from antiphon.store.base import Link, StoredResponse
-from antiphon.store.record import LinkRecord, pack, unpack, walk
-from antiphon.store.schema import migrate, read_migrations
-from antiphon.store.worker import Job, Worker
+from antiphon.store.sqlite.schema import migrate, read_migrations
+from antiphon.store.sqlite.worker import Job, Worker
 
 # How long a process waits for the others to let it write.
 BUSY_SECONDS = 30.0
 
-SAVE = """
-INSERT INTO responses (project, id, previous_response_id, created_at, input, output, body)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (project, id) DO UPDATE SET
-    previous_response_id = excluded.previous_response_id,
-    created_at = excluded.created_at,
-    input = excluded.input,
-    output = excluded.output,
-    body = excluded.body
-"""
 
-LOAD = "SELECT input, output, body FROM responses WHERE project = ? AND id = ?"
+class Database:
+    """The base of the store's parts. `now` tells what has expired."""
 
-DELETE = "DELETE FROM responses WHERE project = ? AND id = ?"
-
-# The walk itself carries only keys. UNION, not UNION ALL: a row that comes again ends the walk. The order of the rows
-# is not defined, so the reader puts them in order.
-CHAIN = """
-WITH RECURSIVE walked (project, id, previous, place) AS (
-    SELECT project, id, previous_response_id, rowid FROM responses WHERE project = ? AND id = ?
-    UNION
-    SELECT older.project, older.id, older.previous_response_id, older.rowid
-    FROM walked JOIN responses AS older ON older.project = walked.project AND older.id = walked.previous
-)
-SELECT walked.id, previous, input, output FROM walked JOIN responses ON responses.rowid = place
-"""
-
-
-class SqliteStore:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
         self.path = path
+        self._now = now
         self._workers: tuple[Worker, Worker] | None = None
 
     async def open(self) -> None:
@@ -59,21 +34,6 @@ class SqliteStore:
     async def close(self) -> None:
         if self._workers is not None:
             await asyncio.gather(*(worker.close() for worker in self._workers))
-
-    async def save(self, project: str, stored: StoredResponse) -> None:
-        await self._writer.submit(SAVE, (project, *pack(stored)))
-
-    async def load(self, project: str, response_id: str) -> StoredResponse | None:
-        rows = await self._reader.submit(LOAD, (project, response_id))
-        return unpack(response_id, *rows[0]) if rows else None
-
-    async def delete(self, project: str, response_id: str) -> bool:
-        deleted: int = await self._writer.submit(DELETE, (project, response_id))
-        return deleted > 0
-
-    async def chain(self, project: str, response_id: str) -> list[Link]:
-        rows = await self._reader.submit(CHAIN, (project, response_id))
-        return walk(response_id, {row[0]: LinkRecord(*row[1:]) for row in rows}.get)
 
     @property
     def _writer(self) -> Worker:
@@ -90,12 +50,15 @@ class SqliteStore:
 
 
 def _write(connection: sqlite3.Connection, batch: list[Job]) -> None:
-    """Execute a batch in one transaction. A statement that fails takes nothing of its neighbours with it."""
+    """Execute a batch in one transaction. A job that fails takes nothing of its neighbours with it."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         for job in batch:
             try:
-                job.outcome = connection.execute(job.statement, job.parameters).rowcount
+                if isinstance(job.work, str):
+                    job.outcome = connection.execute(job.work, job.parameters).rowcount
+                else:
+                    job.outcome = _write_apart(connection, job.work, job)
             except Exception as error:
                 job.outcome = error
                 if not connection.in_transaction:  # a full or broken disk: SQLite has taken back the whole batch
@@ -106,12 +69,38 @@ def _write(connection: sqlite3.Connection, batch: list[Job]) -> None:
             connection.execute("ROLLBACK")
 
 
+def _write_apart(connection: sqlite3.Connection, function: Callable[..., object], job: Job) -> object:
+    """Call a job's function so that all of its statements count, or none."""
+    connection.execute("SAVEPOINT job")
+    try:
+        outcome = function(connection, *job.parameters)
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+        raise
+    connection.execute("RELEASE job")
+    return outcome
+
+
 def _read(connection: sqlite3.Connection, batch: list[Job]) -> None:
     for job in batch:
         try:
-            job.outcome = connection.execute(job.statement, job.parameters).fetchall()
+            if isinstance(job.work, str):
+                job.outcome = connection.execute(job.work, job.parameters).fetchall()
+            else:
+                job.outcome = _read_apart(connection, job.work, job)
         except Exception as error:
             job.outcome = error
+
+
+def _read_apart(connection: sqlite3.Connection, function: Callable[..., object], job: Job) -> object:
+    """Call a job's function so that all of its statements see the same state."""
+    connection.execute("BEGIN")
+    try:
+        return function(connection, *job.parameters)
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _prepare(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:

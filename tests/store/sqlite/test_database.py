@@ -1,4 +1,4 @@
-"""What the SQLite store promises beyond test_base.py: the file, other processes, and crashes."""
+"""What the SQLite store promises beyond the others: the file, other processes, and crashes."""
 
 import asyncio
 import os
@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.errors import ConfigError, ServerError
+from antiphon.errors import ConfigError, InvalidRequest, NotFound, ServerError
+from antiphon.protocol.conversation import Conversation
+from antiphon.protocol.open import Unknown
 from antiphon.store.base import StoredResponse
-from antiphon.store.sqlite import CHAIN, DELETE, LOAD, SAVE, SqliteStore, connect
+from antiphon.store.sqlite.database import connect
+from antiphon.store.sqlite.store import SqliteStore
 
 MakeStored = Callable[..., StoredResponse]
 
@@ -126,6 +129,45 @@ async def test_a_statement_that_fails_leaves_its_batch_alone(store: SqliteStore,
     assert read_ids(store.path) == {f"resp_{number}" for number in range(20)}
 
 
+async def test_a_job_of_several_statements_fails_as_a_whole_and_alone(
+    store: SqliteStore, make_stored: MakeStored
+) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), [])
+    twice = [Unknown(b'{"type":"hologram_call","id":"holo_2"}')] * 2
+    outcomes = await asyncio.gather(
+        store.save("p", make_stored("resp_0")),
+        store.append_items("p", "conv_1", [Unknown(b'{"type":"hologram_call","id":"holo_1"}'), *twice]),
+        store.save("p", make_stored("resp_1"), conversation="conv_1"),
+        store.save("p", make_stored("resp_2"), conversation="conv_2"),
+        store.enqueue("p", make_stored("resp_3", status="queued"), b"{}"),
+        store.enqueue("p", make_stored("resp_3", status="queued"), b"{}"),
+        store.append_events("p", "resp_3", 0, [b"0"]),
+        store.append_events("p", "resp_3", 0, [b"1"]),
+        store.save("p", make_stored("resp_4")),
+        return_exceptions=True,
+    )
+    kinds = [type(outcome) if isinstance(outcome, Exception) else outcome for outcome in outcomes]
+    assert kinds == [None, InvalidRequest, None, NotFound, None, ServerError, True, ServerError, None]
+    assert read_ids(store.path) == {"resp_0", "resp_1", "resp_3", "resp_4"}
+    stored = make_stored("resp_1")
+    assert await store.conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
+    assert len(await store.claim("us", now=0, lease=1, limit=9)) == 1
+
+
+async def test_a_question_of_several_statements_sees_one_state_of_the_store(store: SqliteStore) -> None:
+    """A page is read after its conversation was found: if it goes in between, the page is still there."""
+    await store.create_conversation("p", Conversation("conv_1", 1), [Unknown(b'{"type":"hologram_call"}')])
+
+    def look_twice(connection: sqlite3.Connection) -> list[tuple[int]]:
+        found = connection.execute("SELECT count(*) FROM items").fetchone()
+        with connected(store.path) as other:
+            other.execute("DELETE FROM conversations")
+        return [found, connection.execute("SELECT count(*) FROM items").fetchone()]
+
+    assert await store._reader.submit(look_twice, ()) == [(1,), (1,)]
+    assert await store.conversation_items("p", "conv_1") is None
+
+
 async def test_reading_does_not_wait_for_a_write_that_waits(store: SqliteStore, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"))
     with connected(store.path) as other:
@@ -157,7 +199,7 @@ async def test_a_cancelled_save_is_kept_once_it_was_queued(store: SqliteStore, m
 def test_a_process_that_forgets_to_close_still_ends(path: Path) -> None:
     program = (
         "import asyncio, pathlib, sys\n"
-        "from antiphon.store.sqlite import SqliteStore\n"
+        "from antiphon.store.sqlite.store import SqliteStore\n"
         "asyncio.run(SqliteStore(pathlib.Path(sys.argv[1])).open())"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
@@ -229,13 +271,3 @@ def test_a_commit_is_on_disk_before_it_is_acknowledged(path: Path) -> None:
     with closing(connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
-
-
-@pytest.mark.parametrize("statement", [SAVE, LOAD, DELETE, CHAIN])
-async def test_every_statement_finds_its_rows_by_index(store: SqliteStore, statement: str) -> None:
-    with connected(store.path) as other:
-        parameters = [None] * statement.count("?")
-        plan = [row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
-    # The walk of a chain reads through the rows it has found itself, and nothing else.
-    assert [step for step in plan if step.startswith("SCAN") and step != "SCAN walked"] == []
-    assert [step for step in plan if "TEMP B-TREE" in step or "AUTOMATIC" in step] == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import ConfigError
-from antiphon.store.schema import Migration, migrate, read_migrations
+from antiphon.store.sqlite.schema import Migration, migrate, read_migrations
 
 FIRST = Migration(1, "001_a.sql", "-- A comment; with a semicolon.\nCREATE TABLE a (x TEXT DEFAULT ';');\n")
 SECOND = Migration(2, "002_b.sql", "CREATE TABLE b (y);\nINSERT INTO b VALUES (1);\nINSERT INTO b VALUES (2)")
@@ -50,3 +50,15 @@ def test_a_file_newer_than_the_code_is_refused(connection: sqlite3.Connection) -
     with pytest.raises(ConfigError, match=r"store\.db has schema version 2; .* none above 1\."):
         migrate(connection, [FIRST], path="store.db")
     assert read_state(connection) == (2, ["a", "b"])
+
+
+def test_a_file_of_the_first_version_keeps_its_responses(connection: sqlite3.Connection) -> None:
+    migrations = read_migrations()
+    migrate(connection, migrations[:1], path="store.db")
+    rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5 + n, b"[]", b"[%d]" % n, b"x" * 20_000 * n) for n in range(5)]
+    connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    migrate(connection, migrations, path="store.db")
+    kept = connection.execute("SELECT * FROM responses ORDER BY id").fetchall()
+    assert kept == [(*row[:4], 1, None, *row[4:]) for row in rows]
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%001%'").fetchall() == []

@@ -1,0 +1,157 @@
+"""Prompt templates: defining them, and filling one in for a request that names it."""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from antiphon.engine.ids import new_token
+from antiphon.errors import InvalidRequest, NotFound
+from antiphon.protocol import codec
+from antiphon.protocol.items import Item, Message
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
+from antiphon.protocol.request import CreateRequest, PromptRef
+from antiphon.store.base import Store
+
+_BLANK = re.compile(r"\{\{\s*([A-Za-z0-9_.-]+)\s*\}\}")
+# What a template cannot set: it would bind the prompt to one conversation, or to itself.
+_NOT_IN_TEMPLATES = ("prompt", "previous_response_id", "conversation", "stream", "background", "store")
+
+
+class Prompts:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def define(self, project: str, definition: PromptDefinition) -> Prompt:
+        """Keep a new version of a prompt, or the first version of a new one."""
+        for name in _NOT_IN_TEMPLATES:
+            if name in definition.template:
+                raise InvalidRequest(f"A template cannot set '{name}'.", param=f"template.{name}", code="invalid_value")
+        _read(definition.template, dict.fromkeys(_blanks(definition.template), "x"), param="template")
+        prompt_id = definition.id or f"pmpt_{new_token()}"
+        version = definition.version or await self._next_version(project, prompt_id)
+        created_at = int(time.time())
+        body = msgspec.json.encode(definition.template)
+        await self._store.save_prompt(project, prompt_id, version, body, created_at)
+        return Prompt(prompt_id, version, created_at, definition.template)
+
+    async def _next_version(self, project: str, prompt_id: str) -> str:
+        newest = await self._store.load_prompt(project, prompt_id, None)
+        if newest is None:
+            return "1"
+        if not newest[0].isdigit():
+            raise InvalidRequest(
+                f"The newest version is called '{newest[0]}': name the next one.", param="version", code="invalid_value"
+            )
+        return str(int(newest[0]) + 1)
+
+    async def list_all(self, project: str) -> list[PromptSummary]:
+        return [PromptSummary(*each) for each in await self._store.list_prompts(project)]
+
+    async def delete(self, project: str, prompt_id: str) -> None:
+        if not await self._store.delete_prompt(project, prompt_id):
+            raise NotFound(f"Prompt with id '{prompt_id}' not found.", param="prompt_id")
+
+    async def fill_in(self, request: CreateRequest, project: str) -> CreateRequest:
+        """The request with its prompt's template under it: what the request itself says, counts."""
+        if request.prompt is None:
+            return request
+        template = await self._load(project, request.prompt)
+        filled = _read(template, _check_variables(template, request.prompt), param="prompt")
+        changes: dict[str, Any] = {
+            name: getattr(filled, name)
+            for name in request.__struct_fields__
+            if getattr(request, name) is None and getattr(filled, name) is not None
+        }
+        if filled.input is not None and request.input is not None:
+            changes["input"] = [*_as_items(filled.input), *_as_items(request.input)]
+        return msgspec.structs.replace(request, **changes)
+
+    async def _load(self, project: str, prompt: PromptRef) -> dict[str, Any]:
+        found = await self._store.load_prompt(project, prompt.id, prompt.version)
+        if found is None:
+            version = f" and version '{prompt.version}'" if prompt.version is not None else ""
+            raise NotFound(f"Prompt with id '{prompt.id}'{version} not found.", param="prompt")
+        template: dict[str, Any] = msgspec.json.decode(found[1])
+        return template
+
+
+def _as_items(value: "str | list[Item | Unknown]") -> "list[Item | Unknown]":
+    return [Message("user", value)] if isinstance(value, str) else value
+
+
+def _check_variables(template: Mapping[str, Any], prompt: PromptRef) -> Mapping[str, Any]:
+    given = prompt.variables or {}
+    blanks = _blanks(template)
+    for name in sorted(blanks - given.keys()):
+        raise InvalidRequest(
+            f"The prompt needs a value for its variable '{name}'.",
+            param=f"prompt.variables.{name}",
+            code="missing_required_parameter",
+        )
+    for name in sorted(given.keys() - blanks):
+        raise InvalidRequest(
+            f"The prompt has no variable '{name}'.", param=f"prompt.variables.{name}", code="invalid_value"
+        )
+    return given
+
+
+def _blanks(value: Any) -> set[str]:
+    """The names of all variables in a template."""
+    if isinstance(value, str):
+        return set(_BLANK.findall(value))
+    if isinstance(value, dict):
+        return {name for each in value.values() for name in _blanks(each)}
+    if isinstance(value, list):
+        return {name for each in value for name in _blanks(each)}
+    return set()
+
+
+def _read(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: str) -> CreateRequest:
+    """The template, filled in, as a request. What is wrong with it is told with its place in the template."""
+    try:
+        decoded = codec.decode_request(msgspec.json.encode(_fill(template, variables)))
+    except InvalidRequest as error:
+        where = f"{param}.{error.param}" if error.param else param
+        raise InvalidRequest(error.message, param=where, code=error.code) from None
+    if decoded.ignored:
+        raise InvalidRequest(
+            f"Unknown parameter in the template: '{decoded.ignored[0]}'.",
+            param=f"{param}.{decoded.ignored[0]}",
+            code="unknown_parameter",
+        )
+    return decoded.request
+
+
+def _fill(value: Any, variables: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        return _BLANK.sub(lambda blank: _as_text(blank[1], variables[blank[1]]), value)
+    if isinstance(value, list):
+        return [_fill(each, variables) for each in value]
+    if isinstance(value, dict):
+        part = _whole_part(value, variables)
+        return part if part is not None else {name: _fill(each, variables) for name, each in value.items()}
+    return value
+
+
+def _whole_part(value: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
+    """A text part that is nothing but a variable may become an image or a file."""
+    blank = _BLANK.fullmatch(value["text"]) if isinstance(value.get("text"), str) else None
+    if blank is None or not isinstance(variables[blank[1]], dict):
+        return None
+    return variables[blank[1]]
+
+
+def _as_text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value.get("type") == "input_text" and isinstance(value.get("text"), str):
+        return str(value["text"])
+    raise InvalidRequest(
+        f"The variable '{name}' stands inside a text, so its value must be text.",
+        param=f"prompt.variables.{name}",
+        code="invalid_type",
+    )

@@ -1,0 +1,29 @@
+"""Prompt templates in memory."""
+
+from antiphon.errors import InvalidRequest
+from antiphon.store.base import PromptVersion
+from antiphon.store.memory.tables import Memory, PromptRow
+
+
+class Prompts(Memory):
+    async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
+        versions = self._tables.prompts.setdefault((project, prompt_id), {})
+        if version in versions:
+            raise InvalidRequest(f"The prompt '{prompt_id}' already has a version '{version}'.", param="version")
+        versions[version] = PromptRow(body=body, created_at=created_at)
+
+    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> tuple[str, bytes] | None:
+        versions = self._tables.prompts.get((project, prompt_id), {})
+        wanted = next(reversed(versions), "") if version is None else version
+        return (wanted, versions[wanted].body) if wanted in versions else None
+
+    async def list_prompts(self, project: str) -> list[PromptVersion]:
+        return [
+            PromptVersion(prompt_id, version, row.created_at)
+            for (owner, prompt_id), versions in sorted(self._tables.prompts.items(), key=lambda entry: entry[0])
+            if owner == project
+            for version, row in versions.items()
+        ]
+
+    async def delete_prompt(self, project: str, prompt_id: str) -> bool:
+        return self._tables.prompts.pop((project, prompt_id), None) is not None

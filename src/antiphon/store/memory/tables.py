@@ -1,0 +1,77 @@
+"""What the memory store remembers: the tables of a database, as dictionaries.
+
+No method of the store waits for anything, so each is a transaction of its own: it checks first, and then changes.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from antiphon.errors import Unavailable
+from antiphon.store.record import Batch, ItemRecord, Record
+
+Key = tuple[str, str]  # the project, and the id of a response, conversation or prompt
+
+
+class ConversationRow(msgspec.Struct, kw_only=True):
+    """A conversation. Its items are found by their place in the order of all items, and this by their id."""
+
+    created_at: int
+    metadata: bytes
+    expires_at: int | None
+    items: dict[int, ItemRecord] = {}
+    places: dict[str, int] = {}
+
+
+class RunRow(msgspec.Struct, kw_only=True):
+    request: bytes
+    owner: str | None = None
+    leased_until: float = 0.0
+    attempt: int = 0
+    watched: bool = False
+    cancelled: bool = False
+
+
+class PromptRow(msgspec.Struct, kw_only=True):
+    body: bytes
+    created_at: int
+
+
+class Tables(msgspec.Struct):
+    """Events are kept in batches, a prompt's versions in their order."""
+
+    responses: dict[Key, Record] = {}
+    conversations: dict[Key, ConversationRow] = {}
+    events: dict[Key, list[Batch]] = {}
+    runs: dict[Key, RunRow] = {}
+    prompts: dict[Key, dict[str, PromptRow]] = {}
+    places: Iterator[int] = msgspec.field(default_factory=itertools.count)
+
+
+class Memory:
+    """The base of the store's parts. `now` tells what has expired."""
+
+    def __init__(self, *, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._kept: Tables | None = None
+
+    async def open(self) -> None:
+        self._kept = Tables()
+
+    async def close(self) -> None:
+        self._kept = None
+
+    @property
+    def _tables(self) -> Tables:
+        if self._kept is None:
+            raise Unavailable("The store is not open.")
+        return self._kept
+
+    def _is_live(self, row: Record | ConversationRow) -> bool:
+        return row.expires_at is None or row.expires_at > self._now()
+
+    def _holds(self, key: Key, owner: str) -> bool:
+        run = self._tables.runs.get(key)
+        return run is not None and run.owner == owner

@@ -1,0 +1,120 @@
+"""Responses in SQLite. The schema itself sees to it that a final response has no run, and a deleted one no events."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from antiphon.errors import NotFound
+from antiphon.store.base import LeaseLost, Link, StoredResponse
+from antiphon.store.record import Batch, ItemRecord, LinkRecord, pack, pack_events, pack_items, unpack, walk
+from antiphon.store.sqlite.conversations import EXPIRE as EXPIRE_CONVERSATIONS
+from antiphon.store.sqlite.conversations import append_block
+from antiphon.store.sqlite.database import Database
+from antiphon.store.sqlite.events import append_batch
+from antiphon.store.sqlite.leases import is_held
+
+# How many expired responses, or conversations, go in one step: a writer that waits meanwhile hardly notices.
+EXPIRY_STEP = 100
+
+INSERT = """
+INSERT INTO responses (project, id, previous_response_id, created_at, final, expires_at, input, output, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+SAVE = f"""
+{INSERT}
+ON CONFLICT (project, id) DO UPDATE SET
+    previous_response_id = excluded.previous_response_id,
+    created_at = excluded.created_at,
+    final = excluded.final,
+    expires_at = excluded.expires_at,
+    input = excluded.input,
+    output = excluded.output,
+    body = excluded.body
+WHERE excluded.final >= responses.final
+"""
+
+LOAD = """
+SELECT expires_at, input, output, body FROM responses
+WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
+"""
+
+DELETE = "DELETE FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
+
+# The walk itself carries only keys. UNION, not UNION ALL: a row that comes again ends the walk. The order of the rows
+# is not defined, so the reader puts them in order.
+CHAIN = """
+WITH RECURSIVE walked (project, id, previous, place) AS (
+    SELECT project, id, previous_response_id, rowid FROM responses
+    WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
+    UNION
+    SELECT older.project, older.id, older.previous_response_id, older.rowid
+    FROM walked JOIN responses AS older ON older.project = walked.project AND older.id = walked.previous
+    WHERE older.expires_at IS NULL OR older.expires_at > ?
+)
+SELECT walked.id, previous, input, output FROM walked JOIN responses ON responses.rowid = place
+"""
+
+EXPIRE = "DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE expires_at <= ? LIMIT ?)"
+
+
+class Responses(Database):
+    async def save(
+        self,
+        project: str,
+        stored: StoredResponse,
+        *,
+        conversation: str | None = None,
+        owner: str | None = None,
+        events: tuple[int, Sequence[bytes]] | None = None,
+    ) -> None:
+        row = (project, *pack(stored))
+        if conversation is None and owner is None and events is None:
+            await self._writer.submit(SAVE, row)
+            return
+        batch = None if events is None else pack_events(*events)
+        items = [] if conversation is None else pack_items([*stored.input, *stored.response.output])
+        await self._writer.submit(_save_bound, (row, owner, batch, conversation, items, self._now()))
+
+    async def load(self, project: str, response_id: str) -> StoredResponse | None:
+        rows = await self._reader.submit(LOAD, (project, response_id, self._now()))
+        return unpack(response_id, *rows[0]) if rows else None
+
+    async def delete(self, project: str, response_id: str) -> bool:
+        deleted: int = await self._writer.submit(DELETE, (project, response_id, self._now()))
+        return deleted > 0
+
+    async def chain(self, project: str, response_id: str) -> list[Link]:
+        now = self._now()
+        rows = await self._reader.submit(CHAIN, (project, response_id, now, now))
+        return walk(response_id, {row[0]: LinkRecord(*row[1:]) for row in rows}.get)
+
+    async def expire(self, now: int) -> int:
+        expired = 0
+        for statement in (EXPIRE, EXPIRE_CONVERSATIONS):
+            step = EXPIRY_STEP
+            while step == EXPIRY_STEP:
+                step = await self._writer.submit(statement, (now, EXPIRY_STEP))
+                expired += step
+        return expired
+
+
+def _save_bound(
+    connection: sqlite3.Connection,
+    row: Sequence[Any],
+    owner: str | None,
+    batch: Batch | None,
+    conversation: str | None,
+    items: list[ItemRecord],
+    now: float,
+) -> None:
+    """Save a response together with what belongs to it, and only while its run is the owner's."""
+    project, response_id, *_ = row
+    if owner is not None and not is_held(connection, project, response_id, owner):
+        raise LeaseLost(f"The run of {response_id} is not, or no longer, {owner}'s.")
+    if connection.execute(SAVE, row).rowcount == 0:
+        return
+    if batch is not None:
+        append_batch(connection, project, response_id, batch)
+    if conversation is not None and not append_block(connection, project, conversation, items, now, param="input"):
+        raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")

@@ -1,0 +1,60 @@
+import json
+from typing import Any
+
+import pytest
+
+from antiphon.backends.embedded.grammar import build_grammar, read_rules
+from antiphon.protocol import codec
+from antiphon.protocol.request import CreateRequest
+
+TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("a", "b", "c")]
+
+
+def request(**parameters: Any) -> CreateRequest:
+    return codec.decode_request(json.dumps({"model": "m", "input": "x", **parameters}).encode()).request
+
+
+def allow(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "names", "may_answer", "most_calls"),
+    [
+        (None, None, ["a", "b", "c"], True, 8),
+        ("auto", False, ["a", "b", "c"], True, 1),
+        ("none", None, [], True, 0),
+        ("required", True, ["a", "b", "c"], False, 8),
+        ("required", False, ["a", "b", "c"], False, 1),
+        ({"type": "function", "name": "b"}, True, ["b"], False, 1),
+        (allow("auto", "a", "c"), None, ["a", "c"], True, 8),
+        (allow("required", "c"), None, ["c"], False, 8),
+        (allow("none", "c"), None, [], True, 0),
+    ],
+)
+def test_every_form_of_tool_choice_is_read(
+    choice: Any, parallel: bool | None, names: list[str], may_answer: bool, most_calls: int
+) -> None:
+    rules = read_rules(request(tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel))
+    assert (list(rules.tools), rules.may_answer, rules.most_calls) == (names, may_answer, most_calls)
+
+
+def test_schemas_keep_the_place_they_come_from() -> None:
+    rules = read_rules(request(tools=TOOLS[:2], text={"format": {"type": "json_object"}}))
+    assert list(rules.schemas) == ["tools[0].parameters", "tools[1].parameters", "text.format"]
+
+
+def test_a_forced_call_has_no_answer_to_format() -> None:
+    rules = read_rules(request(tools=TOOLS, tool_choice="required", text={"format": {"type": "json_object"}}))
+    assert rules.answer is None
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_function_without_parameters_takes_none(parameters: Any) -> None:
+    rules = read_rules(request(tools=[{"type": "function", "name": "a", "parameters": parameters}]))
+    (schema,) = rules.schemas.values()
+    assert (schema["properties"], schema["additionalProperties"]) == ({}, False)
+
+
+def test_a_plain_turn_needs_no_grammar() -> None:
+    assert build_grammar(read_rules(request()), guarded=False) is None

@@ -1,0 +1,107 @@
+"""Mending stored history."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.engine.history import check_pairs
+from antiphon.engine.repair import LOST_OUTPUT, Repaired, repair
+from antiphon.protocol.content import InputText
+from antiphon.protocol.hosted import ShellAction, ShellCall
+from antiphon.protocol.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+)
+from antiphon.protocol.open import Unknown
+
+USER = Message("user", [InputText("hi")], "msg_u")
+ANSWER = Message("assistant", [], "msg_a")
+CALL = FunctionCall("call_1", "f", "{}", "fc_1")
+OUTPUT = FunctionCallOutput("done", "call_1", "fco_1")
+CUSTOM = CustomToolCall("call_2", "patch", "x", "ctc_1")
+SHELL = ShellCall("call_3", ShellAction(["ls"]), "sh_1")
+REASONING = Reasoning(id="rs_1")
+
+
+def test_a_sound_history_is_left_alone() -> None:
+    sound = [USER, REASONING, CALL, OUTPUT, ANSWER, Unknown(b'{"type":"acme:x"}')]
+    mended = repair(sound)
+    assert (mended.items, mended.repairs) == (sound, [])
+
+
+def test_calls_at_the_end_wait_for_their_outputs() -> None:
+    assert repair([USER, CALL, CUSTOM]).repairs == []
+    assert repair([USER, CALL, CUSTOM, OUTPUT]).repairs == []
+
+
+def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:
+    mended = repair([USER, CALL, CUSTOM, SHELL, USER, ANSWER])
+    assert mended.items == [
+        USER,
+        CALL,
+        FunctionCallOutput(LOST_OUTPUT, "call_1", status="completed"),
+        CUSTOM,
+        CustomToolCallOutput("call_2", LOST_OUTPUT, status="completed"),
+        ANSWER,
+    ]
+    assert mended.repairs == [
+        "a second message msg_u was left out",
+        "the call call_1 had no output and got a note instead",
+        "the call call_2 had no output and got a note instead",
+        "the call call_3 had no output and was left out",
+    ]
+
+
+def test_an_output_without_its_call_is_left_out() -> None:
+    mended = repair([USER, OUTPUT, ANSWER])
+    assert (mended.items, mended.repairs) == ([USER, ANSWER], ["the output of the unknown call call_1 was left out"])
+
+
+def test_repeated_items_are_left_out() -> None:
+    mended = repair([USER, CALL, CALL, OUTPUT, FunctionCallOutput("again", "call_1", "fco_2"), ANSWER])
+    assert mended.items == [USER, CALL, OUTPUT, ANSWER]
+    assert len(mended.repairs) == 2
+
+
+def test_half_a_call_is_left_out_silently_as_nobody_ever_owed_it_an_answer() -> None:
+    cut = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
+    assert repair([USER, cut]).items == [USER]
+
+
+def test_reasoning_that_led_to_nothing_is_left_out() -> None:
+    mended = repair([REASONING, USER, Reasoning(id="rs_2"), Reasoning(id="rs_3")])
+    assert mended.items == [USER]
+    assert mended.repairs == [
+        f"the reasoning {each} led to nothing and was left out" for each in ("rs_3", "rs_2", "rs_1")
+    ]
+
+
+call_ids = st.sampled_from(["a", "b", "c"])
+histories: st.SearchStrategy[list[Item | Unknown]] = st.lists(
+    st.one_of(
+        st.builds(lambda call_id: FunctionCall(call_id, "f", "{}"), call_ids),
+        st.builds(lambda call_id: FunctionCallOutput("x", call_id), call_ids),
+        st.builds(lambda call_id: CustomToolCall(call_id, "f", "x"), call_ids),
+        st.builds(lambda call_id: CustomToolCallOutput(call_id, "x"), call_ids),
+        st.builds(lambda: Message("user", "hi")),
+        st.builds(Reasoning),
+    ),
+    max_size=12,
+)
+
+
+@given(histories)
+def test_no_history_can_brick_the_next_message(history: list[Item | Unknown]) -> None:
+    """Whatever was stored, the same history followed by an answer to its open calls is accepted."""
+    mended = repair([*history, Message("user", "next")]).items
+    check_pairs(mended)
+
+
+@given(histories)
+def test_mending_twice_changes_nothing_more(history: list[Item | Unknown]) -> None:
+    once = repair(history).items
+    assert repair(once) == Repaired(once, [])

@@ -1,0 +1,158 @@
+"""What the SQLite store promises of state: its statements use indexes, and other processes and crashes lose nothing."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from antiphon.protocol.conversation import Conversation
+from antiphon.store.base import ClaimedRun, StoredResponse
+from antiphon.store.sqlite import conversations, events, leases, prompts, responses, runs
+from antiphon.store.sqlite.schema import read_migrations
+from antiphon.store.sqlite.store import SqliteStore
+
+MakeStored = Callable[..., StoredResponse]
+
+CHILD = Path(__file__).with_name("child.py")
+
+STATEMENTS = {
+    f"{module.__name__.rpartition('.')[2]}.{name}": statement
+    for module in (conversations, events, leases, prompts, responses, runs)
+    for name, statement in vars(module).items()
+    if name.isupper() and isinstance(statement, str)
+}
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def explain(connection: sqlite3.Connection, statement: str) -> list[str]:
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * statement.count("?"))]
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_every_statement_finds_its_rows_by_index(store: SqliteStore, name: str) -> None:
+    with connected(store.path) as other:
+        plan = explain(other, STATEMENTS[name])
+    # The walk of a chain reads through the rows it has found itself, and nothing else.
+    assert [step for step in plan if step.startswith("SCAN") and step != "SCAN walked"] == []
+    assert [step for step in plan if "TEMP B-TREE" in step or "AUTOMATIC" in step] == []
+
+
+@pytest.mark.parametrize("table", ["items", "runs", "events"])
+async def test_what_goes_with_a_deleted_row_is_found_by_index(store: SqliteStore, table: str) -> None:
+    column = "conversation_id" if table == "items" else "response_id"
+    statement = f"DELETE FROM {table} WHERE project = old.project AND {column} = old.id"
+    assert statement in read_migrations()[1].script
+    with connected(store.path) as other:
+        (step,) = explain(other, statement.replace("old.project", "?").replace("old.id", "?"))
+    assert step.startswith(f"SEARCH {table} USING ")
+
+
+async def test_every_index_serves_a_statement(store: SqliteStore) -> None:
+    with connected(store.path) as other:
+        indexes = {name for (name,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        used = " ".join(step for statement in STATEMENTS.values() for step in explain(other, statement)).split()
+    assert indexes - set(used) == set()
+
+
+async def test_a_killed_process_loses_nothing_acknowledged(store: SqliteStore, make_stored: MakeStored) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), [])
+    await store.save("p", make_stored("resp_log"))
+    with start("change_for_ever", store.path) as child:
+        assert child.stdout is not None
+        for _ in range(20):
+            child.stdout.readline()
+        child.kill()
+        rest = child.stdout.read().split("\n")
+    turns = 2 * (20 + len(rest) - 1)  # the last line may be cut off
+    assert turns >= 40
+
+    items = await store.conversation_items("p", "conv_1")
+    assert items is not None
+    assert len(items) % 3 == 0
+    assert [item.id for item in items][: 3 * turns] == [f"holo_{n}_{place}" for n in range(turns) for place in range(3)]
+    logged = await store.read_events("p", "resp_log", -1)
+    assert logged[: 2 * turns] == [(number, b'"%d"' % number) for number in range(2 * turns)]
+
+    # What the child had claimed is free when its lease has run out, with what was recorded of it.
+    claimed = [
+        claim
+        for claim in await store.claim("us", now=9, lease=10, limit=9_999)
+        if int(claim.response_id.removeprefix("resp_")) < turns
+    ]
+    assert claimed == []
+    claimed = (await store.claim("us", now=10, lease=10, limit=9_999))[:turns]
+    assert claimed == [
+        ClaimedRun("p", f"resp_{n}", b"%d" % n, 2, watched=n % 2 == 1, cancelled=n % 2 == 1) for n in range(turns)
+    ]
+
+
+async def test_blocks_of_two_processes_do_not_mingle(store: SqliteStore) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), [])
+    with start("append_many", store.path, "a", 60) as first, start("append_many", store.path, "b", 60) as second:
+        outcomes = [await asyncio.to_thread(child.communicate, timeout=60) for child in (first, second)]
+    assert outcomes == [("", ""), ("", "")]
+
+    items = await store.conversation_items("p", "conv_1")
+    assert items is not None
+    ids = [str(item.id) for item in items]
+    names = [ids[start].removesuffix("_0") for start in range(0, len(ids), 3)]
+    assert ids == [f"{name}_{number}" for name in names for number in range(3)]
+    for process in "ab":
+        own = [name for name in names if name.startswith(process)]
+        assert own == [f"{process}_{turn}_{half}" for turn in range(60) for half in "ab"]
+
+
+async def test_two_processes_never_claim_the_same_run(store: SqliteStore, make_stored: MakeStored) -> None:
+    await asyncio.gather(*(store.enqueue("p", make_stored(f"resp_{n}", status="queued"), b"{}") for n in range(200)))
+    with start("claim_all", store.path, "a") as first, start("claim_all", store.path, "b") as second:
+        outcomes = [await asyncio.to_thread(child.communicate, timeout=60) for child in (first, second)]
+    assert [complaints for _, complaints in outcomes] == ["", ""]
+    claimed = sorted(line for printed, _ in outcomes for line in printed.splitlines())
+    assert claimed == sorted(f"resp_{n} 1" for n in range(200))
+
+
+async def test_expiring_lets_others_write_in_between(store: SqliteStore, make_stored: MakeStored) -> None:
+    expired = [make_stored(f"resp_{n}", expires_at=1) for n in range(3 * responses.EXPIRY_STEP)]
+    await asyncio.gather(*(store.save("p", stored) for stored in expired))
+    expiring = asyncio.ensure_future(store.expire(1))
+    await asyncio.sleep(0)
+    await store.save("p", make_stored("resp_other"))
+    assert not expiring.done()
+    assert await expiring == len(expired)
+    assert await store.load("p", "resp_other") == make_stored("resp_other")
+
+
+async def test_a_page_of_a_long_conversation_reads_only_that_page(store: SqliteStore) -> None:
+    with connected(store.path) as other:
+        for statement in (conversations.ASCEND, conversations.DESCEND):
+            (step,) = explain(other, statement)
+            assert step == "SEARCH items USING INDEX items_in_order (project=? AND conversation_id=? AND rowid" + (
+                ">?)" if statement == conversations.ASCEND else "<?)"
+            )

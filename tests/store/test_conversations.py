@@ -1,0 +1,229 @@
+"""What every store promises of conversations."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+
+from antiphon.errors import InvalidRequest, ServerError
+from antiphon.protocol.conversation import Conversation
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+from antiphon.store.base import ItemRows, Order, Store, StoredResponse
+
+MakeStored = Callable[..., StoredResponse]
+MakeItems = Callable[..., list[Item | Unknown]]
+
+CONVERSATION = Conversation(id="conv_1", created_at=1_700_000_000, metadata={"topic": "demo"})
+
+
+class Clock(Protocol):
+    time: int
+
+
+async def read_ids(store: Store, conversation_id: str = "conv_1") -> list[str | None]:
+    items = await store.conversation_items("p", conversation_id)
+    assert items is not None
+    return [item.id for item in items]
+
+
+async def test_a_conversation_comes_back_with_its_items(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
+    assert await store.load_conversation("p", "conv_1") == CONVERSATION
+    assert await store.conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
+
+
+async def test_a_conversation_may_have_no_metadata_and_no_items(store: Store) -> None:
+    bare = Conversation(id="conv_1", created_at=1)
+    await store.create_conversation("p", bare, [])
+    assert await store.load_conversation("p", "conv_1") == bare
+    assert await store.conversation_items("p", "conv_1") == []
+
+
+async def test_items_of_unknown_types_come_back_byte_for_byte(store: Store) -> None:
+    item = Unknown(b'{ "type" : "hologram_call",\n\t"id": "holo_1", "n": 1.50, "text": "\\u00e9 \\/" }')
+    await store.create_conversation("p", CONVERSATION, [item])
+    assert await store.conversation_items("p", "conv_1") == [item]
+    assert await store.load_item("p", "conv_1", "holo_1") == item
+    assert await store.find_item("p", "holo_1") == item
+
+
+async def test_a_conversation_that_exists_is_not_created_again(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
+    with pytest.raises(ServerError):
+        await store.create_conversation("p", Conversation(id="conv_1", created_at=2), make_items("msg_2"))
+    assert await store.load_conversation("p", "conv_1") == CONVERSATION
+    assert await store.conversation_items("p", "conv_1") == make_items("msg_1")
+
+
+async def test_a_conversation_that_starts_with_an_item_twice_is_not_created(
+    store: Store, make_items: MakeItems
+) -> None:
+    with pytest.raises(InvalidRequest, match="msg_1") as refusal:
+        await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_1"))
+    assert refusal.value.param == "items"
+    assert await store.load_conversation("p", "conv_1") is None
+
+
+@pytest.mark.parametrize("metadata", [{"other": "x"}, {}, None])
+async def test_an_update_replaces_the_metadata(store: Store, metadata: dict[str, str] | None) -> None:
+    await store.create_conversation("p", CONVERSATION, [])
+    updated = Conversation(id="conv_1", created_at=1_700_000_000, metadata=metadata)
+    assert await store.update_conversation("p", "conv_1", metadata) == updated
+    assert await store.load_conversation("p", "conv_1") == updated
+
+
+async def test_nothing_is_found_in_a_conversation_that_does_not_exist(store: Store, make_items: MakeItems) -> None:
+    assert await store.load_conversation("p", "conv_1") is None
+    assert await store.update_conversation("p", "conv_1", None) is None
+    assert await store.delete_conversation("p", "conv_1") is False
+    assert await store.append_items("p", "conv_1", make_items("msg_1")) is False
+    assert await store.list_items("p", "conv_1", after=None, limit=10, order="asc") is None
+    assert await store.list_items("p", "conv_1", after="msg_1", limit=10, order="asc") is None
+    assert await store.conversation_items("p", "conv_1") is None
+    assert await store.load_item("p", "conv_1", "msg_1") is None
+    assert await store.delete_item("p", "conv_1", "msg_1") is False
+    assert await store.find_item("p", "msg_1") is None
+
+
+async def test_a_deleted_conversation_takes_its_items_along(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
+    assert await store.delete_conversation("p", "conv_1") is True
+    assert await store.find_item("p", "msg_1") is None
+    await store.create_conversation("p", CONVERSATION, [])
+    assert await store.conversation_items("p", "conv_1") == []
+
+
+async def test_an_expired_conversation_is_not_shown(store: Store, make_items: MakeItems, clock: Clock) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1"), expires_at=clock.time + 1)
+    assert await store.find_item("p", "msg_1") == make_items("msg_1")[0]
+    clock.time += 1
+    await test_nothing_is_found_in_a_conversation_that_does_not_exist(store, make_items)
+
+
+async def test_appended_items_come_last(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_9"))
+    assert await store.append_items("p", "conv_1", make_items("msg_5", "msg_7")) is True
+    assert await store.append_items("p", "conv_1", []) is True
+    assert await store.append_items("p", "conv_1", make_items("msg_1")) is True
+    assert await store.conversation_items("p", "conv_1") == make_items("msg_9", "msg_5", "msg_7", "msg_1")
+
+
+@pytest.mark.parametrize("block", [("msg_2", "msg_1"), ("msg_2", "msg_3", "msg_2")])
+async def test_a_block_with_an_item_that_is_there_is_not_appended(
+    store: Store, make_items: MakeItems, block: tuple[str, ...]
+) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
+    with pytest.raises(InvalidRequest, match=f"'conv_1' already has an item with id '{block[-1]}'") as refusal:
+        await store.append_items("p", "conv_1", make_items(*block))
+    assert refusal.value.param == "items"
+    assert await read_ids(store) == ["msg_1"]
+
+
+async def test_items_without_an_id_are_kept(store: Store, make_stored: MakeStored) -> None:
+    nameless = make_stored("resp_1").input * 2
+    await store.create_conversation("p", CONVERSATION, nameless)
+    assert await store.append_items("p", "conv_1", nameless) is True
+    assert await store.conversation_items("p", "conv_1") == nameless * 2
+
+
+async def test_changing_what_was_appended_or_loaded_changes_nothing_kept(store: Store, make_items: MakeItems) -> None:
+    items = make_items("msg_1", "msg_2")
+    creating = asyncio.ensure_future(store.create_conversation("p", CONVERSATION, items))
+    await asyncio.sleep(0)
+    items.clear()
+    await creating
+    for loaded in (await store.conversation_items("p", "conv_1"), await store.load_conversation("p", "conv_1")):
+        if isinstance(loaded, Conversation):
+            loaded.metadata = None
+        elif loaded is not None:
+            loaded.clear()
+    assert await store.conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
+    assert await store.load_conversation("p", "conv_1") == CONVERSATION
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 8])
+async def test_pages_join_to_the_whole_list(store: Store, make_items: MakeItems, limit: int, order: Order) -> None:
+    # Another conversation's items lie in between.
+    await store.create_conversation("p", CONVERSATION, [])
+    await store.create_conversation("p", Conversation("conv_2", 1), [])
+    ids = [f"msg_{place}" for place in "daecbgf"]
+    for item_id in ids:
+        await store.append_items("p", "conv_1", make_items(item_id))
+        await store.append_items("p", "conv_2", make_items(item_id))
+
+    expected = make_items(*(ids if order == "asc" else reversed(ids)))
+    pages: list[ItemRows] = []
+    while not pages or pages[-1].has_more:
+        after = pages[-1].items[-1].id if pages else None
+        page = await store.list_items("p", "conv_1", after=after, limit=limit, order=order)
+        assert page is not None
+        pages.append(page)
+    starts = range(0, 7, limit)
+    assert pages == [ItemRows(items=expected[start : start + limit], has_more=start + limit < 7) for start in starts]
+
+
+async def test_a_page_after_the_last_item_is_empty(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
+    for order, last in (("asc", "msg_2"), ("desc", "msg_1")):
+        page = await store.list_items("p", "conv_1", after=last, limit=5, order=order)
+        assert page == ItemRows(items=[], has_more=False)
+
+
+async def test_a_page_after_an_item_that_is_not_there_is_refused(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
+    await store.create_conversation("p", Conversation("conv_2", 1), make_items("msg_2"))
+    with pytest.raises(InvalidRequest, match="no item with id 'msg_2'") as refusal:
+        await store.list_items("p", "conv_1", after="msg_2", limit=5, order="asc")
+    assert refusal.value.param == "after"
+
+
+async def test_a_deleted_item_is_gone_from_its_conversation_alone(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2", "msg_3"))
+    await store.create_conversation("p", Conversation("conv_2", 1), make_items("msg_2"))
+    assert await store.delete_item("p", "conv_1", "msg_2") is True
+    assert await store.delete_item("p", "conv_1", "msg_2") is False
+    assert await store.load_item("p", "conv_1", "msg_2") is None
+    assert await store.load_item("p", "conv_2", "msg_2") == make_items("msg_2")[0]
+    assert await store.find_item("p", "msg_2") == make_items("msg_2")[0]
+    await store.append_items("p", "conv_1", make_items("msg_2"))
+    assert await read_ids(store) == ["msg_1", "msg_3", "msg_2"]
+
+
+async def test_items_appended_after_the_last_one_was_deleted_still_come_last(
+    store: Store, make_items: MakeItems
+) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
+    await store.delete_item("p", "conv_1", "msg_2")
+    await store.append_items("p", "conv_1", make_items("msg_3"))
+    await store.append_items("p", "conv_1", make_items("msg_4"))
+    assert await read_ids(store) == ["msg_1", "msg_3", "msg_4"]
+
+
+async def test_of_several_items_with_one_id_the_newest_is_found(store: Store) -> None:
+    older, newer = (Unknown(b'{"type":"hologram_call","id":"holo_1","n":%d}' % number) for number in (1, 2))
+    await store.create_conversation("p", Conversation("conv_b", 1), [])
+    await store.create_conversation("p", Conversation("conv_a", 1), [older])
+    await store.append_items("p", "conv_b", [newer])
+    assert await store.find_item("p", "holo_1") == newer
+    await store.delete_conversation("p", "conv_b")
+    assert await store.find_item("p", "holo_1") == older
+
+
+async def test_a_project_neither_sees_nor_changes_anothers_conversation(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("theirs", CONVERSATION, make_items("msg_1"))
+    await test_nothing_is_found_in_a_conversation_that_does_not_exist(store, make_items)
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
+    assert await store.delete_item("p", "conv_1", "msg_1") is True
+    assert await store.delete_conversation("p", "conv_1") is True
+    assert await store.conversation_items("theirs", "conv_1") == make_items("msg_1")
+
+
+async def test_blocks_appended_at_once_stay_whole(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, [])
+    blocks = [[f"msg_{writer}_{number}" for number in range(5)] for writer in range(40)]
+    await asyncio.gather(*(store.append_items("p", "conv_1", make_items(*block)) for block in blocks))
+    ids = await read_ids(store)
+    assert sorted(ids[start : start + 5] for start in range(0, 200, 5)) == sorted(blocks)

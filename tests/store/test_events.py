@@ -1,0 +1,158 @@
+"""What every store promises of the event log."""
+
+from collections.abc import Callable
+
+import pytest
+
+from antiphon.errors import NotFound, ServerError
+from antiphon.store.base import LeaseLost, Store, StoredResponse
+
+MakeStored = Callable[..., StoredResponse]
+
+
+def make_events(first: int, count: int) -> list[bytes]:
+    return [b'{"sequence_number":%d,"delta":"\xc3\xa9\\n"}' % number for number in range(first, first + count)]
+
+
+def number_events(first: int, count: int) -> list[tuple[int, bytes]]:
+    return list(zip(range(first, first + count), make_events(first, count), strict=True))
+
+
+@pytest.fixture
+async def running(store: Store, make_stored: MakeStored) -> Store:
+    """A store with a run that is ours."""
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    await store.claim("us", now=0, lease=10, limit=1)
+    return store
+
+
+async def test_from_any_number_on_the_same_events_are_read(running: Store) -> None:
+    first = 0
+    for count in (1, 3, 2, 5):
+        assert await running.append_events("p", "resp_1", first, make_events(first, count), owner="us") is True
+        first += count
+    for after in range(-1, first + 2):
+        expected = number_events(after + 1, first - after - 1)
+        assert await running.read_events("p", "resp_1", after) == expected
+
+
+async def test_an_unknown_response_has_no_events(store: Store) -> None:
+    assert await store.read_events("p", "resp_1", -1) == []
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+async def test_there_are_never_two_events_under_one_number(running: Store, first: int) -> None:
+    await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us")
+    await running.append_events("p", "resp_1", 2, make_events(2, 2), owner="us")
+    with pytest.raises(ServerError, match=f"The event log of resp_1 already reaches number {first}"):
+        await running.append_events("p", "resp_1", first, [b'"again"'] * 4, owner="us")
+    assert await running.read_events("p", "resp_1", -1) == number_events(0, 4)
+    assert await running.append_events("p", "resp_1", 4, make_events(4, 1), owner="us") is True
+
+
+async def test_an_event_of_two_lines_is_refused(running: Store) -> None:
+    for payloads in ([b"{\n}"], [b"{}", b"{}\n"]):
+        with pytest.raises(ServerError, match="one line"):
+            await running.append_events("p", "resp_1", 0, payloads)
+    assert await running.read_events("p", "resp_1", -1) == []
+
+
+async def test_an_empty_batch_changes_nothing(running: Store) -> None:
+    assert await running.append_events("p", "resp_1", 0, [], owner="us") is True
+    assert await running.append_events("p", "resp_1", 0, [], owner="them") is False
+    assert await running.read_events("p", "resp_1", -1) == []
+    assert await running.append_events("p", "resp_1", 0, make_events(0, 1), owner="us") is True
+
+
+async def test_only_a_stored_response_has_events(running: Store) -> None:
+    assert await running.append_events("p", "resp_2", 0, make_events(0, 1)) is False
+    assert await running.append_events("theirs", "resp_1", 0, make_events(0, 1)) is False
+    assert await running.append_events("p", "resp_1", 0, make_events(0, 1)) is True
+    assert await running.read_events("p", "resp_2", -1) == []
+    assert await running.read_events("theirs", "resp_1", -1) == []
+
+
+async def test_an_owner_whose_run_was_taken_over_appends_nothing(running: Store) -> None:
+    assert await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us") is True
+    await running.claim("them", now=10, lease=10, limit=1)
+    assert await running.append_events("p", "resp_1", 2, make_events(2, 1), owner="us") is False
+    assert await running.append_events("p", "resp_1", 2, make_events(2, 2), owner="them") is True
+    assert await running.read_events("p", "resp_1", -1) == number_events(0, 4)
+
+
+async def test_a_late_owner_may_go_on_until_its_run_is_taken_over(running: Store) -> None:
+    assert await running.claim("us", now=1_000, lease=10, limit=1) == []
+    assert await running.append_events("p", "resp_1", 0, make_events(0, 1), owner="us") is True
+
+
+async def test_a_final_response_keeps_its_events_and_takes_no_more(running: Store, make_stored: MakeStored) -> None:
+    await running.append_events("p", "resp_1", 0, make_events(0, 3), owner="us")
+    await running.save("p", make_stored("resp_1"), owner="us")
+    assert await running.append_events("p", "resp_1", 3, make_events(3, 1), owner="us") is False
+    assert await running.read_events("p", "resp_1", 0) == number_events(1, 2)
+
+
+async def test_dropped_events_make_room_for_the_same_numbers(running: Store) -> None:
+    await running.append_events("p", "resp_1", 0, make_events(0, 3))
+    assert await running.drop_events("p", "resp_1") is True
+    assert await running.read_events("p", "resp_1", -1) == []
+    assert await running.append_events("p", "resp_1", 0, [b'"anew"']) is True
+    assert await running.read_events("p", "resp_1", -1) == [(0, b'"anew"')]
+
+
+async def test_an_owner_drops_only_what_nobody_has_watched(running: Store, make_stored: MakeStored) -> None:
+    await running.enqueue("p", make_stored("resp_2", status="queued"), b"{}")
+    await running.claim("us", now=0, lease=10, limit=1)
+    for response_id in ("resp_1", "resp_2"):
+        await running.append_events("p", response_id, 0, make_events(0, 2), owner="us")
+    await running.watch("p", "resp_1")
+
+    assert await running.drop_events("p", "resp_1", owner="us") is False
+    assert await running.drop_events("p", "resp_2", owner="them") is False
+    assert await running.drop_events("p", "resp_2", owner="us") is True
+    assert await running.drop_events("p", "resp_3", owner="us") is False
+    assert await running.read_events("p", "resp_1", -1) == number_events(0, 2)
+    assert await running.read_events("p", "resp_2", -1) == []
+
+
+async def test_projects_keep_the_events_of_the_same_id_apart(store: Store, make_stored: MakeStored) -> None:
+    for project, event in (("ours", b"1"), ("theirs", b"2")):
+        await store.save(project, make_stored("resp_1"))
+        assert await store.append_events(project, "resp_1", 0, [event]) is True
+    assert await store.drop_events("theirs", "resp_1") is True
+    assert await store.read_events("ours", "resp_1", -1) == [(0, b"1")]
+    assert await store.read_events("theirs", "resp_1", -1) == []
+
+
+async def test_the_last_events_are_kept_with_the_final_response(running: Store, make_stored: MakeStored) -> None:
+    await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us")
+    await running.save("p", make_stored("resp_1"), owner="us", events=(2, make_events(2, 2)))
+    assert await running.load("p", "resp_1") == make_stored("resp_1")
+    assert await running.read_events("p", "resp_1", -1) == number_events(0, 4)
+
+
+async def test_a_response_may_be_saved_with_events_and_without_an_owner(store: Store, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"), events=(0, make_events(0, 2)))
+    await store.save("p", make_stored("resp_1"), events=(2, []))
+    assert await store.read_events("p", "resp_1", -1) == number_events(0, 2)
+
+
+async def test_a_response_whose_last_events_are_not_kept_is_not_saved(running: Store, make_stored: MakeStored) -> None:
+    await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us")
+    with pytest.raises(ServerError, match="already reaches number 1"):
+        await running.save("p", make_stored("resp_1"), owner="us", events=(1, make_events(1, 1)))
+    with pytest.raises(ServerError, match="one line"):
+        await running.save("p", make_stored("resp_1"), owner="us", events=(2, [b"\n"]))
+    with pytest.raises(NotFound):
+        await running.save("p", make_stored("resp_1"), conversation="conv_1", events=(2, make_events(2, 1)))
+    with pytest.raises(LeaseLost):
+        await running.save("p", make_stored("resp_1"), owner="them", events=(2, make_events(2, 1)))
+    assert await running.load("p", "resp_1") == make_stored("resp_1", status="queued")
+    assert await running.read_events("p", "resp_1", -1) == number_events(0, 2)
+    assert await running.watch("p", "resp_1") is True
+
+
+async def test_an_unfinished_state_that_comes_late_adds_no_events(store: Store, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"), events=(0, make_events(0, 1)))
+    await store.save("p", make_stored("resp_1", status="in_progress"), events=(1, make_events(1, 1)))
+    assert await store.read_events("p", "resp_1", -1) == number_events(0, 1)

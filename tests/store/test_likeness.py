@@ -1,0 +1,119 @@
+"""The stores are alike: any sequence of questions gets the same answers from each of them."""
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.errors import AntiphonError
+from antiphon.protocol.conversation import Conversation
+from antiphon.protocol.items import Message
+from antiphon.protocol.response import Response
+from antiphon.store.base import Store, StoredResponse
+from antiphon.store.location import locate_store
+
+Question = tuple[str, Callable[[Store], Awaitable[Any]]]
+
+projects = st.sampled_from(["p", "q"])
+response_ids = st.sampled_from(["resp_1", "resp_2", "resp_3"])
+conversation_ids = st.sampled_from(["conv_1", "conv_2"])
+item_ids = st.sampled_from(["msg_1", "msg_2", "msg_3", "msg_4"])
+owners = st.sampled_from(["us", "them"])
+numbers = st.integers(0, 6)
+times = st.sampled_from([10, 20, 30])
+item_lists = st.lists(item_ids, max_size=3).map(lambda ids: [Message("user", item_id, item_id) for item_id in ids])
+event_lists = st.lists(st.sampled_from([b"1", b'"two"', b"{}"]), max_size=3)
+responses = st.builds(
+    lambda response_id, previous, status, items, expires_at: StoredResponse(
+        response=Response(
+            id=response_id, created_at=1, model="m", status=status, previous_response_id=previous, output=items
+        ),
+        input=[],
+        expires_at=expires_at,
+    ),
+    response_ids,
+    st.none() | response_ids,
+    st.sampled_from(["queued", "in_progress", "completed", "cancelled"]),
+    item_lists,
+    st.none() | times,
+)
+
+
+def ask(
+    name: str, *arguments: st.SearchStrategy[Any], **options: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Question]:
+    def bind(arguments: tuple[Any, ...], options: dict[str, Any]) -> Question:
+        return f"{name}{arguments}{options}", lambda store: getattr(store, name)(*arguments, **options)
+
+    return st.builds(bind, st.tuples(*arguments), st.fixed_dictionaries(options))
+
+
+questions = st.one_of(
+    ask("save", projects, responses),
+    ask(
+        "save",
+        projects,
+        responses,
+        conversation=st.none() | conversation_ids,
+        owner=st.none() | owners,
+        events=st.none() | st.tuples(numbers, event_lists),
+    ),
+    ask("load", projects, response_ids),
+    ask("delete", projects, response_ids),
+    ask("chain", projects, response_ids),
+    ask("expire", times),
+    ask(
+        "create_conversation",
+        projects,
+        st.builds(Conversation, conversation_ids, st.just(1)),
+        item_lists,
+        expires_at=st.none() | times,
+    ),
+    ask("update_conversation", projects, conversation_ids, st.none() | st.just({"a": "b"})),
+    ask("delete_conversation", projects, conversation_ids),
+    ask("append_items", projects, conversation_ids, item_lists),
+    ask(
+        "list_items",
+        projects,
+        conversation_ids,
+        after=st.none() | item_ids,
+        limit=st.integers(1, 4),
+        order=st.sampled_from(["asc", "desc"]),
+    ),
+    ask("conversation_items", projects, conversation_ids),
+    ask("delete_item", projects, conversation_ids, item_ids),
+    ask("find_item", projects, item_ids),
+    ask("append_events", projects, response_ids, numbers, event_lists, owner=st.none() | owners),
+    ask("read_events", projects, response_ids, st.integers(-1, 6)),
+    ask("drop_events", projects, response_ids, owner=st.none() | owners),
+    ask("enqueue", projects, responses.filter(lambda stored: stored.response.status == "queued"), st.just(b"{}")),
+    ask("claim", owners, now=times, lease=st.just(10), limit=st.integers(1, 2)),
+    ask("renew", owners, now=times, lease=st.just(10)),
+    ask("release", owners),
+    ask("abandon", owners, projects, response_ids),
+    ask("watch", projects, response_ids),
+    ask("request_cancel", projects, response_ids),
+)
+
+
+async def answer(url: str, asked: list[Question]) -> list[tuple[str, object]]:
+    store = locate_store(url, now=lambda: 15)
+    await store.open()
+    answers: list[tuple[str, object]] = []
+    for name, question in asked:
+        try:
+            answers.append((name, await question(store)))
+        except AntiphonError as error:
+            answers.append((name, (type(error), error.param)))
+    await store.close()
+    return answers
+
+
+@settings(max_examples=60)
+@given(st.lists(questions, min_size=1, max_size=40))
+def test_every_store_gives_the_same_answers(asked: list[Question]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert asyncio.run(answer("memory:", asked)) == asyncio.run(answer(f"sqlite:///{folder}/store.db", asked))

@@ -1,0 +1,320 @@
+"""What every store promises of responses."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+
+from antiphon.errors import InvalidRequest, NotFound
+from antiphon.protocol.codec import decode_response
+from antiphon.protocol.conversation import Conversation
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+from antiphon.store.base import LeaseLost, Link, Store, StoredResponse
+
+MakeStored = Callable[..., StoredResponse]
+MakeItems = Callable[..., list[Item | Unknown]]
+
+
+class Clock(Protocol):
+    time: int
+
+
+def link(stored: StoredResponse) -> Link:
+    response = stored.response
+    return Link(
+        id=response.id,
+        previous_response_id=response.previous_response_id,
+        items=[*stored.input, *response.output],
+    )
+
+
+async def test_a_saved_response_comes_back_whole(store: Store, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"))
+    assert await store.load("p", "resp_1") == make_stored("resp_1")
+
+
+async def test_an_unknown_response_is_none(store: Store) -> None:
+    assert await store.load("p", "resp_1") is None
+
+
+async def test_every_field_of_a_response_comes_back(store: Store) -> None:
+    response = decode_response(
+        b'{"id":"resp_1","object":"response","created_at":1700000000.25,"completed_at":1700000001,"status":"incomplete",'
+        b'"incomplete_details":{"reason":"max_output_tokens"},"instructions":"Be \\u00e9l\\u00e9gant \\ud83c\\udfbc",'
+        b'"model":"m","metadata":{"output":"[]"},"temperature":0.2,"conversation":{"id":"conv_1"},'
+        b'"usage":{"input_tokens":1,"output_tokens":2,"total_tokens":3},'
+        b'"tools":[{"type":"function","name":"f","parameters":{"type":"object"},"strict":false}],'
+        b'"output":[{"type":"function_call","id":"fc_1","call_id":"c","name":"f","arguments":"{\\"a\\": 1}"}]}'
+    )
+    await store.save("p", StoredResponse(response=response, input=[]))
+    assert await store.load("p", "resp_1") == StoredResponse(response=response, input=[])
+
+
+async def test_items_of_unknown_types_come_back_byte_for_byte(store: Store, make_stored: MakeStored) -> None:
+    raw = b'{ "type" : "hologram_call",\n\t"n": 1.50, "text": "\\u00e9 \\/" }'
+    stored = make_stored("resp_1")
+    stored.input.insert(0, Unknown(raw))
+    stored.response.output.append(Unknown(raw))
+    await store.save("p", stored)
+
+    loaded = await store.load("p", "resp_1")
+    assert loaded is not None
+    assert (loaded.input[0], loaded.response.output[-1]) == (Unknown(raw), Unknown(raw))
+    assert await store.chain("p", "resp_1") == [link(stored)]
+
+
+async def test_a_second_save_replaces_the_first(store: Store, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_0"))
+    await store.save("p", make_stored("resp_1"))
+    newer = make_stored("resp_1", previous="resp_0", text="Goodbye")
+    await store.save("p", newer)
+    assert await store.load("p", "resp_1") == newer
+    assert await store.chain("p", "resp_1") == [link(make_stored("resp_0")), link(newer)]
+
+
+async def test_changing_what_was_saved_or_loaded_changes_nothing_kept(store: Store, make_stored: MakeStored) -> None:
+    stored = make_stored("resp_1")
+    saving = asyncio.ensure_future(store.save("p", stored))
+    await asyncio.sleep(0)
+    stored.response.status = "failed"
+    stored.response.output.clear()
+    stored.input.clear()
+    await saving
+
+    first = await store.load("p", "resp_1")
+    assert first == make_stored("resp_1")
+    first.response.output.clear()
+    first.input.clear()
+    (taken,) = await store.chain("p", "resp_1")
+    taken.items.clear()
+    assert await store.load("p", "resp_1") == make_stored("resp_1")
+    assert await store.chain("p", "resp_1") == [link(make_stored("resp_1"))]
+
+
+async def test_a_deleted_response_is_gone(store: Store, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_1"))
+    assert await store.delete("p", "resp_1") is True
+    assert await store.load("p", "resp_1") is None
+    assert await store.chain("p", "resp_1") == []
+    assert await store.delete("p", "resp_1") is False
+
+
+async def test_a_chain_runs_from_the_oldest_to_the_one_asked_for(store: Store, make_stored: MakeStored) -> None:
+    # Ids that sort against the order of the chain, saved against it too.
+    chain = [
+        make_stored(f"resp_{9 - turn}", previous=f"resp_{10 - turn}" if turn else None, text=f"turn {turn}")
+        for turn in range(6)
+    ]
+    for stored in reversed(chain):
+        await store.save("p", stored)
+    assert await store.chain("p", "resp_5") == [link(stored) for stored in chain[:5]]
+
+
+async def test_forks_share_their_ancestors(store: Store, make_stored: MakeStored) -> None:
+    root = make_stored("resp_root")
+    left, right = make_stored("resp_l", previous="resp_root"), make_stored("resp_r", previous="resp_root")
+    for stored in (root, left, right):
+        await store.save("p", stored)
+    assert await store.chain("p", "resp_l") == [link(root), link(left)]
+    assert await store.chain("p", "resp_r") == [link(root), link(right)]
+
+
+async def test_the_chain_of_an_unknown_response_is_empty(store: Store) -> None:
+    assert await store.chain("p", "resp_1") == []
+
+
+async def test_a_chain_with_a_deleted_ancestor_starts_after_the_gap(store: Store, make_stored: MakeStored) -> None:
+    chain = [make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None) for turn in range(4)]
+    for stored in chain:
+        await store.save("p", stored)
+    await store.delete("p", "resp_1")
+    assert await store.chain("p", "resp_3") == [link(chain[2]), link(chain[3])]
+
+
+async def test_a_chain_that_bites_its_tail_ends(store: Store, make_stored: MakeStored) -> None:
+    chain = [make_stored("resp_0", previous="resp_1"), make_stored("resp_1", previous="resp_0")]
+    for stored in chain:
+        await store.save("p", stored)
+    assert await store.chain("p", "resp_1") == [link(stored) for stored in chain]
+
+
+async def test_a_chain_of_a_thousand_turns_is_whole(store: Store, make_stored: MakeStored) -> None:
+    chain = [make_stored(f"resp_{turn:04}", previous=f"resp_{turn - 1:04}" if turn else None) for turn in range(1000)]
+    await asyncio.gather(*(store.save("p", stored) for stored in chain))
+    assert await store.chain("p", "resp_0999") == [link(stored) for stored in chain]
+
+
+async def test_a_project_neither_sees_nor_continues_nor_deletes_anothers_response(
+    store: Store, make_stored: MakeStored
+) -> None:
+    await store.save("ours", make_stored("resp_1"))
+    await store.save("theirs", make_stored("resp_2", previous="resp_1"))
+    assert await store.load("theirs", "resp_1") is None
+    assert await store.chain("theirs", "resp_1") == []
+    assert await store.chain("theirs", "resp_2") == [link(make_stored("resp_2", previous="resp_1"))]
+    assert await store.delete("theirs", "resp_1") is False
+    assert await store.load("ours", "resp_1") == make_stored("resp_1")
+
+
+async def test_projects_keep_the_same_id_apart(store: Store, make_stored: MakeStored) -> None:
+    await store.save("ours", make_stored("resp_1", text="ours"))
+    await store.save("theirs", make_stored("resp_1", text="theirs"))
+    assert await store.delete("theirs", "resp_1") is True
+    assert await store.load("ours", "resp_1") == make_stored("resp_1", text="ours")
+
+
+async def test_many_saves_at_once_are_all_kept(store: Store, make_stored: MakeStored) -> None:
+    await asyncio.gather(*(store.save("p", make_stored(f"resp_{number}")) for number in range(300)))
+    loaded = await asyncio.gather(*(store.load("p", f"resp_{number}") for number in range(300)))
+    assert loaded == [make_stored(f"resp_{number}") for number in range(300)]
+
+
+async def test_a_cancelled_save_leaves_the_store_working(store: Store, make_stored: MakeStored) -> None:
+    saves = [asyncio.ensure_future(store.save("p", make_stored(f"resp_{number}"))) for number in range(20)]
+    await asyncio.sleep(0)
+    for save in saves[::2]:
+        save.cancel()
+    await asyncio.gather(*saves, return_exceptions=True)
+    assert await store.load("p", "resp_1") == make_stored("resp_1")
+    await store.save("p", make_stored("resp_again"))
+    assert await store.load("p", "resp_again") == make_stored("resp_again")
+
+
+async def test_a_string_that_is_not_unicode_fails_alone(store: Store, make_stored: MakeStored) -> None:
+    """A lone surrogate cannot be stored; nobody else's response may suffer from it."""
+    saves = [store.save("p", make_stored(f"resp_{number}")) for number in range(20)]
+    bad = make_stored("resp_bad")
+    bad.response.model = "\ud800"
+    outcomes = await asyncio.gather(*saves, store.save("p", bad), return_exceptions=True)
+    assert outcomes[:-1] == [None] * 20
+    assert isinstance(outcomes[-1], Exception)
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "incomplete", "cancelled"])
+async def test_what_is_final_stays_final(store: Store, make_stored: MakeStored, status: str) -> None:
+    await store.save("p", make_stored("resp_1", status="in_progress"))
+    final = make_stored("resp_1", status=status, text="The end")
+    await store.save("p", final)
+    for late in ("queued", "in_progress"):
+        await store.save("p", make_stored("resp_1", status=late))
+    assert await store.load("p", "resp_1") == final
+
+
+async def test_a_response_saved_into_a_conversation_adds_its_input_and_then_its_output(
+    store: Store, make_stored: MakeStored, make_items: MakeItems
+) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), make_items("msg_first"))
+    stored = make_stored("resp_1")
+    await store.save("p", stored, conversation="conv_1")
+    assert await store.load("p", "resp_1") == stored
+    expected = [*make_items("msg_first"), *stored.input, *stored.response.output]
+    assert await store.conversation_items("p", "conv_1") == expected
+
+
+async def test_a_response_whose_conversation_is_gone_is_not_saved(store: Store, make_stored: MakeStored) -> None:
+    await store.create_conversation("theirs", Conversation("conv_1", 1), [])
+    with pytest.raises(NotFound, match="Conversation with id 'conv_1' not found") as refusal:
+        await store.save("p", make_stored("resp_1"), conversation="conv_1")
+    assert refusal.value.param == "conversation"
+    assert await store.load("p", "resp_1") is None
+
+
+async def test_a_response_with_an_item_its_conversation_has_is_not_saved(
+    store: Store, make_stored: MakeStored, make_items: MakeItems
+) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), make_items("msg_resp_1"))
+    with pytest.raises(InvalidRequest, match="msg_resp_1") as refusal:
+        await store.save("p", make_stored("resp_1"), conversation="conv_1")
+    assert refusal.value.param == "input"
+    assert await store.load("p", "resp_1") is None
+    assert await store.conversation_items("p", "conv_1") == make_items("msg_resp_1")
+
+
+async def test_an_unfinished_state_that_comes_late_adds_nothing_to_its_conversation(
+    store: Store, make_stored: MakeStored
+) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), [])
+    await store.save("p", make_stored("resp_1"))
+    await store.save("p", make_stored("resp_1", status="in_progress"), conversation="conv_1")
+    assert await store.conversation_items("p", "conv_1") == []
+
+
+async def test_a_writer_without_the_lease_saves_nothing_anywhere(store: Store, make_stored: MakeStored) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), [])
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    for owner in ("us", "them"):
+        with pytest.raises(LeaseLost, match=f"The run of resp_1 is not, or no longer, {owner}'s"):
+            await store.save("p", make_stored("resp_1"), conversation="conv_1", owner=owner)
+    assert await store.load("p", "resp_1") == make_stored("resp_1", status="queued")
+    assert await store.conversation_items("p", "conv_1") == []
+
+
+async def test_an_expired_response_is_not_shown(store: Store, make_stored: MakeStored, clock: Clock) -> None:
+    stored = make_stored("resp_1", expires_at=clock.time + 10)
+    await store.save("p", stored)
+    clock.time += 9
+    assert await store.load("p", "resp_1") == stored
+    assert await store.chain("p", "resp_1") == [link(stored)]
+    clock.time += 1
+    assert await store.load("p", "resp_1") is None
+    assert await store.chain("p", "resp_1") == []
+    assert await store.delete("p", "resp_1") is False
+
+
+async def test_a_chain_with_an_expired_ancestor_starts_after_the_gap(
+    store: Store, make_stored: MakeStored, clock: Clock
+) -> None:
+    chain = [make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None) for turn in range(4)]
+    chain[1] = make_stored("resp_1", previous="resp_0", expires_at=clock.time)
+    for stored in chain:
+        await store.save("p", stored)
+    assert await store.chain("p", "resp_3") == [link(chain[2]), link(chain[3])]
+
+
+async def test_a_later_save_moves_the_end_of_a_response(store: Store, make_stored: MakeStored, clock: Clock) -> None:
+    await store.save("p", make_stored("resp_1", expires_at=clock.time))
+    await store.save("p", make_stored("resp_1", expires_at=clock.time + 1))
+    assert await store.load("p", "resp_1") == make_stored("resp_1", expires_at=clock.time + 1)
+
+
+async def test_expiring_deletes_what_has_expired_and_nothing_else(
+    store: Store, make_stored: MakeStored, make_items: MakeItems, clock: Clock
+) -> None:
+    clock.time = 0  # so that what is left can be seen, expired or not
+    for number in range(250):
+        await store.save(f"project {number % 3}", make_stored(f"resp_{number}", expires_at=100 + number % 2))
+    await store.save("p", make_stored("resp_lasting"))
+    await store.create_conversation("p", Conversation("conv_expired", 1), make_items("msg_1"), expires_at=100)
+    await store.create_conversation("p", Conversation("conv_later", 1), make_items("msg_2"), expires_at=101)
+    await store.create_conversation("p", Conversation("conv_lasting", 1), make_items("msg_3"))
+
+    assert await store.expire(99) == 0
+    assert await store.expire(100) == 125 + 1
+    loaded = [await store.load(f"project {number % 3}", f"resp_{number}") for number in range(250)]
+    assert [stored is not None for stored in loaded] == [False, True] * 125
+    assert [await store.find_item("p", f"msg_{n}") for n in (1, 2, 3)] == [None, *make_items("msg_2", "msg_3")]
+    assert await store.expire(1_000) == 125 + 1
+    assert await store.load("p", "resp_lasting") == make_stored("resp_lasting")
+    assert await store.conversation_items("p", "conv_lasting") == make_items("msg_3")
+
+
+@pytest.mark.parametrize("end", ["delete", "expire"])
+async def test_events_and_run_go_with_their_response(
+    store: Store, make_stored: MakeStored, clock: Clock, end: str
+) -> None:
+    queued = make_stored("resp_1", status="queued", expires_at=clock.time + 1)
+    for project in ("ours", "theirs"):
+        await store.enqueue(project, queued, b"{}")
+        await store.append_events(project, "resp_1", 0, [b"{}"])
+    if end == "delete":
+        assert await store.delete("ours", "resp_1") is True
+    else:
+        await store.save("theirs", make_stored("resp_1", status="queued"))
+        assert await store.expire(clock.time + 1) == 1
+
+    assert await store.read_events("ours", "resp_1", -1) == []
+    assert await store.watch("ours", "resp_1") is False
+    assert await store.read_events("theirs", "resp_1", -1) == [(0, b"{}")]
+    assert await store.watch("theirs", "resp_1") is True
