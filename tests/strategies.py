@@ -15,7 +15,6 @@ from antiphon.protocol.items import ITEMS
 from antiphon.protocol.open import Family, Holds, Unknown, find_holds
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
 
-
 _texts = st.text(max_size=8)
 _integers = st.integers(-(2**63), 2**63 - 1)
 _floats = st.floats(allow_nan=False, allow_infinity=False)

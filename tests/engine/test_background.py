@@ -15,7 +15,6 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.items import Message
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
-from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
@@ -167,7 +166,10 @@ async def test_a_run_left_by_a_dead_process_is_taken_over(
         await reader.aclose()
     await first.engine.close()
     again = "so far" if repeats else "not so"
-    second = await make_bench({"default": [{"text": [again, " and on"]}]}, store=SqliteStore(path))
+    script = {"default": [{"wait": "gate"}, {"text": [again, " and on"]}]}
+    second = await make_bench(script, store=SqliteStore(path))
+    await second.backend.reached("gate")
+    second.backend.release("gate")
     told = await follow(second, run.response.id)
     response = judge(told)
     assert [codec.encode(event) for event in told[: len(shown)]] == [event.raw for event in shown]
@@ -178,12 +180,13 @@ async def test_a_run_left_by_a_dead_process_is_taken_over(
         assert (response.status, response.output_text) == ("completed", f"{again} and on")
 
 
-async def test_closing_gives_the_runs_back_unharmed(make_bench: Any) -> None:
-    store = MemoryStore()
-    bench = await make_bench(SLOW, store=store)
+async def test_closing_gives_the_runs_back_unharmed(make_bench: Any, tmp_path: Path) -> None:
+    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
     await bench.engine.close()
+    store = SqliteStore(tmp_path / "store.db")
     await store.open()
     (returned,) = await store.claim("another", now=0, lease=1, limit=9)
+    await store.close()
     assert (returned.response_id, returned.attempt, returned.cancelled) == (run.response.id, 2, False)

@@ -13,11 +13,10 @@ from pydantic import BaseModel
 from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.content import PARTS
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Family
+from antiphon.protocol.open import Family, Holds, find_holds
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import ErrorCode, IncompleteReason, Response, Status
 from antiphon.protocol.tools import TOOLS
-from strategies import Open, open_field
 
 # What differs on purpose, and why.
 EXPLAINED = {
@@ -96,7 +95,7 @@ def member_gaps(member: Any, node: Any, path: str) -> Iterator[str]:
     ours = nodes(node)
     if any(isinstance(our, inspect.AnyType) for our in ours):
         return
-    if isinstance(node, Open):
+    if isinstance(node, Holds):
         yield from open_gaps(member, node, path)
     elif is_object(member):
         yield from object_gaps(member, ours, path)
@@ -126,9 +125,9 @@ def is_mapping(annotation: Any) -> bool:
     return get_origin(annotation) is dict
 
 
-def open_gaps(member: Any, node: Open, path: str) -> Iterator[str]:
+def open_gaps(member: Any, node: Holds, path: str) -> Iterator[str]:
     if is_object(member):
-        yield from () if node.many else family_gaps(member, node.family, path)
+        yield from () if node.many else family_gaps(member, node.family(), path)
     elif get_origin(member) is Literal:
         yield from (f"{path}: not {word!r}" for word in get_args(member) if word not in node.words)
     elif member is str or member is type(None):
@@ -138,7 +137,7 @@ def open_gaps(member: Any, node: Open, path: str) -> Iterator[str]:
         yield f"{path}: no list"
     else:
         for element in alternatives(get_args(member)[0]):
-            yield from family_gaps(element, node.family, f"{path}[]")
+            yield from family_gaps(element, node.family(), f"{path}[]")
 
 
 def family_gaps(member: Any, family: Family[Any], path: str) -> Iterator[str]:
@@ -174,9 +173,7 @@ def struct_gaps(member: Any, struct: type) -> Iterator[str]:
 
 
 def field_gaps(annotation: Any, struct: type, field: inspect.Field) -> Iterator[str]:
-    is_open = isinstance(field.type, inspect.RawType)
-    node = open_field(struct, field.name) if is_open else field.type
-    return gaps(annotation, node, f"{struct.__name__}.{field.encode_name}")
+    return gaps(annotation, find_holds(field.type) or field.type, f"{struct.__name__}.{field.encode_name}")
 
 
 UNIONS = {

@@ -99,8 +99,8 @@ def _add_models(commands: Commands) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. 0 is success, 1 failure, 2 a misspelt command line, 130 an interrupt."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         command = importlib.import_module(f"antiphon.cli.{arguments.command}")
         status: int = command.run(arguments)
     except KeyboardInterrupt:

@@ -106,9 +106,9 @@ class Background:
         deadline = time.monotonic() + LEASE_SECONDS
         while not await self._is_final(key) and time.monotonic() < deadline:
             attempt = self._attempts.get(key)
-            waiting = attempt.journal.wait() if attempt is not None else asyncio.sleep(POLL_SECONDS)
             with suppress(TimeoutError):
-                await asyncio.wait_for(waiting, POLL_SECONDS)
+                async with asyncio.timeout(POLL_SECONDS):
+                    await (attempt.journal.wait() if attempt is not None else asyncio.sleep(POLL_SECONDS))
 
     async def _is_final(self, key: RunKey) -> bool:
         stored = await self._store.load(*key)
@@ -127,7 +127,9 @@ class Background:
             except Exception:
                 logger.exception("the queue of background responses cannot be reached")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LEASE_SECONDS / 3)
+                # Not wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
+                async with asyncio.timeout(LEASE_SECONDS / 3):
+                    await self._wake.wait()
             self._wake.clear()
 
     async def _renew(self) -> None:

@@ -1,18 +1,19 @@
 """Bytes to structs and back: the one door between the wire and the rest of the package."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, ValidationError
 
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import faults
+from antiphon.protocol.conversation import AddItems, CreateConversation, UpdateConversation
 from antiphon.protocol.events import CORE_EVENTS, Event
 from antiphon.protocol.hosted_events import HOSTED_EVENTS
 from antiphon.protocol.items import ITEMS, Item
 from antiphon.protocol.open import Family, Unknown
-from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.request import CountRequest, CreateRequest
 from antiphon.protocol.response import Response
 
 EVENTS: Family[Event] = Family("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
@@ -32,6 +33,10 @@ encode_into = _encoder.encode_into
 
 _request = msgspec.json.Decoder(CreateRequest)
 _response = msgspec.json.Decoder(Response)
+_count = msgspec.json.Decoder(CountRequest)
+_create_conversation = msgspec.json.Decoder(CreateConversation)
+_update_conversation = msgspec.json.Decoder(UpdateConversation)
+_add_items = msgspec.json.Decoder(AddItems)
 
 
 class DecodedRequest(Struct, frozen=True):
@@ -41,10 +46,35 @@ class DecodedRequest(Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
 
+class Decoded(NamedTuple, Generic[T]):
+    """Any other body, and the paths of the fields in it that we do not know and left aside."""
+
+    body: T
+    ignored: tuple[str, ...]
+
+
 def decode_request(body: bytes) -> DecodedRequest:
     """The body of a create call. Raises InvalidRequest, naming the field, when it is not one."""
     request, ignored = _decode_leniently(_request.decode, body)
     return DecodedRequest(request, ignored)
+
+
+def decode_count(body: bytes) -> Decoded[CountRequest]:
+    """The body of a call that counts tokens. These raise like `decode_request`."""
+    return Decoded(*_decode_leniently(_count.decode, body))
+
+
+def decode_create_conversation(body: bytes) -> Decoded[CreateConversation]:
+    """The body of a call that makes a conversation. None at all asks for an empty one."""
+    return Decoded(*_decode_leniently(_create_conversation.decode, body or b"{}"))
+
+
+def decode_update_conversation(body: bytes) -> Decoded[UpdateConversation]:
+    return Decoded(*_decode_leniently(_update_conversation.decode, body))
+
+
+def decode_add_items(body: bytes) -> Decoded[AddItems]:
+    return Decoded(*_decode_leniently(_add_items.decode, body))
 
 
 def decode_response(body: bytes) -> Response:

@@ -1,9 +1,23 @@
 """Conversations and prompts: state that outlives a response."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from msgspec import Raw
+
+from antiphon.protocol.items import ITEMS
 from antiphon.protocol.open import Wire, always
 from antiphon.protocol.request import Metadata
+
+if TYPE_CHECKING:
+    from antiphon.protocol.items import Item
+    from antiphon.protocol.open import Unknown
+
+    NewItems: TypeAlias = list[Item | Unknown]
+    OptionalItems: TypeAlias = list[Item | Unknown] | None
+else:
+    NewItems = OptionalItems = Raw
+
+MOST_NEW_ITEMS = 20
 
 
 class Conversation(Wire):
@@ -13,3 +27,34 @@ class Conversation(Wire):
     created_at: int
     metadata: Metadata | None = always(None)
     object: Literal["conversation"] = always("conversation")
+
+
+class CreateConversation(Wire, kw_only=True):
+    """The body of `POST /v1/conversations`."""
+
+    items: OptionalItems = None
+    metadata: Metadata | None = None
+
+    def __post_init__(self) -> None:
+        self.items = _check_number(ITEMS.list_field(self.items, "items"))
+
+
+class UpdateConversation(Wire, kw_only=True):
+    """The body of `POST /v1/conversations/{id}`: the metadata is replaced as a whole."""
+
+    metadata: Metadata | None
+
+
+class AddItems(Wire, kw_only=True):
+    """The body of `POST /v1/conversations/{id}/items`."""
+
+    items: NewItems
+
+    def __post_init__(self) -> None:
+        self.items = _check_number(ITEMS.list_field(self.items, "items", required=True))
+
+
+def _check_number(items: Any) -> Any:
+    if items is not None and len(items) > MOST_NEW_ITEMS:
+        raise ValueError(f"Expected `array` of length <= {MOST_NEW_ITEMS} - at `$.items`")
+    return items

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses`, with every parameter of OpenAI's API and of Open Responses."""
+"""The bodies of `POST /v1/responses`, with every parameter of OpenAI's API and of Open Responses, and of its kin."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -156,6 +156,27 @@ class CreateRequest(Wire, kw_only=True):
     type: Literal["response.create"] | None = None
     generate: bool | None = None
     stream_id: str | None = None
+
+    def __post_init__(self) -> None:
+        self.input = ITEMS.text_or_list_field(self.input, "input")
+        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
+
+
+class CountRequest(Wire, kw_only=True):
+    """The body of `POST /v1/responses/input_tokens`: of a create call, what the model reads."""
+
+    model: str | None = None
+    input: OptionalInput = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+    tools: OptionalTools = None
+    tool_choice: OptionalChoice = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     def __post_init__(self) -> None:
         self.input = ITEMS.text_or_list_field(self.input, "input")

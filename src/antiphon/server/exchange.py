@@ -1,5 +1,6 @@
 """One request and its answer, over plain ASGI, and what the access log will say of them."""
 
+import asyncio
 import secrets
 import string
 import time
@@ -35,6 +36,7 @@ class Exchange:
 
     __slots__ = (
         "_send",
+        "beat",
         "began",
         "error_code",
         "extra_headers",
@@ -42,7 +44,7 @@ class Exchange:
         "id",
         "method",
         "model",
-        "param",
+        "params",
         "path",
         "project",
         "query",
@@ -52,6 +54,7 @@ class Exchange:
         "status",
         "stream",
         "warnings",
+        "writing",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +67,7 @@ class Exchange:
         self._send = send
         self.id = _take_id(self.headers) or f"req_{secrets.token_hex(16)}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
-        self.param = ""
+        self.params: tuple[str, ...] = ()  # what the path leaves open
         self.project = ""  # until the request's key has named one
         self.model: str | None = None
         self.response_id: str | None = None
@@ -73,6 +76,13 @@ class Exchange:
         self.error_code: str | None = None
         self.status = 0
         self.sent = 0
+        self.writing = False
+        self.beat: asyncio.Task[None] | None = None  # a sign of life on its way out
+
+    @property
+    def param(self) -> str:
+        """The path's first parameter."""
+        return self.params[0]
 
     @property
     def milliseconds(self) -> float:
@@ -102,15 +112,31 @@ class Exchange:
 
     async def write(self, chunk: bytes) -> None:
         """Send a part of an event stream: one call, one write to the socket. Waits while the client reads slowly."""
+        if self.beat is not None:
+            await self.beat
         if not self.status:
             await self._start(200, [*self._headers(), *_EVENT_STREAM])
+        self.writing = True
         await self._send_body(chunk, more=True)
+        self.writing = False
 
     async def finish(self, chunk: bytes) -> None:
         """Send the last part of an event stream."""
+        if self.beat is not None:
+            await self.beat
         if not self.status:
             await self._start(200, [*self._headers(), *_EVENT_STREAM])
         await self._send_body(chunk, more=False)
+
+    def start_beat(self, chunk: bytes) -> None:
+        """Send something in between, without waiting for it; the next write will. Not while there is a write."""
+        self.beat = asyncio.get_running_loop().create_task(self._beat(chunk))
+
+    async def _beat(self, chunk: bytes) -> None:
+        try:
+            await self._send_body(chunk, more=True)
+        finally:
+            self.beat = None
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status

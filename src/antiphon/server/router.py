@@ -1,5 +1,6 @@
 """From a method and a path to a handler."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -18,35 +19,25 @@ class Route(NamedTuple):
 
 Methods = dict[str, Route]
 
+_PARAMETER = re.compile(r"\{\w+(\.\.\.)?\}")
+
 
 class _Pattern(NamedTuple):
-    prefix: str
-    suffix: str
-    slashes: bool
+    expression: re.Pattern[str]
     methods: Methods
-
-    def match(self, path: str) -> str:
-        """The part of the path that the pattern leaves open, or nothing."""
-        if not (path.startswith(self.prefix) and path.endswith(self.suffix)):
-            return ""
-        param = path[len(self.prefix) : len(path) - len(self.suffix)]
-        return "" if "/" in param and not self.slashes else param
 
 
 class Router:
-    """The table of routes. Plain paths are found in a dict; the few with a parameter are tried in turn."""
+    """The table of routes. Plain paths are found in a dict; the few with parameters are tried in turn."""
 
     def __init__(self) -> None:
         self._plain: dict[str, Methods] = {}
         self._patterns: dict[str, _Pattern] = {}
 
     def add(self, method: str, path: str, handler: Handler, *, public: bool = False) -> None:
-        """Add a route. `{name}` in the path takes one segment, `{name...}` at its end takes slashes too."""
-        prefix, brace, rest = path.partition("{")
-        if brace:
-            name, _, suffix = rest.partition("}")
-            pattern = _Pattern(prefix, suffix, slashes=name.endswith("..."), methods={})
-            methods = self._patterns.setdefault(path, pattern).methods
+        """Add a route. `{name}` in the path takes one segment, `{name...}` takes slashes too."""
+        if "{" in path:
+            methods = self._patterns.setdefault(path, _Pattern(_compile(path), {})).methods
         else:
             methods = self._plain.setdefault(path, {})
         methods[method] = Route(handler, public=public)
@@ -55,7 +46,7 @@ class Router:
         methods.setdefault("OPTIONS", Route(_list_methods(methods), public=True))
 
     def find(self, exchange: Exchange) -> Route:
-        """The route of a request, with the path's parameter put into the exchange."""
+        """The route of a request, with the path's parameters put into the exchange."""
         methods = self._plain.get(exchange.path) or self._match(exchange)
         if methods is None:
             raise NotFound(f"There is no {_shorten(exchange.path)} here.", code="unknown_url")
@@ -67,11 +58,19 @@ class Router:
 
     def _match(self, exchange: Exchange) -> Methods | None:
         for pattern in self._patterns.values():
-            param = pattern.match(exchange.path)
-            if param:
-                exchange.param = param
+            found = pattern.expression.fullmatch(exchange.path)
+            if found:
+                exchange.params = found.groups()
                 return pattern.methods
         return None
+
+
+def _compile(path: str) -> re.Pattern[str]:
+    parts = _PARAMETER.split(path)
+    # Every other part is what stood between the braces.
+    parts[1::2] = ["(.+)" if dots else "([^/]+)" for dots in parts[1::2]]
+    parts[::2] = [re.escape(text) for text in parts[::2]]
+    return re.compile("".join(parts), re.DOTALL)
 
 
 def _list_methods(methods: Methods) -> Handler:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def llama() -> AsyncIterator[Llama]:
-    llama = Llama(find_weights("smollm2-135m"), window=2048, slots=1, threads=1, batch=32)
+    llama = Llama(find_weights("smollm2-135m"), window=2048, slots=1, threads=1, batch=16)
     await llama.load()
     yield llama
     await llama.close()
@@ -73,7 +73,7 @@ async def test_a_grammar_is_accepted_only_if_it_holds_the_model(llama: Llama, gr
 
 
 async def test_before_loading_nothing_can_be_asked() -> None:
-    llama = Llama(find_weights("smollm2-135m"), window=512, slots=1, threads=1, batch=32)
+    llama = Llama(find_weights("smollm2-135m"), window=512, slots=1, threads=1, batch=16)
     with pytest.raises(Unavailable):
         await llama.read([{"role": "user", "content": "Hi"}])
     with pytest.raises(Unavailable):

@@ -13,6 +13,7 @@ from antiphon.backends.embedded.model import Llama
 from antiphon.backends.embedded.prompt import lay_out
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
+from antiphon.protocol.items import FunctionCall
 from antiphon.protocol.request import CreateRequest
 
 Count = Annotated[int, Meta(ge=1)]
@@ -30,7 +31,7 @@ class Options(Struct, kw_only=True):
     context: Annotated[int, Meta(ge=256)] = 4096
     slots: Count = 2
     threads: Count = 1
-    batch: Annotated[int, Meta(ge=8)] = 32
+    batch: Annotated[int, Meta(ge=8)] = 16
     tool_examples: bool = True
 
 
@@ -48,7 +49,7 @@ class EmbeddedBackend:
         context: int = 4096,
         slots: int = 2,
         threads: int = 1,
-        batch: int = 32,
+        batch: int = 16,
         tool_examples: bool = True,
     ) -> None:
         self._llama = Llama(weights, window=context, slots=slots, threads=threads, batch=batch)
@@ -73,7 +74,9 @@ class EmbeddedBackend:
         rules = read_rules(turn.request)
         prompt = await self._read(turn, rules)
         room = self._check_length(len(prompt), turn.request.max_output_tokens)
-        grammar = build_grammar(rules, guarded=bool(turn.request.tools))
+        # A model that sees calls goes on to write some, even when there are no tools.
+        guarded = bool(turn.request.tools) or any(isinstance(item, FunctionCall) for item in turn.items)
+        grammar = build_grammar(rules, guarded=guarded)
         if grammar is not None:
             await self._check_grammar(grammar, rules)
         # Penalties are for what the answer repeats of itself, however long it gets.

@@ -25,14 +25,16 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 def fit_schema(schema: JsonSchema, place: str) -> JsonSchema:
     """The schema as the grammar compiler takes it. Raises, naming the place, on what a grammar cannot express."""
-    fitted = _Fitter(closed="allOf" not in _keywords(schema)).fit(schema, place, 0)
+    fitted = _Fitter(closed=not _mentions_all_of(schema, 0)).fit(schema, place, 0)
     return {**fitted, "x-guidance": _STYLE} if isinstance(fitted, dict) else fitted
 
 
-def _keywords(schema: Any) -> set[str]:
-    if isinstance(schema, dict):
-        return set(schema).union(*map(_keywords, schema.values()))
-    return set().union(*map(_keywords, schema)) if isinstance(schema, list) else set()
+def _mentions_all_of(schema: Any, depth: int) -> bool:
+    # Parts of an `allOf` add to each other's properties, and a reference may lead from one to anywhere.
+    if depth > 2 * _DEEPEST or not isinstance(schema, dict | list):
+        return False
+    inner = schema.values() if isinstance(schema, dict) else schema
+    return "allOf" in schema or any(_mentions_all_of(each, depth + 1) for each in inner)
 
 
 class _Fitter:
