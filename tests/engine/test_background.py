@@ -190,3 +190,13 @@ async def test_closing_gives_the_runs_back_unharmed(make_bench: Any, tmp_path: P
     (returned,) = await store.claim("another", now=0, lease=1, limit=9)
     await store.close()
     assert (returned.response_id, returned.attempt, returned.cancelled) == (run.response.id, 2, False)
+
+
+async def test_stopping_dismisses_the_readers_and_leaves_the_run_alone(make_bench: Any) -> None:
+    bench = await make_bench(SLOW)
+    run = await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    reader = asyncio.create_task(follow(bench, run.response.id))
+    bench.engine.stop_runs()
+    assert all(not event.type.endswith(("failed", "completed", "incomplete")) for event in await reader)
+    assert (await bench.engine.retrieve("default", run.response.id)).status == "in_progress"

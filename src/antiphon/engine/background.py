@@ -53,6 +53,7 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
+        self._dismissed = False
 
     async def start(self) -> None:
         self._loop = asyncio.create_task(self._work_off())
@@ -72,6 +73,12 @@ class Background:
         """There is something new in the queue."""
         self._wake.set()
 
+    def dismiss_readers(self) -> None:
+        """Let every `follow` end: the server stops, and they can go on reading elsewhere or later."""
+        self._dismissed = True
+        for attempt in self._attempts.values():
+            attempt.journal.nudge()
+
     async def cancel(self, key: RunKey) -> None:
         """Ask for the end of a run, and wait for it if it is ours to end."""
         await self._store.request_cancel(*key)
@@ -83,7 +90,7 @@ class Background:
 
     async def follow(self, key: RunKey, after: int) -> Events:
         """The events beyond this number, and then those to come, until the response has ended."""
-        while True:
+        while not self._dismissed:
             await self._store.watch(*key)
             attempt = self._attempts.get(key)
             # The order matters: a response that is final before its events are read has all of them in the log.

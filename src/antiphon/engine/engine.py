@@ -114,8 +114,9 @@ class Engine:
         return self._background.follow(RunKey(project, response_id), after)
 
     def stop_runs(self) -> None:
-        """Take no new requests, and end the running ones with a terminal event."""
+        """Take no new requests, and end the running ones with a terminal event. Background runs go on another day."""
         self._stopping = True
+        self._background.dismiss_readers()
         for run in tuple(self._running.values()):
             run.stop()
 

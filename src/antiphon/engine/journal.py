@@ -58,7 +58,7 @@ class Journal:
         """Show the last events. Nothing comes after them."""
         self._shown += payloads
         self.finished = True
-        self._tell()
+        self.nudge()
 
     def read(self, after: int) -> list[Numbered]:
         """What has been shown beyond this number."""
@@ -68,6 +68,11 @@ class Journal:
         """Until there is more to read, or nothing will come any more."""
         if not self.finished:
             await self._news.wait()
+
+    def nudge(self) -> None:
+        """Wake everyone who waits: there is something to look at."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def _encode_new(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
         known = max(0, self._recovered - self._written)
@@ -83,9 +88,5 @@ class Journal:
             if not kept:
                 raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
             self._shown += batch
-            self._tell()
+            self.nudge()
             await asyncio.sleep(FLUSH_SECONDS)
-
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
