@@ -122,6 +122,7 @@ def test_variables_are_read_as_the_types_of_their_settings() -> None:
         "ANTIPHON_MAX_BODY_BYTES": "100",
         "ANTIPHON_SHUTDOWN_GRACE_SECONDS": "1.5",
         "ANTIPHON_LOG_FORMAT": "json",
+        "ANTIPHON_STATELESS": "true",
         "ANTIPHON_API_KEYS": "sk-one, sk:two:b",
     }
     settings = load(None, HOME | env, {})
@@ -131,6 +132,7 @@ def test_variables_are_read_as_the_types_of_their_settings() -> None:
         1.5,
         "json",
     )
+    assert settings.stateless is True
     assert settings.api_keys == (ApiKey("sk-one", "default"), ApiKey("sk:two", "b"))
 
 
@@ -148,6 +150,14 @@ def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
     [
         ('port = "8484"', "settings.toml: port: Expected `int`, got `str`."),
         ("port = 65536", "settings.toml: port: Expected `int` <= 65535."),
+        ("keepalive_seconds = -1", "settings.toml: keepalive_seconds: Expected `float` >= 0.0."),
+        ("inherit_tools = 1", "settings.toml: inherit_tools: Expected `bool`, got `int`."),
+        ("retention_days = 36501", "settings.toml: retention_days: Expected `float` <= 36500.0."),
+        ("background_slots = 0", "settings.toml: background_slots: Expected `int` >= 1."),
+        (
+            "stateless_id_prefix = 'a b'",
+            "settings.toml: stateless_id_prefix: Expected `str` matching regex '^[A-Za-z0-9-]{0,32}$'.",
+        ),
         ("max_body_bytes = 0", "settings.toml: max_body_bytes: Expected `int` >= 1."),
         ('log_level = "loud"', "settings.toml: log_level: Invalid enum value 'loud'."),
         ("data_dir = 3", "settings.toml: data_dir: Expected `str`, got `int`."),
@@ -229,7 +239,9 @@ def test_secrets_do_not_show() -> None:
     assert repr(load(path, HOME, {})) == (
         "Settings(host='127.0.0.1', port=8484, data_dir=PosixPath('/home/ada/.local/share/antiphon'), "
         "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
-        "max_body_bytes=67108864, shutdown_grace_seconds=10, log_level='info', log_format='text', "
+        "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, inherit_tools=True, "
+        "retention_days=30, background_slots=64, stateless=False, stateless_id_prefix='', "
+        "log_level='info', log_format='text', "
         "backends={'up': BackendSettings(kind='chat', options=<key>)})"
     )
 

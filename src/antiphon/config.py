@@ -39,7 +39,14 @@ class BackendSettings(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything that can be set. Without api_keys the server is open to whoever reaches it."""
+    """Everything that can be set. Without api_keys the server is open to whoever reaches it.
+
+    `keepalive_seconds`: how long a stream may be silent before a sign of life is sent on it; 0 sends none.
+    `inherit_tools`: a continuation that says nothing of tools has those of the response it continues.
+    `retention_days`: how long responses and conversations are kept; 0 keeps them until they are deleted.
+    `background_slots`: how many background responses are worked on at once.
+    `stateless`: requests bring their whole history, and nothing is kept; `stateless_id_prefix` marks the ids then.
+    """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8484
@@ -48,6 +55,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     api_keys: tuple[ApiKey, ...] = ()
     max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
+    keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15
+    inherit_tools: bool = True
+    retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
+    background_slots: Annotated[int, Meta(ge=1)] = 64
+    stateless: bool = False
+    stateless_id_prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,32}$")] = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     backends: dict[str, BackendSettings] = msgspec.field(

@@ -1,112 +1,15 @@
-"""A real server on a loopback socket, in a thread of this process, and what it takes to talk to it."""
+"""Servers for the tests of this folder, and the server's side of an exchange without one."""
 
 import asyncio
-import http.client
-import json
-import socket
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
-from antiphon.backends.scripted import create
-from antiphon.config import ApiKey, Settings
-from antiphon.engine.engine import Engine
+from antiphon.config import ApiKey
 from antiphon.server.exchange import Exchange, Message
-from antiphon.server.process import Server, bind
 from antiphon.store.base import Store
-from antiphon.store.memory.store import MemoryStore
-
-PATIENCE = 20
-
-
-class Answer:
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self.status = response.status
-        self.headers = {name.lower(): value for name, value in response.getheaders()}
-        self.body = response.read()
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-class Running:
-    """The server, the scripted model behind it, and ways to reach both."""
-
-    def __init__(self, script: dict[str, Any], settings: Settings, store: Store | None = None) -> None:
-        self.backend = create("scripted", {"script": script}, settings.data_dir)
-        self.engine = Engine(backends={"scripted": self.backend}, store=store or MemoryStore())
-        self.server = Server(self.engine, settings, on_ready=self._arrive)
-        self.url = ""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready = threading.Event()
-        self._listener = bind(settings)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-
-    def _run(self) -> None:
-        self.server.run(sockets=[self._listener])
-
-    def _arrive(self, url: str) -> None:
-        self.url = url
-        self._loop = asyncio.get_running_loop()
-        self._ready.set()
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    def ask(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None) -> Answer:
-        """One request on a connection of its own. Bodies that are not bytes are sent as JSON."""
-        if body is not None and not isinstance(body, bytes):
-            body = json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        try:
-            connection.request(method, path, body, headers or {})
-            return Answer(connection.getresponse())
-        finally:
-            connection.close()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
-
-    def client(self, key: str = "any") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
-
-    def wait_for(self, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Await something in the server's loop."""
-
-        async def wait() -> Any:
-            return await make()
-
-        assert self._loop is not None
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(wait(), self._loop)
-        return future.result(PATIENCE)
-
-    def do(self, act: Callable[[], object]) -> None:
-        """Call something in the server's loop."""
-
-        async def call() -> None:
-            act()
-
-        self.wait_for(call)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-
-
-def make_settings(**changes: Any) -> Settings:
-    return Settings(
-        **{"port": 0, "data_dir": Path("unused"), "store": "memory:", "shutdown_grace_seconds": 0} | changes
-    )
+from live_server import Running, make_settings
 
 
 @pytest.fixture

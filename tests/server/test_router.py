@@ -16,6 +16,9 @@ async def one(exchange: Exchange) -> None: ...
 async def parts(exchange: Exchange) -> None: ...
 
 
+async def part(exchange: Exchange) -> None: ...
+
+
 async def rest(exchange: Exchange) -> None: ...
 
 
@@ -26,31 +29,35 @@ def router() -> Router:
     router.add("GET", "/things/{id}", one)
     router.add("DELETE", "/things/{id}", plain)
     router.add("GET", "/things/{id}/parts", parts)
+    router.add("DELETE", "/things/{id}/parts/{part_id}", part)
     router.add("GET", "/files/{path...}", rest, public=True)
     return router
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "handler", "param", "public"),
+    ("method", "path", "handler", "params", "public"),
     [
-        ("POST", "/things", plain, "", False),
-        ("GET", "/things/7", one, "7", False),
-        ("HEAD", "/things/7", one, "7", False),
-        ("DELETE", "/things/7", plain, "7", False),
-        ("GET", "/things/parts", one, "parts", False),
-        ("GET", "/things/7/parts", parts, "7", False),
-        ("GET", "/files/a/b", rest, "a/b", True),
+        ("POST", "/things", plain, (), False),
+        ("GET", "/things/7", one, ("7",), False),
+        ("HEAD", "/things/7", one, ("7",), False),
+        ("DELETE", "/things/7", plain, ("7",), False),
+        ("GET", "/things/parts", one, ("parts",), False),
+        ("GET", "/things/7/parts", parts, ("7",), False),
+        ("DELETE", "/things/7/parts/8", part, ("7", "8"), False),
+        ("GET", "/things/a.b?c/parts", parts, ("a.b?c",), False),
+        ("GET", "/things/a\nb", one, ("a\nb",), False),
+        ("GET", "/files/a/b", rest, ("a/b",), True),
     ],
 )
 def test_a_request_finds_its_handler(
-    router: Router, wire: Any, method: str, path: str, handler: object, param: str, public: bool
+    router: Router, wire: Any, method: str, path: str, handler: object, params: tuple[str, ...], public: bool
 ) -> None:
     exchange = wire().exchange(method, path)
-    assert (router.find(exchange), exchange.param) == ((handler, public), param)
+    assert (router.find(exchange), exchange.params) == ((handler, public), params)
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/thing", "/things/", "/things//parts", "/things/7/8", "/things/7/parts/8", "/files/", "//things"]
+    "path", ["/", "/thing", "/things/", "/things//parts", "/things/7/8", "/things/7/parts/8/9", "/files/", "//things"]
 )
 def test_an_unknown_path_is_not_found(router: Router, wire: Any, path: str) -> None:
     with pytest.raises(NotFound, match=f"There is no {path} here"):

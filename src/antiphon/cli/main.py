@@ -61,6 +61,12 @@ def _add_serve(commands: Commands) -> None:
         metavar="URL",
         help="where responses are kept: sqlite:///PATH or memory: (default: a file of its own)",
     )
+    command.add_argument(
+        "--stateless",
+        action="store_true",
+        default=None,
+        help="keep nothing: requests must bring their whole history",
+    )
     source = command.add_mutually_exclusive_group()
     source.add_argument(
         "--model", metavar="NAME", help="serve this model in this process: one you pulled, or a .gguf file"

@@ -20,7 +20,12 @@ from antiphon.server.process import serve
 def run(arguments: Namespace) -> int:
     backends = _choose_backends(arguments)
     settings = load_settings(
-        arguments, host=arguments.host, port=arguments.port, store=arguments.store, backends=backends
+        arguments,
+        host=arguments.host,
+        port=arguments.port,
+        store=arguments.store,
+        stateless=arguments.stateless,
+        backends=backends,
     )
     configure(settings)
     engine = build_engine(settings)
@@ -53,7 +58,7 @@ def introduce(url: str, engine: Engine, settings: Settings) -> str:
     lines = [
         f"antiphon {__version__} listens on {url}",
         f"  models  {', '.join(models)}",
-        f"  data    {hide_password(settings.store)}",
+        f"  data    {'none is kept' if settings.stateless else hide_password(settings.store)}",
         f"  keys    {'required' if settings.api_keys else 'not required: whoever reaches this address is let in'}",
         "Ctrl-C stops it. To try it, in another terminal:",
         f"  {_example(reachable_url(url), models[0], keyed=bool(settings.api_keys))}",

@@ -3,7 +3,10 @@
 from antiphon.backends.registry import create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
+from antiphon.engine.policy import Policy
 from antiphon.store.location import locate_store
+
+_DAY = 24 * 60 * 60
 
 
 def build_engine(settings: Settings) -> Engine:
@@ -12,4 +15,17 @@ def build_engine(settings: Settings) -> Engine:
         name: create(backend.kind, name=name, options=backend.options, data_dir=settings.data_dir)
         for name, backend in settings.backends.items()
     }
-    return Engine(backends=backends, store=locate_store(settings.store))
+    # A stateless server must not show what another one has left in the store.
+    store = locate_store("memory:" if settings.stateless else settings.store)
+    return Engine(backends=backends, store=store, policy=make_policy(settings))
+
+
+def make_policy(settings: Settings) -> Policy:
+    return Policy(
+        inherit_tools=settings.inherit_tools,
+        # However short, a retention is none that keeps for ever.
+        retention_seconds=max(1, round(settings.retention_days * _DAY)) if settings.retention_days else None,
+        background_slots=settings.background_slots,
+        stateless=settings.stateless,
+        id_prefix=settings.stateless_id_prefix if settings.stateless else "",
+    )

@@ -53,6 +53,8 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._full = False
         self._dismissed = False
 
     async def start(self) -> None:
@@ -76,6 +78,7 @@ class Background:
     def dismiss_readers(self) -> None:
         """Let every `follow` end: the server stops, and they can go on reading elsewhere or later."""
         self._dismissed = True
+        self._tell_change()
         for attempt in self._attempts.values():
             attempt.journal.nudge()
 
@@ -107,15 +110,23 @@ class Background:
             elif attempt is not None:
                 await attempt.journal.wait()
             else:
-                await asyncio.sleep(POLL_SECONDS)
+                await self._wait_for_change()
 
     async def _wait_for_end(self, key: RunKey) -> None:
         deadline = time.monotonic() + LEASE_SECONDS
         while not await self._is_final(key) and time.monotonic() < deadline:
-            attempt = self._attempts.get(key)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await (attempt.journal.wait() if attempt is not None else asyncio.sleep(POLL_SECONDS))
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        """Until a run begins or ends here; those of other processes are looked at now and then."""
+        with suppress(TimeoutError):
+            # Not wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._changed.wait()
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _is_final(self, key: RunKey) -> bool:
         stored = await self._store.load(*key)
@@ -134,7 +145,6 @@ class Background:
             except Exception:
                 logger.exception("the queue of background responses cannot be reached")
             with suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
                 async with asyncio.timeout(LEASE_SECONDS / 3):
                     await self._wake.wait()
             self._wake.clear()
@@ -150,6 +160,7 @@ class Background:
         if free <= 0:
             return
         claimed = await self._store.claim(self._owner, now=time.time(), lease=LEASE_SECONDS, limit=free)
+        self._full = len(claimed) == free
         for run in claimed:
             task = asyncio.create_task(self._work(run))
             self._tasks.add(task)
@@ -160,6 +171,7 @@ class Background:
         attempt = self._attempts[key] = Attempt(
             claimed, self._owner, self._store, make_turn=self._make_turn, start_turn=self._start_turn
         )
+        self._tell_change()
         try:
             await attempt.work()
         except LeaseLost:
@@ -170,4 +182,6 @@ class Background:
         finally:
             del self._attempts[key]
             attempt.journal.end()
-            self._wake.set()
+            self._tell_change()
+            if self._full:  # somebody may have waited for this place
+                self._wake.set()

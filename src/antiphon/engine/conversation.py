@@ -7,7 +7,7 @@ import msgspec
 from antiphon.backends.base import Capabilities, Turn
 from antiphon.engine.context import conversation_of, fetch_context, fill_references
 from antiphon.engine.history import check_input, check_pairs
-from antiphon.engine.ids import Mint
+from antiphon.engine.ids import BrandedMint, Mint
 from antiphon.engine.items import identify
 from antiphon.engine.parameters import check_capabilities
 from antiphon.engine.policy import Policy
@@ -38,8 +38,8 @@ async def resolve(
     context = await fetch_context(request, project=project, store=store, inherit_tools=policy.inherit_tools)
     if request.tools is None and context.tools:
         request = msgspec.structs.replace(request, tools=context.tools)
-    tools, left_out = select_tools(request)
-    mint = Mint()
+    tools, left_out = select_tools(request, drop_others=policy.stateless)
+    mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     new_items, repeated = await fill_references(
         read_input(request, mint), earlier=context.items, project=project, store=store
     )

@@ -16,7 +16,9 @@ from antiphon.engine.keeping import ForegroundKeeper, expiry
 from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
 from antiphon.engine.prompts import Prompts
+from antiphon.engine.retention import Retention
 from antiphon.engine.run import Events, Run
+from antiphon.engine.stateless import StatelessRun, leave_state_aside
 from antiphon.engine.truncation import start_turn
 from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
 from antiphon.protocol import codec
@@ -42,6 +44,7 @@ class Engine:
         )
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store)
+        self._retention = Retention(store)
         self._stopping = False
         self.ready = False
 
@@ -54,10 +57,12 @@ class Engine:
                     self._by_model[model.id] = backend
                     self._models.append(model)
         await self._background.start()
+        self._retention.start()
         self.ready = True
 
     async def close(self) -> None:
         self.ready = False
+        await self._retention.close()
         await self._background.close()
         for backend in self._backends.values():
             await backend.close()
@@ -71,13 +76,14 @@ class Engine:
         if self._stopping:
             raise Unavailable("The server is shutting down.")
         resolved = await self._resolve(request, project)
-        if request.background:
+        if resolved.response.background:
             return await self._enqueue(resolved, project)
         started = await start_turn(self._find_backend(resolved.turn), resolved.turn)
         if started.dropped:
             resolved.warnings.append(f"truncation: the {started.dropped} oldest items were left out")
         keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
-        run = Run(resolved, started.deltas, keeper)
+        make_run = StatelessRun if self._policy.stateless else Run
+        run = make_run(resolved, started.deltas, keeper)
         key = RunKey(project, run.response.id)
         self._running[key] = run
         run.on_end(lambda: self._running.pop(key, None))
@@ -122,13 +128,16 @@ class Engine:
 
     async def _resolve(self, request: CreateRequest, project: str) -> Resolved:
         request = await self.prompts.fill_in(request, project)
+        ignored: list[str] = []
+        if self._policy.stateless:
+            request, ignored = leave_state_aside(request)
         check_parameters(request)
         model = request.model or ""
         backend = self._by_model.get(model)
         if backend is None:
             known = ", ".join(f"'{known}'" for known in self._by_model)
             raise ModelNotFound(f"The model '{model}' does not exist. There is {known}.", param="model")
-        return await resolve(
+        resolved = await resolve(
             request,
             project=project,
             model=model,
@@ -136,6 +145,8 @@ class Engine:
             store=self._store,
             policy=self._policy,
         )
+        resolved.warnings[:0] = ignored
+        return resolved
 
     async def _enqueue(self, resolved: Resolved, project: str) -> BackgroundRun:
         response = msgspec.structs.replace(resolved.response, status="queued")

@@ -5,9 +5,11 @@ response it was made in, and a run that is repeated gives its items the same ids
 """
 
 import secrets
+import string
 import time
 
 _TOKEN_LENGTH = 44
+_LETTERS = string.ascii_lowercase + string.digits
 
 
 def new_token() -> str:
@@ -28,6 +30,25 @@ class Mint:
     def __call__(self, prefix: str) -> str:
         minted, self.minted = self.minted, self.minted + 1
         return f"{prefix}_{self.token}{minted:04x}"
+
+
+class BrandedMint(Mint):
+    """Makes ids that show whose they are: `resp_AM-1763164800000-k3j9x0ab`, `msg_AM-0f4kq2m81zzt`.
+
+    They lead nowhere, so they are only for responses that nobody will look up.
+    """
+
+    def __init__(self, brand: str) -> None:
+        super().__init__(f"{brand}{time.time_ns() // 1_000_000}-{_draw(8)}")
+        self._brand = brand
+
+    def __call__(self, prefix: str) -> str:
+        self.minted += 1
+        return f"{prefix}_{self._brand}{_draw(12)}"
+
+
+def _draw(length: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
 def find_owner(item_id: str) -> str | None:

@@ -7,7 +7,7 @@ import msgspec
 
 from antiphon.engine.ids import Mint
 from antiphon.protocol.content import InputText, OutputText
-from antiphon.protocol.items import Item, Message
+from antiphon.protocol.items import Item, Items, Message
 from antiphon.protocol.open import Unknown
 
 
@@ -15,7 +15,7 @@ class ItemPage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of items, as the API lists them."""
 
     object: Literal["list"] = "list"
-    data: Sequence[Item | Unknown]
+    data: Items
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -23,7 +23,7 @@ class ItemPage(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_page(items: Sequence[Item | Unknown], *, has_more: bool) -> ItemPage:
     return ItemPage(
-        data=items,
+        data=list(items),
         first_id=items[0].id if items else None,
         last_id=items[-1].id if items else None,
         has_more=has_more,

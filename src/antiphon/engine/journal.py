@@ -31,7 +31,8 @@ class Journal:
         self._shown: list[bytes] = []
         self._pending: list[bytes] = []
         self._news = asyncio.Event()
-        self._flusher: asyncio.Task[None] | None = None
+        self._flush: asyncio.Task[None] | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self.finished = False
 
     def recover(self, logged: Sequence[bytes]) -> None:
@@ -42,20 +43,22 @@ class Journal:
     def write(self, batch: Sequence[Event | Unknown]) -> None:
         """Take in the events that come next. Those that an earlier attempt has told already are passed over."""
         self._pending += self._encode_new(batch)
-        if self._pending and (self._flusher is None or self._flusher.done()):
-            if self._flusher is not None:
-                self._flusher.result()  # raises what went wrong
-            self._flusher = asyncio.get_running_loop().create_task(self._flush())
+        if self._flush is not None and self._flush.done():
+            self._flush.result()  # raises what went wrong
+        self._flush_soon()
 
     async def prepare_end(self, last: Sequence[Event | Unknown]) -> tuple[int, list[bytes]]:
-        """Flush what came before the last events, and give those with the number of the first: the caller keeps them
-        together with the final response, and shows them with `end`."""
-        if self._flusher is not None:
-            await self._flusher
-        return len(self._shown), self._encode_new(last)
+        """Everything that is not durable yet, the last events included, with the number of the first. The caller keeps
+        it together with the final response, and shows it with `end`."""
+        if self._flush is not None:
+            await self._flush
+        pending, self._pending = self._pending, []
+        return len(self._shown), pending + self._encode_new(last)
 
     def end(self, payloads: Sequence[bytes] = ()) -> None:
         """Show the last events. Nothing comes after them."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._shown += payloads
         self.finished = True
         self.nudge()
@@ -79,14 +82,21 @@ class Journal:
         self._written += len(batch)
         return [encode_line(event) for event in batch[known:]]
 
-    async def _flush(self) -> None:
-        while self._pending:
-            batch, self._pending = self._pending, []
-            kept = await self._store.append_events(
-                self._project, self._response_id, len(self._shown), batch, owner=self._owner
-            )
-            if not kept:
-                raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
-            self._shown += batch
-            self.nudge()
-            await asyncio.sleep(FLUSH_SECONDS)
+    def _flush_soon(self) -> None:
+        if self._pending and self._pause is None and (self._flush is None or self._flush.done()):
+            self._flush = asyncio.get_running_loop().create_task(self._flush_pending())
+
+    async def _flush_pending(self) -> None:
+        batch, self._pending = self._pending, []
+        kept = await self._store.append_events(
+            self._project, self._response_id, len(self._shown), batch, owner=self._owner
+        )
+        if not kept:
+            raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
+        self._shown += batch
+        self.nudge()
+        self._pause = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._flush_soon()

@@ -35,7 +35,7 @@ def check_parameters(request: CreateRequest) -> None:
         if value is not None and value != _harmless.get(name):
             raise UnsupportedParameter(f"'{name}' is not supported by this server.", param=name)
     if request.input is None and not request.instructions:
-        raise MissingParameter("Either 'input' or 'instructions' is required.", param="input")
+        raise MissingParameter("Either input or instructions is required.", param="input")
     text_format = request.text.format if request.text is not None else None
     if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
         raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")

@@ -8,8 +8,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     `retention_seconds`: how long a response or a conversation is kept; None keeps it until it is deleted.
     `background_slots`: how many background responses this process works on at once.
+    `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
     """
 
     inherit_tools: bool = True
     retention_seconds: int | None = None
     background_slots: int = 64
+    stateless: bool = False
+    id_prefix: str = ""

@@ -6,12 +6,15 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import AllowedToolsChoice, FunctionChoice, FunctionTool, Tool, WebSearchTool
 
 
-def select_tools(request: CreateRequest) -> tuple[list[FunctionTool], list[str]]:
-    """The tools to show the model, and warnings about those left out. Raises on a tool that cannot be served."""
+def select_tools(request: CreateRequest, *, drop_others: bool = False) -> tuple[list[FunctionTool], list[str]]:
+    """The tools to show the model, and warnings about those left out.
+
+    Raises on a tool that cannot be served, unless the others are to be dropped.
+    """
     kept: dict[str, FunctionTool] = {}
     warnings: list[str] = []
     for index, tool in enumerate(request.tools or ()):
-        if isinstance(tool, WebSearchTool):
+        if isinstance(tool, WebSearchTool) or (drop_others and not isinstance(tool, FunctionTool)):
             # Codex offers web search whether or not the server has it, and cannot be told not to.
             warnings.append(f"tools[{index}]: {tool.type} is not available here and was left out")
             continue

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from msgspec import Raw
-
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Wire, always
+from antiphon.protocol.open import Wire, always, holding
 from antiphon.protocol.request import Metadata
+
+MOST_NEW_ITEMS = 20
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     NewItems: TypeAlias = list[Item | Unknown]
     OptionalItems: TypeAlias = list[Item | Unknown] | None
 else:
-    NewItems = OptionalItems = Raw
-
-MOST_NEW_ITEMS = 20
+    NewItems = holding(lambda: ITEMS, many=True, most=MOST_NEW_ITEMS)
+    OptionalItems = holding(lambda: ITEMS, many=True, null=True, most=MOST_NEW_ITEMS)
 
 
 class Conversation(Wire):

@@ -210,7 +210,7 @@ class Family(Generic[T]):
 class Holds(Struct, frozen=True, kw_only=True):
     """What an open field holds: members of a family (one, or many of them), or else a text, one of `words`, or null.
 
-    The family is a function's result because a member may hold its own family.
+    `most` is how many members there may be. The family is a function's result because a member may hold its own family.
     """
 
     family: Callable[[], Family[Any]]
@@ -218,6 +218,7 @@ class Holds(Struct, frozen=True, kw_only=True):
     text: bool = False
     words: tuple[str, ...] = ()
     null: bool = False
+    most: int | None = None
 
 
 def holding(
@@ -227,9 +228,10 @@ def holding(
     text: bool = False,
     words: tuple[str, ...] = (),
     null: bool = False,
+    most: int | None = None,
 ) -> Any:
     """The type of an open field, as msgspec sees it: `Raw`, with a note of what it holds."""
-    holds = Holds(family=family, many=many, text=text, words=words, null=null)
+    holds = Holds(family=family, many=many, text=text, words=words, null=null, most=most)
     return Annotated[Raw, Meta(extra={"holds": holds})]
 
 

@@ -22,7 +22,7 @@ class App:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._gate = Gate(settings.api_keys)
-        self._router = make_router(engine, max_body_bytes=settings.max_body_bytes)
+        self._router = make_router(engine, settings)
         self.startup_error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

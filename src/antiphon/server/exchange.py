@@ -35,8 +35,9 @@ class Exchange:
     """What came in, and a way to answer it once: whole with `answer`, or piece by piece with `write` and `finish`."""
 
     __slots__ = (
+        "_beat",
         "_send",
-        "beat",
+        "_writing",
         "began",
         "error_code",
         "extra_headers",
@@ -54,7 +55,6 @@ class Exchange:
         "status",
         "stream",
         "warnings",
-        "writing",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,8 +76,8 @@ class Exchange:
         self.error_code: str | None = None
         self.status = 0
         self.sent = 0
-        self.writing = False
-        self.beat: asyncio.Task[None] | None = None  # a sign of life on its way out
+        self._writing = False
+        self._beat: asyncio.Task[None] | None = None
 
     @property
     def param(self) -> str:
@@ -112,31 +112,36 @@ class Exchange:
 
     async def write(self, chunk: bytes) -> None:
         """Send a part of an event stream: one call, one write to the socket. Waits while the client reads slowly."""
-        if self.beat is not None:
-            await self.beat
+        if self._beat is not None:
+            await self._beat
         if not self.status:
             await self._start(200, [*self._headers(), *_EVENT_STREAM])
-        self.writing = True
+        self._writing = True
         await self._send_body(chunk, more=True)
-        self.writing = False
+        self._writing = False
 
     async def finish(self, chunk: bytes) -> None:
         """Send the last part of an event stream."""
-        if self.beat is not None:
-            await self.beat
+        if self._beat is not None:
+            await self._beat
         if not self.status:
             await self._start(200, [*self._headers(), *_EVENT_STREAM])
         await self._send_body(chunk, more=False)
 
-    def start_beat(self, chunk: bytes) -> None:
-        """Send something in between, without waiting for it; the next write will. Not while there is a write."""
-        self.beat = asyncio.get_running_loop().create_task(self._beat(chunk))
+    @property
+    def is_writing(self) -> bool:
+        """Whether a part of the stream is waiting for the client to read."""
+        return self._writing or self._beat is not None
 
-    async def _beat(self, chunk: bytes) -> None:
+    def start_beat(self, chunk: bytes) -> None:
+        """Send a chunk in a pause of the stream, without waiting for it: the next write does."""
+        self._beat = asyncio.get_running_loop().create_task(self._send_beat(chunk))
+
+    async def _send_beat(self, chunk: bytes) -> None:
         try:
             await self._send_body(chunk, more=True)
         finally:
-            self.beat = None
+            self._beat = None
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from antiphon.errors import MethodNotAllowed, NotFound
 from antiphon.server.exchange import Exchange
+from antiphon.server.operation import Operation
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -15,6 +16,15 @@ class Route(NamedTuple):
 
     handler: Handler
     public: bool = False
+
+
+class Entry(NamedTuple):
+    """A line of the table, as it was added."""
+
+    method: str
+    path: str
+    public: bool
+    operation: Operation | None
 
 
 Methods = dict[str, Route]
@@ -33,9 +43,13 @@ class Router:
     def __init__(self) -> None:
         self._plain: dict[str, Methods] = {}
         self._patterns: dict[str, _Pattern] = {}
+        self.entries: list[Entry] = []
 
-    def add(self, method: str, path: str, handler: Handler, *, public: bool = False) -> None:
+    def add(
+        self, method: str, path: str, handler: Handler, operation: Operation | None = None, *, public: bool = False
+    ) -> None:
         """Add a route. `{name}` in the path takes one segment, `{name...}` takes slashes too."""
+        self.entries.append(Entry(method, path, public, operation))
         if "{" in path:
             methods = self._patterns.setdefault(path, _Pattern(_compile(path), {})).methods
         else:

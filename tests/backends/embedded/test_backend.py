@@ -212,14 +212,12 @@ async def test_with_choice_none_nothing_is_called(backend: EmbeddedBackend) -> N
 
 
 async def test_with_tools_and_a_schema_the_answer_is_a_call_or_follows_the_schema(backend: EmbeddedBackend) -> None:
-    both = {"tools": TOOLS, "text": PERSON_FORMAT, "max_output_tokens": 80, "parallel_tool_calls": False}
-    free = await ask(backend, "Anna is 31 years old.", **both)
-    forced = await ask(backend, "Anna is 31 years old.", tool_choice="required", **both)
-    if free.calls:
-        check_calls(free, set(SCHEMAS))
+    both = {"tools": TOOLS, "text": PERSON_FORMAT, "parallel_tool_calls": False}
+    said = await ask(backend, "Anna is 31 years old.", max_output_tokens=60, **both)
+    if said.calls:
+        check_calls(said, set(SCHEMAS))
     else:
-        jsonschema.validate(json.loads(free.text), PERSON)
-    check_calls(forced, set(SCHEMAS))
+        jsonschema.validate(json.loads(said.text), PERSON)
 
 
 async def test_left_to_itself_the_model_talks_or_calls_as_fits() -> None:

@@ -1,0 +1,172 @@
+"""The OpenAPI document: the routes, told in the words of the types that their handlers decode and encode."""
+
+import re
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import AntiphonError, BodyTooLarge, InvalidApiKey, InvalidRequest, NotFound, ServerError
+from antiphon.protocol.codec import EVENTS
+from antiphon.protocol.open import holding
+from antiphon.server.components import Components, Schema
+from antiphon.server.exchange import Exchange
+from antiphon.server.failure import ErrorBody
+from antiphon.server.operation import Operation
+from antiphon.server.router import Entry, Router
+
+Document = dict[str, Any]
+
+_ABOUT = """\
+The Responses API on any model.
+
+Every path that answers to GET answers to HEAD, and every path to OPTIONS. Any other method gets the status 405, and a \
+path that is not listed here 404, both with an error in the usual shape. Fields and query parameters that the server \
+does not know are accepted, left aside, and listed in the header `x-antiphon-warnings`."""
+_STREAM = (
+    "Server-sent events: the name of each is its `type`, its data the event as JSON. After the last comes "
+    "`data: [DONE]`. A silent stream carries events of the type `keepalive`, which have no number."
+)
+_HEADERS = {
+    "x-request-id": "The request's id: the client's own, if it sent one that fits into a header.",
+    "openai-processing-ms": "The time until the answer began, in milliseconds.",
+    "x-antiphon-warnings": "What was left aside or repaired, if anything was.",
+}
+_KEY = "bearer"
+_EVENTS = holding(lambda: EVENTS, many=True)
+_PARAMETER = re.compile(r"\{(\w+)(\.\.\.)?\}")
+_NULL = {"type": "null"}
+
+
+class DocumentHandler:
+    """Answers with the document, which is made when somebody first asks for it."""
+
+    def __init__(self, router: Router, *, guarded: bool) -> None:
+        self._router = router
+        self._guarded = guarded
+        self._document: bytes | None = None
+
+    async def show(self, exchange: Exchange) -> None:
+        if self._document is None:
+            self._document = msgspec.json.encode(make_document(self._router, guarded=self._guarded))
+        await exchange.answer(200, self._document)
+
+
+def make_document(router: Router, *, guarded: bool) -> Document:
+    """The document of all that the router leads to. A server is guarded if it has keys; others need none."""
+    routes = [(entry, entry.operation) for entry in router.entries if entry.operation is not None]
+    components = _gather([operation for _, operation in routes])
+    paths: dict[str, dict[str, Any]] = {}
+    statuses: dict[int, Document] = {}
+    for entry, operation in routes:
+        errors = {error.status: error for error in _list_errors(entry, operation, guarded=guarded)}
+        statuses |= {status: _describe_error(status, components) for status in errors}
+        path = _PARAMETER.sub(r"{\1}", entry.path)
+        described = _describe_operation(entry, operation, components, guarded=guarded)
+        described["responses"] |= {str(status): _refer("responses", str(status)) for status in sorted(errors)}
+        paths.setdefault(path, {})[entry.method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Antiphon", "version": version("antiphon"), "description": _ABOUT},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": components.schemas,
+            "responses": {str(status): statuses[status] for status in sorted(statuses)},
+            "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS.items()},
+            "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _gather(operations: Sequence[Operation]) -> Components:
+    sent = [ErrorBody, *(operation.answer for operation in operations)]
+    if any(operation.streams for operation in operations):
+        sent.append(_EVENTS)
+    return Components(read=[operation.body for operation in operations if operation.body is not None], sent=sent)
+
+
+def _list_errors(entry: Entry, operation: Operation, *, guarded: bool) -> Iterator[type[AntiphonError]]:
+    yield from (InvalidRequest, ServerError)
+    if guarded and not entry.public:
+        yield InvalidApiKey
+    if "{" in entry.path:
+        yield NotFound
+    if operation.body is not None:
+        yield BodyTooLarge
+    yield from operation.errors
+
+
+def _describe_error(status: int, components: Components) -> Document:
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": _refer_headers(),
+        "content": {"application/json": {"schema": components.describe(ErrorBody)}},
+    }
+
+
+def _describe_operation(entry: Entry, operation: Operation, components: Components, *, guarded: bool) -> Document:
+    described: Document = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "tags": [entry.path.split("/")[2] if entry.path.startswith("/v1/") else "server"],
+        "security": _describe_security(entry, guarded=guarded),
+        "parameters": [*_describe_path(entry.path), *_describe_query(operation)],
+        "responses": {"200": _describe_answer(operation, components)},
+    }
+    if operation.body is not None:
+        schema = components.describe(operation.body, read=True)
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return described
+
+
+def _describe_security(entry: Entry, *, guarded: bool) -> list[Document]:
+    if entry.public:
+        return []
+    # An empty requirement among others makes the key optional: clients that must send one may.
+    return [{_KEY: []}] if guarded else [{}, {_KEY: []}]
+
+
+def _describe_path(path: str) -> Iterator[Document]:
+    for name, dots in _PARAMETER.findall(path):
+        parameter = {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        yield parameter | ({"description": "It may contain slashes."} if dots else {})
+
+
+def _describe_query(operation: Operation) -> Iterator[Document]:
+    if operation.query is not None:
+        _, schemas = msgspec.json.schema_components([operation.query])
+        schema = schemas[operation.query.__name__]
+        for name, field in schema["properties"].items():
+            yield {"name": name, "in": "query", "schema": _without_null(field)}
+
+
+def _without_null(field: Schema) -> Schema:
+    """What a text in a query can be: never null."""
+    forms = [form for form in field.get("anyOf", [field]) if form != _NULL]
+    default = {"default": field["default"]} if field.get("default") is not None else {}
+    return {**(forms[0] if len(forms) == 1 else {"anyOf": forms}), **default}
+
+
+def _describe_answer(operation: Operation, components: Components) -> Document:
+    content: Document = {"application/json": {"schema": components.describe(operation.answer)}}
+    if operation.streams:
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": _STREAM,
+                "contentMediaType": "text/event-stream",
+                "contentSchema": components.describe(_EVENTS),
+            }
+        }
+    return {"description": "The answer.", "headers": _refer_headers(), "content": content}
+
+
+def _refer_headers() -> Document:
+    return {name: _refer("headers", name) for name in _HEADERS}
+
+
+def _refer(section: str, name: str) -> Document:
+    return {"$ref": f"#/components/{section}/{name}"}

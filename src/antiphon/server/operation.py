@@ -1,0 +1,23 @@
+"""What a route says of itself in the OpenAPI document."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from antiphon.errors import AntiphonError
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """`body`, `query` and `answer` are the types that the handler itself decodes and encodes.
+
+    `streams` says that the answer may be a stream of events instead. `errors` are those that do not follow from the
+    route's form, as a missing key does, or a path that leads to nothing.
+    """
+
+    id: str
+    summary: str
+    answer: Any
+    body: Any = None
+    query: type[Struct] | None = None
+    streams: bool = False
+    errors: tuple[type[AntiphonError], ...] = ()

@@ -1,0 +1,58 @@
+"""Reading a request's query string."""
+
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Meta, Struct, ValidationError
+
+from antiphon.errors import InvalidRequest
+from antiphon.protocol import faults
+from antiphon.protocol.request import Include
+from antiphon.server.exchange import Exchange
+
+Q = TypeVar("Q", bound=Struct)
+
+_LISTS = frozenset({"include"})
+
+
+class ItemQuery(Struct):
+    """What is asked for in `include` is given in full anyway, so it is only checked."""
+
+    include: list[Include] = []
+
+
+class PageQuery(ItemQuery):
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+class ResponseQuery(ItemQuery):
+    """There is no obfuscation, so it can be asked for and left out alike."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    include_obfuscation: bool = False
+
+
+def read_query(exchange: Exchange, kind: type[Q]) -> Q:
+    """The parameters of the query. Those that the struct does not know are noted as ignored."""
+    fields = _parse(exchange.query) if exchange.query else {}
+    known = kind.__struct_fields__
+    exchange.note_ignored(tuple(name for name in fields if name not in known))
+    given = {name: values if name in _LISTS else values[-1] for name, values in fields.items() if name in known}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except ValidationError as error:
+        fault = faults.read(error)
+        name = fault.path.partition("[")[0]
+        raise InvalidRequest(f"Invalid value for '{name}': {fault.reason}.", param=name, code="invalid_value") from None
+
+
+def _parse(query: bytes) -> dict[str, list[str]]:
+    try:
+        fields = parse_qs(query.decode("ascii"), keep_blank_values=True, max_num_fields=100, errors="strict")
+    except ValueError:
+        raise InvalidRequest("The query string is not valid.", code="invalid_query") from None
+    return {name.removesuffix("[]"): values for name, values in fields.items()}

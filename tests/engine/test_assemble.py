@@ -1,0 +1,42 @@
+import asyncio
+
+import pytest
+
+from antiphon.config import load
+from antiphon.engine.assemble import build_engine
+from antiphon.errors import ConfigError
+
+
+def settings(tmp_path, **overrides):
+    backends = {
+        "first": {"kind": "scripted", "script": {"models": ["a", "b"]}},
+        "second": {"kind": "scripted", "script": {"models": ["b", "c"]}},
+    }
+    return load(None, {"HOME": str(tmp_path)}, {"store": "memory:", "backends": backends, **overrides})
+
+
+async def test_the_engine_serves_the_models_of_all_backends(tmp_path):
+    engine = build_engine(settings(tmp_path))
+    await engine.start()
+    try:
+        assert [model.id for model in engine.models()] == ["a", "b", "c"]
+    finally:
+        await engine.close()
+
+
+def test_the_store_of_the_settings_is_opened(tmp_path):
+    async def start_and_close() -> None:
+        engine = build_engine(settings(tmp_path, store=f"sqlite:///{tmp_path}/responses.db"))
+        await engine.start()
+        await engine.close()
+
+    asyncio.run(start_and_close())
+    assert (tmp_path / "responses.db").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}], ids=["store", "backend"]
+)
+def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
+    with pytest.raises(ConfigError, match=r"papyrus|oracle"):
+        build_engine(settings(tmp_path, **wrong))
