@@ -9,7 +9,7 @@ from hypothesis.strategies import SearchStrategy
 from msgspec import inspect
 
 from antiphon.protocol import request, response
-from antiphon.protocol.codec import EVENTS
+from antiphon.protocol.codec import EVENTS, encode
 from antiphon.protocol.content import ANNOTATIONS, PARTS
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.open import Family, Holds, Unknown, find_holds
@@ -180,3 +180,26 @@ def requests() -> SearchStrategy[request.CreateRequest]:
 
 def responses() -> SearchStrategy[response.Response]:
     return instances(response.Response)
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container in a JSON value with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    return [place for key in keys for place in [(value, key), *_places(value[key])]]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, structs: SearchStrategy[Any]) -> Any:
+    """The JSON value of a struct in which something was replaced, added or deleted."""
+    value = json.loads(encode(draw(structs)))
+    for _ in range(draw(st.integers(1, 3))):
+        if found := _places(value):
+            container, key = draw(st.sampled_from(found))
+            damage = draw(st.sampled_from(["replace", "add", "delete"]))
+            if damage == "replace":
+                container[key] = draw(json_values())
+            elif damage == "add" and isinstance(container, dict):
+                container[draw(st.sampled_from(["acme", "x y", "type", "a` - at `$.input[0]"]))] = 1
+            else:
+                del container[key]
+    return value

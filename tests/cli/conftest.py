@@ -121,7 +121,9 @@ class Terminal:
         """Everything shown since the last call, up to and with these words."""
         while words not in self._text:
             assert self._is_readable(PATIENCE_SECONDS), f"no {words!r} after {self._text!r}"
-            self._text += self._read()
+            shown = self._read()
+            assert shown, f"it left, after {self._text!r}"
+            self._text += shown
         shown, _, self._text = self._text.partition(words)
         return shown + words
 

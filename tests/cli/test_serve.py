@@ -38,6 +38,12 @@ def test_the_curl_line_works_on_all_addresses_and_with_a_key(serve, monkeypatch)
         assert json.loads(done.stdout)["status"] == "completed"
 
 
+def test_a_stateless_server_says_that_it_keeps_nothing(serve, home):
+    with serve("--stateless") as server:
+        assert server.introduction[2] == "  data    none is kept"
+        assert not (home / ".local/share/antiphon/antiphon.db").exists()
+
+
 def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -2,7 +2,7 @@
 
 import re
 
-from antiphon.engine.ids import Mint, find_owner, new_token
+from antiphon.engine.ids import BrandedMint, Mint, find_owner, new_token
 
 
 def test_tokens_made_later_sort_later_and_never_repeat() -> None:
@@ -25,3 +25,12 @@ def test_a_mint_set_back_makes_the_same_ids_again() -> None:
     mint = Mint()
     first = [mint("msg"), mint("fc")]
     assert [Mint(mint.token)("msg"), Mint(mint.token, minted=1)("fc")] == first
+
+
+def test_branded_ids_show_their_brand_and_lead_nowhere() -> None:
+    mint = BrandedMint("AM-")
+    assert re.fullmatch(r"resp_AM-[0-9]{13}-[0-9a-z]{8}", mint.response_id)
+    assert mint.response_id == mint.response_id
+    assert re.fullmatch(r"msg_AM-[0-9a-z]{12}", mint("msg"))
+    assert find_owner(mint("msg")) is None
+    assert len({mint("fc") for _ in range(1000)}) == 1000

@@ -32,6 +32,14 @@ async def test_the_response_is_stored_before_its_terminal_event_is_told(bench: B
             assert await bench.engine.retrieve("default", run.response.id) == batch[-1].response
 
 
+async def test_what_has_nothing_to_tell_is_no_batch(make_bench: Any) -> None:
+    bench = await make_bench(
+        script({"text": ["", "a"]}, {"usage": {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}})
+    )
+    run = await bench.ask()
+    assert all([batch async for batch in run.events()])
+
+
 async def test_an_error_before_the_first_word_is_raised_not_told(make_bench: Any) -> None:
     bench = await make_bench(
         script({"raise": {"message": "too long", "status": 400, "code": "context_length_exceeded"}})

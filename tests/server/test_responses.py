@@ -173,6 +173,29 @@ def test_an_include_is_taken_and_an_unknown_query_parameter_is_told(server: Any,
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: depth")
 
 
+def test_input_tokens_are_counted_over_all_that_the_model_would_read(server: Any, client: OpenAI) -> None:
+    made = client.responses.create(model="scripted", input="one two three")
+    body = {"model": "scripted", "input": "four", "instructions": "Be kind.", "previous_response_id": made.id}
+    answer = server.ask("POST", "/v1/responses/input_tokens", body | {"personality": "friendly"})
+    assert (answer.status, answer.json) == (200, {"object": "response.input_tokens", "input_tokens": 3 + 5 + 1 + 2})
+    assert answer.headers["x-antiphon-warnings"] == "ignored: personality"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"input": "hi"}, 400, "model"),
+        ({"model": "nobody", "input": "hi"}, 404, "model"),
+        ({"model": "scripted"}, 400, "input"),
+        ({"model": "scripted", "input": 3}, 400, "input"),
+        ({"model": "scripted", "input": "hi", "previous_response_id": "resp_0"}, 400, "previous_response_id"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_name(server: Any, body: dict[str, Any], status: int, param: str) -> None:
+    answer = server.ask("POST", "/v1/responses/input_tokens", body)
+    assert (answer.status, answer.json["error"]["param"]) == (status, param)
+
+
 def test_unknown_fields_are_told_in_a_header(server: Any) -> None:
     body = {"model": "scripted", "input": [{"role": "user", "content": "hi", "foo": 1}], "top_k": 3}
     answer = server.ask("POST", "/v1/responses", body)

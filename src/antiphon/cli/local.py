@@ -1,51 +1,102 @@
 """The engine in this very process, for a chat without a server."""
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from antiphon.cli.remote import Events
 from antiphon.config import DEFAULT_PROJECT, Settings
 from antiphon.engine.assemble import build_engine
-from antiphon.engine.run import Events as Batches
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 
+# An interrupt that comes in the moment before a wait is noticed only after it: so no wait is long.
+LONGEST_WAIT_SECONDS = 0.2
+
+T = TypeVar("T")
+Batch = Sequence[Event | Unknown]
+
 
 class Local:
-    """Asked like a remote server. The loop turns only while there is something to wait for.
+    """Asked like a remote server.
 
-    `asyncio.Runner` makes a Ctrl-C cancel what is being waited for, so that the model has stopped when
-    KeyboardInterrupt gets here.
+    The engine's loop turns in a thread of its own. Signals reach the main thread alone, so a Ctrl-C never comes in the
+    midst of the loop's work: it ends the waiting here, which cancels the answer there.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._runner = asyncio.Runner()
         self._engine = build_engine(settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
+        self._thread.start()
+        # Held by the answer under way. The next one, and the end, wait until it has cleared up behind itself.
+        self._turn = asyncio.Lock()
         try:
-            self._runner.run(self._engine.start())
+            self._run(self._engine.start())
         except BaseException:
-            self._runner.close()
+            self._stop()
             raise
 
     def models(self) -> list[str]:
         return [model.id for model in self._engine.models()]
 
     def ask(self, request: CreateRequest) -> Events:
-        run = self._runner.run(self._engine.create(request, project=DEFAULT_PROJECT))
-        batches = run.events()
+        batches: SimpleQueue[Batch] = SimpleQueue()
+        answer = asyncio.run_coroutine_threadsafe(self._answer(request, batches.put), self._loop)
+        answer.add_done_callback(lambda _: batches.put(()))  # ends the waiting
         try:
-            while batch := self._runner.run(_next_batch(batches)):
+            while not answer.done() or not batches.empty():
+                try:
+                    batch = batches.get(timeout=LONGEST_WAIT_SECONDS)
+                except Empty:
+                    continue
                 yield from batch
+            answer.result()
         finally:
-            self._runner.run(batches.aclose())
+            answer.cancel()
 
     def close(self) -> None:
         try:
-            self._runner.run(self._engine.close())
+            self._run(self._close())
         finally:
-            self._runner.close()
+            self._stop()
+
+    async def _answer(self, request: CreateRequest, put: Callable[[Batch], None]) -> None:
+        async with self._turn:
+            run = await self._engine.create(request, project=DEFAULT_PROJECT)
+            async with aclosing(run.events()) as batches:
+                async for batch in batches:
+                    put(batch)
+
+    async def _close(self) -> None:
+        async with self._turn:
+            await self._engine.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while True:
+            try:
+                return running.result(LONGEST_WAIT_SECONDS)
+            except TimeoutError:
+                if running.done():
+                    raise
+            except BaseException:
+                running.cancel()
+                raise
+
+    def _stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
-async def _next_batch(batches: Batches) -> Sequence[Event | Unknown] | None:
-    return await anext(batches, None)
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

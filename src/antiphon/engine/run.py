@@ -60,7 +60,8 @@ class Run:
                 told = self._tell(await self._next_batch())
                 if composer.finished:
                     break
-                yield told
+                if told:  # not everything a model says is told
+                    yield told
             yield await self._keep(told)
         finally:
             await self._deltas.aclose()

@@ -11,6 +11,7 @@ from antiphon.protocol.open import Family, Holds, find_holds
 Schema = dict[str, Any]
 
 _REF = "#/components/schemas/{name}"
+_NULL = {"type": "null"}
 # msgspec leaves a field out that is as empty as one of these makes it, if the struct leaves out its defaults.
 _LEFT_OUT_IF_EMPTY = (list, dict, set)
 
@@ -58,6 +59,8 @@ class Components:
 
     def _describe_input(self, family: Family[Any]) -> dict[str, Schema]:
         """A member of the family in any of the forms in which it is read."""
+        for tag, variant in family.variants.items():  # whatever has the mark is read as the variant, or not at all
+            self.schemas[family.members[tag].__name__]["properties"][variant.mark] = _NULL
         forms = [_refer(family.name)]
         forms += [_describe_variant(family, tag) for tag in family.variants]
         forms += [self._retag(family.members[tag], {"enum": [alias]}) for alias, tag in family.aliases.items()]
@@ -69,12 +72,12 @@ class Components:
         earlier: dict[str, Schema] = {}
         for mark, tag in family.untagged.items():
             name = f"Untagged{family.members[tag].__name__}"
-            schema = self._retag(family.members[tag], {"type": "null"})
+            schema = self._retag(family.members[tag], _NULL)
             schema["title"] = name
             schema["properties"] |= earlier
             schema["required"] = sorted({*schema["required"], mark} - {"type"})
             yield name, schema
-            earlier[mark] = {"type": "null"}
+            earlier[mark] = _NULL
 
     def _retag(self, member: type[Struct], tag: Schema) -> Schema:
         schema = self.schemas[member.__name__]
@@ -149,7 +152,7 @@ def _describe_open(holds: Holds, *, lenient: bool) -> Schema:
     if holds.words:
         forms.insert(0, {"enum": list(holds.words)})
     if holds.null:
-        forms.append({"type": "null"})
+        forms.append(_NULL)
     return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
 

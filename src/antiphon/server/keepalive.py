@@ -4,16 +4,28 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from antiphon.server.exchange import Exchange
+import msgspec
 
-# An event with data: the idle timers of some clients do not count comments.
-BEAT = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.server.exchange import Exchange
 
 _LOOKS_PER_GAP = 4
 
 
+class Pulse:
+    """A stream as it was last seen. `last` is its last event, or the number of one that an earlier stream sent."""
+
+    __slots__ = ("last", "sent", "since")
+
+    def __init__(self, sent: int, since: float, last: Event | Unknown | int | None) -> None:
+        self.sent = sent
+        self.since = since
+        self.last = last
+
+
 class Keepalive:
-    """Looks after all open streams with one timer: writing to a stream costs nothing more.
+    """Looks after all open streams with one timer: writing to a stream costs next to nothing more.
 
     A look compares how much each stream has sent with what it had sent before. So a sign of life comes when a stream
     has been silent for `gap` seconds, or up to a quarter longer. With no gap there are none.
@@ -21,42 +33,54 @@ class Keepalive:
 
     def __init__(self, gap: float) -> None:
         self._gap = gap
-        self._silences: dict[Exchange, _Silence] = {}
+        self._pulses: dict[Exchange, Pulse] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watch(self, exchange: Exchange) -> Iterator[None]:
-        """Within this block, the stream does not stay silent once it has begun."""
-        if not self._gap:
-            yield
-            return
+    def watch(self, exchange: Exchange, *, after: int | None = None) -> Iterator[Pulse]:
+        """Within this block, the stream does not stay silent once it has begun.
+
+        It has when the block says so by setting the pulse's `last`, or if it goes on `after` an event of another one.
+        """
         loop = asyncio.get_running_loop()
-        self._silences[exchange] = _Silence(exchange.sent, loop.time())
+        pulse = Pulse(exchange.sent, loop.time(), after)
+        if not self._gap:
+            yield pulse
+            return
+        self._pulses[exchange] = pulse
         if self._timer is None:
             self._timer = loop.call_later(self._gap / _LOOKS_PER_GAP, self._look, loop)
         try:
-            yield
+            yield pulse
         finally:
-            del self._silences[exchange]
+            del self._pulses[exchange]
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if not self._silences:
+        if not self._pulses:
             return
         now = loop.time()
-        for exchange, silence in self._silences.items():
-            if exchange.is_writing or exchange.sent != silence.sent:
-                silence.sent, silence.since = exchange.sent, now
-            elif exchange.status and now - silence.since >= self._gap:
-                exchange.start_beat(BEAT)
+        for exchange, pulse in self._pulses.items():
+            if exchange.is_writing or exchange.sent != pulse.sent:
+                pulse.sent, pulse.since = exchange.sent, now
+            elif pulse.last is not None and now - pulse.since >= self._gap:
+                exchange.start_beat(encode_beat(_number(pulse.last)))
         self._timer = loop.call_later(self._gap / _LOOKS_PER_GAP, self._look, loop)
 
 
-class _Silence:
-    """How much a stream had sent when it was last seen to have sent more."""
+def encode_beat(number: int) -> bytes:
+    """An event with data, because the idle timers of some clients do not count comments.
 
-    __slots__ = ("sent", "since")
+    It repeats the number of the event before it: clients take the last number they saw as the place to go on from.
+    """
+    return b'event: keepalive\ndata: {"type":"keepalive","sequence_number":%d}\n\n' % number
 
-    def __init__(self, sent: int, since: float) -> None:
-        self.sent = sent
-        self.since = since
+
+class _Numbered(msgspec.Struct):
+    sequence_number: int = 0
+
+
+def _number(last: Event | Unknown | int) -> int:
+    if isinstance(last, Unknown):
+        return msgspec.json.decode(last.raw, type=_Numbered).sequence_number
+    return last if isinstance(last, int) else last.sequence_number

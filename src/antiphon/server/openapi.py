@@ -27,7 +27,7 @@ path that is not listed here 404, both with an error in the usual shape. Fields 
 does not know are accepted, left aside, and listed in the header `x-antiphon-warnings`."""
 _STREAM = (
     "Server-sent events: the name of each is its `type`, its data the event as JSON. After the last comes "
-    "`data: [DONE]`. A silent stream carries events of the type `keepalive`, which have no number."
+    "`data: [DONE]`. A silent stream carries events of the type `keepalive`, which repeat the last number."
 )
 _HEADERS = {
     "x-request-id": "The request's id: the client's own, if it sent one that fits into a header.",
@@ -118,7 +118,10 @@ def _describe_operation(entry: Entry, operation: Operation, components: Componen
     }
     if operation.body is not None:
         schema = components.describe(operation.body, read=True)
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        described["requestBody"] = {
+            "required": not operation.optional_body,
+            "content": {"application/json": {"schema": schema}},
+        }
     return described
 
 

@@ -18,6 +18,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     summary: str
     answer: Any
     body: Any = None
+    optional_body: bool = False
     query: type[Struct] | None = None
     streams: bool = False
     errors: tuple[type[AntiphonError], ...] = ()

@@ -46,8 +46,8 @@ def read_query(exchange: Exchange, kind: type[Q]) -> Q:
         return msgspec.convert(given, kind, strict=False)
     except ValidationError as error:
         fault = faults.read(error)
-        name = fault.path.partition("[")[0]
-        raise InvalidRequest(f"Invalid value for '{name}': {fault.reason}.", param=name, code="invalid_value") from None
+        name, _, _ = fault.path.partition("[")
+        raise faults.Fault(name, fault.reason).explain() from None
 
 
 def _parse(query: bytes) -> dict[str, list[str]]:

@@ -115,19 +115,20 @@ class ResponseHandlers:
             if after is not None:
                 # The client has seen the beginning, and may have to wait for more: it shall know that we are here.
                 await exchange.write(b"")
-            tail = await self._stream(exchange, events)
+            tail = await self._stream(exchange, events, after=after)
         await exchange.finish(tail + DONE)
 
-    async def _stream(self, exchange: Exchange, events: Events) -> bytes:
+    async def _stream(self, exchange: Exchange, events: Events, *, after: int | None = None) -> bytes:
         """Send the events, a batch at a time. The terminal event is handed back, to leave with the stream's end."""
         tail = b""
-        with self._keepalive.watch(exchange):
+        with self._keepalive.watch(exchange, after=after) as pulse:
             async with aclosing(events) as batches:
                 async for batch in batches:
                     chunk = encode_batch(batch)
                     if tail or isinstance(batch[-1], TERMINAL):
                         tail += chunk
                     else:
+                        pulse.last = batch[-1]
                         await exchange.write(chunk)
         return tail
 

@@ -1,12 +1,23 @@
 """The table of everything the server answers to."""
 
+from typing import Any
+
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
-from antiphon.server.conversations import ConversationHandlers
-from antiphon.server.health import HealthHandlers
+from antiphon.engine.items import ItemPage
+from antiphon.errors import NotFound, Unavailable
+from antiphon.protocol.conversation import AddItems, Conversation, CreateConversation, UpdateConversation
+from antiphon.protocol.events import OneItem
+from antiphon.protocol.request import CountRequest, CreateRequest
+from antiphon.protocol.response import Response
+from antiphon.server.conversations import ConversationHandlers, DeletedConversation
+from antiphon.server.health import Greeting, Health, HealthHandlers
 from antiphon.server.keepalive import Keepalive
-from antiphon.server.models import ModelHandlers
-from antiphon.server.responses import ResponseHandlers
+from antiphon.server.models import ModelHandlers, ModelList, ModelObject
+from antiphon.server.openapi import DocumentHandler
+from antiphon.server.operation import Operation
+from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery
+from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHandlers
 from antiphon.server.router import Router
 
 
@@ -15,32 +26,187 @@ def make_router(engine: Engine, settings: Settings) -> Router:
     keepalive = Keepalive(settings.keepalive_seconds)
     _add_responses(router, ResponseHandlers(engine, max_body_bytes=settings.max_body_bytes, keepalive=keepalive))
     if not settings.stateless:
-        _add_conversations(router, ConversationHandlers(engine, max_body_bytes=settings.max_body_bytes))
-    models = ModelHandlers(engine)
-    router.add("GET", "/v1/models", models.list_all)
-    router.add("GET", "/v1/models/{id...}", models.retrieve)
-    health = HealthHandlers(engine)
-    router.add("GET", "/", health.greet, public=True)
-    router.add("GET", "/healthz", health.live, public=True)
-    router.add("GET", "/readyz", health.ready, public=True)
+        conversations = ConversationHandlers(engine, max_body_bytes=settings.max_body_bytes)
+        _add_conversations(router, conversations)
+        _add_conversation_items(router, conversations)
+    _add_models(router, ModelHandlers(engine))
+    _add_health(router, HealthHandlers(engine))
+    router.add(
+        "GET",
+        "/openapi.json",
+        DocumentHandler(router, guarded=bool(settings.api_keys)).show,
+        Operation(id="getDocument", summary="Get this document.", answer=dict[str, Any]),
+        public=True,
+    )
     return router
 
 
 def _add_responses(router: Router, responses: ResponseHandlers) -> None:
-    router.add("POST", "/v1/responses", responses.create)
-    router.add("POST", "/v1/responses/input_tokens", responses.count_input_tokens)
-    router.add("GET", "/v1/responses/{id}", responses.retrieve)
-    router.add("DELETE", "/v1/responses/{id}", responses.delete)
-    router.add("POST", "/v1/responses/{id}/cancel", responses.cancel)
-    router.add("GET", "/v1/responses/{id}/input_items", responses.list_input_items)
+    router.add(
+        "POST",
+        "/v1/responses",
+        responses.create,
+        Operation(
+            id="createResponse",
+            summary="Have a model answer.",
+            body=CreateRequest,
+            answer=Response,
+            streams=True,
+            errors=(NotFound, Unavailable),
+        ),
+    )
+    router.add(
+        "POST",
+        "/v1/responses/input_tokens",
+        responses.count_input_tokens,
+        Operation(
+            id="countInputTokens",
+            summary="Count the tokens that the model would read.",
+            body=CountRequest,
+            answer=InputTokens,
+            errors=(NotFound,),
+        ),
+    )
+    router.add(
+        "GET",
+        "/v1/responses/{response_id}",
+        responses.retrieve,
+        Operation(
+            id="getResponse",
+            summary="Get a stored response, or the events of one that runs in the background.",
+            query=ResponseQuery,
+            answer=Response,
+            streams=True,
+        ),
+    )
+    router.add(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        responses.delete,
+        Operation(id="deleteResponse", summary="Delete a stored response.", answer=DeletedResponse),
+    )
+    router.add(
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        responses.cancel,
+        Operation(id="cancelResponse", summary="End a response that is under way.", answer=Response),
+    )
+    router.add(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        responses.list_input_items,
+        Operation(
+            id="listInputItems", summary="List what a stored response was asked.", query=PageQuery, answer=ItemPage
+        ),
+    )
 
 
 def _add_conversations(router: Router, conversations: ConversationHandlers) -> None:
-    router.add("POST", "/v1/conversations", conversations.create)
-    router.add("GET", "/v1/conversations/{id}", conversations.retrieve)
-    router.add("POST", "/v1/conversations/{id}", conversations.update)
-    router.add("DELETE", "/v1/conversations/{id}", conversations.delete)
-    router.add("POST", "/v1/conversations/{id}/items", conversations.add_items)
-    router.add("GET", "/v1/conversations/{id}/items", conversations.list_items)
-    router.add("GET", "/v1/conversations/{id}/items/{item_id}", conversations.retrieve_item)
-    router.add("DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item)
+    router.add(
+        "POST",
+        "/v1/conversations",
+        conversations.create,
+        Operation(
+            id="createConversation",
+            summary="Begin a conversation.",
+            body=CreateConversation,
+            optional_body=True,
+            answer=Conversation,
+        ),
+    )
+    router.add(
+        "GET",
+        "/v1/conversations/{conversation_id}",
+        conversations.retrieve,
+        Operation(id="getConversation", summary="Get a conversation.", answer=Conversation),
+    )
+    router.add(
+        "POST",
+        "/v1/conversations/{conversation_id}",
+        conversations.update,
+        Operation(
+            id="updateConversation",
+            summary="Replace a conversation's metadata.",
+            body=UpdateConversation,
+            answer=Conversation,
+        ),
+    )
+    router.add(
+        "DELETE",
+        "/v1/conversations/{conversation_id}",
+        conversations.delete,
+        Operation(id="deleteConversation", summary="Delete a conversation.", answer=DeletedConversation),
+    )
+
+
+def _add_conversation_items(router: Router, conversations: ConversationHandlers) -> None:
+    router.add(
+        "POST",
+        "/v1/conversations/{conversation_id}/items",
+        conversations.add_items,
+        Operation(
+            id="addItems", summary="Add items to a conversation.", body=AddItems, query=ItemQuery, answer=ItemPage
+        ),
+    )
+    router.add(
+        "GET",
+        "/v1/conversations/{conversation_id}/items",
+        conversations.list_items,
+        Operation(id="listItems", summary="List a conversation's items.", query=PageQuery, answer=ItemPage),
+    )
+    router.add(
+        "GET",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
+        conversations.retrieve_item,
+        Operation(id="getItem", summary="Get an item of a conversation.", query=ItemQuery, answer=OneItem),
+    )
+    router.add(
+        "DELETE",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
+        conversations.delete_item,
+        Operation(id="deleteItem", summary="Take an item out of a conversation.", answer=Conversation),
+    )
+
+
+def _add_models(router: Router, models: ModelHandlers) -> None:
+    router.add(
+        "GET",
+        "/v1/models",
+        models.list_all,
+        Operation(id="listModels", summary="List the models.", answer=ModelList),
+    )
+    router.add(
+        "GET",
+        "/v1/models/{model...}",
+        models.retrieve,
+        Operation(id="getModel", summary="Get a model.", answer=ModelObject),
+    )
+
+
+def _add_health(router: Router, health: HealthHandlers) -> None:
+    router.add(
+        "GET",
+        "/",
+        health.greet,
+        Operation(id="greet", summary="See where things are.", answer=Greeting),
+        public=True,
+    )
+    router.add(
+        "GET",
+        "/healthz",
+        health.live,
+        Operation(id="checkLife", summary="See whether the process is up.", answer=Health),
+        public=True,
+    )
+    router.add(
+        "GET",
+        "/readyz",
+        health.ready,
+        Operation(
+            id="checkReadiness",
+            summary="See whether the models are loaded and the store is open.",
+            answer=Health,
+            errors=(Unavailable,),
+        ),
+        public=True,
+    )

@@ -1,5 +1,6 @@
 """The form in which every store keeps things: a few columns and pieces of JSON, nothing twice."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ class Record(NamedTuple):
 def pack(stored: StoredResponse) -> Record:
     """Encode at once, so that what the caller changes later does not change what is kept."""
     response = stored.response
+    bare = copy.copy(response)  # structs.replace() would go through every field again
+    bare.output = []
     return Record(
         response.id,
         response.previous_response_id,
@@ -38,7 +41,7 @@ def pack(stored: StoredResponse) -> Record:
         stored.expires_at,
         encode(stored.input),
         encode(response.output),
-        encode(msgspec.structs.replace(response, output=[])),
+        encode(bare),
     )
 
 

@@ -1,0 +1,123 @@
+"""The agents SDK against a real server: two tools and a handoff, with the state on the server."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from agents import Agent, OpenAIConversationsSession, OpenAIResponsesModel, RunConfig, Runner, function_tool
+from openai import AsyncOpenAI
+
+PLAIN = RunConfig(tracing_disabled=True)
+# What the model reads grows from turn to turn, so the rule for the latest turn comes first.
+SCRIPT = {
+    "rules": [
+        {"user": "once more", "text": "Mild at noon", "answers": ["As I said: mild."]},
+        {
+            "last_item": "function_call_output",
+            "text": '"assistant": "poet"',
+            "answers": ["Mild at noon, said the poet."],
+        },
+        {"last_item": "function_call_output", "answers": [[{"tool_call": {"name": "transfer_to_poet"}}]]},
+        {
+            "user": "poem",
+            "answers": [
+                [
+                    {"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}},
+                    {"tool_call": {"name": "get_time", "arguments": {"city": "Bern"}}},
+                ]
+            ],
+        },
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any) -> Any:
+    return serve(SCRIPT)
+
+
+@pytest.fixture
+async def client(server: Any) -> AsyncIterator[AsyncOpenAI]:
+    async with server.async_client() as client:
+        yield client
+
+
+class Troupe:
+    """An agent with two tools that hands over to a poet, and a note of what its tools were asked."""
+
+    def __init__(self, client: AsyncOpenAI) -> None:
+        self.asked: list[str] = []
+        model = OpenAIResponsesModel(model="scripted", openai_client=client)
+
+        @function_tool
+        def get_weather(city: str) -> str:
+            self.asked.append(f"weather in {city}")
+            return "mild"
+
+        @function_tool
+        def get_time(city: str) -> str:
+            self.asked.append(f"time in {city}")
+            return "noon"
+
+        poet = Agent(name="poet", instructions="Rhyme.", model=model)
+        self.guide = Agent(
+            name="guide", instructions="Find out.", model=model, tools=[get_weather, get_time], handoffs=[poet]
+        )
+
+    async def run(self, asked: str, **options: Any) -> Any:
+        return await Runner.run(self.guide, asked, run_config=PLAIN, **options)
+
+
+def judge(troupe: Troupe, result: Any) -> None:
+    assert (result.final_output, result.last_agent.name) == ("Mild at noon, said the poet.", "poet")
+    assert sorted(troupe.asked) == ["time in Bern", "weather in Bern"]  # they run at the same time
+
+
+async def test_on_previous_response_id(client: AsyncOpenAI) -> None:
+    troupe = Troupe(client)
+    result = await troupe.run("a poem", auto_previous_response_id=True)
+    judge(troupe, result)
+    responses = [await client.responses.retrieve(each.response_id) for each in result.raw_responses]
+    assert [response.previous_response_id for response in responses] == [None, responses[0].id, responses[1].id]
+    again = await troupe.run("once more", previous_response_id=result.last_response_id)
+    assert again.final_output == "As I said: mild."
+
+
+async def test_on_a_conversation(client: AsyncOpenAI) -> None:
+    troupe = Troupe(client)
+    conversation = await client.conversations.create()
+    judge(troupe, await troupe.run("a poem", conversation_id=conversation.id))
+    again = await troupe.run("once more", conversation_id=conversation.id)
+    assert again.final_output == "As I said: mild."
+    items = [item.type async for item in client.conversations.items.list(conversation.id, order="asc")]
+    assert items == [
+        "message",
+        *["function_call"] * 2,
+        *["function_call_output"] * 2,
+        "function_call",
+        "function_call_output",
+        "message",
+        "message",
+        "message",
+    ]
+
+
+async def test_on_a_session_that_is_a_conversation(client: AsyncOpenAI) -> None:
+    troupe = Troupe(client)
+    session = OpenAIConversationsSession(openai_client=client)
+    judge(troupe, await troupe.run("a poem", session=session))
+    again = await troupe.run("once more", session=session)
+    assert again.final_output == "As I said: mild."
+    assert len(await session.get_items()) == 10
+    last: Any = await session.pop_item()
+    assert last["content"][0]["text"] == "As I said: mild."
+    assert len(await session.get_items()) == 9
+    await session.clear_session()
+
+
+async def test_streamed(client: AsyncOpenAI) -> None:
+    troupe = Troupe(client)
+    result = Runner.run_streamed(troupe.guide, "a poem", run_config=PLAIN, auto_previous_response_id=True)
+    told = [event.type async for event in result.stream_events()]
+    judge(troupe, result)
+    assert {"raw_response_event", "run_item_stream_event", "agent_updated_stream_event"} <= set(told)

@@ -1,0 +1,143 @@
+"""Background responses over HTTP: queued at once, read from any number, cancelled; and their clients may leave."""
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from antiphon.stream.sse import Decoder
+
+GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
+
+
+def begin(running: Any, asked: str = "wait") -> str:
+    answer = running.ask("POST", "/v1/responses", {"model": "scripted", "input": asked, "background": True})
+    assert (answer.status, answer.json["status"], answer.json["background"]) == (200, "queued", True)
+    response_id: str = answer.json["id"]
+    return response_id
+
+
+def read(running: Any, response_id: str, query: str = "") -> list[bytes]:
+    """The events as they came, which must end in [DONE]."""
+    answer = running.ask("GET", f"/v1/responses/{response_id}?stream=true{query}")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+    *events, done = answer.body.split(b"\n\n")[:-1]
+    assert done == b"data: [DONE]"
+    return events
+
+
+def test_a_background_response_is_queued_at_once_and_told_afterwards(server: Any) -> None:
+    response_id = begin(server, "hello")
+    events = [json.loads(event.partition(b"data: ")[2]) for event in read(server, response_id)]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events][:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert events[-1]["response"] == server.ask("GET", f"/v1/responses/{response_id}").json
+
+
+def test_a_stream_goes_on_after_any_number_with_the_same_bytes(server: Any) -> None:
+    response_id = begin(server, "hello")
+    whole = read(server, response_id)
+    for number in range(len(whole) + 1):
+        assert read(server, response_id, f"&starting_after={number}") == whole[number + 1 :]
+
+
+def test_the_stream_of_the_create_call_and_the_one_read_later_are_the_same(server: Any) -> None:
+    body = {"model": "scripted", "input": "hello", "background": True, "stream": True}
+    answer = server.ask("POST", "/v1/responses", body)
+    created = json.loads(Decoder().feed(answer.body)[0].data)
+    again = server.ask("GET", f"/v1/responses/{created['response']['id']}?stream=true&include_obfuscation=false")
+    assert answer.body == again.body
+
+
+def test_the_run_goes_on_when_the_client_leaves_its_stream(serve: Callable[..., Any]) -> None:
+    running = serve(GATED)
+    data = json.dumps({"model": "scripted", "input": "wait", "background": True, "stream": True}).encode()
+    with running.connect() as client:
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        received = b""
+        while b'"delta":"first' not in received:
+            received += client.recv(65536)
+        client.shutdown(socket.SHUT_RDWR)
+    response_id = received.partition(b'"id":"')[2].partition(b'"')[0].decode()
+    running.do(lambda: running.backend.release("gate"))
+    events = read(running, response_id)
+    assert (running.backend.cancelled, json.loads(events[-1].partition(b"data: ")[2])["type"]) == (
+        0,
+        "response.completed",
+    )
+
+
+def test_whoever_waits_for_more_is_told_that_somebody_is_there(serve: Callable[..., Any]) -> None:
+    running = serve(GATED, keepalive_seconds=0.01)
+    response_id = begin(running)
+    running.wait_for(lambda: running.backend.reached("gate"))
+    with running.connect() as client:
+        client.sendall(
+            f"GET /v1/responses/{response_id}?stream=true&starting_after=5 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        )
+        received = b""
+        while b"event: keepalive" not in received:
+            received += client.recv(65536)
+        running.do(lambda: running.backend.release("gate"))
+        while b"[DONE]" not in received:
+            received += client.recv(65536)
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    assert b'"delta":"last"' in received
+
+
+def test_cancelling_ends_the_run_and_is_the_same_again(serve: Callable[..., Any]) -> None:
+    running = serve(GATED)
+    response_id = begin(running)
+    running.wait_for(lambda: running.backend.reached("gate"))
+    first = running.ask("POST", f"/v1/responses/{response_id}/cancel")
+    assert (first.status, first.json["status"], running.backend.cancelled) == (200, "cancelled", 1)
+    assert running.ask("POST", f"/v1/responses/{response_id}/cancel").json == first.json
+    assert running.ask("GET", f"/v1/responses/{response_id}").json == first.json
+
+
+def test_cancelling_works_on_a_stream_whose_client_is_there(serve: Callable[..., Any]) -> None:
+    running = serve(GATED)
+    with running.client() as client, client.responses.create(model="scripted", input="wait", stream=True) as stream:
+        response_id = next(stream).response.id
+        running.wait_for(lambda: running.backend.reached("gate"))
+        cancelled = running.ask("POST", f"/v1/responses/{response_id}/cancel").json
+        *_, last = stream
+    assert (cancelled["status"], last.type, last.response.status) == ("cancelled", "response.incomplete", "cancelled")
+
+
+def test_cancelling_what_is_not_there_is_not_found(server: Any) -> None:
+    answer = server.ask("POST", "/v1/responses/resp_0/cancel")
+    assert (answer.status, answer.json["error"]["param"]) == (404, "response_id")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("stream=true&starting_after=x", "starting_after"),
+        ("stream=true&starting_after=-1", "starting_after"),
+        ("stream=true&starting_after=%C2%B2", "starting_after"),
+        ("stream=true&starting_after=", "starting_after"),
+        ("stream=true&starting_after=99999999999999999999", "starting_after"),
+        ("stream=yes", "stream"),
+        ("include_obfuscation=maybe", "include_obfuscation"),
+        ("stream=true&include=everything", "include"),
+    ],
+)
+def test_a_wrong_query_is_refused_by_name(server: Any, query: str, param: str) -> None:
+    answer = server.ask("GET", f"/v1/responses/{begin(server, 'hello')}?{query}")
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+def test_a_number_without_a_stream_is_told_to_be_left_aside(server: Any) -> None:
+    answer = server.ask("GET", f"/v1/responses/{begin(server, 'hello')}?starting_after=3")
+    assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: starting_after")
+
+
+def test_another_projects_stream_is_not_found(guarded: Any) -> None:
+    ada, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-ada", "sk-bob"))
+    body = {"model": "scripted", "input": "hello", "background": True}
+    response_id = guarded.ask("POST", "/v1/responses", body, headers=ada).json["id"]
+    assert guarded.ask("GET", f"/v1/responses/{response_id}?stream=true", headers=bob).status == 404
+    assert guarded.ask("POST", f"/v1/responses/{response_id}/cancel", headers=bob).status == 404

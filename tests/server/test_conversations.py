@@ -1,0 +1,157 @@
+"""Conversations over HTTP, down to the bytes that the SDK does not show."""
+
+from typing import Any
+
+import pytest
+
+
+def say(*texts: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def begin(server: Any, **body: Any) -> dict[str, Any]:
+    answer = server.ask("POST", "/v1/conversations", body)
+    assert answer.status == 200
+    conversation: dict[str, Any] = answer.json
+    return conversation
+
+
+def texts_of(page: dict[str, Any]) -> list[str]:
+    return [item["content"][0]["text"] for item in page["data"]]
+
+
+def test_a_conversation_begins_with_its_items_and_metadata(server: Any) -> None:
+    made = begin(server, items=say("one", "two"), metadata={"topic": "demo"})
+    assert made == {
+        "id": made["id"],
+        "object": "conversation",
+        "created_at": made["created_at"],
+        "metadata": {"topic": "demo"},
+    }
+    path = f"/v1/conversations/{made['id']}"
+    assert server.ask("GET", path).json == made
+    assert texts_of(server.ask("GET", f"{path}/items?order=asc").json) == ["one", "two"]
+
+
+def test_a_conversation_begins_empty_without_a_body(server: Any) -> None:
+    made = server.ask("POST", "/v1/conversations")
+    assert (made.status, made.json["metadata"]) == (200, {})
+    page = server.ask("GET", f"/v1/conversations/{made.json['id']}/items").json
+    assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+def test_an_update_replaces_the_metadata(server: Any) -> None:
+    made = begin(server, metadata={"a": "1", "b": "2"})
+    path = f"/v1/conversations/{made['id']}"
+    updated = server.ask("POST", path, {"metadata": {"c": "3"}})
+    assert updated.json == made | {"metadata": {"c": "3"}}
+    assert server.ask("GET", path).json == updated.json
+
+
+def test_a_deleted_conversation_is_gone(server: Any) -> None:
+    path = f"/v1/conversations/{(made := begin(server, items=say('one')))['id']}"
+    answer = server.ask("DELETE", path)
+    assert (answer.status, answer.json) == (
+        200,
+        {"id": made["id"], "object": "conversation.deleted", "deleted": True},
+    )
+    for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/items")):
+        assert server.ask(method, f"{path}{rest}").json["error"] == {
+            "message": f"Conversation with id '{made['id']}' not found.",
+            "type": "invalid_request_error",
+            "param": "conversation_id",
+            "code": "not_found",
+        }
+
+
+def test_added_items_are_answered_as_a_list_and_keep_their_order(server: Any) -> None:
+    path = f"/v1/conversations/{begin(server, items=say('one'))['id']}/items"
+    page = server.ask("POST", f"{path}?include[]=message.input_image.image_url", {"items": say("two", "three")}).json
+    ids = [item["id"] for item in page["data"]]
+    assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", *ids, False)
+    assert texts_of(page) == ["two", "three"]
+    assert texts_of(server.ask("GET", path).json) == ["three", "two", "one"]
+    following = server.ask("GET", f"{path}?order=asc&limit=1&after={ids[0]}").json
+    assert following == {
+        "object": "list",
+        "data": page["data"][1:],
+        "first_id": ids[1],
+        "last_id": ids[1],
+        "has_more": False,
+    }
+
+
+def test_an_item_is_found_and_taken_out_by_its_id(server: Any) -> None:
+    made = begin(server)
+    path = f"/v1/conversations/{made['id']}/items"
+    (item,) = server.ask("POST", path, {"items": say("one")}).json["data"]
+    assert server.ask("GET", f"{path}/{item['id']}").json == item
+    assert server.ask("DELETE", f"{path}/{item['id']}").json == made
+    for method in ("GET", "DELETE"):
+        answer = server.ask(method, f"{path}/{item['id']}")
+        assert (answer.status, answer.json["error"]["param"]) == (404, "item_id")
+
+
+def test_a_response_reads_and_adds_to_its_conversation(server: Any) -> None:
+    made = begin(server, items=say("my name is ada"))
+    body = {"model": "scripted", "input": "recall", "conversation": made["id"]}
+    answer = server.ask("POST", "/v1/responses", body)
+    assert answer.json["conversation"] == {"id": made["id"]}
+    page = server.ask("GET", f"/v1/conversations/{made['id']}/items?order=asc").json
+    assert texts_of(page) == ["my name is ada", "recall", "Your name is ada."]
+    assert page["data"][-1] == answer.json["output"][0]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"items": say(*["x"] * 21)}, "items", "invalid_value"),
+        ({"items": "x"}, "items", "invalid_type"),
+        ({"items": [{"role": "nobody", "content": "x"}]}, "items[0].role", "invalid_value"),
+        ({"metadata": {"k": 1}}, "metadata", "invalid_type"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "invalid_value"),
+    ],
+)
+def test_a_wrong_conversation_is_refused_by_name(server: Any, body: dict[str, Any], param: str, code: str) -> None:
+    answer = server.ask("POST", "/v1/conversations", body)
+    assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (400, param, code)
+
+
+def test_an_update_must_say_what_to(server: Any) -> None:
+    answer = server.ask("POST", f"/v1/conversations/{begin(server)['id']}", {})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "metadata")
+
+
+@pytest.mark.parametrize("body", [{}, {"items": None}, {"items": say(*["x"] * 21)}])
+def test_wrong_items_are_refused_by_name(server: Any, body: dict[str, Any]) -> None:
+    answer = server.ask("POST", f"/v1/conversations/{begin(server)['id']}/items", body)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "items")
+
+
+def test_an_item_that_is_there_already_is_refused(server: Any) -> None:
+    path = f"/v1/conversations/{begin(server)['id']}/items"
+    (item,) = server.ask("POST", path, {"items": say("one")}).json["data"]
+    answer = server.ask("POST", path, {"items": [*say("two"), item]})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "items")
+    assert texts_of(server.ask("GET", path).json) == ["one"]
+
+
+@pytest.mark.parametrize(("query", "param"), [("limit=0", "limit"), ("order=up", "order"), ("after=msg_0", "after")])
+def test_a_wrong_page_is_refused_by_name(server: Any, query: str, param: str) -> None:
+    answer = server.ask("GET", f"/v1/conversations/{begin(server)['id']}/items?{query}")
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+def test_unknown_fields_are_told_in_a_header(server: Any) -> None:
+    answer = server.ask("POST", "/v1/conversations", {"items": [{"role": "user", "content": "x", "foo": 1}], "bar": 2})
+    assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: bar, items[0].foo")
+
+
+def test_another_project_sees_no_conversation(guarded: Any) -> None:
+    ada, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-ada", "sk-bob"))
+    made = guarded.ask("POST", "/v1/conversations", {}, headers=ada).json
+    path = f"/v1/conversations/{made['id']}"
+    for method, rest in (("GET", ""), ("POST", ""), ("DELETE", ""), ("GET", "/items"), ("GET", "/items/msg_1")):
+        body = {"metadata": {}} if method == "POST" else None
+        assert guarded.ask(method, f"{path}{rest}", body, headers=bob).status == 404
+    assert guarded.ask("GET", path, headers=ada).json == made
