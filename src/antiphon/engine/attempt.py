@@ -16,6 +16,7 @@ from antiphon.engine.ids import Mint
 from antiphon.engine.journal import Journal
 from antiphon.engine.keeping import conversation_for
 from antiphon.engine.run import Run
+from antiphon.errors import ServerError
 from antiphon.protocol import codec, events
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
@@ -88,8 +89,10 @@ class Attempt:
         self._run = Run(resolved, deltas, self, told=recall(told))
         async with aclosing(self._run.events()) as batches:
             async for batch in batches:
-                if not self.journal.finished:
+                if not self.journal.ending:
                     self.journal.write(batch)
+        if not self.journal.finished:
+            raise ServerError(f"The response {response.id} could not be stored.")
 
     async def _settle_log(self) -> list[bytes]:
         """The events that an earlier attempt left and somebody may have seen."""

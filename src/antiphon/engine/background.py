@@ -177,8 +177,9 @@ class Background:
         except LeaseLost:
             logger.warning("another process took over", extra={"response_id": claimed.response_id})
         except Exception:
-            # The run stays in the queue; when its lease runs out, somebody tries again.
             logger.exception("a background response could not be worked on", extra={"response_id": claimed.response_id})
+            with suppress(Exception):  # it stays in the queue; when its lease has run out, somebody tries again
+                await self._store.abandon(self._owner, *key)
         finally:
             del self._attempts[key]
             attempt.journal.end()

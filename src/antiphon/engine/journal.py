@@ -33,6 +33,7 @@ class Journal:
         self._news = asyncio.Event()
         self._flush: asyncio.Task[None] | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self.ending = False
         self.finished = False
 
     def recover(self, logged: Sequence[bytes]) -> None:
@@ -43,6 +44,7 @@ class Journal:
     def write(self, batch: Sequence[Event | Unknown]) -> None:
         """Take in the events that come next. Those that an earlier attempt has told already are passed over."""
         self._pending += self._encode_new(batch)
+        self._written += len(batch)
         if self._flush is not None and self._flush.done():
             self._flush.result()  # raises what went wrong
         self._flush_soon()
@@ -50,15 +52,16 @@ class Journal:
     async def prepare_end(self, last: Sequence[Event | Unknown]) -> tuple[int, list[bytes]]:
         """Everything that is not durable yet, the last events included, with the number of the first. The caller keeps
         it together with the final response, and shows it with `end`."""
+        self.ending = True
         if self._flush is not None:
             await self._flush
-        pending, self._pending = self._pending, []
-        return len(self._shown), pending + self._encode_new(last)
+        return len(self._shown), self._pending + self._encode_new(last)
 
     def end(self, payloads: Sequence[bytes] = ()) -> None:
         """Show the last events. Nothing comes after them."""
         if self._pause is not None:
             self._pause.cancel()
+        self._pending = []
         self._shown += payloads
         self.finished = True
         self.nudge()
@@ -79,11 +82,10 @@ class Journal:
 
     def _encode_new(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
         known = max(0, self._recovered - self._written)
-        self._written += len(batch)
         return [encode_line(event) for event in batch[known:]]
 
     def _flush_soon(self) -> None:
-        if self._pending and self._pause is None and (self._flush is None or self._flush.done()):
+        if self._pending and not self.ending and self._pause is None and (self._flush is None or self._flush.done()):
             self._flush = asyncio.get_running_loop().create_task(self._flush_pending())
 
     async def _flush_pending(self) -> None:

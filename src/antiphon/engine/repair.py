@@ -101,7 +101,7 @@ def _answer_lone_calls(items: Sequence[Item | Unknown], repairs: list[str]) -> l
 def _find_open_end(items: Sequence[Item | Unknown]) -> int:
     """Where the last turn's calls begin: after them there is nothing but calls and outputs."""
     end = len(items)
-    while end > 0 and isinstance(items[end - 1], CALLS | OUTPUTS):
+    while end > 0 and isinstance(items[end - 1], CALLS + OUTPUTS):
         end -= 1
     return end
 

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from antiphon.backends.base import Deltas
 from antiphon.engine.conversation import Resolved
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
@@ -134,14 +135,16 @@ class Run:
             return error.told + self._composer.compose([_UNEXPECTED])
 
     async def _keep(self, told: list[Event | Unknown]) -> Sequence[Event | Unknown]:
-        """What cannot be kept has failed: nobody could build on it."""
+        """What cannot be kept has failed, since nobody could build on it; that it failed is kept if it can be."""
         try:
             await self._keeper.finish(self.response, told)
-        except Exception:
+        except Exception as error:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})
-            return self._composer.retract(told, _NOT_STORED)
+            reason = f": {error.message}" if isinstance(error, InvalidRequest) else "."
+            told = self._composer.retract(told, Failure(f"The response could not be stored{reason}"))
+            with suppress(Exception):
+                await self._keeper.finish(self.response, told)
         return told
 
 
 _UNEXPECTED = Failure("The server had an error while answering. Its log says more.")
-_NOT_STORED = Failure("The response could not be stored.")

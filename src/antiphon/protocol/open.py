@@ -175,19 +175,23 @@ class Family(Generic[T]):
 
     def field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds one member."""
-        return self._decode_field(value, name, self.one, required=required)
+        return self._decode_field(value, name, self.one, required=required) if isinstance(value, Raw) else value
 
     def list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds an array of members."""
-        return self._decode_field(value, name, self.many, required=required)
+        return self._decode_field(value, name, self.many, required=required) if isinstance(value, Raw) else value
 
     def text_or_list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds a string or an array of members."""
-        return self._decode_field(value, name, self._text_or_many, required=required)
+        return (
+            self._decode_field(value, name, self._text_or_many, required=required) if isinstance(value, Raw) else value
+        )
 
     def text_or_field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds a string or one member."""
-        return self._decode_field(value, name, self._text_or_one, required=required)
+        return (
+            self._decode_field(value, name, self._text_or_one, required=required) if isinstance(value, Raw) else value
+        )
 
     def _text_or_many(self, raw: Raw) -> str | list[T | Unknown]:
         return self.many(raw) if _starts(raw, "[") else _decode_text(raw, other="array")
@@ -195,9 +199,7 @@ class Family(Generic[T]):
     def _text_or_one(self, raw: Raw) -> str | T | Unknown:
         return self.one(raw) if _starts(raw, "{") else _decode_text(raw, other="object")
 
-    def _decode_field(self, value: Any, name: str, decode: Callable[[Raw], Any], *, required: bool) -> Any:
-        if not isinstance(value, Raw):
-            return value
+    def _decode_field(self, value: Raw, name: str, decode: Callable[[Raw], Any], *, required: bool) -> Any:
         if not required and _starts(value, "n"):  # null: no other JSON value starts so
             return None
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import math
 import os
 import signal
@@ -81,6 +82,10 @@ class Server(uvicorn.Server):
             raise self._app.startup_error or ServerError("The server could not start.") from None
         except OSError as error:  # another server took the port while the models were loaded
             raise ConfigError(_explain(error, self._settings)) from None
+        # What has been loaded by now stays to the end: the collector need not go through it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 50)
         if self._on_ready is not None and sockets:
             self._on_ready(_url(sockets[0]))
 

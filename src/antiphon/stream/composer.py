@@ -95,6 +95,8 @@ class Composer:
     def _text(self, delta: deltas.Text) -> list[Event]:
         if not delta.text and not delta.logprobs:  # chat models open with an empty piece of text
             return []
+        if isinstance(self._speaking, MessageDraft):  # nearly always: the short way for most of all deltas
+            return self._speaking.write_text(delta)
         draft, told = self._speak(MessageDraft)
         return told + draft.write_text(delta)
 

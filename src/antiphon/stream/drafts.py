@@ -51,12 +51,12 @@ class MessageDraft(Draft):
 
     def write_text(self, delta: deltas.Text) -> list[Event]:
         told = [] if self._open == "text" else self._open_part("text")
-        self._written.append(delta.text)
-        self._logprobs.extend(delta.logprobs)
+        text, logprobs = delta.text, list(delta.logprobs)
+        self._written.append(text)
+        if logprobs:
+            self._logprobs += logprobs
         told.append(
-            events.OutputTextDelta(
-                next(self._numbers), self.id, self.output_index, len(self._parts), delta.text, list(delta.logprobs)
-            )
+            events.OutputTextDelta(next(self._numbers), self.id, self.output_index, len(self._parts), text, logprobs)
         )
         return told
 

@@ -1,0 +1,98 @@
+"""Whatever the document lets a client send, and whatever it does not, is answered as the document says, and in time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    not_a_server_error,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from antiphon.engine.engine import Engine
+from antiphon.engine.parameters import UNIMPLEMENTED
+from antiphon.server.openapi import make_document
+from antiphon.server.routes import make_router
+from antiphon.store.memory.store import MemoryStore
+from live_server import PATIENCE, Running, make_settings
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+# The same requests every time: what is found here must not depend on luck.
+SETTINGS = settings(derandomize=True, database=None, max_examples=8, suppress_health_check=list(HealthCheck))
+
+_router = make_router(Engine(backends={}, store=MemoryStore()), make_settings())
+SCHEMA = schemathesis.openapi.from_dict(make_document(_router, guarded=False))
+OPERATIONS = {found.ok().definition.raw["operationId"]: found.ok() for found in SCHEMA.get_all_operations()}
+REFUSABLE = [name for name, operation in OPERATIONS.items() if list(operation.body) or list(operation.query)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Running]:
+    running = Running({}, make_settings())
+    yield running
+    running.stop()
+
+
+def tame(case: Case, target: Running, *, plain: bool) -> None:
+    """Lead a wild request to things that exist, where most wild ones would end at a 404."""
+    client = target.client()
+    names = set(case.path_parameters)
+    if "response_id" in names:
+        case.path_parameters["response_id"] = client.responses.create(model="scripted", input="hello").id
+    if "conversation_id" in names:
+        message: Any = {"type": "message", "role": "user", "content": "hello"}
+        case.path_parameters["conversation_id"] = talk = client.conversations.create(items=[message]).id
+        if "item_id" in names:
+            case.path_parameters["item_id"] = client.conversations.items.list(talk).data[0].id
+    if "model" in names:
+        case.path_parameters["model"] = "scripted"
+    if isinstance(case.body, dict) and case.path.startswith("/v1/responses"):
+        for name in (*UNIMPLEMENTED, "prompt", "previous_response_id", "conversation"):
+            case.body.pop(name, None)
+        case.body["model"] = "scripted"
+        if plain:
+            for name in ("tools", "tool_choice", "text", "include", "top_logprobs"):
+                case.body.pop(name, None)
+            case.body["input"] = "hello"
+
+
+def call(case: Case, target: Running) -> int:
+    response = case.call(base_url=target.url, timeout=PATIENCE)
+    case.validate_response(response, checks=CHECKS)
+    return response.status_code
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_the_document_allows_is_answered_as_it_says(name: str, target: Running) -> None:
+    cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.POSITIVE)
+    seen = set()
+
+    @SETTINGS
+    @given(cases, st.sampled_from(["wild", "tame", "plain"]))
+    def send(case: Case, manner: str) -> None:
+        if manner != "wild":
+            tame(case, target, plain=manner == "plain")
+        seen.add(call(case, target))
+
+    send()
+    assert 200 in seen
+
+
+@pytest.mark.parametrize("name", REFUSABLE)
+def test_what_the_document_does_not_allow_is_answered_as_it_says(name: str, target: Running) -> None:
+    cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+    @SETTINGS
+    @given(cases, st.booleans())
+    def send(case: Case, lead: bool) -> None:
+        if lead:
+            tame(case, target, plain=False)
+        call(case, target)
+
+    send()
