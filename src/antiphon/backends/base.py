@@ -40,12 +40,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model a backend serves."""
+    """A model a backend serves. `temperature` and `top_p` are what it is asked with when a request says nothing."""
 
     id: str
     created: int
     owned_by: str
     context_window: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
 
 
 Deltas = AsyncGenerator[Sequence[Delta], None]

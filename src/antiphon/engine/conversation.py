@@ -4,7 +4,7 @@ import time
 
 import msgspec
 
-from antiphon.backends.base import Capabilities, Turn
+from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.context import conversation_of, fetch_context, fill_references
 from antiphon.engine.history import check_input, check_pairs
 from antiphon.engine.ids import BrandedMint, Mint
@@ -31,10 +31,10 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def resolve(
-    request: CreateRequest, *, project: str, model: str, capabilities: Capabilities, store: Store, policy: Policy
+    request: CreateRequest, *, project: str, model: Model, capabilities: Capabilities, store: Store, policy: Policy
 ) -> Resolved:
     """Check the request, fetch what it builds on, and lay out the turn."""
-    warnings = check_capabilities(request, capabilities, model)
+    warnings = check_capabilities(request, capabilities, model.id)
     context = await fetch_context(request, project=project, store=store, inherit_tools=policy.inherit_tools)
     if request.tools is None and context.tools:
         request = msgspec.structs.replace(request, tools=context.tools)
@@ -43,10 +43,15 @@ async def resolve(
     new_items, repeated = await fill_references(
         read_input(request, mint), earlier=context.items, project=project, store=store
     )
-    check_input(new_items, capabilities, model)
+    check_input(new_items, capabilities, model.id)
     items = context.items + new_items
     check_pairs(items)
-    request = msgspec.structs.replace(request, model=model, tools=tools or None)
+    request = msgspec.structs.replace(
+        request,
+        tools=tools or None,
+        temperature=model.temperature if request.temperature is None else request.temperature,
+        top_p=model.top_p if request.top_p is None else request.top_p,
+    )
     return Resolved(
         turn=Turn(request=request, items=items),
         input=new_items,

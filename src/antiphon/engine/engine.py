@@ -36,8 +36,7 @@ class Engine:
         self._backends = backends
         self._store = store
         self._policy = policy or Policy()
-        self._by_model: dict[str, Backend] = {}
-        self._models: list[Model] = []
+        self._served: dict[str, tuple[Backend, Model]] = {}
         self._running: dict[RunKey, Run] = {}
         self._background = Background(
             store, slots=self._policy.background_slots, make_turn=self._make_turn, start_turn=self._start_turn
@@ -53,9 +52,7 @@ class Engine:
         for backend in self._backends.values():
             await backend.start()
             for model in backend.models():
-                if model.id not in self._by_model:
-                    self._by_model[model.id] = backend
-                    self._models.append(model)
+                self._served.setdefault(model.id, (backend, model))
         await self._background.start()
         self._retention.start()
         self.ready = True
@@ -69,7 +66,7 @@ class Engine:
         await self._store.close()
 
     def models(self) -> Sequence[Model]:
-        return self._models
+        return [model for _, model in self._served.values()]
 
     async def create(self, request: CreateRequest, *, project: str) -> Run | BackgroundRun:
         """Begin a response. What can be refused is refused here, before there is anything to stream."""
@@ -132,11 +129,11 @@ class Engine:
         if self._policy.stateless:
             request, ignored = leave_state_aside(request)
         check_parameters(request)
-        model = request.model or ""
-        backend = self._by_model.get(model)
-        if backend is None:
-            known = ", ".join(f"'{known}'" for known in self._by_model)
-            raise ModelNotFound(f"The model '{model}' does not exist. There is {known}.", param="model")
+        served = self._served.get(request.model or "")
+        if served is None:
+            known = ", ".join(f"'{known}'" for known in self._served)
+            raise ModelNotFound(f"The model '{request.model}' does not exist. There is {known}.", param="model")
+        backend, model = served
         resolved = await resolve(
             request,
             project=project,
@@ -167,9 +164,9 @@ class Engine:
 
     def _find_backend(self, turn: Turn) -> Backend:
         model = turn.request.model or ""
-        if model not in self._by_model:  # a queued request may name a model that is no longer configured
+        if model not in self._served:  # a queued request may name a model that is no longer configured
             raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
-        return self._by_model[model]
+        return self._served[model][0]
 
     async def retrieve(self, project: str, response_id: str) -> Response:
         return (await self._load(project, response_id)).response

@@ -67,7 +67,7 @@ def write_access(exchange: Exchange) -> None:
 
 
 class AccessRecord(logging.LogRecord):
-    """A record of what the formatters read. The usual one also looks up threads, files and clocks: four times the time."""
+    """What the formatters read, and no more: the usual record also looks up threads, files and clocks."""
 
     def __init__(self, line: AccessLine) -> None:
         self.name, self.levelno, self.levelname = access.name, logging.INFO, "INFO"

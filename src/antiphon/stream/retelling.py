@@ -5,8 +5,8 @@ number, and leaves the composer where it was. A `Retelling` then compares a seco
 words, and lets through only what is new. A second run that says anything else diverges, and the stream cannot go on.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,29 +27,14 @@ def recall(stream: Iterable[Event | Unknown]) -> list[Delta]:
 
 
 def _recall(event: Event | Unknown) -> Sequence[Delta]:
-    match event:
-        case Unknown():
-            return [deltas.Passthrough(event)]
-        case events.OutputTextDelta():
-            return [deltas.Text(event.delta, tuple(event.logprobs))]
-        case events.RefusalDelta():
-            return [deltas.Refusal(event.delta)]
-        case events.OutputTextAnnotationAdded() if event.annotation is not None:
-            return [deltas.Annotate(event.annotation)]
-        case events.ReasoningTextDelta():
-            return [deltas.Reasoning(event.delta)]
-        case events.ReasoningSummaryTextDelta():
-            return [deltas.ReasoningSummary(event.delta, event.summary_index)]
-        case events.FunctionCallArgumentsDelta():
-            return [deltas.ToolCall(_key(event), event.delta)]
-        case events.CustomToolCallInputDelta():
-            return [deltas.CustomToolCall(_key(event), event.delta)]
-        case events.OutputItemAdded():
-            return _recall_added(event)
-        case events.OutputItemDone():
-            return _recall_done(event.item)
-        case _:
-            return []
+    if isinstance(event, Unknown):
+        return [deltas.Passthrough(event)]
+    recollect = _RECOLLECTIONS.get(type(event))
+    return recollect(event) if recollect is not None else []
+
+
+def _recall_annotation(event: events.OutputTextAnnotationAdded) -> Sequence[Delta]:
+    return [deltas.Annotate(event.annotation)] if event.annotation is not None else []
 
 
 def _key(event: events.ItemEvent | events.OutputItemAdded) -> str:
@@ -66,8 +51,8 @@ def _recall_added(event: events.OutputItemAdded) -> Sequence[Delta]:
             return []
 
 
-def _recall_done(item: items.Item | Unknown) -> Sequence[Delta]:
-    match item:
+def _recall_done(event: events.OutputItemDone) -> Sequence[Delta]:
+    match item := event.item:
         case items.Reasoning():
             return [deltas.ReasoningSeal(item.encrypted_content)] if item.encrypted_content is not None else []
         case items.Message() | items.FunctionCall() | items.CustomToolCall():
@@ -76,6 +61,19 @@ def _recall_done(item: items.Item | Unknown) -> Sequence[Delta]:
             return []  # only ever input
         case _:
             return [deltas.WholeItem(item)]
+
+
+_RECOLLECTIONS: dict[type[Event], Callable[[Any], Sequence[Delta]]] = {
+    events.OutputTextDelta: lambda event: [deltas.Text(event.delta, tuple(event.logprobs))],
+    events.RefusalDelta: lambda event: [deltas.Refusal(event.delta)],
+    events.OutputTextAnnotationAdded: _recall_annotation,
+    events.ReasoningTextDelta: lambda event: [deltas.Reasoning(event.delta)],
+    events.ReasoningSummaryTextDelta: lambda event: [deltas.ReasoningSummary(event.delta, event.summary_index)],
+    events.FunctionCallArgumentsDelta: lambda event: [deltas.ToolCall(_key(event), event.delta)],
+    events.CustomToolCallInputDelta: lambda event: [deltas.CustomToolCall(_key(event), event.delta)],
+    events.OutputItemAdded: _recall_added,
+    events.OutputItemDone: _recall_done,
+}
 
 
 class _Spoken(NamedTuple):
@@ -170,7 +168,7 @@ class Retelling:
 
 
 class _Names:
-    """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which one it is."""
+    """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which it is."""
 
     def __init__(self) -> None:
         self.calls: dict[int | str, int] = {}

@@ -116,8 +116,9 @@ def count_repeats(text: str) -> int:
 
 
 async def test_a_frequency_penalty_makes_the_model_repeat_itself_less(backend: EmbeddedBackend) -> None:
-    plain = await ask(backend, "Repeat this forever: la la la la", max_output_tokens=24)
-    penalized = await ask(backend, "Repeat this forever: la la la la", max_output_tokens=24, frequency_penalty=2)
+    story = "Tell a story about the fox and the fox and the fox."
+    plain = await ask(backend, story, max_output_tokens=60)
+    penalized = await ask(backend, story, max_output_tokens=60, frequency_penalty=2)
     assert count_repeats(penalized.text) < count_repeats(plain.text)
 
 

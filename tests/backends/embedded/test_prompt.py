@@ -14,12 +14,22 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a"
 RESULT = {"type": "function_call_output", "call_id": "1", "output": "done"}
 
 
+GREETING = ("system", "You are a helpful assistant.")
+
+
 def lay(*items: Any, examples: bool = False, **parameters: Any) -> list[tuple[str, str]]:
     body = json.dumps({"model": "m", "input": "unread", **parameters}).encode()
     request = codec.decode_request(body).request
     turn = Turn(request=request, items=codec.decode_items(json.dumps(items).encode()))
     messages = lay_out(turn, read_rules(request), examples=examples)
-    return [(message["role"], message["content"]) for message in messages]
+    spoken = [(message["role"], message["content"]) for message in messages]
+    return spoken[1:] if spoken[0] == GREETING else spoken
+
+
+def test_a_model_that_was_told_nothing_is_told_to_be_helpful() -> None:
+    request = codec.decode_request(b'{"model": "m"}').request
+    turn = Turn(request=request, items=codec.decode_items(b'[{"role": "user", "content": "Hi"}]'))
+    assert lay_out(turn, read_rules(request), examples=False)[0] == {"role": "system", "content": GREETING[1]}
 
 
 def say(role: str, text: str) -> dict[str, Any]:

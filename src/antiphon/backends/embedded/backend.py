@@ -18,6 +18,9 @@ from antiphon.protocol.request import CreateRequest
 
 Count = Annotated[int, Meta(ge=1)]
 
+# What an answer may take when the request does not say: a small model that has lost its thread would fill its window.
+LONGEST_ANSWER = 1024
+
 
 class Options(Struct, kw_only=True):
     """`context` is how many tokens one turn may take, prompt and answer together; `slots` how many turns run at once.
@@ -56,7 +59,10 @@ class EmbeddedBackend:
         self._window = context
         self._examples = tool_examples
         created = int(weights.stat().st_mtime)
-        self._models = [Model(id=model, created=created, owned_by=name, context_window=context)]
+        self._models = [
+            # Small models wander at a higher temperature.
+            Model(id=model, created=created, owned_by=name, context_window=context, temperature=0.2, top_p=0.9)
+        ]
 
     async def start(self) -> None:
         await self._llama.load()
@@ -79,9 +85,10 @@ class EmbeddedBackend:
         grammar = build_grammar(rules, guarded=guarded)
         if grammar is not None:
             await self._check_grammar(grammar, rules)
+        sampling = _sampling(turn.request) | ({"grammar": grammar} if grammar is not None else _FREE_TEXT)
         # Penalties are for what the answer repeats of itself, however long it gets.
-        body = {"prompt": prompt, "max_tokens": room, "repeat_last_n": room, "grammar": grammar or ""}
-        return self._answer(body | _sampling(turn.request), Answer(may_call=bool(rules.tools)))
+        body = {"prompt": prompt, "max_tokens": room, "repeat_last_n": room}
+        return self._answer(body | sampling, Answer(may_call=bool(rules.tools)))
 
     async def _read(self, turn: Turn, rules: Rules) -> list[int]:
         return await self._llama.read(lay_out(turn, rules, examples=self._examples))
@@ -96,7 +103,7 @@ class EmbeddedBackend:
                 f"room for an answer{asked}. Shorten the input.",
                 param="input",
             )
-        return min(room, max_output_tokens or room)
+        return min(room, max_output_tokens or LONGEST_ANSWER)
 
     async def _check_grammar(self, grammar: str, rules: Rules) -> None:
         if await self._llama.accepts(grammar):
@@ -130,13 +137,17 @@ class EmbeddedBackend:
         raise ModelError("The model broke off.")
 
 
+# Small models fall into loops; in JSON and calls, where repetition is in the nature of things, a grammar holds them.
+_FREE_TEXT = {"repeat_penalty": 1.1}
+
+
 def _sampling(request: CreateRequest) -> dict[str, Any]:
     """How to pick each token. A small model's unlikely tokens are noise: `min_p` leaves them out at any temperature."""
     sampling: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "top_k": 0,
-        "min_p": 0.3,
+        "min_p": 0.05,
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
     }

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import msgspec
 from msgspec import Struct
@@ -143,8 +144,11 @@ class Llama:
         if not xllamacpp.json_schema_to_grammar({}).startswith("%llguidance"):
             raise ConfigError("This build of xllamacpp lacks llguidance, which the embedded model's JSON output needs.")
         try:
-            return xllamacpp.Server(self._parameters(xllamacpp.CommonParams()))
-        except RuntimeError as error:
+            server = xllamacpp.Server(self._parameters(xllamacpp.CommonParams()))
+            # One that is dropped before its port has answered can hang in its destructor.
+            with urlopen(f"{server.listening_address}/health", timeout=30):
+                return server
+        except (OSError, RuntimeError) as error:
             raise ConfigError(f"The weights at {self._path} cannot be loaded: {error}") from error
 
     def _parameters(self, params: Any) -> Any:

@@ -56,7 +56,7 @@ def lay_out(turn: Turn, rules: Rules, *, examples: bool) -> list[Message]:
         system.append(_describe_tools(turn.request, greet=not system, examples=examples))
     if rules.answer is not None:
         system.append(_describe_format(turn.request))
-    messages = [("system", "\n\n".join(system))] if system else []
+    messages = [("system", "\n\n".join(system or [_GREETING]))]
     # After a result, the conversation is its own example, and what there is to do is to talk.
     if rules.tools and examples and not _ends_in_result(turn):
         messages += _EXAMPLES
