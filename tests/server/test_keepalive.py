@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from antiphon.protocol.open import Unknown
@@ -61,7 +62,9 @@ def test_a_silent_stream_gives_signs_of_life_in_events_of_their_own(serve: Calla
             told.append((event.type, event.sequence_number))
             if event.type == "keepalive":
                 running.do(lambda: running.backend.release("gate"))
-    assert told[5] == ("keepalive", 4)
+    signs = [(before, number) for (_, before), (kind, number) in pairwise(told) if kind == "keepalive"]
+    assert signs
+    assert all(before == number for before, number in signs)
     assert [kind for kind, _ in told if kind != "keepalive"] == [
         "response.created",
         "response.in_progress",

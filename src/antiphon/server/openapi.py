@@ -26,8 +26,8 @@ Every path that answers to GET answers to HEAD, and every path to OPTIONS. Any o
 path that is not listed here 404, both with an error in the usual shape. Fields and query parameters that the server \
 does not know are accepted, left aside, and listed in the header `x-antiphon-warnings`."""
 _STREAM = (
-    "Server-sent events: the name of each is its `type`, its data the event as JSON. After the last comes "
-    "`data: [DONE]`. A silent stream carries events of the type `keepalive`, which repeat the last number."
+    "What each of the server-sent events is: its name is the `type` of its data. The last one is `[DONE]`. A silent "
+    "stream carries events of the type `keepalive`, which repeat the last number."
 )
 _HEADERS = {
     "x-request-id": "The request's id: the client's own, if it sent one that fits into a header.",
@@ -35,7 +35,7 @@ _HEADERS = {
     "x-antiphon-warnings": "What was left aside or repaired, if anything was.",
 }
 _KEY = "bearer"
-_EVENTS = holding(lambda: EVENTS, many=True)
+_EVENT = holding(lambda: EVENTS)
 _PARAMETER = re.compile(r"\{(\w+)(\.\.\.)?\}")
 _NULL = {"type": "null"}
 
@@ -84,7 +84,7 @@ def make_document(router: Router, *, guarded: bool) -> Document:
 def _gather(operations: Sequence[Operation]) -> Components:
     sent = [ErrorBody, *(operation.answer for operation in operations)]
     if any(operation.streams for operation in operations):
-        sent.append(_EVENTS)
+        sent.append(_EVENT)
     return Components(read=[operation.body for operation in operations if operation.body is not None], sent=sent)
 
 
@@ -156,15 +156,22 @@ def _without_null(field: Schema) -> Schema:
 def _describe_answer(operation: Operation, components: Components) -> Document:
     content: Document = {"application/json": {"schema": components.describe(operation.answer)}}
     if operation.streams:
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": _STREAM,
-                "contentMediaType": "text/event-stream",
-                "contentSchema": components.describe(_EVENTS),
-            }
-        }
+        content["text/event-stream"] = {"schema": _describe_stream(components)}
     return {"description": "The answer.", "headers": _refer_headers(), "content": content}
+
+
+def _describe_stream(components: Components) -> Schema:
+    """Up to OpenAPI 3.2, which has another place for it, the schema of a stream is that of each event."""
+    event = components.describe(_EVENT)
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+    return {
+        "description": _STREAM,
+        "type": "object",
+        "anyOf": [
+            {"properties": {"event": {"type": "string"}, "data": data}, "required": ["event", "data"]},
+            {"properties": {"data": {"const": "[DONE]"}}, "required": ["data"]},
+        ],
+    }
 
 
 def _refer_headers() -> Document:

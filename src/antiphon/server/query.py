@@ -1,7 +1,7 @@
 """Reading a request's query string."""
 
 from typing import Annotated, Literal, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta, Struct, ValidationError
@@ -52,7 +52,10 @@ def read_query(exchange: Exchange, kind: type[Q]) -> Q:
 
 def _parse(query: bytes) -> dict[str, list[str]]:
     try:
-        fields = parse_qs(query.decode("ascii"), keep_blank_values=True, max_num_fields=100, errors="strict")
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=100, errors="strict")
     except ValueError:
         raise InvalidRequest("The query string is not valid.", code="invalid_query") from None
-    return {name.removesuffix("[]"): values for name, values in fields.items()}
+    fields: dict[str, list[str]] = {}
+    for name, value in pairs:
+        fields.setdefault(name.removesuffix("[]"), []).append(value)
+    return fields

@@ -60,8 +60,8 @@ class EmbeddedBackend:
         self._examples = tool_examples
         created = int(weights.stat().st_mtime)
         self._models = [
-            # Small models wander at a higher temperature.
-            Model(id=model, created=created, owned_by=name, context_window=context, temperature=0.2, top_p=0.9)
+            # A small model wanders at any higher temperature.
+            Model(id=model, created=created, owned_by=name, context_window=context, temperature=0.1)
         ]
 
     async def start(self) -> None:
@@ -86,8 +86,7 @@ class EmbeddedBackend:
         if grammar is not None:
             await self._check_grammar(grammar, rules)
         sampling = _sampling(turn.request) | ({"grammar": grammar} if grammar is not None else _FREE_TEXT)
-        # Penalties are for what the answer repeats of itself, however long it gets.
-        body = {"prompt": prompt, "max_tokens": room, "repeat_last_n": room}
+        body = {"prompt": prompt, "max_tokens": room}
         return self._answer(body | sampling, Answer(may_call=bool(rules.tools)))
 
     async def _read(self, turn: Turn, rules: Rules) -> list[int]:
@@ -138,7 +137,7 @@ class EmbeddedBackend:
 
 
 # Small models fall into loops; in JSON and calls, where repetition is in the nature of things, a grammar holds them.
-_FREE_TEXT = {"repeat_penalty": 1.1}
+_FREE_TEXT = {"repeat_penalty": 1.05}
 
 
 def _sampling(request: CreateRequest) -> dict[str, Any]:

@@ -43,6 +43,16 @@ _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("assistant", "I am fine, thank you! How can I help you?"),
     ("user", "Turn on the lights in the kitchen."),
     ("assistant", write_call("set_lights", '{"room": "kitchen", "on": true}')),
+    ("user", "Good evening!"),
+    ("assistant", "Good evening! How can I help you?"),
+    ("user", "What time is it in Tokyo?"),
+    ("assistant", write_call("get_time", '{"city": "Tokyo"}')),
+    ("user", "Who painted the Mona Lisa?"),
+    ("assistant", "Leonardo da Vinci painted the Mona Lisa."),
+    ("user", "Thanks!"),
+    ("assistant", "You are welcome!"),
+    ("user", "Calculate 3 times 4."),
+    ("assistant", write_call("multiply", '{"a": 3, "b": 4}')),
 )
 
 

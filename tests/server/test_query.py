@@ -1,0 +1,49 @@
+from typing import Any
+
+import pytest
+
+from antiphon.errors import InvalidRequest
+from antiphon.server.query import PageQuery, ResponseQuery, read_query
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        (b"", PageQuery()),
+        (b"after=&limit=7&order=asc", PageQuery(after="", limit=7, order="asc")),
+        (b"limit=5&limit=6", PageQuery(limit=6)),
+        (
+            b"include[]=reasoning.encrypted_content&include=message.output_text.logprobs",
+            PageQuery(include=["reasoning.encrypted_content", "message.output_text.logprobs"]),
+        ),
+        (b"stream=true&starting_after=0", ResponseQuery(stream=True, starting_after=0)),
+        (b"stream=false&include_obfuscation=true", ResponseQuery(include_obfuscation=True)),
+    ],
+)
+def test_a_query_is_read_into_its_struct(wire: Any, text: bytes, query: Any) -> None:
+    assert read_query(wire().exchange(query=text), type(query)) == query
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        (b"limit=0", "limit"),
+        (b"limit=101", "limit"),
+        (b"limit=ten", "limit"),
+        (b"order=up", "order"),
+        (b"include=reasoning.encrypted_content&include=everything", "include"),
+        (b"%ff=1", None),
+        (b"\xff", None),
+        (b"&".join([b"a=1"] * 101), None),
+    ],
+)
+def test_a_wrong_query_is_refused_by_name(wire: Any, text: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_query(wire().exchange(query=text), PageQuery)
+    assert caught.value.param == param
+
+
+def test_unknown_parameters_are_noted(wire: Any) -> None:
+    exchange = wire().exchange(query=b"limit=3&depth=2&stream=true")
+    assert read_query(exchange, PageQuery) == PageQuery(limit=3)
+    assert exchange.warnings == ["ignored: depth, stream"]
