@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_bench import Bench, judge
 
 from antiphon.engine.run import Run
 from antiphon.errors import InvalidRequest, NotFound
@@ -16,6 +15,7 @@ from antiphon.protocol.items import Message
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
 from antiphon.store.sqlite.store import SqliteStore
+from engine_bench import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 

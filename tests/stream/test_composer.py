@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turns import turns
 
 from antiphon.protocol import codec, content, events, items
 from antiphon.protocol.events import Event
@@ -16,6 +15,7 @@ from antiphon.protocol.response import Response, Usage
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.fold import fold
+from turns import turns
 
 
 def new_composer() -> Composer:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turns import turns
 
 from antiphon.protocol.content import text_of
 from antiphon.protocol.events import Event
@@ -16,6 +15,7 @@ from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer
 from antiphon.stream.fold import fold
 from antiphon.stream.retelling import Diverged, Retelling, recall
+from turns import turns
 
 
 def new_composer() -> Composer:

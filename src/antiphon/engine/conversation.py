@@ -1,6 +1,7 @@
 """From a request and the store to a turn: what the model will read, and the response as it begins."""
 
 import time
+from copy import copy
 
 import msgspec
 
@@ -46,12 +47,12 @@ async def resolve(
     check_input(new_items, capabilities, model.id)
     items = context.items + new_items
     check_pairs(items)
-    request = msgspec.structs.replace(
-        request,
-        tools=tools or None,
-        temperature=model.temperature if request.temperature is None else request.temperature,
-        top_p=model.top_p if request.top_p is None else request.top_p,
-    )
+    request = copy(request)
+    request.tools = list(tools) or None
+    if request.temperature is None:
+        request.temperature = model.temperature
+    if request.top_p is None:
+        request.top_p = model.top_p
     return Resolved(
         turn=Turn(request=request, items=items),
         input=new_items,

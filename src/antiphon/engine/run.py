@@ -46,6 +46,7 @@ class Run:
         self._told = told
         self._composer = Composer(resolved.response, new_id=resolved.mint, now=lambda: int(time.time()))
         self._interruption: list[Delta] = []
+        self._reader: asyncio.Task[object] | None = None
         self._waiting: asyncio.Task[object] | None = None
 
     @property
@@ -53,8 +54,12 @@ class Run:
         return self._composer.response
 
     async def events(self) -> Events:
-        """Batches of events. The last one leaves only after the response is kept. Closing this stops the model."""
+        """Batches of events. The last one leaves only after the response is kept. Closing this stops the model.
+
+        One task reads it from beginning to end.
+        """
         composer = self._composer
+        self._reader = asyncio.current_task()
         try:
             yield [*composer.start(), *composer.compose(self._told)]
             while True:
@@ -107,7 +112,7 @@ class Run:
         """The model's next words; whatever goes wrong while waiting for them is a failure the client is told of."""
         if self._interruption:
             return self._interruption[:1]
-        task = self._waiting = asyncio.current_task()
+        task = self._waiting = self._reader
         try:
             return await anext(self._deltas)
         except StopAsyncIteration:

@@ -81,6 +81,14 @@ class PromptVersion(NamedTuple):
     created_at: int
 
 
+class StoredPrompt(NamedTuple):
+    """One version of a prompt. `body` is what `save_prompt` was given."""
+
+    version: str
+    created_at: int
+    body: bytes
+
+
 class Responses(Protocol):
     async def save(
         self,
@@ -234,8 +242,8 @@ class Prompts(Protocol):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         """Keep a new version of a prompt. Versions do not change: raises InvalidRequest if there is this one."""
 
-    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> tuple[str, bytes] | None:
-        """A version and its body; for None, the version that was saved last."""
+    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
+        """This version, or None; for None, the version that was saved last."""
 
     async def list_prompts(self, project: str) -> list[PromptVersion]:
         """Every version of every prompt: by id, then in the order in which they were saved."""

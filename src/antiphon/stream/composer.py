@@ -10,13 +10,14 @@ spoke.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
-from antiphon.protocol.items import OutputItem
+from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.stream import deltas
@@ -202,8 +203,11 @@ class Composer:
 
     def _end(self, event_type: type[events.Lifecycle], **outcome: Any) -> Event:
         self.finished = True
-        output = [item for item in self._output if item is not None]
-        self.response = msgspec.structs.replace(self.response, output=output, usage=self._usage, **outcome)
+        output: list[Item | Unknown] = [item for item in self._output if item is not None]
+        response = self.response = copy(self.response)
+        response.output, response.usage = output, self._usage
+        for name, value in outcome.items():
+            setattr(response, name, value)
         return event_type(next(self._numbers), self.response)
 
     def _close_all(self, ending: Ending) -> list[Event]:

@@ -1,7 +1,7 @@
 """Prompt templates in memory."""
 
 from antiphon.errors import InvalidRequest
-from antiphon.store.base import PromptVersion
+from antiphon.store.base import PromptVersion, StoredPrompt
 from antiphon.store.memory.tables import Memory, PromptRow
 
 
@@ -12,10 +12,11 @@ class Prompts(Memory):
             raise InvalidRequest(f"The prompt '{prompt_id}' already has a version '{version}'.", param="version")
         versions[version] = PromptRow(body=body, created_at=created_at)
 
-    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> tuple[str, bytes] | None:
+    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
         versions = self._tables.prompts.get((project, prompt_id), {})
         wanted = next(reversed(versions), "") if version is None else version
-        return (wanted, versions[wanted].body) if wanted in versions else None
+        row = versions.get(wanted)
+        return None if row is None else StoredPrompt(wanted, row.created_at, row.body)
 
     async def list_prompts(self, project: str) -> list[PromptVersion]:
         return [

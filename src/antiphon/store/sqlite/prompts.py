@@ -3,15 +3,16 @@
 import sqlite3
 
 from antiphon.errors import InvalidRequest
-from antiphon.store.base import PromptVersion
+from antiphon.store.base import PromptVersion, StoredPrompt
 from antiphon.store.sqlite.database import Database
 
 SAVE = "INSERT INTO prompts (project, id, version, body, created_at) VALUES (?, ?, ?, ?, ?)"
 
-LOAD = "SELECT version, body FROM prompts WHERE project = ? AND id = ? AND version = ?"
+LOAD = "SELECT version, created_at, body FROM prompts WHERE project = ? AND id = ? AND version = ?"
 
 LOAD_NEWEST = """
-SELECT version, body FROM prompts WHERE place = (SELECT max(place) FROM prompts WHERE project = ? AND id = ?)
+SELECT version, created_at, body FROM prompts
+WHERE place = (SELECT max(place) FROM prompts WHERE project = ? AND id = ?)
 """
 
 LIST = "SELECT id, place, version, created_at FROM prompts WHERE project = ?"
@@ -23,12 +24,12 @@ class Prompts(Database):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         await self._writer.submit(_save, (project, prompt_id, version, body, created_at))
 
-    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> tuple[str, bytes] | None:
+    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
         if version is None:
             rows = await self._reader.submit(LOAD_NEWEST, (project, prompt_id))
         else:
             rows = await self._reader.submit(LOAD, (project, prompt_id, version))
-        return rows[0] if rows else None
+        return StoredPrompt(*rows[0]) if rows else None
 
     async def list_prompts(self, project: str) -> list[PromptVersion]:
         rows = await self._reader.submit(LIST, (project,))

@@ -95,7 +95,8 @@ def _answer(batch: list[Job]) -> None:
             job.waiter.set_exception(job.outcome)
         elif isinstance(job.outcome, Exception):
             # One error may be the outcome of many jobs, and each waiter raises one of its own.
-            failure = ServerError(f"The store failed: {job.outcome}")
+            # What went wrong is for the log: a client has no use for it, and it may name tables and paths.
+            failure = ServerError("The store failed.")
             failure.__cause__ = job.outcome
             job.waiter.set_exception(failure)
         else:
