@@ -23,7 +23,6 @@ PLATFORMS = (
     "x86_64-manylinux_2_28",
     "aarch64-manylinux_2_28",
     "aarch64-apple-darwin",
-    "x86_64-apple-darwin",
 )
 
 

@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_pull(commands)
     _add_models(commands)
+    _add_prompts(commands)
     return parser
 
 
@@ -101,6 +102,27 @@ def _add_models(commands: Commands) -> None:
     command = _add_command(commands, "models", "list the models that 'antiphon serve' would serve, and where they are")
     command.add_argument("--url", help="ask this running server instead")
     command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+
+
+def _add_prompts(commands: Commands) -> None:
+    text = "define and read the prompt templates of a running server"
+    actions = commands.add_parser("prompts", help=text, description=f"{text[0].upper()}{text[1:]}.").add_subparsers(
+        title="actions", metavar="ACTION", dest="action", required=True
+    )
+    add = _add_action(actions, "add", "define a prompt, or a new version of one")
+    add.add_argument("file", type=Path, metavar="FILE", help="the template: a request in part, as JSON")
+    add.add_argument("--id", metavar="ID", help="the prompt's id (default: a new one)")
+    _add_action(actions, "list", "list every version of every prompt")
+    show = _add_action(actions, "show", "print a prompt as JSON")
+    show.add_argument("id", metavar="ID", help="the prompt's id")
+    show.add_argument("--version", metavar="NAME", help="which version (default: the newest)")
+
+
+def _add_action(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
+    action = _add_command(actions, name, text)
+    action.add_argument("--url", help="the server to talk to (default: the one on this machine)")
+    action.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+    return action
 
 
 def main(argv: Sequence[str] | None = None) -> int:

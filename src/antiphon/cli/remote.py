@@ -4,8 +4,8 @@ import http.client
 import json
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -13,6 +13,7 @@ from antiphon.errors import AntiphonError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.sse import Decoder
 
@@ -20,6 +21,13 @@ CONNECT_SECONDS = 5
 SILENCE_SECONDS = 600
 
 Events = Generator[Event | Unknown, None, None]
+
+
+T = TypeVar("T")
+
+
+class PromptList(msgspec.Struct):
+    data: list[PromptSummary]
 
 
 class Unreachable(AntiphonError):
@@ -44,6 +52,20 @@ class Remote:
             except (ValueError, TypeError, KeyError):
                 raise AntiphonError(f"What answers at {self.url} does not list models: is it an API server?") from None
 
+    def define_prompt(self, definition: PromptDefinition) -> Prompt:
+        with self._exchange("POST", "/v1/prompts", encode(definition)) as reply:
+            return self._decode(reply, Prompt)
+
+    def prompts(self) -> list[PromptSummary]:
+        """Every version of every prompt."""
+        with self._exchange("GET", "/v1/prompts", None) as reply:
+            return self._decode(reply, PromptList).data
+
+    def prompt(self, prompt_id: str, *, version: str | None = None) -> Prompt:
+        query = "" if version is None else f"?version={quote(version, safe='')}"
+        with self._exchange("GET", f"/v1/prompts/{quote(prompt_id, safe='')}{query}", None) as reply:
+            return self._decode(reply, Prompt)
+
     def ask(self, request: CreateRequest) -> Events:
         """The events of a streamed response, as they come. Closing the generator hangs up, and the model stops."""
         with self._exchange("POST", "/v1/responses", encode(request)) as reply:
@@ -56,6 +78,12 @@ class Remote:
 
     def close(self) -> None:
         """Nothing to release: every question has a connection of its own."""
+
+    def _decode(self, reply: http.client.HTTPResponse, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(reply.read(), type=kind)
+        except msgspec.DecodeError:
+            raise AntiphonError(f"What answers at {self.url} does not keep prompts: is it an Antiphon?") from None
 
     @contextmanager
     def _exchange(self, method: str, path: str, body: bytes | None) -> Generator[http.client.HTTPResponse, None, None]:

@@ -81,13 +81,14 @@ async def fill_references(
         if item.id is not None and item.id in known:
             repeated.append(f"input[{index}]: {item.id} is part of the history already")
         elif isinstance(item, ItemReference):
-            filled.append(await _find_item(item.id, index, project=project, store=store))
+            filled.append(await find_item(item.id, project=project, store=store, param=f"input[{index}]"))
         else:
             filled.append(item)
     return filled, repeated
 
 
-async def _find_item(item_id: str, index: int, *, project: str, store: Store) -> Item | Unknown:
+async def find_item(item_id: str, *, project: str, store: Store, param: str) -> Item | Unknown:
+    """The stored item that a reference names: of a response, or of a conversation. `param` is the reference's place."""
     owner = find_owner(item_id)
     stored = await store.load(project, owner) if owner is not None else None
     if stored is not None:
@@ -98,6 +99,6 @@ async def _find_item(item_id: str, index: int, *, project: str, store: Store) ->
     if found is None:
         raise NotFound(
             f"Item with id '{item_id}' not found. Items are kept only if their response was stored.",
-            param=f"input[{index}]",
+            param=param,
         )
     return found

@@ -4,13 +4,14 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from antiphon.engine.context import find_item
 from antiphon.engine.ids import Mint
 from antiphon.engine.items import ItemPage, identify, make_page
 from antiphon.engine.keeping import expiry
 from antiphon.engine.policy import Policy
 from antiphon.errors import NotFound
 from antiphon.protocol.conversation import Conversation
-from antiphon.protocol.items import Item
+from antiphon.protocol.items import Item, ItemReference
 from antiphon.protocol.open import Unknown
 from antiphon.store.base import Store
 
@@ -25,7 +26,7 @@ class Conversations:
     ) -> Conversation:
         mint = Mint()
         conversation = Conversation(f"conv_{mint.token}", int(time.time()), metadata or {})
-        kept = [identify(item, mint) for item in items]
+        kept = await self._prepare(project, items, mint)
         await self._store.create_conversation(project, conversation, kept, expires_at=expiry(self._policy))
         return conversation
 
@@ -41,11 +42,19 @@ class Conversations:
             raise _not_found(conversation_id)
 
     async def add_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> ItemPage:
-        mint = Mint()
-        kept = [identify(item, mint) for item in items]
+        kept = await self._prepare(project, items, Mint())
         if not await self._store.append_items(project, conversation_id, kept):
             raise _not_found(conversation_id)
         return make_page(kept, has_more=False)
+
+    async def _prepare(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
+        """The items as they are kept: each with an id, and the stored items in the place of references to them."""
+        return [
+            await find_item(item.id, project=project, store=self._store, param=f"items[{index}]")
+            if isinstance(item, ItemReference)
+            else identify(item, mint)
+            for index, item in enumerate(items)
+        ]
 
     async def list_items(
         self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Literal["asc", "desc"]

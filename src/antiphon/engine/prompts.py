@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,9 +15,10 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest, PromptRef
-from antiphon.store.base import Store
+from antiphon.store.base import Store, StoredPrompt
 
 _BLANK = re.compile(r"\{\{\s*([A-Za-z0-9_.-]+)\s*\}\}")
+_DEEPEST = 100
 # What a template cannot set: it would bind the prompt to one conversation, or to itself.
 _NOT_IN_TEMPLATES = ("prompt", "previous_response_id", "conversation", "stream", "background", "store")
 
@@ -32,21 +34,36 @@ class Prompts:
                 raise InvalidRequest(f"A template cannot set '{name}'.", param=f"template.{name}", code="invalid_value")
         _read(definition.template, dict.fromkeys(_blanks(definition.template), "x"), param="template")
         prompt_id = definition.id or f"pmpt_{new_token()}"
-        version = definition.version or await self._next_version(project, prompt_id)
         created_at = int(time.time())
         body = msgspec.json.encode(definition.template)
-        await self._store.save_prompt(project, prompt_id, version, body, created_at)
+        if definition.version is not None:
+            version = definition.version
+            await self._store.save_prompt(project, prompt_id, version, body, created_at)
+        else:
+            version = await self._save_next(project, prompt_id, body, created_at)
         return Prompt(prompt_id, version, created_at, definition.template)
 
-    async def _next_version(self, project: str, prompt_id: str) -> str:
+    async def _save_next(self, project: str, prompt_id: str, body: bytes, created_at: int) -> str:
+        """Keep the body under the next number, and give that."""
         newest = await self._store.load_prompt(project, prompt_id, None)
-        if newest is None:
-            return "1"
-        if not newest[0].isdigit():
+        if newest is not None and not newest.version.isdecimal():
             raise InvalidRequest(
-                f"The newest version is called '{newest[0]}': name the next one.", param="version", code="invalid_value"
+                f"The newest version is called '{newest.version}': name the next one.",
+                param="version",
+                code="invalid_value",
             )
-        return str(int(newest[0]) + 1)
+        version = 0 if newest is None else int(newest.version)
+        while True:
+            version += 1
+            # The number may be taken: by a version that was named so, or by somebody else at this moment.
+            with suppress(InvalidRequest):
+                await self._store.save_prompt(project, prompt_id, str(version), body, created_at)
+                return str(version)
+
+    async def retrieve(self, project: str, prompt_id: str, version: str | None) -> Prompt:
+        """This version; for None, the one that was defined last."""
+        found = await self._find(project, prompt_id, version, param="prompt_id")
+        return Prompt(prompt_id, found.version, found.created_at, msgspec.json.decode(found.body))
 
     async def list_all(self, project: str) -> list[PromptSummary]:
         return [PromptSummary(*each) for each in await self._store.list_prompts(project)]
@@ -59,7 +76,8 @@ class Prompts:
         """The request with its prompt's template under it: what the request itself says, counts."""
         if request.prompt is None:
             return request
-        template = await self._load(project, request.prompt)
+        found = await self._find(project, request.prompt.id, request.prompt.version, param="prompt")
+        template: dict[str, Any] = msgspec.json.decode(found.body)
         filled = _read(template, _check_variables(template, request.prompt), param="prompt")
         changes: dict[str, Any] = {
             name: getattr(filled, name)
@@ -70,13 +88,12 @@ class Prompts:
             changes["input"] = [*_as_items(filled.input), *_as_items(request.input)]
         return msgspec.structs.replace(request, **changes)
 
-    async def _load(self, project: str, prompt: PromptRef) -> dict[str, Any]:
-        found = await self._store.load_prompt(project, prompt.id, prompt.version)
+    async def _find(self, project: str, prompt_id: str, version: str | None, *, param: str) -> StoredPrompt:
+        found = await self._store.load_prompt(project, prompt_id, version)
         if found is None:
-            version = f" and version '{prompt.version}'" if prompt.version is not None else ""
-            raise NotFound(f"Prompt with id '{prompt.id}'{version} not found.", param="prompt")
-        template: dict[str, Any] = msgspec.json.decode(found[1])
-        return template
+            which = f" and version '{version}'" if version is not None else ""
+            raise NotFound(f"Prompt with id '{prompt_id}'{which} not found.", param=param)
+        return found
 
 
 def _as_items(value: "str | list[Item | Unknown]") -> "list[Item | Unknown]":
@@ -99,14 +116,16 @@ def _check_variables(template: Mapping[str, Any], prompt: PromptRef) -> Mapping[
     return given
 
 
-def _blanks(value: Any) -> set[str]:
+def _blanks(value: Any, level: int = 0) -> set[str]:
     """The names of all variables in a template."""
+    if level > _DEEPEST:
+        raise InvalidRequest("The template is nested too deeply.", param="template", code="invalid_value")
     if isinstance(value, str):
         return set(_BLANK.findall(value))
     if isinstance(value, dict):
-        return {name for each in value.values() for name in _blanks(each)}
+        return {name for each in value.values() for name in _blanks(each, level + 1)}
     if isinstance(value, list):
-        return {name for each in value for name in _blanks(each)}
+        return {name for each in value for name in _blanks(each, level + 1)}
     return set()
 
 

@@ -13,6 +13,7 @@ from antiphon.protocol.events import CORE_EVENTS, Event
 from antiphon.protocol.hosted_events import HOSTED_EVENTS
 from antiphon.protocol.items import ITEMS, Item
 from antiphon.protocol.open import Family, Unknown
+from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CountRequest, CreateRequest
 from antiphon.protocol.response import Response
 
@@ -37,6 +38,7 @@ _count = msgspec.json.Decoder(CountRequest)
 _create_conversation = msgspec.json.Decoder(CreateConversation)
 _update_conversation = msgspec.json.Decoder(UpdateConversation)
 _add_items = msgspec.json.Decoder(AddItems)
+_prompt_definition = msgspec.json.Decoder(PromptDefinition)
 
 
 class DecodedRequest(Struct, frozen=True):
@@ -75,6 +77,10 @@ def decode_update_conversation(body: bytes) -> Decoded[UpdateConversation]:
 
 def decode_add_items(body: bytes) -> Decoded[AddItems]:
     return Decoded(*_decode_leniently(_add_items.decode, body))
+
+
+def decode_prompt_definition(body: bytes) -> Decoded[PromptDefinition]:
+    return Decoded(*_decode_leniently(_prompt_definition.decode, body))
 
 
 def decode_response(body: bytes) -> Response:

@@ -36,6 +36,12 @@ class ResponseQuery(ItemQuery):
     include_obfuscation: bool = False
 
 
+class VersionQuery(Struct):
+    """Without a version, the newest is meant."""
+
+    version: str | None = None
+
+
 def read_query(exchange: Exchange, kind: type[Q]) -> Q:
     """The parameters of the query. Those that the struct does not know are noted as ignored."""
     fields = _parse(exchange.query) if exchange.query else {}

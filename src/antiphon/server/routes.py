@@ -8,6 +8,7 @@ from antiphon.engine.items import ItemPage
 from antiphon.errors import NotFound, Unavailable
 from antiphon.protocol.conversation import AddItems, Conversation, CreateConversation, UpdateConversation
 from antiphon.protocol.events import OneItem
+from antiphon.protocol.prompt import Prompt, PromptDefinition
 from antiphon.protocol.request import CountRequest, CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.server.conversations import ConversationHandlers, DeletedConversation
@@ -16,7 +17,8 @@ from antiphon.server.keepalive import Keepalive
 from antiphon.server.models import ModelHandlers, ModelList, ModelObject
 from antiphon.server.openapi import DocumentHandler
 from antiphon.server.operation import Operation
-from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery
+from antiphon.server.prompts import DeletedPrompt, PromptHandlers, PromptList
+from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery, VersionQuery
 from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHandlers
 from antiphon.server.router import Router
 
@@ -29,6 +31,7 @@ def make_router(engine: Engine, settings: Settings) -> Router:
         conversations = ConversationHandlers(engine, max_body_bytes=settings.max_body_bytes)
         _add_conversations(router, conversations)
         _add_conversation_items(router, conversations)
+        _add_prompts(router, PromptHandlers(engine, max_body_bytes=settings.max_body_bytes))
     _add_models(router, ModelHandlers(engine))
     _add_health(router, HealthHandlers(engine))
     router.add(
@@ -112,6 +115,7 @@ def _add_conversations(router: Router, conversations: ConversationHandlers) -> N
             body=CreateConversation,
             optional_body=True,
             answer=Conversation,
+            errors=(NotFound,),
         ),
     )
     router.add(
@@ -165,6 +169,35 @@ def _add_conversation_items(router: Router, conversations: ConversationHandlers)
         "/v1/conversations/{conversation_id}/items/{item_id}",
         conversations.delete_item,
         Operation(id="deleteItem", summary="Take an item out of a conversation.", answer=Conversation),
+    )
+
+
+def _add_prompts(router: Router, prompts: PromptHandlers) -> None:
+    router.add(
+        "POST",
+        "/v1/prompts",
+        prompts.define,
+        Operation(id="definePrompt", summary="Define a version of a prompt.", body=PromptDefinition, answer=Prompt),
+    )
+    router.add(
+        "GET",
+        "/v1/prompts",
+        prompts.list_all,
+        Operation(id="listPrompts", summary="List the versions of all prompts.", answer=PromptList),
+    )
+    router.add(
+        "GET",
+        "/v1/prompts/{prompt_id}",
+        prompts.retrieve,
+        Operation(
+            id="getPrompt", summary="Get a version of a prompt, or the newest.", query=VersionQuery, answer=Prompt
+        ),
+    )
+    router.add(
+        "DELETE",
+        "/v1/prompts/{prompt_id}",
+        prompts.delete,
+        Operation(id="deletePrompt", summary="Delete a prompt with all its versions.", answer=DeletedPrompt),
     )
 
 
