@@ -1,11 +1,14 @@
 """Rules for every test: no network but this machine's own, and hypothesis settings that do not depend on its speed."""
 
 import ipaddress
+import logging
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 
@@ -38,6 +41,17 @@ def refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(refuse_network)
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    """A command that is run within a test sends the log to a stream that is closed after it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
 
 settings.register_profile("everywhere", deadline=None)
 settings.register_profile("ci", settings.get_profile("everywhere"), derandomize=True, print_blob=True, database=None)

@@ -9,6 +9,7 @@ import openresponses
 from antiphon.backends import scripted
 from antiphon.backends.scripted import ScriptedBackend
 from antiphon.engine.engine import Engine
+from antiphon.engine.policy import Policy
 from antiphon.engine.run import Run
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
@@ -21,10 +22,10 @@ from antiphon.stream.fold import fold
 class Bench:
     """A started engine with its script's backend and its store at hand."""
 
-    def __init__(self, script: dict[str, Any], store: Store) -> None:
+    def __init__(self, script: dict[str, Any], store: Store, policy: Policy | None = None) -> None:
         self.backend: ScriptedBackend = scripted.create("test", {"script": script}, Path())
         self.store = store
-        self.engine = Engine(backends={"test": self.backend}, store=store)
+        self.engine = Engine(backends={"test": self.backend}, store=store, policy=policy)
 
     async def ask(self, asked: Any = "hi", *, project: str = "default", **fields: Any) -> Run:
         body = codec.encode({"model": "scripted", "input": asked} | fields)

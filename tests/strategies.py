@@ -122,6 +122,8 @@ def _(node: inspect.FloatType) -> SearchStrategy[Any]:
 
 @_values.register
 def _(node: inspect.StrType) -> SearchStrategy[Any]:
+    if node.pattern is not None:
+        return st.from_regex(node.pattern, fullmatch=True)
     return st.text(min_size=node.min_length or 0, max_size=min(8, node.max_length or 8))
 
 

@@ -154,6 +154,7 @@ def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
         ("inherit_tools = 1", "settings.toml: inherit_tools: Expected `bool`, got `int`."),
         ("retention_days = 36501", "settings.toml: retention_days: Expected `float` <= 36500.0."),
         ("background_slots = 0", "settings.toml: background_slots: Expected `int` >= 1."),
+        ("background_lease_seconds = 0", "settings.toml: background_lease_seconds: Expected `float` >= 0.1."),
         (
             "stateless_id_prefix = 'a b'",
             "settings.toml: stateless_id_prefix: Expected `str` matching regex '^[A-Za-z0-9-]{0,32}$'.",
@@ -240,7 +241,8 @@ def test_secrets_do_not_show() -> None:
         "Settings(host='127.0.0.1', port=8484, data_dir=PosixPath('/home/ada/.local/share/antiphon'), "
         "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
         "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, inherit_tools=True, "
-        "retention_days=30, background_slots=64, stateless=False, stateless_id_prefix='', "
+        "retention_days=30, background_slots=64, background_lease_seconds=15, stateless=False, "
+        "stateless_id_prefix='', "
         "log_level='info', log_format='text', "
         "backends={'up': BackendSettings(kind='chat', options=<key>)})"
     )

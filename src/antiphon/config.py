@@ -45,6 +45,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     `inherit_tools`: a continuation that says nothing of tools has those of the response it continues.
     `retention_days`: how long responses and conversations are kept; 0 keeps them until they are deleted.
     `background_slots`: how many background responses are worked on at once.
+    `background_lease_seconds`: how long after a crash another process goes on with the background responses of the dead
+    one; they are also looked after, three times as often, and a cancellation from elsewhere is seen then.
     `stateless`: requests bring their whole history, and nothing is kept; `stateless_id_prefix` marks the ids then.
     """
 
@@ -59,6 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     inherit_tools: bool = True
     retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
     background_slots: Annotated[int, Meta(ge=1)] = 64
+    background_lease_seconds: Annotated[float, Meta(ge=0.1, le=3600)] = 15
     stateless: bool = False
     stateless_id_prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,32}$")] = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -38,7 +38,7 @@ def test_a_misspelt_command_line_is_a_usage_error(line, capsys):
     assert "usage: antiphon" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models"])
+@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models", "prompts"])
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.engine.policy import Policy
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
 from engine_bench import Bench
@@ -15,8 +16,8 @@ async def make_bench() -> AsyncIterator[Any]:
     """Start an engine on a script; every one is closed at the end."""
     started: list[Bench] = []
 
-    async def make(script: dict[str, Any] | None = None, *, store: Store | None = None) -> Bench:
-        bench = Bench(script or {}, store or MemoryStore())
+    async def make(script: dict[str, Any] | None = None, *, store: Store | None = None, **policy: Any) -> Bench:
+        bench = Bench(script or {}, store or MemoryStore(), Policy(**policy))
         await bench.engine.start()
         started.append(bench)
         return bench

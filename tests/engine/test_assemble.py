@@ -48,8 +48,8 @@ def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
     [
         ({}, Policy(retention_seconds=30 * 86400)),
         (
-            {"inherit_tools": False, "background_slots": 3},
-            Policy(inherit_tools=False, background_slots=3, retention_seconds=30 * 86400),
+            {"inherit_tools": False, "background_slots": 3, "background_lease_seconds": 2},
+            Policy(inherit_tools=False, background_slots=3, background_lease_seconds=2, retention_seconds=30 * 86400),
         ),
         ({"retention_days": 0.5}, Policy(retention_seconds=43200)),
         ({"retention_days": 0.000001}, Policy(retention_seconds=1)),

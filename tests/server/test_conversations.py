@@ -102,6 +102,40 @@ def test_a_response_reads_and_adds_to_its_conversation(server: Any) -> None:
     assert page["data"][-1] == answer.json["output"][0]
 
 
+def refer_to(*items: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "item_reference", "id": item["id"]} for item in items]
+
+
+def test_references_stand_for_the_stored_items(server: Any) -> None:
+    response = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hello"}).json
+    asked = server.ask("GET", f"/v1/responses/{response['id']}/input_items").json["data"]
+    other = server.ask("GET", f"/v1/conversations/{begin(server, items=say('one'))['id']}/items").json["data"]
+    stored = [*asked, *response["output"], *other]
+    path = f"/v1/conversations/{begin(server, items=refer_to(*stored[:1]))['id']}/items"
+    assert server.ask("POST", path, {"items": [*say("new"), *refer_to(*stored[1:])]}).json["data"][1:] == stored[1:]
+    assert texts_of(server.ask("GET", f"{path}?order=asc").json) == ["hello", "new", "You said: hello", "one"]
+
+
+def test_a_reference_to_nothing_is_not_found_by_its_place(server: Any, guarded: Any) -> None:
+    ada, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-ada", "sk-bob"))
+    theirs = guarded.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}, headers=bob).json["output"][0]
+    body = {"items": [*say("one"), *refer_to(theirs)]}
+    made = guarded.ask("POST", "/v1/conversations", {}, headers=ada).json
+    for path in ("/v1/conversations", f"/v1/conversations/{made['id']}/items"):
+        answer = guarded.ask("POST", path, body, headers=ada)
+        assert (answer.status, answer.json["error"]) == (
+            404,
+            {
+                "message": f"Item with id '{theirs['id']}' not found. "
+                "Items are kept only if their response was stored.",
+                "type": "invalid_request_error",
+                "param": "items[1]",
+                "code": "not_found",
+            },
+        )
+    assert guarded.ask("GET", f"/v1/conversations/{made['id']}/items", headers=ada).json["data"] == []
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [

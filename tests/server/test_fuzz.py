@@ -51,12 +51,17 @@ def tame(case: Case, target: Running) -> None:
         if "item_id" in names:
             page = target.ask("GET", f"/v1/conversations/{talk}/items").json
             case.path_parameters["item_id"] = page["first_id"]
+    if "prompt_id" in names:
+        case.path_parameters["prompt_id"] = target.ask("POST", "/v1/prompts", {"template": {}}).json["id"]
+        case.query = {}
     if "model" in names:
         case.path_parameters["model"] = "scripted"
     if isinstance(case.body, dict) and case.path.startswith("/v1/responses"):
         for name in (*UNIMPLEMENTED, "prompt", "previous_response_id", "conversation"):
             case.body.pop(name, None)
         case.body["model"] = "scripted"
+    if isinstance(case.body, dict) and case.path == "/v1/prompts":
+        case.body["template"] = {"instructions": "Be {{manner}}."}
 
 
 def simplify(case: Case, *, stream: bool) -> None:

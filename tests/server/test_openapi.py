@@ -17,6 +17,7 @@ from antiphon.engine.items import make_page
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.conversation import AddItems, CreateConversation
+from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CountRequest, CreateRequest
 from antiphon.server.openapi import make_document
 from antiphon.server.router import Router
@@ -127,6 +128,7 @@ BODIES: dict[type, Callable[[bytes], Any]] = {
     CountRequest: codec.decode_count,
     CreateConversation: codec.decode_create_conversation,
     AddItems: codec.decode_add_items,
+    PromptDefinition: codec.decode_prompt_definition,
 }
 
 

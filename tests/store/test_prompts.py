@@ -3,7 +3,7 @@
 import pytest
 
 from antiphon.errors import InvalidRequest
-from antiphon.store.base import PromptVersion, Store
+from antiphon.store.base import PromptVersion, Store, StoredPrompt
 
 
 async def test_a_version_is_loaded_by_its_name_and_the_newest_without_one(store: Store) -> None:
@@ -11,9 +11,9 @@ async def test_a_version_is_loaded_by_its_name_and_the_newest_without_one(store:
     await store.save_prompt("p", "pmpt_1", "9", b"nine", 3)
     await store.save_prompt("p", "pmpt_1", "10", b"ten", 3)
     await store.save_prompt("p", "pmpt_1", "1", b"one", 2)
-    assert await store.load_prompt("p", "pmpt_1", "9") == ("9", b"nine")
-    assert await store.load_prompt("p", "pmpt_1", "10") == ("10", b"ten")
-    assert await store.load_prompt("p", "pmpt_1", None) == ("1", b"one")
+    assert await store.load_prompt("p", "pmpt_1", "9") == StoredPrompt("9", 3, b"nine")
+    assert await store.load_prompt("p", "pmpt_1", "10") == StoredPrompt("10", 3, b"ten")
+    assert await store.load_prompt("p", "pmpt_1", None) == StoredPrompt("1", 2, b"one")
 
 
 async def test_an_unknown_prompt_or_version_is_none(store: Store) -> None:
@@ -28,7 +28,7 @@ async def test_a_version_does_not_change(store: Store) -> None:
     with pytest.raises(InvalidRequest, match="The prompt 'pmpt_1' already has a version '1'") as refusal:
         await store.save_prompt("p", "pmpt_1", "1", b"second", 2)
     assert refusal.value.param == "version"
-    assert await store.load_prompt("p", "pmpt_1", "1") == ("1", b"first")
+    assert await store.load_prompt("p", "pmpt_1", "1") == StoredPrompt("1", 1, b"first")
 
 
 async def test_prompts_are_listed_by_id_and_their_versions_in_order(store: Store) -> None:
@@ -56,4 +56,4 @@ async def test_a_project_neither_sees_nor_deletes_anothers_prompt(store: Store) 
     assert await store.load_prompt("theirs", "pmpt_1", "1") is None
     assert await store.list_prompts("theirs") == []
     assert await store.delete_prompt("theirs", "pmpt_1") is False
-    assert await store.load_prompt("ours", "pmpt_1", None) == ("1", b"{}")
+    assert await store.load_prompt("ours", "pmpt_1", None) == StoredPrompt("1", 1, b"{}")

@@ -66,7 +66,7 @@ async def test_nobody_claims_what_it_already_has(queued: Store) -> None:
 async def test_a_renewed_lease_holds_all_runs_of_its_owner(queued: Store) -> None:
     await queued.claim("us", now=0, lease=10, limit=2)
     await queued.claim("them", now=0, lease=10, limit=2)
-    assert await queued.renew("us", now=9, lease=10) == []
+    assert await queued.renew("us", now=9, lease=10) == {RunKey("p", "resp_9"): False, RunKey("p", "resp_8"): False}
     assert await queued.claim("third", now=18, lease=10, limit=9) == [run(7, attempt=2), run(6, attempt=2)]
     assert await queued.claim("third", now=19, lease=10, limit=9) == [run(9, attempt=2), run(8, attempt=2)]
 
@@ -75,8 +75,8 @@ async def test_renewing_brings_back_no_run_that_was_taken_over(queued: Store) ->
     await queued.claim("us", now=0, lease=10, limit=1)
     await queued.claim("them", now=10, lease=10, limit=1)
     await queued.request_cancel("p", "resp_9")
-    assert await queued.renew("us", now=11, lease=1_000) == []
-    assert await queued.renew("them", now=11, lease=10) == [RunKey("p", "resp_9")]
+    assert await queued.renew("us", now=11, lease=1_000) == {}
+    assert await queued.renew("them", now=11, lease=10) == {RunKey("p", "resp_9"): True}
 
 
 async def test_released_runs_can_be_claimed_at_once(queued: Store) -> None:
@@ -117,8 +117,17 @@ async def test_a_cancelled_run_says_so_at_the_next_renewal_and_when_it_is_claime
     await queued.claim("us", now=0, lease=10, limit=3)
     for number in (7, 9, 9, 6):
         assert await queued.request_cancel("p", f"resp_{number}") is True
-    assert await queued.renew("us", now=1, lease=10) == [RunKey("p", "resp_9"), RunKey("p", "resp_7")]
+    cancelled = {RunKey("p", f"resp_{number}"): number != 8 for number in (9, 8, 7)}
+    assert await queued.renew("us", now=1, lease=10) == cancelled
     assert await queued.claim("them", now=1, lease=10, limit=1) == [run(6, cancelled=True)]
+
+
+async def test_a_cancelled_run_is_claimed_beyond_the_limit(queued: Store) -> None:
+    await queued.claim("dead", now=0, lease=10, limit=1)
+    for number in (9, 7):
+        await queued.request_cancel("p", f"resp_{number}")
+    assert await queued.claim("us", now=1, lease=10, limit=0) == [run(7, cancelled=True)]
+    assert await queued.claim("us", now=10, lease=10, limit=1) == [run(9, attempt=2, cancelled=True), run(8)]
 
 
 async def test_what_has_no_run_is_neither_watched_nor_cancelled(queued: Store, make_stored: MakeStored) -> None:

@@ -120,7 +120,7 @@ def _split(url: str) -> tuple[bool, str, int | None, str]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected):
+    if isinstance(error, http.client.IncompleteRead | ConnectionResetError | BrokenPipeError):
         return "the server hung up"
     return str(error) or type(error).__name__
 

@@ -26,6 +26,7 @@ def make_policy(settings: Settings) -> Policy:
         # However short, a retention is none that keeps for ever.
         retention_seconds=max(1, round(settings.retention_days * _DAY)) if settings.retention_days else None,
         background_slots=settings.background_slots,
+        background_lease_seconds=settings.background_lease_seconds,
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
     )

@@ -5,6 +5,7 @@ run must repeat what the first one said and go on from there; where it says some
 why. There are never two versions of an event under one number.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
@@ -23,11 +24,13 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response, ResponseError
-from antiphon.store.base import ClaimedRun, Store, StoredResponse
+from antiphon.store.base import ClaimedRun, LeaseLost, Store, StoredResponse
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Delta, Failure, Finish
 from antiphon.stream.retelling import Diverged, Retelling, recall
 from antiphon.stream.sse import encode_line
+
+logger = logging.getLogger(__name__)
 
 # A response that brings down its process each time must not do so for ever.
 MOST_ATTEMPTS = 3
@@ -61,6 +64,7 @@ class Attempt:
         self._asked: StoredResponse | None = None
         self._run: Run | None = None
         self._cancelled = claimed.cancelled
+        self._kept = False
         self.journal = Journal(store, project=claimed.project, response_id=claimed.response_id, owner=owner)
 
     def cancel(self) -> None:
@@ -74,13 +78,26 @@ class Attempt:
         if asked is None:  # deleted while it waited
             return
         logged = await self._settle_log()
-        self.journal.recover(logged)
-        queued = msgspec.json.decode(self._claimed.request, type=QueuedRequest)
+        self.journal.recover(len(logged))
         response = msgspec.structs.replace(asked.response, status="queued", output=[])
         told = [codec.decode_event(payload) for payload in logged]
+        try:
+            await self._go_on(asked, response, told, logged)
+        except LeaseLost:
+            raise
+        except Exception:
+            if self._claimed.attempt <= MOST_ATTEMPTS:
+                raise
+            logger.exception("a background response was given up", extra={"response_id": response.id})
+            await self._fail(response, told, GIVEN_UP)
+
+    async def _go_on(
+        self, asked: StoredResponse, response: Response, told: Sequence[Event | Unknown], logged: list[bytes]
+    ) -> None:
+        queued = msgspec.json.decode(self._claimed.request, type=QueuedRequest)
         mint = Mint(response.id.removeprefix("resp_"), queued.minted)
         if logged and not _repeats(response, mint, recall(told), logged):
-            await self._fail(response, told)
+            await self._fail(response, told, DIVERGED)
             return
         await self._show_progress(response)
         turn = Turn(request=queued.request, items=[])
@@ -91,7 +108,7 @@ class Attempt:
             async for batch in batches:
                 if not self.journal.ending:
                     self.journal.write(batch)
-        if not self.journal.finished:
+        if not self._kept:
             raise ServerError(f"The response {response.id} could not be stored.")
 
     async def _settle_log(self) -> list[bytes]:
@@ -125,32 +142,33 @@ class Attempt:
                     yield [DIVERGED]
                     return
 
-    async def _fail(self, response: Response, told: Sequence[Event | Unknown]) -> None:
+    async def _fail(self, response: Response, told: Sequence[Event | Unknown], reason: Failure) -> None:
         """The log cannot be gone on with, not even to close what is open in it."""
-        assert self._asked is not None
         done = [event.item for event in told if isinstance(event, events.OutputItemDone)]
-        error = ResponseError(DIVERGED.code, DIVERGED.message)
+        error = ResponseError(reason.code, reason.message)
         failed = msgspec.structs.replace(response, status="failed", output=done, error=error)
-        payload = events.ErrorPayload(DIVERGED.type, DIVERGED.code, DIVERGED.message, None)
+        payload = events.ErrorPayload(reason.type, reason.code, reason.message, None)
         last = [events.Error(len(told), payload), events.Failed(len(told) + 1, failed)]
-        self.journal.write(told)
-        await self.finish(failed, last)
+        await self._keep(failed, (len(told), [encode_line(event) for event in last]))
 
     # What the run does with its outcome
 
     async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
         """Keep the final response together with its last events."""
+        await self._keep(response, await self.journal.prepare_end(last))
+
+    async def _keep(self, response: Response, last: tuple[int, list[bytes]]) -> None:
         assert self._asked is not None
-        first, payloads = await self.journal.prepare_end(last)
         stored = msgspec.structs.replace(self._asked, response=response)
         await self._store.save(
             self._claimed.project,
             stored,
             conversation=conversation_for(response),
             owner=self._owner,
-            events=(first, payloads),
+            events=last,
         )
-        self.journal.end(payloads)
+        self._kept = True
+        self.journal.end()
 
     async def abandon(self, run: Run) -> None:
         """Nothing of a broken-off attempt is final: whoever claims the run next goes on with it."""

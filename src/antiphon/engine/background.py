@@ -6,6 +6,7 @@ that claimed it for as long as that process renews its lease; when it dies, anot
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,6 @@ from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store
 
 logger = logging.getLogger(__name__)
 
-LEASE_SECONDS = 15.0
 # How often a response that another process works on is looked at.
 POLL_SECONDS = 0.25
 
@@ -41,16 +41,18 @@ class BackgroundRun:
 
 
 class Background:
-    """Works off the queue, `slots` runs at a time."""
+    """Works off the queue, `slots` runs at a time, each held by a lease of so many seconds."""
 
-    def __init__(self, store: Store, *, slots: int, make_turn: MakeTurn, start_turn: StartTurn) -> None:
+    def __init__(self, store: Store, *, slots: int, lease: float, make_turn: MakeTurn, start_turn: StartTurn) -> None:
         self._store = store
         self._slots = slots
+        self._lease = lease
         self._make_turn = make_turn
         self._start_turn = start_turn
         self._owner = secrets.token_hex(16)
         self._attempts: dict[RunKey, Attempt] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[RunKey, asyncio.Task[None]] = {}
+        self._renewed = -math.inf
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -65,7 +67,7 @@ class Background:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        working = (loop, *self._tasks)
+        working = (loop, *self._tasks.values())
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
@@ -82,23 +84,34 @@ class Background:
         for attempt in self._attempts.values():
             attempt.journal.nudge()
 
+    def stop(self, key: RunKey) -> None:
+        """The response is gone: whoever works on it here need not go on."""
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
     async def cancel(self, key: RunKey) -> None:
-        """Ask for the end of a run, and wait for it if it is ours to end."""
+        """Ask for the end of a run, and wait until whoever has it has seen to that."""
         await self._store.request_cancel(*key)
         attempt = self._attempts.get(key)
         if attempt is not None:
             attempt.cancel()
+        else:
+            self._renewed = -math.inf  # we may be claiming it at this moment: renewing tells
         self._wake.set()
         await self._wait_for_end(key)
 
     async def follow(self, key: RunKey, after: int) -> Events:
         """The events beyond this number, and then those to come, until the response has ended."""
+        # Once is enough: a run keeps this mark, whoever goes on with it.
+        await self._store.watch(*key)
         while not self._dismissed:
-            await self._store.watch(*key)
             attempt = self._attempts.get(key)
-            # The order matters: a response that is final before its events are read has all of them in the log.
+            # The order matters: what happens while we read must not be waited for, and a response that is final before
+            # its events are read has all of them in the log. The log alone is read: an attempt may have lost its lease
+            # without knowing it, and then its events are not those of the response.
+            change = self._changed if attempt is None else attempt.journal.news
             final = attempt is None and await self._is_final(key)
-            rows = attempt.journal.read(after) if attempt else await self._store.read_events(*key, after)
+            rows = await self._store.read_events(*key, after)
             if rows:
                 after = rows[-1][0]
                 batch = [Unknown(payload) for _, payload in rows]
@@ -107,22 +120,16 @@ class Background:
                     return
             elif final:
                 return
-            elif attempt is not None:
-                await attempt.journal.wait()
             else:
-                await self._wait_for_change()
+                await _wait_for(change, POLL_SECONDS if attempt is None else None)
 
     async def _wait_for_end(self, key: RunKey) -> None:
-        deadline = time.monotonic() + LEASE_SECONDS
-        while not await self._is_final(key) and time.monotonic() < deadline:
-            await self._wait_for_change()
-
-    async def _wait_for_change(self) -> None:
-        """Until a run begins or ends here; those of other processes are looked at now and then."""
-        with suppress(TimeoutError):
-            # Not wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
-            async with asyncio.timeout(POLL_SECONDS):
-                await self._changed.wait()
+        deadline = time.monotonic() + self._lease
+        while time.monotonic() < deadline:
+            change = self._changed
+            if await self._is_final(key):
+                return
+            await _wait_for(change, POLL_SECONDS)
 
     def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -135,54 +142,72 @@ class Background:
     # The work
 
     async def _work_off(self) -> None:
-        renewed = 0.0
         while True:
             try:
-                if time.monotonic() - renewed >= LEASE_SECONDS / 3:
-                    renewed = time.monotonic()
+                if time.monotonic() - self._renewed >= self._lease / 3:
+                    self._renewed = time.monotonic()
                     await self._renew()
                 await self._claim()
             except Exception:
                 logger.exception("the queue of background responses cannot be reached")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LEASE_SECONDS / 3):
-                    await self._wake.wait()
+            await _wait_for(self._wake, self._lease / 3)
             self._wake.clear()
 
     async def _renew(self) -> None:
-        for key in await self._store.renew(self._owner, now=time.time(), lease=LEASE_SECONDS):
-            attempt = self._attempts.get(key)
-            if attempt is not None:
+        held = await self._store.renew(self._owner, now=time.time(), lease=self._lease)
+        for key, attempt in self._attempts.items():
+            if key not in held:
+                self._tasks[key].cancel()  # another process took over, or the response was deleted
+            elif held[key]:
                 attempt.cancel()
+        for key in held.keys() - self._attempts.keys():
+            # We gave it up, and could not say so. Held on to by our name, it would never be anyone's.
+            await self._store.abandon(self._owner, *key)
 
     async def _claim(self) -> None:
-        free = self._slots - len(self._attempts)
-        if free <= 0:
-            return
-        claimed = await self._store.claim(self._owner, now=time.time(), lease=LEASE_SECONDS, limit=free)
-        self._full = len(claimed) == free
+        free = max(0, self._slots - len(self._attempts))
+        claimed = await self._store.claim(self._owner, now=time.time(), lease=self._lease, limit=free)
+        self._full = len(claimed) >= free
         for run in claimed:
-            task = asyncio.create_task(self._work(run))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(run)
 
-    async def _work(self, claimed: ClaimedRun) -> None:
+    def _begin(self, claimed: ClaimedRun) -> None:
         key = RunKey(claimed.project, claimed.response_id)
-        attempt = self._attempts[key] = Attempt(
-            claimed, self._owner, self._store, make_turn=self._make_turn, start_turn=self._start_turn
-        )
+        attempt = Attempt(claimed, self._owner, self._store, make_turn=self._make_turn, start_turn=self._start_turn)
+        # We may have lost the run and got it back before our first attempt noticed: it writes under the same name.
+        stale = self._tasks.get(key)
+        if stale is not None:
+            stale.cancel()
+        self._attempts[key] = attempt
+        task = self._tasks[key] = asyncio.create_task(self._work(key, attempt, stale))
+        # Not in the task itself: if it is cancelled before its first step, it takes none.
+        task.add_done_callback(lambda _: self._end(key, attempt))
         self._tell_change()
+
+    async def _work(self, key: RunKey, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
         try:
+            if stale is not None:
+                await asyncio.wait([stale])
             await attempt.work()
         except LeaseLost:
-            logger.warning("another process took over", extra={"response_id": claimed.response_id})
+            logger.warning("the run was taken over or deleted", extra={"response_id": key.response_id})
         except Exception:
-            logger.exception("a background response could not be worked on", extra={"response_id": claimed.response_id})
-            with suppress(Exception):  # it stays in the queue; when its lease has run out, somebody tries again
+            logger.exception("a background response could not be worked on", extra={"response_id": key.response_id})
+            with suppress(Exception):  # then renewing does it
                 await self._store.abandon(self._owner, *key)
-        finally:
-            del self._attempts[key]
-            attempt.journal.end()
-            self._tell_change()
-            if self._full:  # somebody may have waited for this place
-                self._wake.set()
+
+    def _end(self, key: RunKey, attempt: Attempt) -> None:
+        if self._attempts.get(key) is attempt:
+            del self._attempts[key], self._tasks[key]
+        attempt.journal.end()
+        self._tell_change()
+        if self._full:  # somebody may have waited for this place
+            self._wake.set()
+
+
+async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
+    """Until it happens, or for so long."""
+    with suppress(TimeoutError):
+        # Not wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -97,6 +97,7 @@ def begin_response(request: CreateRequest, response_id: str) -> Response:
         truncation=request.truncation or "disabled",
         metadata=request.metadata or {},
         prompt_cache_key=request.prompt_cache_key,
+        prompt_cache_options=msgspec.to_builtins(request.prompt_cache_options),
         prompt_cache_retention=request.prompt_cache_retention,
         safety_identifier=request.safety_identifier,
         user=request.user,

@@ -39,7 +39,11 @@ class Engine:
         self._served: dict[str, tuple[Backend, Model]] = {}
         self._running: dict[RunKey, Run] = {}
         self._background = Background(
-            store, slots=self._policy.background_slots, make_turn=self._make_turn, start_turn=self._start_turn
+            store,
+            slots=self._policy.background_slots,
+            lease=self._policy.background_lease_seconds,
+            make_turn=self._make_turn,
+            start_turn=self._start_turn,
         )
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store)
@@ -174,6 +178,7 @@ class Engine:
     async def delete(self, project: str, response_id: str) -> None:
         if not await self._store.delete(project, response_id):
             raise _not_found(response_id)
+        self._background.stop(RunKey(project, response_id))
 
     async def input_items(
         self, project: str, response_id: str, *, after: str | None, limit: int, order: Literal["asc", "desc"]

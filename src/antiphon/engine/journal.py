@@ -1,7 +1,7 @@
 """The events of one background run: durable first, shown after.
 
-Writing is cheap: events wait in memory while a flush is under way, and the next flush takes them all at once. Whoever
-reads along is shown an event only when the store has it, so that it can be read again under the same number, always.
+Writing is cheap: events wait in memory while a flush is under way, and the next flush takes them all at once. Readers
+are shown what the store has, so that it can be read again under the same number, always. `news` says when to look.
 """
 
 import asyncio
@@ -15,11 +15,9 @@ from antiphon.stream.sse import encode_line
 # Between flushes: long enough to take several tokens at once, too short for a reader to notice.
 FLUSH_SECONDS = 0.02
 
-Numbered = tuple[int, bytes]
-
 
 class Journal:
-    """A run's events, numbered from 0."""
+    """A run's events, numbered from 0. `news` is set, and replaced, when the log has grown or nothing more comes."""
 
     def __init__(self, store: EventLog, *, project: str, response_id: str, owner: str) -> None:
         self._store = store
@@ -28,18 +26,16 @@ class Journal:
         self._owner = owner
         self._written = 0
         self._recovered = 0
-        self._shown: list[bytes] = []
+        self._durable = 0
         self._pending: list[bytes] = []
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
         self._flush: asyncio.Task[None] | None = None
         self._pause: asyncio.TimerHandle | None = None
         self.ending = False
-        self.finished = False
 
-    def recover(self, logged: Sequence[bytes]) -> None:
+    def recover(self, count: int) -> None:
         """Begin after the events that an earlier attempt has made durable: they stay as they are."""
-        self._recovered = len(logged)
-        self._shown = list(logged)
+        self._recovered = self._durable = count
 
     def write(self, batch: Sequence[Event | Unknown]) -> None:
         """Take in the events that come next. Those that an earlier attempt has told already are passed over."""
@@ -51,33 +47,23 @@ class Journal:
 
     async def prepare_end(self, last: Sequence[Event | Unknown]) -> tuple[int, list[bytes]]:
         """Everything that is not durable yet, the last events included, with the number of the first. The caller keeps
-        it together with the final response, and shows it with `end`."""
+        it together with the final response, and then calls `end`."""
         self.ending = True
         if self._flush is not None:
             await self._flush
-        return len(self._shown), self._pending + self._encode_new(last)
+        return self._durable, self._pending + self._encode_new(last)
 
-    def end(self, payloads: Sequence[bytes] = ()) -> None:
-        """Show the last events. Nothing comes after them."""
+    def end(self) -> None:
+        """Nothing comes any more. What was not flushed is forgotten."""
         if self._pause is not None:
             self._pause.cancel()
         self._pending = []
-        self._shown += payloads
-        self.finished = True
+        self.ending = True
         self.nudge()
-
-    def read(self, after: int) -> list[Numbered]:
-        """What has been shown beyond this number."""
-        return [(number, self._shown[number]) for number in range(after + 1, len(self._shown))]
-
-    async def wait(self) -> None:
-        """Until there is more to read, or nothing will come any more."""
-        if not self.finished:
-            await self._news.wait()
 
     def nudge(self) -> None:
         """Wake everyone who waits: there is something to look at."""
-        news, self._news = self._news, asyncio.Event()
+        news, self.news = self.news, asyncio.Event()
         news.set()
 
     def _encode_new(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
@@ -87,18 +73,25 @@ class Journal:
     def _flush_soon(self) -> None:
         if self._pending and not self.ending and self._pause is None and (self._flush is None or self._flush.done()):
             self._flush = asyncio.get_running_loop().create_task(self._flush_pending())
+            self._flush.add_done_callback(_heed)
 
     async def _flush_pending(self) -> None:
         batch, self._pending = self._pending, []
         kept = await self._store.append_events(
-            self._project, self._response_id, len(self._shown), batch, owner=self._owner
+            self._project, self._response_id, self._durable, batch, owner=self._owner
         )
         if not kept:
             raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
-        self._shown += batch
+        self._durable += len(batch)
         self.nudge()
         self._pause = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None
         self._flush_soon()
+
+
+def _heed(flush: asyncio.Task[None]) -> None:
+    """Whoever writes next is told of a failure. If the run has ended, nobody does, and nothing is amiss."""
+    if not flush.cancelled():
+        flush.exception()

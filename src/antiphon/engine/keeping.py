@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from antiphon.engine.policy import Policy
 from antiphon.engine.run import Run
+from antiphon.errors import NotFound
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
@@ -33,7 +34,9 @@ class ForegroundKeeper:
             else:
                 await self._store.save(self._project, stored, conversation=conversation)
         elif conversation is not None:
-            await self._store.append_items(self._project, conversation, [*self._asked, *response.output])
+            items = [*self._asked, *response.output]
+            if not await self._store.append_items(self._project, conversation, items):
+                raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
 
     async def abandon(self, run: Run) -> None:
         """The client went away: what the model said until then is kept as a cancelled response."""

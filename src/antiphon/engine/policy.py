@@ -8,11 +8,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     `retention_seconds`: how long a response or a conversation is kept; None keeps it until it is deleted.
     `background_slots`: how many background responses this process works on at once.
+    `background_lease_seconds`: when a process dies, another one goes on with its background responses after this time.
     `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
     """
 
     inherit_tools: bool = True
     retention_seconds: int | None = None
     background_slots: int = 64
+    background_lease_seconds: float = 15.0
     stateless: bool = False
     id_prefix: str = ""

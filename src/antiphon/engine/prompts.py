@@ -131,8 +131,9 @@ def _blanks(value: Any, level: int = 0) -> set[str]:
 
 def _read(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: str) -> CreateRequest:
     """The template, filled in, as a request. What is wrong with it is told with its place in the template."""
+    filled = _fill(template, variables)
     try:
-        decoded = codec.decode_request(msgspec.json.encode(_fill(template, variables)))
+        decoded = codec.decode_request(msgspec.json.encode(filled))
     except InvalidRequest as error:
         where = f"{param}.{error.param}" if error.param else param
         raise InvalidRequest(error.message, param=where, code=error.code) from None

@@ -13,6 +13,7 @@ from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.store.base import LeaseLost
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.deltas import Delta, Failure, Finish
 
@@ -70,12 +71,7 @@ class Run:
                     yield told
             yield await self._keep(told)
         finally:
-            await self._deltas.aclose()
-            if not composer.finished:
-                await asyncio.shield(self._keeper.abandon(self))
-            self._ended.set()
-            for callback in self._end_callbacks:
-                callback()
+            await self._leave()
 
     async def drain(self) -> Response:
         """Run to the end and give the final response."""
@@ -102,6 +98,19 @@ class Run:
         """End now, without telling anyone."""
         self._composer.compose([Finish("cancelled")])
         return self.response
+
+    async def _leave(self) -> None:
+        """Whatever happens on the way out, what there is is kept, and those who wait for the end hear of it."""
+        try:
+            try:
+                await self._deltas.aclose()
+            finally:
+                if not self._composer.finished:
+                    await asyncio.shield(self._keeper.abandon(self))
+        finally:
+            self._ended.set()
+            for callback in self._end_callbacks:
+                callback()
 
     def _interrupt(self, ending: Delta) -> None:
         self._interruption.append(ending)
@@ -143,6 +152,8 @@ class Run:
         """What cannot be kept has failed, since nobody could build on it; that it failed is kept if it can be."""
         try:
             await self._keeper.finish(self.response, told)
+        except LeaseLost:  # it is not ours to end
+            raise
         except Exception as error:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})
             reason = f": {error.message}" if isinstance(error, InvalidRequest) else "."

@@ -218,11 +218,15 @@ class RunQueue(Protocol):
     async def claim(self, owner: str, *, now: float, lease: float, limit: int) -> list[ClaimedRun]:
         """Take up to `limit` runs that nobody has, or whose other owner's lease has run out, oldest first.
 
-        They are the owner's until now + lease.
+        They are the owner's until now + lease. Those of them whose cancellation was requested do not count, and are all
+        taken: to end them takes no model.
         """
 
-    async def renew(self, owner: str, *, now: float, lease: float) -> list[RunKey]:
-        """Hold all runs of this owner until now + lease. Those of them whose cancellation was requested."""
+    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
+        """Hold all runs of this owner until now + lease. Which they are, and whether their cancellation was requested.
+
+        One that its owner works on and that is not among them was taken over, or deleted with its response.
+        """
 
     async def release(self, owner: str) -> None:
         """Give back all runs of this owner: others can claim them at once."""

@@ -124,7 +124,10 @@ async def test_a_statement_that_fails_leaves_its_batch_alone(store: SqliteStore,
     saves = [store.save("p", make_stored(f"resp_{number}")) for number in range(20)]
     saves.insert(10, store.save("\ud800", make_stored("resp_bad")))  # not Unicode: SQLite cannot bind it
     outcomes = await asyncio.gather(*saves, return_exceptions=True)
-    assert isinstance(outcomes.pop(10), ServerError)
+    failure = outcomes.pop(10)
+    assert isinstance(failure, ServerError)
+    # The client learns no more than that; the log shows the cause.
+    assert (failure.message, type(failure.__cause__)) == ("The store failed.", UnicodeEncodeError)
     assert outcomes == [None] * 20
     assert read_ids(store.path) == {f"resp_{number}" for number in range(20)}
 

@@ -85,7 +85,11 @@ class EmbeddedBackend:
         grammar = build_grammar(rules, guarded=guarded)
         if grammar is not None:
             await self._check_grammar(grammar, rules)
-        sampling = _sampling(turn.request) | ({"grammar": grammar} if grammar is not None else _FREE_TEXT)
+        sampling = _sampling(turn.request)
+        if grammar is not None:
+            sampling["grammar"] = grammar
+        elif sampling["temperature"]:
+            sampling |= _FREE_TEXT
         body = {"prompt": prompt, "max_tokens": room}
         return self._answer(body | sampling, Answer(may_call=bool(rules.tools)))
 
@@ -136,7 +140,8 @@ class EmbeddedBackend:
         raise ModelError("The model broke off.")
 
 
-# Small models fall into loops; in JSON and calls, where repetition is in the nature of things, a grammar holds them.
+# Small models fall into loops. Not where a grammar holds them, and JSON repeats itself by nature; and whoever asks for
+# temperature 0 gets the likeliest tokens and nothing else.
 _FREE_TEXT = {"repeat_penalty": 1.05}
 
 

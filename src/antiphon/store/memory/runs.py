@@ -22,16 +22,20 @@ class RunQueue(Memory):
             if run.owner is None or (run.owner != owner and run.leased_until <= now)
         ]
         claimed = []
-        for (project, response_id), run in free[:limit]:
+        for (project, response_id), run in free:
+            if not run.cancelled:
+                if limit <= 0:
+                    continue
+                limit -= 1
             run.owner, run.leased_until, run.attempt = owner, now + lease, run.attempt + 1
             claimed.append(ClaimedRun(project, response_id, run.request, run.attempt, run.watched, run.cancelled))
         return claimed
 
-    async def renew(self, owner: str, *, now: float, lease: float) -> list[RunKey]:
+    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
         held = [(key, run) for key, run in self._tables.runs.items() if run.owner == owner]
         for _, run in held:
             run.leased_until = now + lease
-        return [RunKey(*key) for key, run in held if run.cancelled]
+        return {RunKey(*key): run.cancelled for key, run in held}
 
     async def release(self, owner: str) -> None:
         for run in self._tables.runs.values():

@@ -10,10 +10,12 @@ from antiphon.store.sqlite.responses import INSERT
 
 ENQUEUE = "INSERT INTO runs (project, response_id, request) VALUES (?, ?, ?)"
 
-WAITING = "SELECT place FROM runs WHERE owner IS NULL ORDER BY place LIMIT ?"
+WAITING = "SELECT place FROM runs WHERE owner IS NULL AND NOT cancelled ORDER BY place LIMIT ?"
 
 # As many as dead processes have left behind; never the queue itself.
-ABANDONED = "SELECT place FROM runs WHERE leased_until <= ? AND owner <> ?"
+ABANDONED = "SELECT place FROM runs WHERE leased_until <= ? AND owner <> ? AND NOT cancelled"
+
+UNWANTED = "SELECT place FROM runs WHERE cancelled AND (owner IS NULL OR (leased_until <= ? AND owner <> ?))"
 
 TAKE = "UPDATE runs SET owner = ?, leased_until = ?, attempt = attempt + 1 WHERE place = ?"
 
@@ -21,7 +23,7 @@ TAKEN = "SELECT project, response_id, request, attempt, watched, cancelled FROM 
 
 RENEW = "UPDATE runs SET leased_until = ? WHERE owner = ?"
 
-CANCELLED = "SELECT project, response_id FROM runs WHERE owner = ? AND cancelled ORDER BY place"
+HOLDINGS = "SELECT project, response_id, cancelled FROM runs WHERE owner = ?"
 
 RELEASE = "UPDATE runs SET owner = NULL, leased_until = NULL WHERE owner = ?"
 
@@ -43,9 +45,9 @@ class RunQueue(Database):
         claimed: list[ClaimedRun] = await self._writer.submit(_claim, (owner, now, lease, limit))
         return claimed
 
-    async def renew(self, owner: str, *, now: float, lease: float) -> list[RunKey]:
-        cancelled: list[RunKey] = await self._writer.submit(_renew, (owner, now + lease))
-        return cancelled
+    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
+        held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, now + lease))
+        return held
 
     async def release(self, owner: str) -> None:
         await self._writer.submit(RELEASE, (owner,))
@@ -77,14 +79,15 @@ def _enqueue(connection: sqlite3.Connection, row: Sequence[object], request: byt
 def _claim(connection: sqlite3.Connection, owner: str, now: float, lease: float, limit: int) -> list[ClaimedRun]:
     places = [place for (place,) in connection.execute(WAITING, (limit,))]
     places += [place for (place,) in connection.execute(ABANDONED, (now, owner))]
+    unwanted = [place for (place,) in connection.execute(UNWANTED, (now, owner))]
     claimed = []
-    for place in sorted(places)[:limit]:
+    for place in sorted(unwanted + sorted(places)[:limit]):
         connection.execute(TAKE, (owner, now + lease, place))
         project, response_id, request, attempt, watched, cancelled = connection.execute(TAKEN, (place,)).fetchone()
         claimed.append(ClaimedRun(project, response_id, request, attempt, bool(watched), bool(cancelled)))
     return claimed
 
 
-def _renew(connection: sqlite3.Connection, owner: str, until: float) -> list[RunKey]:
+def _renew(connection: sqlite3.Connection, owner: str, until: float) -> dict[RunKey, bool]:
     connection.execute(RENEW, (until, owner))
-    return [RunKey(*row) for row in connection.execute(CANCELLED, (owner,))]
+    return {RunKey(*key): bool(cancelled) for *key, cancelled in connection.execute(HOLDINGS, (owner,))}

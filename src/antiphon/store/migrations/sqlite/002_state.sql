@@ -79,6 +79,8 @@ CREATE INDEX runs_by_owner ON runs (owner);
 
 CREATE INDEX runs_by_lease ON runs (leased_until) WHERE leased_until IS NOT NULL;
 
+CREATE INDEX unwanted_runs ON runs (place) WHERE cancelled;
+
 -- A response that is saved for the first time has no run yet, so only updates have to look for one.
 CREATE TRIGGER final_responses_do_not_run AFTER UPDATE ON responses WHEN new.final
 BEGIN

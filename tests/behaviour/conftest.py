@@ -1,0 +1,56 @@
+"""A server that everyone may use who leaves nothing running on it, and what was collected, for the manifest."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.config import ApiKey
+from antiphon.store.location import locate_store
+from behaviour.wire import SCRIPT
+from live_server import Running, make_settings
+
+COLLECTED = pytest.StashKey[set[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m take some of them away
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[COLLECTED] = {item.nodeid for item in items}
+
+
+@pytest.fixture(scope="session")
+def collected(request: pytest.FixtureRequest) -> set[str]:
+    """The ids of all tests of this run; nothing if only single tests were asked for."""
+    asked_for_some = any("::" in argument for argument in request.config.args)
+    return set() if asked_for_some else request.config.stash[COLLECTED]
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Running]:
+    running = Running(SCRIPT, make_settings())
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="package")
+def guarded() -> Iterator[Running]:
+    """A server with keys for two projects."""
+    running = Running(SCRIPT, make_settings(api_keys=(ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts a server with a script on an SQLite file, which is the same each time in one test."""
+    started: list[Running] = []
+
+    def start(script: dict[str, Any] | None = None, **changes: Any) -> Running:
+        store = locate_store(f"sqlite:///{tmp_path}/antiphon.db")
+        started.append(Running(script or {}, make_settings(**changes), store))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.stop()

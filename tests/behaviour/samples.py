@@ -1,0 +1,119 @@
+"""One of everything else on the wire: parts, annotations, tools, choices and parameters."""
+
+from typing import Any
+
+from behaviour.item_samples import FUNCTION, FUNCTION_ECHO, SCREENSHOT, Json
+
+ANNOTATIONS: dict[str, Json] = {
+    "file_citation": {"type": "file_citation", "file_id": "file_1", "filename": "a.txt", "index": 1},
+    "url_citation": {
+        "type": "url_citation",
+        "url": "https://example.org",
+        "title": "t",
+        "start_index": 0,
+        "end_index": 1,
+    },
+    "container_file_citation": {
+        "type": "container_file_citation",
+        "container_id": "cntr_1",
+        "file_id": "file_1",
+        "filename": "a.txt",
+        "start_index": 0,
+        "end_index": 1,
+    },
+    "file_path": {"type": "file_path", "file_id": "file_1", "index": 1},
+}
+
+PARTS: dict[str, Json] = {
+    "input_text": {"type": "input_text", "text": "t", "prompt_cache_breakpoint": {"mode": "explicit"}},
+    "input_image": {"type": "input_image", "detail": "low", "image_url": "https://example.org/a.png"},
+    "input_file": {"type": "input_file", "file_data": "AA==", "filename": "a.txt"},
+    "input_audio": {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+    "input_video": {"type": "input_video", "video_url": "https://example.org/a.mp4"},
+    "output_text": {
+        "type": "output_text",
+        "text": "t",
+        "annotations": [],
+        "logprobs": [{"token": "t", "logprob": -1.0, "bytes": [116], "top_logprobs": []}],
+    },
+    "refusal": {"type": "refusal", "refusal": "no"},
+    "text": {"type": "text", "text": "t"},
+    "summary_text": {"type": "summary_text", "text": "t"},
+    "reasoning_text": {"type": "reasoning_text", "text": "t"},
+    "computer_screenshot": SCREENSHOT,
+}
+
+TOOLS: dict[str, Json] = {
+    "custom": {"type": "custom", "name": "draw", "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}},
+    "namespace": {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
+    "tool_search": {"type": "tool_search", "execution": "client"},
+    "programmatic_tool_calling": {"type": "programmatic_tool_calling"},
+    "computer": {"type": "computer"},
+    "computer_use_preview": {
+        "type": "computer_use_preview",
+        "display_height": 1,
+        "display_width": 1,
+        "environment": "browser",
+    },
+    "local_shell": {"type": "local_shell"},
+    "shell": {"type": "shell", "environment": {"type": "local"}},
+    "apply_patch": {"type": "apply_patch"},
+    "file_search": {"type": "file_search", "vector_store_ids": ["vs_1"]},
+    "mcp": {"type": "mcp", "server_label": "l", "server_url": "https://example.org", "require_approval": "never"},
+    "code_interpreter": {"type": "code_interpreter", "container": {"type": "auto"}},
+    "image_generation": {"type": "image_generation", "size": "1024x1024"},
+    "web_search": {"type": "web_search", "search_context_size": "low"},
+    "web_search_2025_08_26": {"type": "web_search_2025_08_26"},
+    "web_search_preview": {"type": "web_search_preview"},
+    "web_search_preview_2025_03_11": {"type": "web_search_preview_2025_03_11"},
+}
+
+# What `tool_choice` is in each of its forms; where it is not listed, the form is nothing but its type.
+CHOICES: dict[str, Any] = {
+    "none": "none",
+    "auto": "auto",
+    "required": "required",
+    "function": {"type": "function", "name": "look_up"},
+    "allowed_tools": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look_up"}]},
+    "custom": {"type": "custom", "name": "draw"},
+    "mcp": {"type": "mcp", "server_label": "l", "name": "t"},
+}
+
+SCHEMA: Json = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+# Each value is another one than the default.
+PARAMETERS: dict[str, Any] = {
+    "access_programs": {"cyber": "standard"},
+    "background": True,
+    "client_metadata": {"session": "s"},
+    "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+    "frequency_penalty": 0.5,
+    "generate": False,
+    "image": {"context_compression": "enabled"},
+    "instructions": "Be kind.",
+    "max_output_tokens": 99,
+    "max_tool_calls": 3,
+    "metadata": {"k": "v"},
+    "model": "another",
+    "moderation": {"model": "m"},
+    "parallel_tool_calls": False,
+    "presence_penalty": 0.5,
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+    "prompt_cache_retention": "24h",
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "safety_identifier": "s",
+    "service_tier": "flex",
+    "store": False,
+    "stream_id": "lane",
+    "stream_options": {"include_obfuscation": True},
+    "temperature": 0.5,
+    "text": {"format": {"type": "json_object"}, "verbosity": "low"},
+    "tool_choice": "none",
+    "tools": [FUNCTION],
+    "top_logprobs": 2,
+    "top_p": 0.5,
+    "truncation": "auto",
+    "type": "response.create",
+    "user": "u",
+}
+ECHOES: dict[str, Any] = {"tools": [FUNCTION_ECHO]}

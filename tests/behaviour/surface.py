@@ -1,0 +1,115 @@
+"""The names that the manifest must have: those of the lists beside the repository, or those of our own types."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+from antiphon.protocol import request, response
+from antiphon.protocol.codec import EVENTS
+from antiphon.protocol.content import ANNOTATIONS, PARTS
+from antiphon.protocol.items import ITEMS, OutputItem
+from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
+
+SHARED = Path(__file__).parents[3] / "shared"
+# Beyond the API's own list: what Codex sends, and what belongs to the message of a WebSocket.
+OUR_PARAMETERS = {"client_metadata", "type", "generate", "stream_id"}
+# The SDK has it outside of the union that the list was read off.
+OUR_PARTS = {"input_audio"}
+
+
+def _tags(union: Any) -> set[str]:
+    return {member.__struct_config__.tag for member in get_args(union)}
+
+
+# What our own types know. Endpoints are compared with the OpenAPI document (test_endpoints.py).
+OWN: dict[str, Callable[[], set[str]]] = {
+    "parameters": lambda: set(request.CreateRequest.__struct_encode_fields__),
+    "input_items": lambda: set(ITEMS.members),
+    "output_items": lambda: _tags(OutputItem),
+    "parts": lambda: {*PARTS.members, *ANNOTATIONS.members},
+    "tools": lambda: set(TOOLS.members),
+    "choices": lambda: {*CHOICE_WORDS, *CHOICES.members},
+    "formats": lambda: _tags(request.Format),
+    "includes": lambda: set(get_args(request.Include)),
+    "events": lambda: set(EVENTS.members),
+    "statuses": lambda: set(get_args(response.Status)),
+    "reasons": lambda: set(get_args(response.IncompleteReason)),
+}
+
+
+def _section(title: str) -> str:
+    text = (SHARED / "protocol" / "surface.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## \d+\. {re.escape(title)}.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[0]
+
+
+def _first_cells(title: str) -> set[str]:
+    """The names in the first cells of a section's table; a cell may hold several, divided by slashes."""
+    cells = re.findall(r"^\| `([^`]+)`", _section(title), re.MULTILINE)
+    return {name for cell in cells for name in re.split(r" / ", cell)}
+
+
+def _read_endpoints() -> set[str]:
+    return {re.sub(r"\s+(\{base\})?", " ", cell) for cell in re.findall(r"^\| `([^`]+)`", _section("Endpoints"), re.M)}
+
+
+def _read_parts() -> set[str]:
+    rows = [line.split("|") for line in _section("Content parts").splitlines() if line.startswith("|")][2:]
+    cells = " ".join(" ".join(row[2:4]) for row in rows)
+    words = set(re.findall(r"\b(?:\w+_(?:text|image|file|video|screenshot|citation|path)|text|refusal)\b", cells))
+    return words | OUR_PARTS
+
+
+def _read_choices() -> set[str]:
+    words = re.findall(r"'(\w+)'", _section("tool_choice forms"))
+    return {*words, *(name for name in _first_cells("tool_choice forms") if "[" not in name)}
+
+
+def _read_outcomes(label: str) -> set[str]:
+    found = re.search(rf"^- {re.escape(label)} \(SDK\): ([^.]*)\.", _section("Statuses"), re.MULTILINE)
+    assert found, label
+    return set(found[1].split(", "))
+
+
+def _read_rules() -> set[str]:
+    """SEM-2.3 is the third rule of section 2; where a section is plain text, we have numbered its rules ourselves."""
+    text = (SHARED / "protocol" / "semantics.md").read_text(encoding="utf-8")
+    listed = {"SEM-2.0", "SEM-4.1", "SEM-4.2", "SEM-7.1", "SEM-9.1", "SEM-9.2", "SEM-9.3", "SEM-11.1", "SEM-11.2"}
+    listed |= {"SEM-14.1", "SEM-15.1"}
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        number = section.partition(".")[0]
+        rules = re.findall(r"^- ", section, re.MULTILINE)
+        assert rules or any(name.startswith(f"SEM-{number}.") for name in listed), number
+        listed |= {f"SEM-{number}.{index + 1}" for index in range(len(rules))}
+    return listed
+
+
+def _read_stateless() -> set[str]:
+    return set(re.findall(r"\bS3\.\d+\b(?= )", (SHARED / "contracts.md").read_text(encoding="utf-8")))
+
+
+def _read_complaints() -> set[str]:
+    text = (SHARED / "pain-servers.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## ([ABGJ])\.(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return {f"{letter}{n}" for letter, body in sections for n in re.findall(r"^(\d+)\. ", body, re.MULTILINE)}
+
+
+LISTED: dict[str, Callable[[], set[str]]] = {
+    "endpoints": _read_endpoints,
+    "parameters": lambda: _first_cells("`create` parameters") | OUR_PARAMETERS,
+    "input_items": lambda: _first_cells("Input item types"),
+    "output_items": lambda: _first_cells("Output item types"),
+    "parts": _read_parts,
+    "tools": lambda: _first_cells("Tool types"),
+    "choices": _read_choices,
+    "formats": lambda: set(re.findall(r"^\| (\w+) \| yes", _section("text.format"), re.MULTILINE)),
+    "includes": lambda: _first_cells("include values"),
+    "events": lambda: _first_cells("Streaming events"),
+    "statuses": lambda: _read_outcomes("Response.status"),
+    "reasons": lambda: _read_outcomes("incomplete_details.reason"),
+    "rules": _read_rules,
+    "stateless": _read_stateless,
+    "complaints": _read_complaints,
+}

@@ -1,0 +1,64 @@
+"""What becomes of each parameter of a create call."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.protocol.prompt import PromptDefinition
+from antiphon.protocol.response import Response
+from behaviour.samples import ECHOES, FUNCTION, FUNCTION_ECHO, PARAMETERS, SCHEMA
+from behaviour.wire import ask, get, refuse
+from manifest import names
+
+TAKEN = [name for name in names("parameters", "implemented", "carried") if name in PARAMETERS]
+ECHOED = [name for name in TAKEN if name in Response.__struct_encode_fields__]
+
+
+@pytest.mark.parametrize("name", ECHOED)
+def test_a_parameter_is_echoed(server: Any, name: str) -> None:
+    response = ask(server, "hi", **{name: PARAMETERS[name]})
+    assert response[name] == ECHOES.get(name, PARAMETERS[name])
+    if response["store"]:
+        assert get(server, f"/responses/{response['id']}")[name] == response[name]
+
+
+@pytest.mark.parametrize("name", [name for name in TAKEN if name not in ECHOED])
+def test_a_parameter_without_an_echo_is_accepted(server: Any, name: str) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", name: PARAMETERS[name]})
+    assert (answer.status, answer.headers.get("x-antiphon-warnings")) == (200, None)
+
+
+@pytest.mark.parametrize("name", names("parameters", "refused"))
+def test_an_unsupported_parameter_is_refused_by_name(server: Any, name: str) -> None:
+    assert refuse(server, {name: PARAMETERS[name]}) == (400, name, "unsupported_parameter")
+
+
+def test_a_parameter_that_nobody_knows_is_told_in_a_header(server: Any) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "acme": 1})
+    assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: acme")
+
+
+def test_a_prompt_is_filled_in_and_echoed(server: Any) -> None:
+    template = {"model": "scripted", "instructions": "Be {{mood}}."}
+    prompt = server.wait_for(
+        lambda: server.engine.prompts.define("default", PromptDefinition(id="pmpt_1", template=template))
+    )
+    reference = {"id": prompt.id, "version": prompt.version, "variables": {"mood": "kind"}}
+    response = ask(server, "hi", prompt=reference)
+    assert (response["instructions"], response["prompt"]) == ("Be kind.", reference)
+
+
+def test_tools_are_inherited_along_a_chain_unless_the_request_names_its_own(server: Any) -> None:
+    first = ask(server, "hi", tools=[FUNCTION])
+    inheriting = ask(server, "hi", previous_response_id=first["id"])
+    without = ask(server, "hi", previous_response_id=inheriting["id"], tools=[])
+    assert (inheriting["tools"], without["tools"]) == ([FUNCTION_ECHO], [])
+
+
+FORMATS: dict[str, Any] = {"text": {"type": "text"}, "json_object": {"type": "json_object"}, "json_schema": SCHEMA}
+
+
+@pytest.mark.parametrize("name", names("formats", "implemented"))
+def test_a_format_is_taken_and_echoed(server: Any, name: str) -> None:
+    blank = {"schema": None, "description": None} if name == "json_schema" else {}
+    assert ask(server, "hi", text={"format": FORMATS[name]})["text"]["format"] == FORMATS[name] | blank

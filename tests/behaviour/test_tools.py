@@ -1,0 +1,45 @@
+"""What becomes of each kind of tool, and of each form of `tool_choice`."""
+
+from typing import Any
+
+import pytest
+
+from behaviour.samples import CHOICES, FUNCTION, FUNCTION_ECHO, TOOLS
+from behaviour.wire import ask, refuse
+from manifest import names
+
+
+def test_a_function_is_offered_and_called(server: Any) -> None:
+    response = ask(server, "call", tools=[FUNCTION])
+    (call,) = response["output"]
+    assert (response["status"], response["tools"], call["type"], call["name"]) == (
+        "completed",
+        [FUNCTION_ECHO],
+        "function_call",
+        "look_up",
+    )
+
+
+@pytest.mark.parametrize("name", names("tools", "refused"))
+def test_an_unsupported_tool_is_refused_by_its_place(server: Any, name: str) -> None:
+    assert refuse(server, {"tools": [FUNCTION, TOOLS[name]]}) == (400, "tools[1]", "unsupported_tool")
+
+
+@pytest.mark.parametrize("name", names("tools", "planned"))
+def test_web_search_is_left_out_and_told(server: Any, name: str) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "tools": [FUNCTION, TOOLS[name]]})
+    assert (answer.json["tools"], answer.headers["x-antiphon-warnings"]) == (
+        [FUNCTION_ECHO],
+        f"tools[1]: {name} is not available here and was left out",
+    )
+
+
+@pytest.mark.parametrize("name", names("choices", "implemented"))
+def test_a_choice_is_taken_and_echoed(server: Any, name: str) -> None:
+    assert ask(server, "hi", tools=[FUNCTION], tool_choice=CHOICES[name])["tool_choice"] == CHOICES[name]
+
+
+@pytest.mark.parametrize("name", names("choices", "refused"))
+def test_an_unsupported_choice_is_refused(server: Any, name: str) -> None:
+    choice = CHOICES.get(name, {"type": name})
+    assert refuse(server, {"tools": [FUNCTION], "tool_choice": choice}) == (400, "tool_choice", "unsupported_tool")

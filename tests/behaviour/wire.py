@@ -1,0 +1,113 @@
+"""What these tests say to a server, and how they read what it says."""
+
+import json
+from typing import Any
+
+from antiphon.protocol.codec import EVENTS
+from antiphon.stream.sse import Decoder
+from behaviour.event_samples import make_event
+from behaviour.item_samples import ITEMS
+from behaviour.samples import ANNOTATIONS
+from live_server import Running
+
+Json = dict[str, Any]
+
+FULL_ANSWER = [
+    {"summary": ["First thought.", "Second thought."]},
+    {"reasoning": "Let me see."},
+    {"seal": "sealed"},
+    {"text": "Let me look that up."},
+    {"tool_call": {"key": 1, "name": "look_up", "arguments": ['{"a"', ": 1"]}},
+    {"tool_call": {"key": 2, "name": "look_up", "arguments": ["{"]}},
+    {"tool_call": {"key": 1, "arguments": "}"}},
+    {"tool_call": {"key": 2, "arguments": "}"}},
+    {"custom_tool_call": {"name": "draw", "input": ["a ", "cat"]}},
+    {"refusal": "But I cannot do that."},
+]
+SCRIPT: Json = {
+    "models": ["scripted", "another"],
+    "rules": [
+        *(
+            {"user": f"item {kind}!", "answers": [[{"item": item}, {"text": "Ok."}]]}
+            for kind, item in ITEMS.items()
+            if kind not in ("configuration_update", "compaction_trigger")
+        ),
+        *(
+            {"user": f"cite {kind}!", "answers": [[{"text": "So."}, {"annotation": each}]]}
+            for kind, each in ANNOTATIONS.items()
+        ),
+        *(
+            {"user": f"event {kind}!", "answers": [[{"event": make_event(kind)}, {"text": "Ok."}]]}
+            for kind in EVENTS.members
+        ),
+        {"user": "everything", "answers": [FULL_ANSWER]},
+        {"user": "recall", "text": "ada", "answers": ["Your name is ada."]},
+        {"user": "recall", "answers": ["I do not know."]},
+        {"user": "count", "answers": ["{history}"]},
+        {"last_item": "function_call_output", "text": "found", "answers": ["It was found."]},
+        {"user": "call", "answers": [[{"tool_call": {"name": "look_up", "arguments": {}}}]]},
+        {"user": "long", "answers": [[{"text": "So much "}, {"finish": "length"}]]},
+        {"user": "filter", "answers": [[{"text": "So bad "}, {"finish": "content_filter"}]]},
+        {"user": "fail", "answers": [[{"text": "So "}, {"failure": {"message": "No.", "code": "overloaded"}}]]},
+        {"user": "break off", "answers": [[{"text": "So "}, {"finish": None}]]},
+        {"user": "break at once", "answers": [[{"finish": None}]]},
+    ],
+}
+
+
+def ask(server: Running, asked: Any, *, key: str = "any", **fields: Any) -> Json:
+    """The response to this input, which must succeed."""
+    answer = server.ask(
+        "POST",
+        "/v1/responses",
+        {"model": "scripted", "input": asked} | fields,
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    assert answer.status == 200, answer.body
+    response: Json = answer.json
+    return response
+
+
+def refuse(server: Running, fields: Json) -> tuple[int, str | None, str | None]:
+    """The status, the param and the code of the error that this request gets."""
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"} | fields)
+    return answer.status, answer.json["error"]["param"], answer.json["error"]["code"]
+
+
+def get(server: Running, path: str) -> Json:
+    answer = server.ask("GET", f"/v1{path}")
+    assert answer.status == 200, answer.body
+    found: Json = answer.json
+    return found
+
+
+def list_input(server: Running, response: Json) -> list[Json]:
+    items: list[Json] = get(server, f"/responses/{response['id']}/input_items?order=asc&limit=100")["data"]
+    return items
+
+
+def stream(server: Running, asked: Any, **fields: Any) -> list[Json]:
+    """The events of the response to this input."""
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": asked, "stream": True} | fields)
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream"), answer.body
+    return read_stream(answer.body)
+
+
+def read_stream(body: bytes) -> list[Json]:
+    decoder = Decoder()
+    messages = decoder.feed(body) + decoder.close()
+    assert messages[-1].data == b"[DONE]"
+    return [json.loads(message.data) for message in messages[:-1]]
+
+
+def of_type(events: list[Json], kind: str) -> list[Json]:
+    return [event for event in events if event["type"] == kind]
+
+
+def say(role: str, text: str) -> Json:
+    return {"role": role, "content": text}
+
+
+def text_of(response: Json) -> str:
+    messages = (item["content"] for item in response["output"] if item["type"] == "message")
+    return "".join(part.get("text", "") for parts in messages for part in parts)

@@ -1,0 +1,45 @@
+"""docs/configuration.md lists every setting, with its true default."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon.backends.embedded.backend import Options
+from antiphon.config import Settings, load
+
+TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+
+
+def read_table(heading: str) -> dict[str, str]:
+    """The rows of the table with this heading: the name in the first column, and the second column."""
+    rows = TEXT.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", rows, flags=re.MULTILINE))
+
+
+def plain_defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The defaults that can be spelled as one value."""
+    found = {field.name: field.default for field in msgspec.structs.fields(struct)}
+    return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
+
+
+@pytest.mark.parametrize(("heading", "struct"), [("setting", Settings), ("option", Options)])
+def test_every_setting_is_listed_with_its_default(heading: str, struct: type[msgspec.Struct]) -> None:
+    listed = read_table(heading)
+    assert list(listed) == list(struct.__struct_fields__)
+    for name, value in plain_defaults(struct).items():
+        assert listed[name] == f"`{json.dumps(value)}`", name
+
+
+def test_the_example_is_a_valid_file(tmp_path: Path) -> None:
+    example = re.search(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL)
+    assert example is not None
+    path = tmp_path / "antiphon.toml"
+    path.write_text(example[1])
+    settings = load(path, {"ADAS_KEY": "sk-ada", "HOME": str(tmp_path)}, {})
+    assert list(settings.backends) == list(tomllib.loads(example[1])["backends"])
+    assert [key.project for key in settings.api_keys] == ["ada", "default"]

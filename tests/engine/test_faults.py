@@ -1,0 +1,280 @@
+"""What happens to background responses when something gives way: the store, the lease, the response itself."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.engine import background
+from antiphon.errors import NotFound, ServerError
+from antiphon.protocol import codec
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import FINAL_STATUSES, Response
+from antiphon.store.base import RunKey, StoredResponse
+from antiphon.store.memory.store import MemoryStore
+from antiphon.store.sqlite.store import SqliteStore
+from engine_bench import Bench, judge
+
+SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
+# Short enough not to wait for, long enough for a busy machine.
+SHORT = 0.3
+# Nothing here waits so long: a test that would have to does not end.
+LONG = 3600.0
+
+
+class Frail(MemoryStore):
+    """A memory store that fails the next so many times it is asked for something."""
+
+    def __init__(self, **failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def _give_way(self, name: str) -> None:
+        if self.failures.get(name, 0) > 0:
+            self.failures[name] -= 1
+            raise ServerError(f"{name}: the disk is full")
+
+    async def append_events(self, *where: Any, owner: str | None = None) -> bool:
+        self._give_way("append_events")
+        return await super().append_events(*where, owner=owner)
+
+    async def abandon(self, owner: str, project: str, response_id: str) -> None:
+        self._give_way("abandon")
+        await super().abandon(owner, project, response_id)
+
+    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
+        self._give_way("renew")
+        return await super().renew(owner, now=now, lease=lease)
+
+    async def save(self, project: str, stored: StoredResponse, **bound: Any) -> None:
+        if stored.response.status in FINAL_STATUSES:
+            self._give_way("save")
+        await super().save(project, stored, **bound)
+
+
+async def read(bench: Bench, response_id: str) -> list[Event | Unknown]:
+    batches = await bench.engine.follow("default", response_id, after=-1)
+    return [codec.decode_event(event.raw) async for batch in batches for event in batch if isinstance(event, Unknown)]
+
+
+async def finish(bench: Bench, response_id: str) -> Response:
+    told = judge(await read(bench, response_id))
+    assert await bench.engine.retrieve("default", response_id) == told
+    return told
+
+
+async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> None:
+    """Until the log has these words. Asking the store does not count as watching."""
+    while not any(words in payload for _, payload in await bench.store.read_events("default", response_id, -1)):
+        await asyncio.sleep(0)
+
+
+# The store gives way
+
+
+@pytest.mark.parametrize("what", ["append_events", "save", "renew"])
+async def test_a_store_that_fails_for_a_while_only_delays_the_end(make_bench: Any, what: str) -> None:
+    store = Frail(**{what: 3})
+    bench = await make_bench({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
+    run = await bench.ask(background=True)
+    response = await finish(bench, run.response.id)
+    assert (response.status, response.output_text) == ("completed", "all in all")
+
+
+async def test_a_run_that_could_not_even_be_given_back_is_tried_again(make_bench: Any) -> None:
+    store = Frail(append_events=1, abandon=2)
+    bench = await make_bench({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
+    run = await bench.ask(background=True)
+    assert (await finish(bench, run.response.id)).status == "completed"
+
+
+async def test_a_request_that_cannot_be_read_ends_as_failed(make_bench: Any) -> None:
+    bench = await make_bench(background_lease_seconds=0.1)
+    response = Response(id="resp_1", created_at=1, status="queued", model="scripted", background=True)
+    await bench.store.enqueue("default", StoredResponse(response=response, input=[]), b"of another version")
+    failed = judge_loosely(await read(bench, "resp_1"))
+    assert failed.error is not None
+    assert (failed.status, failed.error.code) == ("failed", "interrupted")
+    assert await bench.engine.retrieve("default", "resp_1") == failed
+
+
+def judge_loosely(told: Sequence[Event | Unknown]) -> Response:
+    last: Any = told[-1]
+    response: Response = last.response
+    return response
+
+
+# The lease is lost
+
+
+async def lose(bench: Bench, response_id: str) -> None:
+    """Let another process take the run."""
+    (claimed,) = await bench.store.claim("another", now=time.time() + LONG, lease=LONG, limit=1)
+    assert claimed.response_id == response_id
+
+
+async def test_what_a_lost_attempt_has_said_is_not_shown(make_bench: Any) -> None:
+    """Nobody had watched, so the other process began again, and its words are the response's."""
+    bench = await make_bench(SLOW, background_lease_seconds=LONG)
+    run = await bench.ask(background=True)
+    await wait_until_logged(bench, run.response.id, b" far")
+    await lose(bench, run.response.id)
+    await bench.store.drop_events("default", run.response.id, owner="another")
+    await bench.store.append_events("default", run.response.id, 0, [b'{"type":"acme.other"}'], owner="another")
+    reader = await bench.engine.follow("default", run.response.id, after=-1)
+    assert await anext(reader) == [Unknown(b'{"type":"acme.other"}')]
+    await reader.aclose()
+
+
+async def test_a_process_stops_working_on_what_it_has_lost(make_bench: Any) -> None:
+    bench = await make_bench(SLOW, background_lease_seconds=SHORT)
+    run = await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    await lose(bench, run.response.id)
+    await bench.backend.cancellation.wait()
+
+
+async def test_a_run_that_was_lost_and_came_back_has_one_attempt_only(make_bench: Any) -> None:
+    bench = await make_bench(SLOW, background_lease_seconds=LONG)
+    run = await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    await lose(bench, run.response.id)
+    await bench.store.release("another")
+    await bench.ask("wake up", background=True)
+    for _ in range(2):  # the second attempt, and the one that woke us
+        await bench.backend.reached("gate")
+    assert bench.backend.cancelled == 1
+    for _ in range(2):
+        bench.backend.release("gate")
+    assert (await finish(bench, run.response.id)).output_text == "so far and on"
+
+
+# The response goes
+
+
+async def test_deleting_a_running_response_stops_its_model_and_ends_its_streams(make_bench: Any) -> None:
+    bench = await make_bench(SLOW, background_lease_seconds=LONG)
+    run = await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    reader = asyncio.create_task(read(bench, run.response.id))
+    await wait_until_logged(bench, run.response.id, b" far")
+    await bench.engine.delete("default", run.response.id)
+    await bench.backend.cancellation.wait()
+    assert all(not event.type.endswith(("failed", "completed", "incomplete")) for event in await reader)
+    with pytest.raises(NotFound):
+        await bench.engine.retrieve("default", run.response.id)
+
+
+async def test_a_response_that_expires_while_it_runs_leaves_nothing(make_bench: Any) -> None:
+    bench = await make_bench(SLOW, background_lease_seconds=SHORT, retention_seconds=3600)
+    run = await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    await bench.store.expire(int(time.time()) + 3601)
+    await bench.backend.cancellation.wait()
+    assert await bench.store.read_events("default", run.response.id, -1) == []
+    assert await bench.store.claim("us", now=time.time() + LONG, lease=1, limit=9) == []
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("background", [True, False])
+async def test_a_response_whose_conversation_went_meanwhile_fails(
+    make_bench: Any, store: bool, background: bool
+) -> None:
+    if background and not store:
+        pytest.skip("a background response is always stored")
+    bench = await make_bench(SLOW)
+    conversation = await bench.engine.conversations.create("default", [], None)
+    run = await bench.ask(background=background, store=store, conversation=conversation.id)
+    ending = asyncio.create_task(finish(bench, run.response.id) if background else run.drain())
+    await bench.backend.reached("gate")
+    await bench.engine.conversations.delete("default", conversation.id)
+    bench.backend.release("gate")
+    response = await ending
+    assert response.error is not None
+    assert (response.status, response.output_text) == ("failed", "so far and on")
+    assert conversation.id in response.error.message
+
+
+# Cancelling, at bad moments
+
+
+async def test_a_queued_response_is_cancelled_though_every_place_is_taken(make_bench: Any) -> None:
+    bench = await make_bench(SLOW, background_slots=1, background_lease_seconds=LONG)
+    await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    waiting = await bench.ask(background=True)
+    cancelled = await bench.engine.cancel("default", waiting.response.id)
+    assert (cancelled.status, cancelled.output) == ("cancelled", [])
+    assert await finish(bench, waiting.response.id) == cancelled
+
+
+async def test_cancelling_at_once_finds_the_run_wherever_it_is(
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "POLL_SECONDS", LONG)
+    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
+    for turns in range(12):
+        run = await bench.ask(background=True)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        both = await asyncio.gather(*(bench.engine.cancel("default", run.response.id) for _ in range(2)))
+        assert [response.status for response in both] == ["cancelled", "cancelled"]
+        assert both[0] == both[1] == await finish(bench, run.response.id)
+
+
+async def test_cancelling_while_it_finishes_leaves_one_end(make_bench: Any, tmp_path: Path) -> None:
+    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
+    for turns in range(12):
+        run = await bench.ask(background=True)
+        reader = asyncio.create_task(finish(bench, run.response.id))
+        await bench.backend.reached("gate")
+        bench.backend.release("gate")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancelled = await bench.engine.cancel("default", run.response.id)
+        assert cancelled.status in {"cancelled", "completed"}
+        assert await reader == cancelled
+
+
+# Places and readers
+
+
+async def test_no_more_runs_are_worked_on_than_there_are_places(make_bench: Any, tmp_path: Path) -> None:
+    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"), background_slots=2)
+    runs = await asyncio.gather(*(bench.ask(background=True) for _ in range(12)))
+    for done in range(12):
+        await bench.backend.reached("gate")
+        if done < 10:
+            statuses = [(await bench.engine.retrieve("default", run.response.id)).status for run in runs]
+            assert statuses.count("in_progress") <= 2
+        bench.backend.release("gate")
+    for run in runs:
+        assert (await finish(bench, run.response.id)).status == "completed"
+
+
+async def test_whoever_streams_along_never_waits_for_the_next_look(
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "POLL_SECONDS", LONG)
+    bench = await make_bench({"default": "a word"}, store=SqliteStore(tmp_path / "store.db"))
+    for _ in range(12):
+        run = await bench.ask(background=True)
+        assert judge([codec.decode_event(e.raw) async for b in run.events() for e in b]).status == "completed"
+
+
+@pytest.mark.parametrize("words", [1, 2, 3])
+async def test_a_close_in_the_middle_of_writing_leaves_a_whole_log(make_bench: Any, tmp_path: Path, words: int) -> None:
+    script = {"default": [{"text": [f" {n}"]} if n % 2 else {"delay": 0.002} for n in range(60)]}
+    first = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))
+    run = await first.ask(background=True)
+    await first.store.watch("default", run.response.id)
+    await wait_until_logged(first, run.response.id, b'"delta":" %d"' % (10 * words + 1))
+    await first.engine.close()
+    second = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))
+    told = await read(second, run.response.id)
+    assert [event.sequence_number for event in told if not isinstance(event, Unknown)] == list(range(len(told)))
+    assert judge(told).status == "completed"

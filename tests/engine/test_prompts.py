@@ -1,0 +1,198 @@
+"""Prompts: defined in versions, and filled in for the requests that name them."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.errors import InvalidRequest, NotFound
+from antiphon.protocol.content import InputImage, InputText
+from antiphon.protocol.items import Message
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
+from antiphon.protocol.request import CreateRequest, PromptRef
+from engine_bench import Bench
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
+
+
+async def define(bench: Bench, template: dict[str, Any], *, project: str = "default", **fields: Any) -> Prompt:
+    return await bench.engine.prompts.define(project, PromptDefinition(template=template, **fields))
+
+
+async def fill(bench: Bench, template: dict[str, Any], request: CreateRequest | None = None, **variables: Any) -> Any:
+    made = await define(bench, template)
+    request = request or CreateRequest()
+    request.prompt = PromptRef(made.id, variables or None)
+    return await bench.engine.prompts.fill_in(request, "default")
+
+
+async def refusal(bench: Bench, template: dict[str, Any], **fields: Any) -> tuple[str | None, str | None]:
+    """What defining this is refused for: its place and the code."""
+    with pytest.raises(InvalidRequest) as caught:
+        await define(bench, template, **fields)
+    return caught.value.param, caught.value.code
+
+
+async def test_versions_are_counted_and_the_newest_is_retrieved(bench: Bench) -> None:
+    first = await define(bench, {"instructions": "one"})
+    second = await define(bench, {"instructions": "two"}, id=first.id)
+    assert first == Prompt(first.id, "1", first.created_at, {"instructions": "one"})
+    assert second == Prompt(first.id, "2", second.created_at, {"instructions": "two"})
+    assert await bench.engine.prompts.retrieve("default", first.id, None) == second
+    assert await bench.engine.prompts.retrieve("default", first.id, "1") == first
+    assert await bench.engine.prompts.list_all("default") == [
+        PromptSummary(first.id, "1", first.created_at),
+        PromptSummary(first.id, "2", second.created_at),
+    ]
+
+
+async def test_counting_passes_over_numbers_that_were_named(bench: Bench) -> None:
+    for version in ("2", "1"):
+        await define(bench, {}, id="greet", version=version)
+    assert (await define(bench, {}, id="greet")).version == "3"
+
+
+async def test_a_version_does_not_change(bench: Bench) -> None:
+    await define(bench, {}, id="greet", version="1")
+    assert await refusal(bench, {}, id="greet", version="1") == ("version", None)
+
+
+async def test_after_a_version_with_a_name_the_next_must_be_named_too(bench: Bench) -> None:
+    await define(bench, {}, id="greet", version="beta")
+    assert await refusal(bench, {}, id="greet") == ("version", "invalid_value")
+
+
+async def test_a_deleted_prompt_is_gone(bench: Bench) -> None:
+    made = await define(bench, {})
+    await bench.engine.prompts.delete("default", made.id)
+    for version in (None, "1"):
+        with pytest.raises(NotFound):
+            await bench.engine.prompts.retrieve("default", made.id, version)
+    with pytest.raises(NotFound):
+        await bench.engine.prompts.delete("default", made.id)
+
+
+async def test_variables_go_into_instructions_and_input(bench: Bench) -> None:
+    template = {
+        "instructions": "Speak like {{ who }} of {{place}}.",
+        "input": [{"role": "user", "content": "I am {{who}}."}, {"role": "user", "content": "Hi"}],
+    }
+    filled = await fill(bench, template, who="Ada", place={"type": "input_text", "text": "London"})
+    assert filled.instructions == "Speak like Ada of London."
+    assert filled.input == [Message("user", "I am Ada."), Message("user", "Hi")]
+
+
+async def test_a_variable_that_stands_alone_may_be_an_image(bench: Bench) -> None:
+    parts = [{"type": "input_text", "text": "Look:"}, {"type": "input_text", "text": "{{picture}}"}]
+    filled = await fill(bench, {"input": [{"role": "user", "content": parts}]}, picture=IMAGE)
+    assert filled.input == [
+        Message("user", [InputText("Look:"), InputImage(image_url=IMAGE["image_url"], detail="low")])
+    ]
+
+
+async def test_an_image_cannot_stand_inside_a_text(bench: Bench) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await fill(bench, {"instructions": "See {{picture}}"}, picture=IMAGE)
+    assert (caught.value.param, caught.value.code) == ("prompt.variables.picture", "invalid_type")
+
+
+async def test_a_value_that_is_no_part_is_refused_with_its_place(bench: Bench) -> None:
+    parts = [{"type": "input_text", "text": "{{picture}}"}]
+    with pytest.raises(InvalidRequest) as caught:
+        await fill(bench, {"input": [{"role": "user", "content": parts}]}, picture={"type": "input_image", "detail": 1})
+    assert caught.value.param == "prompt.input[0].content[0].detail"
+
+
+@pytest.mark.parametrize(
+    ("variables", "param", "code"),
+    [
+        ({}, "prompt.variables.name", "missing_required_parameter"),
+        ({"name": "Ada", "nam": "Ada"}, "prompt.variables.nam", "invalid_value"),
+    ],
+)
+async def test_missing_and_unknown_variables_are_refused_by_name(
+    bench: Bench, variables: dict[str, str], param: str, code: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await fill(bench, {"instructions": "Greet {{name}}."}, **variables)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+
+
+async def test_what_the_request_says_wins_over_the_template(bench: Bench) -> None:
+    template = {"model": "big", "instructions": "Be brief.", "temperature": 0.5, "tools": [], "metadata": {"a": "1"}}
+    asked = CreateRequest(model="small", temperature=0.0, metadata={})
+    filled = await fill(bench, template, asked)
+    assert filled == CreateRequest(
+        model="small", temperature=0.0, metadata={}, instructions="Be brief.", tools=[], prompt=filled.prompt
+    )
+
+
+async def test_the_templates_input_comes_before_the_requests(bench: Bench) -> None:
+    unknown = Unknown(b'{"type":"acme:thing"}')
+    assert (await fill(bench, {"input": "first"}, CreateRequest(input="then"))).input == [
+        Message("user", "first"),
+        Message("user", "then"),
+    ]
+    assert (await fill(bench, {"input": "first"}, CreateRequest(input=[unknown]))).input == [
+        Message("user", "first"),
+        unknown,
+    ]
+    assert (await fill(bench, {"input": "alone"})).input == "alone"
+
+
+@pytest.mark.parametrize(
+    ("template", "refused"),
+    [
+        ({"temperature": 3}, ("template.temperature", "invalid_value")),
+        ({"input": [{"role": "robot", "content": "{{x}}"}]}, ("template.input[0].role", "invalid_value")),
+        ({"instruction": "x"}, ("template.instruction", "unknown_parameter")),
+        ({"previous_response_id": "resp_1"}, ("template.previous_response_id", "invalid_value")),
+        ({"stream": True}, ("template.stream", "invalid_value")),
+    ],
+)
+async def test_a_template_that_is_no_request_is_refused_with_the_place(
+    bench: Bench, template: dict[str, Any], refused: tuple[str, str]
+) -> None:
+    assert await refusal(bench, template) == refused
+    assert await bench.engine.prompts.list_all("default") == []
+
+
+async def test_a_template_that_is_nested_too_deeply_is_refused(bench: Bench) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(150):
+        deep = {"properties": deep}
+    tools = [{"type": "function", "name": "f", "parameters": deep}]
+    assert await refusal(bench, {"tools": tools}) == ("template", "invalid_value")
+
+
+async def test_another_project_sees_nothing(bench: Bench) -> None:
+    made = await define(bench, {})
+    prompts = bench.engine.prompts
+    assert await prompts.list_all("other") == []
+    for attempt in (
+        prompts.retrieve("other", made.id, None),
+        prompts.delete("other", made.id),
+        prompts.fill_in(CreateRequest(prompt=PromptRef(made.id)), "other"),
+    ):
+        with pytest.raises(NotFound):
+            await attempt
+    assert (await define(bench, {}, project="other", id=made.id)).version == "1"
+
+
+async def test_a_response_is_made_from_a_prompt_and_repeats_its_name(make_bench: Any) -> None:
+    bench = await make_bench({"rules": [{"text": "Speak like Ada.", "answers": ["Indeed."]}]})
+    made = await define(bench, {"model": "scripted", "instructions": "Speak like {{who}}."})
+    asked = {"id": made.id, "version": "1", "variables": {"who": "Ada"}}
+    response = await bench.answer("Hello", model=None, prompt=asked)
+    assert response.output_text == "Indeed."
+    assert (response.prompt, response.instructions) == (PromptRef(made.id, {"who": "Ada"}, "1"), "Speak like Ada.")
+
+
+async def test_an_unknown_version_is_not_found_by_name(bench: Bench) -> None:
+    made = await define(bench, {})
+    with pytest.raises(NotFound) as caught:
+        await bench.ask(prompt={"id": made.id, "version": "7"})
+    assert (caught.value.param, caught.value.message) == (
+        "prompt",
+        f"Prompt with id '{made.id}' and version '7' not found.",
+    )
