@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.stream.fold import fold
-from behaviour.wire import FULL_ANSWER, ask, get, of_type, stream, text_of
+from behaviour.wire import ask, get, of_type, stream, text_of
 
 Events = list[dict[str, Any]]
 
@@ -47,16 +47,18 @@ def test_pain_a_4_every_event_of_an_item_has_its_id(told: Events) -> None:
     """BerriAI/litellm#30071"""
     ids = {event["output_index"]: event["item"]["id"] for event in added(told)}
     of_items = [event for event in told if "output_index" in event]
-    assert all(event.get("item_id", event.get("item", {}).get("id")) == ids[event["output_index"]] for event in of_items)
+    assert all(
+        event.get("item_id", event.get("item", {}).get("id")) == ids[event["output_index"]] for event in of_items
+    )
 
 
 def test_pain_a_5_a_summary_part_is_added_before_its_deltas(told: Events) -> None:
     """BerriAI/litellm#32777"""
-    kinds = [(event["type"].rpartition(".summary_")[2], event["summary_index"]) for event in told if "summary_index" in event]
     for index in (0, 1):
-        of_part = [kind for kind, of in kinds if of == index]
-        assert of_part[0] == "response.reasoning_summary_part.added"
-        assert of_part[-1] == "response.reasoning_summary_part.done"
+        kinds = [event["type"] for event in told if event.get("summary_index") == index]
+        assert kinds[0] == "response.reasoning_summary_part.added"
+        assert kinds[-1] == "response.reasoning_summary_part.done"
+        assert "response.reasoning_summary_text.delta" in kinds
 
 
 def test_pain_a_6_an_index_names_one_item_and_every_id_was_announced(told: Events) -> None:
@@ -82,15 +84,13 @@ def test_pain_a_8_ids_are_of_the_apis_kind_and_can_be_sent_back(server: Any, tol
     assert all(item["id"].startswith(prefixes[item["type"]]) for item in output)
     calls = [item for item in output if "call_id" in item]
     answers = [{"type": f"{call['type']}_output", "call_id": call["call_id"], "output": "found"} for call in calls]
-    for answer in answers:
-        answer["type"] = answer["type"].replace("function_call_output", "function_call_output")
     assert ask(server, [*output, *answers])["status"] == "completed"
 
 
 def test_pain_a_9_streamed_ids_are_those_of_the_final_output(server: Any, told: Events) -> None:
     """vllm-project/vllm#56285"""
-    done = [event["item"] for event in of_type(told, "response.output_item.done")]
-    done.sort(key=lambda item: [each["id"] for each in told[-1]["response"]["output"]].index(item["id"]))
+    ended = sorted(of_type(told, "response.output_item.done"), key=lambda event: event["output_index"])
+    done = [event["item"] for event in ended]
     assert done == told[-1]["response"]["output"] == get(server, f"/responses/{told[0]['response']['id']}")["output"]
 
 
@@ -144,15 +144,3 @@ def test_pain_a_15_every_model_streams_what_it_says(server: Any, model: str) -> 
     events = stream(server, "hello there", model=model)
     deltas = "".join(event["delta"] for event in of_type(events, "response.output_text.delta"))
     assert deltas == text_of(events[-1]["response"]) == text_of(ask(server, "hello there", model=model))
-
-
-def test_the_stream_of_these_tests_holds_every_kind_of_speech() -> None:
-    assert {key for step in FULL_ANSWER for key in step} == {
-        "summary",
-        "reasoning",
-        "seal",
-        "text",
-        "tool_call",
-        "custom_tool_call",
-        "refusal",
-    }

@@ -74,7 +74,10 @@ def test_every_test_that_is_named_is_there(family: str, collected: set[str]) -> 
 
 def test_every_test_of_a_behaviour_is_named() -> None:
     named = {
-        test.partition("[")[0] for family in manifest.FAMILIES for each in manifest.entries(family) for test in each.tests
+        test.partition("[")[0]
+        for family in manifest.FAMILIES
+        for each in manifest.entries(family)
+        for test in each.tests
     }
     here = Path(__file__)
     files = (path for path in here.parent.glob("test_*.py") if path != here)

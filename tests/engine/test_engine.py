@@ -1,5 +1,6 @@
 """The engine: chains, projects, pages, models, and what it refuses."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -60,6 +61,19 @@ async def test_a_response_echoes_what_it_was_asked_with(bench: Bench) -> None:
 async def test_what_was_answered_can_be_retrieved_at_once(bench: Bench) -> None:
     response = await bench.answer("hello")
     assert await bench.engine.retrieve("default", response.id) == response
+
+
+async def test_a_response_under_way_is_in_progress(make_bench: Any) -> None:
+    bench = await make_bench({"default": [{"wait": "gate"}]})
+    run = await bench.ask()
+    reader = asyncio.create_task(run.drain())
+    await bench.backend.reached("gate")
+    assert (await bench.engine.retrieve("default", run.response.id)).status == "in_progress"
+    with pytest.raises(NotFound):
+        await bench.engine.retrieve("other", run.response.id)
+    bench.backend.release("gate")
+    done = await reader
+    assert await bench.engine.retrieve("default", done.id) == done
 
 
 async def test_a_chain_keeps_its_order_and_may_fork(make_bench: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine import background
+from antiphon.engine import background, journal
 from antiphon.errors import NotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
@@ -69,27 +69,32 @@ async def finish(bench: Bench, response_id: str) -> Response:
 
 async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> None:
     """Until the log has these words. Asking the store does not count as watching."""
-    while not any(words in payload for _, payload in await bench.store.read_events("default", response_id, -1)):
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while words not in b"".join(row[1] for row in await bench.store.read_events("default", response_id, -1)):
+            await asyncio.sleep(0.001)
 
 
 # The store gives way
 
 
-@pytest.mark.parametrize("what", ["append_events", "save", "renew"])
-async def test_a_store_that_fails_for_a_while_only_delays_the_end(make_bench: Any, what: str) -> None:
-    store = Frail(**{what: 3})
+@pytest.mark.parametrize("failures", [{"append_events": 1}, {"renew": 3}, {"save": 2}, {"save": 2, "abandon": 2}])
+async def test_a_store_that_fails_for_a_while_only_delays_the_end(make_bench: Any, failures: dict[str, int]) -> None:
+    store = Frail(**failures)
     bench = await make_bench({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)
     response = await finish(bench, run.response.id)
     assert (response.status, response.output_text) == ("completed", "all in all")
 
 
-async def test_a_run_that_could_not_even_be_given_back_is_tried_again(make_bench: Any) -> None:
-    store = Frail(append_events=1, abandon=2)
-    bench = await make_bench({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
+async def test_events_that_could_not_be_stored_come_with_the_next(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "RETRY_SECONDS", 0.01)
+    bench = await make_bench(SLOW, store=Frail(append_events=3), background_lease_seconds=LONG)
     run = await bench.ask(background=True)
-    assert (await finish(bench, run.response.id)).status == "completed"
+    await wait_until_logged(bench, run.response.id, b" far")
+    bench.backend.release("gate")
+    assert (await finish(bench, run.response.id)).output_text == "so far and on"
 
 
 async def test_a_request_that_cannot_be_read_ends_as_failed(make_bench: Any) -> None:

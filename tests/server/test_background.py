@@ -51,6 +51,26 @@ def test_the_stream_of_the_create_call_and_the_one_read_later_are_the_same(serve
     assert answer.body == again.body
 
 
+def test_whoever_waits_for_a_free_slot_is_told_so_at_once(serve: Callable[..., Any]) -> None:
+    running = serve(GATED, background_slots=1)
+    begin(running)
+    running.wait_for(lambda: running.backend.reached("gate"))
+    data = json.dumps({"model": "scripted", "input": "wait", "background": True, "stream": True}).encode()
+    with running.connect() as client:
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        received = b""
+        while b"event: response.queued" not in received or not received.endswith(b"\n\n\r\n"):
+            received += client.recv(65536)
+    told = received.partition(b"\r\n\r\n")[2].partition(b"\r\n")[2].removesuffix(b"\n\n\r\n").split(b"\n\n")
+    response_id = received.partition(b'"id":"')[2].partition(b'"')[0].decode()
+    assert running.ask("GET", f"/v1/responses/{response_id}").json["status"] == "queued"
+    for _ in range(2):
+        running.do(lambda: running.backend.release("gate"))
+    whole = read(running, response_id)
+    assert (len(told), told) == (2, whole[:2])
+    assert [json.loads(event.partition(b"data: ")[2])["sequence_number"] for event in whole] == list(range(len(whole)))
+
+
 def test_the_run_goes_on_when_the_client_leaves_its_stream(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
     data = json.dumps({"model": "scripted", "input": "wait", "background": True, "stream": True}).encode()

@@ -50,6 +50,15 @@ MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], str], Awaitable[Tu
 StartTurn = Callable[[Turn], Awaitable[Deltas]]
 
 
+def announce(response: Response) -> list[Event]:
+    """The first events of a response that waits in the queue.
+
+    They follow from the stored response alone, so that whoever tells them, before the run or in it, tells the same.
+    """
+    queued = msgspec.structs.replace(response, status="queued", output=[])
+    return [events.Created(0, queued), events.Queued(1, queued)]
+
+
 class Attempt:
     """Works on a claimed run. `make_turn` lays out the turn from the stored request, `start_turn` begins it."""
 
@@ -148,7 +157,9 @@ class Attempt:
         error = ResponseError(reason.code, reason.message)
         failed = msgspec.structs.replace(response, status="failed", output=done, error=error)
         payload = events.ErrorPayload(reason.type, reason.code, reason.message, None)
-        last = [events.Error(len(told), payload), events.Failed(len(told) + 1, failed)]
+        opening = [] if told else announce(response)
+        number = len(told) + len(opening)
+        last = [*opening, events.Error(number, payload), events.Failed(number + 1, failed)]
         await self._keep(failed, (len(told), [encode_line(event) for event in last]))
 
     # What the run does with its outcome

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from antiphon.engine.attempt import Attempt, MakeTurn, StartTurn
+from antiphon.engine.attempt import Attempt, MakeTurn, StartTurn, announce
 from antiphon.engine.run import Events
-from antiphon.protocol.events import TERMINAL
+from antiphon.protocol.events import TERMINAL, Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import FINAL_STATUSES, Response
-from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store
+from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.stream.sse import encode_line
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +107,15 @@ class Background:
         await self._store.watch(*key)
         while not self._dismissed:
             attempt = self._attempts.get(key)
-            # The order matters: what happens while we read must not be waited for, and a response that is final before
-            # its events are read has all of them in the log. The log alone is read: an attempt may have lost its lease
-            # without knowing it, and then its events are not those of the response.
+            # The order matters: what happens while we read must not be waited for. The log alone is read: an attempt
+            # may have lost its lease without knowing it, and then its events are not those of the response.
             change = self._changed if attempt is None else attempt.journal.news
-            final = attempt is None and await self._is_final(key)
+            stored = None if attempt is not None else await self._store.load(*key)
+            # A response that is final before its events are read has all of them in the log.
+            final = attempt is None and _is_final(stored)
             rows = await self._store.read_events(*key, after)
+            if stored is not None and not rows and not final:
+                rows = _number(announce(stored.response))[after + 1 :]
             if rows:
                 after = rows[-1][0]
                 batch = [Unknown(payload) for _, payload in rows]
@@ -127,17 +131,13 @@ class Background:
         deadline = time.monotonic() + self._lease
         while time.monotonic() < deadline:
             change = self._changed
-            if await self._is_final(key):
+            if _is_final(await self._store.load(*key)):
                 return
             await _wait_for(change, POLL_SECONDS)
 
     def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-    async def _is_final(self, key: RunKey) -> bool:
-        stored = await self._store.load(*key)
-        return stored is None or stored.response.status in FINAL_STATUSES
 
     # The work
 
@@ -203,6 +203,14 @@ class Background:
         self._tell_change()
         if self._full:  # somebody may have waited for this place
             self._wake.set()
+
+
+def _is_final(stored: StoredResponse | None) -> bool:
+    return stored is None or stored.response.status in FINAL_STATUSES
+
+
+def _number(told: Sequence[Event]) -> list[tuple[int, bytes]]:
+    return [(event.sequence_number, encode_line(event)) for event in told]
 
 
 async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:

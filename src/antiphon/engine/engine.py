@@ -173,7 +173,14 @@ class Engine:
         return self._served[model][0]
 
     async def retrieve(self, project: str, response_id: str) -> Response:
-        return (await self._load(project, response_id)).response
+        """The response as it is now; one that a client still waits for here comes into the store at its end."""
+        stored = await self._store.load(project, response_id)
+        if stored is not None:
+            return stored.response
+        run = self._running.get(RunKey(project, response_id))
+        if run is None or not run.begun.store:
+            raise _not_found(response_id)
+        return run.begun
 
     async def delete(self, project: str, response_id: str) -> None:
         if not await self._store.delete(project, response_id):

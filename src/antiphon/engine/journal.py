@@ -5,15 +5,21 @@ are shown what the store has, so that it can be read again under the same number
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
+from antiphon.errors import ServerError
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.store.base import EventLog, LeaseLost
 from antiphon.stream.sse import encode_line
 
+logger = logging.getLogger(__name__)
+
 # Between flushes: long enough to take several tokens at once, too short for a reader to notice.
 FLUSH_SECONDS = 0.02
+# After a flush that failed.
+RETRY_SECONDS = 1.0
 
 
 class Journal:
@@ -76,15 +82,22 @@ class Journal:
             self._flush.add_done_callback(_heed)
 
     async def _flush_pending(self) -> None:
-        batch, self._pending = self._pending, []
-        kept = await self._store.append_events(
-            self._project, self._response_id, self._durable, batch, owner=self._owner
-        )
-        if not kept:
-            raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
-        self._durable += len(batch)
-        self.nudge()
-        self._pause = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._go_on)
+        batch = tuple(self._pending)
+        pause = FLUSH_SECONDS
+        try:
+            kept = await self._store.append_events(
+                self._project, self._response_id, self._durable, batch, owner=self._owner
+            )
+        except ServerError:  # nothing is lost yet: what could not be kept waits with what comes
+            logger.exception("events could not be stored", extra={"response_id": self._response_id})
+            pause = RETRY_SECONDS
+        else:
+            if not kept:
+                raise LeaseLost(f"The run of {self._response_id} belongs to another process now.")
+            del self._pending[: len(batch)]
+            self._durable += len(batch)
+            self.nudge()
+        self._pause = asyncio.get_running_loop().call_later(pause, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None

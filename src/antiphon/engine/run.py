@@ -33,13 +33,15 @@ class Keeper(Protocol):
 
 
 class Run:
-    """A response under way. `response` is what it is now; `warnings` is what the client should know about it.
+    """A response under way. `begun` is what it was at first, `response` what it is now, and `warnings` is what the
+    client should know about it.
 
     `told` are deltas of an earlier attempt at the same response: they are composed again, and the model goes on.
     """
 
     def __init__(self, resolved: Resolved, deltas: Deltas, keeper: Keeper, *, told: Sequence[Delta] = ()) -> None:
         self.warnings = resolved.warnings
+        self.begun = resolved.response
         self._ended = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
         self._deltas = deltas
