@@ -12,7 +12,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
 
-from antiphon.backends.scripted import create
+from antiphon.backends.scripted import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.assemble import make_policy
 from antiphon.engine.engine import Engine
@@ -37,8 +37,15 @@ class Answer:
 class Running:
     """The server, the scripted model behind it, and ways to reach both."""
 
-    def __init__(self, script: dict[str, Any], settings: Settings, store: Store | None = None) -> None:
-        self.backend = create("scripted", {"script": script}, settings.data_dir)
+    def __init__(
+        self,
+        script: dict[str, Any],
+        settings: Settings,
+        store: Store | None = None,
+        *,
+        backend: ScriptedBackend | None = None,
+    ) -> None:
+        self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
         self.engine = Engine(
             backends={"scripted": self.backend}, store=store or MemoryStore(), policy=make_policy(settings)
         )

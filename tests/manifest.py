@@ -45,7 +45,7 @@ FAMILIES = (
     "stateless",
     "complaints",
 )
-_SHORTEST_LIST = 3
+_LONGEST_LIST = 6
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,8 +55,11 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A family. `gaps` says in words what is not there, if the names of the entries do not."""
+
     title: str
     about: str = ""
+    gaps: str = ""
     implemented: list[Group] = []
     carried: list[Group] = []
     refused: list[Group] = []
@@ -99,20 +102,18 @@ def render_summary() -> str:
     for family in FAMILIES:
         counts = " | ".join(str(len(names(family, state)) or "") for state in STATES)
         lines.append(f"| {load(family).title} | {counts} | {_list_gaps(family)} |")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "*Carried*: accepted, and echoed, kept or passed on unharmed. *Refused*: with an error that names it. Every"
-            " entry has its tests; [the whole list](docs/behaviour.md) says more.",
-            "",
-        ]
+    legend = (
+        "*Carried*: accepted, and echoed, kept or passed on unharmed. *Refused*: with an error that names it.\n"
+        "What is not merely planned has its tests: [the whole list](docs/behaviour.md).\n"
     )
+    return "\n".join([*lines, "", legend])
 
 
 def _list_gaps(family: str) -> str:
+    if load(family).gaps:
+        return load(family).gaps
     gaps = names(family, "refused", "planned")
-    shown = [f"`{name}`" for name in (gaps if len(gaps) <= _SHORTEST_LIST + 1 else gaps[:_SHORTEST_LIST])]
+    shown = [f"`{name}`" for name in (gaps if len(gaps) <= _LONGEST_LIST else gaps[: _LONGEST_LIST - 1])]
     more = [f"{len(gaps) - len(shown)} more"] if len(gaps) > len(shown) else []
     return ", ".join(shown + more)
 
@@ -121,8 +122,9 @@ def render_page() -> str:
     """The whole list."""
     head = (
         "# What works\n\n"
-        "Every name of the Responses API and what becomes of it here. This page is made from `tests/behaviour/manifest`,\n"
-        "which also names the tests that show each line: `python tests/manifest.py` writes it anew.\n\n"
+        "Every name of the Responses API, and what becomes of it here. This page is made from\n"
+        "`tests/behaviour/manifest`, which also names the tests that show each line: `python tests/manifest.py`\n"
+        "writes it anew.\n\n"
         "*Implemented*: it does what the API says. *Carried*: it is accepted, and echoed, kept or passed on unharmed.\n"
         "*Refused*: it gets an error that names it. *Planned*: it is not there yet.\n"
     )

@@ -103,7 +103,7 @@ def test_pain_g_70_a_foreground_stream_can_be_cancelled(serve: Callable[..., Any
     running = serve(GATED)
     with running.client() as client:
         events = iter(client.responses.create(model="scripted", input="hi", stream=True))
-        response_id = next(events).response.id  # type: ignore[union-attr]
+        response_id = next(events).response.id
         running.wait_for(lambda: running.backend.reached("gate"))
         cancelled = client.responses.cancel(response_id)
         *_, last = events

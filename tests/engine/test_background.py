@@ -14,6 +14,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.items import Message
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.store.base import StoredResponse
 from antiphon.store.sqlite.store import SqliteStore
 from engine_bench import Bench, judge
 
@@ -200,3 +201,12 @@ async def test_stopping_dismisses_the_readers_and_leaves_the_run_alone(make_benc
     bench.engine.stop_runs()
     assert all(not event.type.endswith(("failed", "completed", "incomplete")) for event in await reader)
     assert (await bench.engine.retrieve("default", run.response.id)).status == "in_progress"
+
+
+async def test_a_run_that_can_never_begin_ends_as_failed_after_what_its_reader_was_shown(make_bench: Any) -> None:
+    bench = await make_bench(background_lease_seconds=0.1)
+    queued = Response(id="resp_1", created_at=1, model="scripted", status="queued", background=True)
+    await bench.store.enqueue("default", StoredResponse(response=queued, input=[]), b"not a request")
+    told = await follow(bench, "resp_1")
+    assert [event.type for event in told] == ["response.created", "response.queued", "error", "response.failed"]
+    assert (await bench.engine.retrieve("default", "resp_1")) == judge(told)

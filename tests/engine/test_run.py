@@ -13,6 +13,7 @@ from antiphon.protocol.items import Message
 from antiphon.protocol.open import Unknown
 from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
+from antiphon.stream.deltas import Text
 from engine_bench import Bench, judge
 
 
@@ -148,3 +149,29 @@ async def test_running_out_of_tokens_is_incomplete(make_bench: Any) -> None:
     response = await bench.answer()
     assert response.incomplete_details is not None
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_a_backend_that_breaks_while_it_is_closed_does_not_keep_the_run_from_ending(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say() -> Any:
+        try:
+            yield [Text("so far")]
+            await asyncio.get_running_loop().create_future()
+        finally:
+            raise RuntimeError("no way out")
+
+    async def stream_badly(turn: Any) -> Any:
+        return say()
+
+    bench = await make_bench()
+    monkeypatch.setattr(bench.backend, "stream", stream_badly)
+    run = await bench.ask()
+    batches = run.events()
+    for _ in range(2):
+        await anext(batches)
+    with pytest.raises(RuntimeError, match="no way out"):
+        await batches.aclose()
+    await run.wait_for_end()
+    stored = await bench.engine.retrieve("default", run.response.id)
+    assert (stored.status, stored.output_text) == ("cancelled", "so far")

@@ -1,0 +1,153 @@
+"""kill -9: what was accepted is ended, and what was shown stays true."""
+
+import contextlib
+import http.client
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.protocol import codec
+from antiphon.protocol.response import FINAL_STATUSES
+from antiphon.stream.fold import fold
+from crashing_server import PATIENCE, Crashing, Reader, read_events, wait_until
+
+Start = Callable[..., Crashing]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Crashing] = []
+
+    def start_server(script: dict[str, Any], **settings: Any) -> Crashing:
+        started.append(Crashing(tmp_path, script, **settings))
+        return started[-1]
+
+    yield start_server
+    for server in started:
+        server.kill()
+
+
+def speak(words: list[str], *, slowly: float, to_the_end: bool) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    for word in words:
+        steps += [{"text": [word]}, {"delay": slowly}]
+    return steps if to_the_end else [*steps, {"wait": "for ever"}]
+
+
+def call(words: list[str], *, slowly: float, to_the_end: bool) -> list[dict[str, Any]]:
+    """The same words, some of them thought, some in the arguments of two calls at once."""
+    steps: list[dict[str, Any]] = []
+    for number, word in enumerate(words):
+        half = {"name": "look", "key": number % 2, "call_id": f"call_{number % 2}", "arguments": [word]}
+        steps += [{"reasoning": [word]} if number < 5 else {"tool_call": half}, {"delay": slowly}]
+    return steps if to_the_end else [*steps, {"wait": "for ever"}]
+
+
+def make_script(life: int) -> dict[str, Any]:
+    """What the model says in the server's first, second and third life: further each time, but only then to the end."""
+    counted = [f" w{number}." for number in range(20 + 10 * life)]
+    changing = [f" w{number}, in life {life}." for number in range(20 + 10 * life)]
+    manner: dict[str, Any] = {"slowly": 0.02, "to_the_end": life == 3}
+    return {
+        "rules": [
+            {"user": "repeat", "answers": [speak(counted, **manner)]},
+            {"user": "change", "answers": [speak(changing, **manner)]},
+            {"user": "call", "answers": [call(counted, **manner)]},
+        ]
+    }
+
+
+# What is asked, and in which of the server's lives somebody watches.
+KINDS = [("repeat", {1, 2}), ("repeat", set()), ("change", {1}), ("change", set()), ("call", {2})]
+
+
+def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(start: Start) -> None:
+    settings = {"background_slots": 60, "background_lease_seconds": 0.5}
+    server = start(make_script(1), **settings)
+    asked = [KINDS[number % len(KINDS)] for number in range(50)]
+    responses = {server.begin(words): (words, watched) for words, watched in asked}
+    readers: dict[str, list[Reader]] = defaultdict(list)
+    for life, marker in ((1, b" w8"), (2, b" w25")):
+        for response_id, (_, watched) in responses.items():
+            if life in watched:
+                earlier = readers[response_id][-1].last if readers[response_id] else None
+                readers[response_id].append(Reader(server, response_id, after=earlier))
+        for reader in (each for found in readers.values() for each in found[-1:]):
+            if life in responses[reader.response_id][1]:
+                reader.wait_for(marker)
+        server.kill()
+        for reader in (each for found in readers.values() for each in found):
+            reader.join()
+        server = start(make_script(life + 1), **settings)
+    # Asking for a response is not watching it.
+    wait_until(lambda: all(server.status(response_id) in FINAL_STATUSES for response_id in responses))
+    for response_id, (words, watched) in responses.items():
+        told = server.read(response_id)
+        final = check_stream(told)
+        shown = [event for reader in readers[response_id] for event in reader.shown]
+        assert shown == told[: len(shown)]
+        diverged = words == "change" and watched
+        assert (final["status"], (final["error"] or {}).get("code")) == (
+            ("failed", "interrupted") if diverged else ("completed", None)
+        )
+        assert final == server.ask("GET", f"/v1/responses/{response_id}")
+
+
+def check_stream(told: list[bytes]) -> dict[str, Any]:
+    """The numbers have no gap, and the events are a legal stream. Gives the response they end with."""
+    assert [json.loads(event)["sequence_number"] for event in told] == list(range(len(told)))
+    response = fold(codec.decode_event(event) for event in told)
+    final: dict[str, Any] = json.loads(codec.encode(response))
+    assert final == json.loads(told[-1])["response"]
+    return final
+
+
+def test_a_response_that_was_only_queued_is_run_after_the_crash(start: Start) -> None:
+    script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}]}
+    server = start(script, background_slots=1, background_lease_seconds=0.1)
+    blocking, waiting = server.begin("block"), server.begin("hello")
+    server.kill()
+    server = start({"default": "at last: {input}"}, background_slots=1, background_lease_seconds=0.1)
+    for response_id, text in ((blocking, "at last: block"), (waiting, "at last: hello")):
+        assert check_stream(server.read(response_id))["output"][0]["content"][0]["text"] == text
+
+
+def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: Start) -> None:
+    """And it cancels what the first one works on, through the store they share."""
+    settings = {"background_lease_seconds": 2}
+    slow = speak([" first"] * 6, slowly=0.5, to_the_end=True)  # longer than a lease
+    script = {"rules": [{"user": "slow", "answers": [slow]}, {"user": "block", "answers": [[{"wait": "for ever"}]]}]}
+    first = start(script, **settings)
+    slowly, unwanted, orphaned = first.begin("slow"), first.begin("block"), first.begin("block")
+    wait_until(lambda: first.status(orphaned) == "in_progress")
+    second = start({"default": "second"}, **settings)
+    reader = Reader(second, slowly)
+    assert second.ask("POST", f"/v1/responses/{unwanted}/cancel")["status"] == "cancelled"
+    reader.join()
+    assert check_stream(reader.shown)["output"][0]["content"][0]["text"] == " first" * 6
+    assert first.status(orphaned) == "in_progress"
+    first.kill()
+    wait_until(lambda: second.status(orphaned) == "completed")
+    assert check_stream(second.read(orphaned))["output"][0]["content"][0]["text"] == "second"
+
+
+def test_a_stream_that_died_with_its_server_leaves_nothing_unfinished(start: Start) -> None:
+    script = {"default": [{"text": "first "}, {"wait": "for ever"}]}
+    server = start(script)
+    conversation = server.ask("POST", "/v1/conversations", {})["id"]
+    body = {"model": "scripted", "input": "hi", "stream": True, "conversation": conversation}
+    connection = http.client.HTTPConnection(server.address, timeout=PATIENCE)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/responses", json.dumps(body))
+        events = read_events(connection.getresponse())
+        response_id = json.loads(next(events))["response"]["id"]
+        while b'"first' not in next(events):
+            pass
+        server.kill()
+    server = start(script)
+    assert server.ask("GET", f"/v1/responses/{response_id}")["error"]["param"] == "response_id"
+    assert server.ask("GET", f"/v1/conversations/{conversation}/items")["data"] == []
