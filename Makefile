@@ -17,7 +17,7 @@ help:
 	@echo "make run      serve the embedded model on 127.0.0.1:8484"
 	@echo "make test     run the tests"
 	@echo "make check    format, lint, types, imports, sizes"
-	@echo "make format   rewrite the code as make check wants it"
+	@echo "make format   rewrite the code as make check wants it, and the generated pages"
 	@echo "make bench    measure"
 	@echo "make setup    only the environment: .venv/bin/antiphon is then the command"
 	@echo "make lock     resolve requirements.lock anew (ARGS=--upgrade for newer versions)"
@@ -52,6 +52,7 @@ check-shape: setup
 format: setup
 	@$(BIN)/ruff check --fix-only $(CODE)
 	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/python tests/manifest.py
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.response import Response
 from behaviour.samples import ECHOES, FUNCTION, FUNCTION_ECHO, PARAMETERS, SCHEMA
 from behaviour.wire import ask, get, refuse
@@ -36,16 +35,6 @@ def test_an_unsupported_parameter_is_refused_by_name(server: Any, name: str) -> 
 def test_a_parameter_that_nobody_knows_is_told_in_a_header(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "acme": 1})
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: acme")
-
-
-def test_a_prompt_is_filled_in_and_echoed(server: Any) -> None:
-    template = {"model": "scripted", "instructions": "Be {{mood}}."}
-    prompt = server.wait_for(
-        lambda: server.engine.prompts.define("default", PromptDefinition(id="pmpt_1", template=template))
-    )
-    reference = {"id": prompt.id, "version": prompt.version, "variables": {"mood": "kind"}}
-    response = ask(server, "hi", prompt=reference)
-    assert (response["instructions"], response["prompt"]) == ("Be kind.", reference)
 
 
 def test_tools_are_inherited_along_a_chain_unless_the_request_names_its_own(server: Any) -> None:

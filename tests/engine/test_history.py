@@ -7,6 +7,8 @@ from antiphon.engine.history import check_input, check_pairs
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
 from antiphon.protocol.items import (
+    CompactionTrigger,
+    ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -77,3 +79,11 @@ def test_what_cannot_be_taken_is_refused_by_its_place(item: Item, param: str, me
 
 def test_a_capable_model_takes_every_medium() -> None:
     check_input([Message("user", [InputText("a"), IMAGE, FILE])], EVERYTHING, "big")
+
+
+def test_items_without_effect_are_named_in_a_warning() -> None:
+    items: list[Item | Unknown] = [Message("user", "hi"), CompactionTrigger(), ConfigurationUpdate()]
+    assert check_input(items, Capabilities(), "tiny") == [
+        "input[1]: compaction_trigger has no effect here",
+        "input[2]: configuration_update has no effect here",
+    ]

@@ -1,5 +1,6 @@
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from openai import OpenAI
 
 import openresponses
 from antiphon.stream.sse import Decoder
+from crashing_server import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +293,22 @@ def test_the_model_stops_when_the_client_leaves(serve: Callable[..., Any], strea
         client.shutdown(socket.SHUT_WR if half else socket.SHUT_RDWR)
         running.wait_for(running.backend.cancellation.wait)
     assert running.backend.cancelled == 1
+
+
+def test_what_a_client_has_left_is_stopped_within_a_second_and_stored_as_cancelled(serve: Callable[..., Any]) -> None:
+    running = serve(GATED)
+    received = b""
+    with running.connect() as client:
+        client.sendall(post({"model": "scripted", "input": "wait", "stream": True}))
+        while b'"delta":"first' not in received:
+            received += client.recv(65536)
+    left = time.monotonic()
+    running.wait_for(running.backend.cancellation.wait)
+    assert time.monotonic() - left < 1
+    response_id = received.partition(b'"id":"')[2].partition(b'"')[0].decode()
+    wait_until(lambda: running.ask("GET", f"/v1/responses/{response_id}").json["status"] == "cancelled")
+    stored = running.ask("GET", f"/v1/responses/{response_id}").json
+    assert [part["text"] for part in stored["output"][0]["content"]] == ["first "]
 
 
 def test_the_first_words_arrive_while_the_model_still_thinks(serve: Callable[..., Any]) -> None:

@@ -61,7 +61,7 @@ def teller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 names = map(str, itertools.count())
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(turns, st.integers(0, 30), st.lists(st.integers(0, 12), max_size=6))
 def test_the_pieces_of_a_stream_cut_anywhere_join_to_the_whole(
     teller: Any, said: list[Delta], middle: int, sizes: list[int]

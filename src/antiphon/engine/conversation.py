@@ -44,7 +44,7 @@ async def resolve(
     new_items, repeated = await fill_references(
         read_input(request, mint), earlier=context.items, project=project, store=store
     )
-    check_input(new_items, capabilities, model.id)
+    inert = check_input(new_items, capabilities, model.id)
     items = context.items + new_items
     check_pairs(items)
     request = copy(request)
@@ -58,7 +58,7 @@ async def resolve(
         input=new_items,
         response=begin_response(request, mint.response_id),
         mint=mint,
-        warnings=[*warnings, *left_out, *repeated, *(f"history: {each}" for each in context.repairs)],
+        warnings=[*warnings, *left_out, *repeated, *inert, *(f"history: {each}" for each in context.repairs)],
     )
 
 

@@ -6,6 +6,7 @@ from antiphon.backends.base import Capabilities
 from antiphon.errors import InvalidRequest, UnsupportedParameter
 from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo
 from antiphon.protocol.hosted import (
+    AdditionalTools,
     ApplyPatchCall,
     ApplyPatchCallOutput,
     ComputerCall,
@@ -14,6 +15,8 @@ from antiphon.protocol.hosted import (
     ShellCallOutput,
 )
 from antiphon.protocol.items import (
+    CompactionTrigger,
+    ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -48,13 +51,19 @@ def _noun(item: Item) -> str:
     return item.type.replace("_", " ")
 
 
-def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
-    """Raise on new items that this server or this model cannot take, naming the place."""
+def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> list[str]:
+    """Raise on new items that this model cannot take, naming the place. Returns warnings for those without effect."""
     for index, item in enumerate(items):
         if isinstance(item, Message) and not isinstance(item.content, str):
             _check_parts(item.content, capabilities, model, f"input[{index}].content")
         elif isinstance(item, (FunctionCallOutput, CustomToolCallOutput)) and not isinstance(item.output, str):
             _check_parts(item.output, capabilities, model, f"input[{index}].output")
+    return [f"input[{index}]: {item.type} has no effect here" for index, item in enumerate(items) if _is_inert(item)]
+
+
+def _is_inert(item: Item | Unknown) -> bool:
+    """Items that ask the server for something it does not do yet: they are kept, and shown to the model as they are."""
+    return isinstance(item, (AdditionalTools, CompactionTrigger, ConfigurationUpdate))
 
 
 def _check_parts(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:
