@@ -1,4 +1,4 @@
-"""Measure the server beside a bare skeleton of the same work.
+"""Measure the server beside a bare skeleton of the same work, and its memory beside the same work without it.
 
     python -m benchmarks [--quick] [--json FILE]
 
@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import uvloop
 
-from benchmarks import figures, imports, micro, rounds
+from benchmarks import chains, figures, idle, imports, micro, rounds
 from benchmarks.client import BadAnswer, Client
 from benchmarks.report import Row, as_json, format_table
 from benchmarks.servers import SERVERS, DidNotStart, Running, Server, run
-from benchmarks.workloads import STORED, WORKLOADS
+from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
 _SECTION_MICRO = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (beside the import of msgspec)"
@@ -40,14 +40,16 @@ class Effort(NamedTuple):
     requests: int
     imports: int
     repeats: int
+    idle: int
     seconds: float
 
 
-FULL = Effort(rounds=9, scale=1, starts=5, requests=2000, imports=7, repeats=5000, seconds=90)
-QUICK = Effort(rounds=2, scale=0.2, starts=1, requests=200, imports=1, repeats=500, seconds=60)
+FULL = Effort(rounds=9, scale=1, starts=5, requests=2000, imports=7, repeats=5000, idle=500, seconds=110)
+QUICK = Effort(rounds=2, scale=0.2, starts=1, requests=200, imports=1, repeats=500, idle=50, seconds=60)
 
 
-async def measure_servers(servers: Sequence[Server], effort: Effort, folder: Path) -> list[Row]:
+async def measure_servers(servers: Sequence[Server], effort: Effort, folder: Path) -> tuple[list[Row], list[Row]]:
+    """The servers side by side, and ours without state and with it."""
     async with asyncio.timeout(effort.seconds), contextlib.AsyncExitStack() as stack:
         started = await measure_starts(servers, effort.starts - 1, folder)
         running: list[Running] = []
@@ -67,7 +69,10 @@ async def measure_servers(servers: Sequence[Server], effort: Effort, folder: Pat
         found = await rounds.measure(running, clients, WORKLOADS, rounds=effort.rounds, scale=effort.scale)
         name = "resident memory at the end, MB"
         readings.append((name, {each.name: [each.megabytes] for each in running}))
-    return figures.load_rows(found, [each.name for each in running]) + figures.process_rows(readings)
+        ours = running[-1]
+        stateful = await rounds.measure([ours], clients, STATEFUL, rounds=effort.rounds, scale=effort.scale)
+    rows = figures.load_rows(found, [each.name for each in running]) + figures.process_rows(readings)
+    return rows, figures.state_rows(found, stateful, ours.name)
 
 
 async def measure_starts(servers: Sequence[Server], starts: int, folder: Path) -> dict[str, list[float]]:
@@ -80,17 +85,21 @@ async def measure_starts(servers: Sequence[Server], starts: int, folder: Path) -
     return seconds
 
 
-async def measure(effort: Effort) -> list[Row]:
+async def measure(effort: Effort) -> tuple[list[Row], list[Row]]:
     task = asyncio.current_task()
     assert task is not None
     # The default would end this process at once, and leave the servers running.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
-        rows = await measure_servers(SERVERS, effort, Path(folder))
+        rows, state = await measure_servers(SERVERS, effort, Path(folder))
+        state += figures.chain_rows(await chains.measure(Path(folder), rounds=effort.rounds))
+        idle_streams = await idle.measure(SERVERS[-1], Path(folder), streams=effort.idle)
+        state += figures.idle_rows(idle_streams, effort.idle)
     names = [SERVERS[0].name, "antiphon"]
     steps = micro.measure(rounds=effort.rounds, repeats=effort.repeats)
     rows += figures.pair_rows(_SECTION_MICRO, steps, names)
-    return rows + figures.pair_rows(_SECTION_IMPORTS, imports.measure(rounds=effort.imports), names)
+    rows += figures.pair_rows(_SECTION_IMPORTS, imports.measure(rounds=effort.imports), names)
+    return rows, state
 
 
 def main() -> int:
@@ -105,7 +114,7 @@ def main() -> int:
     effort = QUICK if arguments.quick else FULL
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rows = runner.run(measure(effort))
+            rows, state = runner.run(measure(effort))
     except (BadAnswer, DidNotStart) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
@@ -114,11 +123,11 @@ def main() -> int:
     except TimeoutError:
         print(f"benchmarks: more than {effort.seconds:g} seconds for the servers is too long.", file=sys.stderr)
         return 1
-    print(format_table(rows))
+    print(f"{format_table(rows)}\n\n{format_table(state)}")
     print(f"\nmedians of {effort.rounds} rounds in turns, Python {platform.python_version()}, ", end="")
     print(f"{time.monotonic() - began:.0f} seconds")
     if arguments.json:
-        document = {"python": platform.python_version(), "effort": effort._asdict(), "rows": as_json(rows)}
+        document = {"python": platform.python_version(), "effort": effort._asdict(), "rows": as_json(rows + state)}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     return 0
 

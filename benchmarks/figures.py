@@ -1,15 +1,31 @@
 """From what was measured to the rows of the report."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from benchmarks.report import Row, make_row
 from benchmarks.rounds import Round, Rounds
-from benchmarks.workloads import ALONE, BRIEF, BRIEF_BATCHED, LONG, LONG_BATCHED, STORED, WORKLOADS, Workload
+from benchmarks.workloads import (
+    ALONE,
+    BRIEF,
+    BRIEF_BACKGROUND,
+    BRIEF_BATCHED,
+    LONG,
+    LONG_BACKGROUND,
+    LONG_BATCHED,
+    STORED,
+    TEN_STORED,
+    TEN_UNSTORED,
+    UNSTORED,
+    WORKLOADS,
+    Workload,
+)
 
 REQUEST_AIM = 2.5
 EVENT_AIM = 2.0
+STORING_AIM = 45.0
 
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -56,6 +72,54 @@ def _subtract(longs: dict[str, list[float]], briefs: dict[str, list[float]], eve
         server: [(long - brief) / events for long, brief in zip(found, briefs[server], strict=True)]
         for server, found in longs.items()
     }
+
+
+def state_rows(plain: Rounds, stateful: Rounds, server: str) -> list[Row]:
+    """What memory costs: the same work without it and with it, on the same server."""
+
+    def pair(rounds: Rounds, without: Workload, having: Workload, *, share: int = 1) -> dict[str, list[float]]:
+        pairs = {"without": without, "with": having}
+        return {name: [each.cpu / share for each in rounds[found.name, server]] for name, found in pairs.items()}
+
+    section = "CPU of the server, µs"
+    rows = [
+        make_row(section, name, pair(plain, without, having), shows_added=True, added_aim=STORING_AIM)
+        for name, without, having in (
+            ("storing a response, 1 message", UNSTORED, STORED),
+            ("storing a response, 10 items", TEN_UNSTORED, TEN_STORED),
+        )
+    ]
+    brief = pair(stateful, BRIEF, BRIEF_BACKGROUND)
+    long = pair(stateful, LONG, LONG_BACKGROUND)
+    rows.append(make_row(section, "in the background, 2 tokens", brief, shows_added=True))
+    rows.append(make_row(section, "in the background, 200 tokens", long, shows_added=True))
+    tokens = _subtract(long, brief, LONG.events - BRIEF.events)
+    return [*rows, make_row(section, "the log of events, a token", tokens, shows_added=True)]
+
+
+def chain_rows(found: Mapping[int, Sequence[tuple[float, float]]]) -> list[Row]:
+    rows = []
+    for turns, pairs in found.items():
+        samples = {"without": [pair[0] for pair in pairs], "with": [pair[1] for pair in pairs]}
+        added = statistics.median(pair[1] - pair[0] for pair in pairs)
+        name = f"{turns:,} turn{'s' if turns > 1 else ''}"
+        remark = f"{added / turns * 1e3:.0f} µs a turn"
+        rows.append(make_row("resolving a chain, ms", name, samples, shows_added=True, remark=remark))
+    return rows
+
+
+def idle_rows(found: Mapping[str, tuple[float, float]], streams: int) -> list[Row]:
+    section = f"resident memory with {streams} idle streams, MB"
+    return [
+        make_row(
+            section,
+            kind,
+            {"without": [before], "with": [after]},
+            shows_added=True,
+            remark=f"{(after - before) / streams * 1024:.0f} kB a stream",
+        )
+        for kind, (before, after) in found.items()
+    ]
 
 
 def process_rows(readings: Sequence[tuple[str, Mapping[str, Sequence[float]]]]) -> list[Row]:

@@ -14,6 +14,8 @@ class Row(NamedTuple):
     ratios: Mapping[str, float]
     aim: float | None
     shows_added: bool
+    added_aim: float | None = None
+    remark: str = ""
 
     @property
     def note(self) -> str:
@@ -24,7 +26,11 @@ class Row(NamedTuple):
         if self.aim is not None:
             verdict = "met" if max(self.ratios.values()) <= self.aim else "missed"
             notes.append(f"at most {self.aim:g}: {verdict}")
-        return " ".join(notes)
+        if self.added_aim is not None:
+            base, *others = self.values.values()
+            verdict = "met" if max(others) - base <= self.added_aim else "missed"
+            notes.append(f"at most {self.added_aim:+g}: {verdict}")
+        return " ".join([*notes, self.remark]).strip()
 
 
 def make_row(
@@ -34,6 +40,8 @@ def make_row(
     *,
     aim: float | None = None,
     shows_added: bool = False,
+    added_aim: float | None = None,
+    remark: str = "",
 ) -> Row:
     """A row from samples by server; the first server is what the others are compared with."""
     (_, base), *others = samples.items()
@@ -44,6 +52,8 @@ def make_row(
         {server: _median_ratio(found, base) for server, found in others},
         aim,
         shows_added,
+        added_aim,
+        remark,
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks import replay
 from benchmarks.client import HOST, is_up
-from benchmarks.workloads import ANSWERS
+from benchmarks.workloads import ANSWERS, IDLE
 
 ROOT = Path(__file__).resolve().parent.parent
 _START_SECONDS = 30.0
@@ -38,14 +38,15 @@ def _prepare_skeleton(folder: Path, port: int) -> list[str]:
 
 
 def _prepare_antiphon(folder: Path, port: int) -> list[str]:
-    """With the settings of every day: an access log, and a store in a file."""
+    """With the settings of every day, but for the places in the background: an access log, and a store in a file."""
     rules = [
         {"model": model, "answers": [_steps(pieces)]} for model, pieces in ANSWERS.items() if model not in replay.MODELS
     ]
+    rules.append({"model": IDLE, "answers": [[{"text": "Wait."}, {"wait": "for ever"}]]})
     script = {"models": [rule["model"] for rule in rules], "rules": rules}
     (folder / "script.json").write_text(json.dumps(script))
     (folder / "antiphon.toml").write_text(
-        f'data_dir = "{folder}"\n'
+        f'data_dir = "{folder}"\nbackground_slots = 1000\n'
         f'[backends.scripted]\nkind = "scripted"\nscript = "{folder}/script.json"\n'
         f'[backends.replay]\nkind = "{replay.KIND}"\n'
     )

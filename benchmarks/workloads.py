@@ -24,6 +24,9 @@ ANSWERS: dict[str, list[list[str]]] = {
     "long-batched": _group(_say(200), 10),
 }
 
+# The model that says a word, and then nothing more.
+IDLE = "idle"
+
 ONE_MESSAGE: list[dict[str, Any]] = [
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "When does the next train leave?"}]}
 ]
@@ -52,10 +55,13 @@ class Workload(NamedTuple):
     store: bool
     concurrency: int
     requests: int
+    background: bool = False
 
     @property
     def body(self) -> bytes:
         asked = {"model": self.model, "input": self.input, "stream": self.stream, "store": self.store}
+        if self.background:
+            asked["background"] = True
         return json.dumps(asked, separators=(",", ":")).encode()
 
     @property
@@ -65,8 +71,11 @@ class Workload(NamedTuple):
 
     @property
     def events(self) -> int:
-        """Created, in progress, item added, part added; the deltas; text done, part done, item done, completed."""
-        return 4 + sum(map(len, ANSWERS[self.model])) + 4
+        """Created, in progress, item added, part added; the deltas; text done, part done, item done, completed.
+
+        A background response says that it was queued, too.
+        """
+        return 4 + sum(map(len, ANSWERS[self.model])) + 4 + self.background
 
 
 STORED = Workload("1 message, stored", "short", ONE_MESSAGE, stream=False, store=True, concurrency=32, requests=640)
@@ -76,16 +85,25 @@ LONG = BRIEF._replace(name="streamed, 200 deltas", model="long", requests=64)
 BRIEF_BATCHED = BRIEF._replace(name="streamed, 10 deltas a read, 1 read", model="brief-batched")
 LONG_BATCHED = BRIEF._replace(name="streamed, 10 deltas a read, 20 reads", model="long-batched", requests=128)
 
+UNSTORED = STORED._replace(name="1 message, not stored", store=False)
+TEN_STORED = STORED._replace(name="10 items, stored", input=TEN_ITEMS)
+TEN_UNSTORED = STORED._replace(name="10 items, not stored", input=TEN_ITEMS, store=False)
+BRIEF_BACKGROUND = BRIEF._replace(name="streamed, 2 deltas, background", background=True)
+LONG_BACKGROUND = LONG._replace(name="streamed, 200 deltas, background", background=True)
+
 WORKLOADS = (
     ALONE,
     ALONE._replace(name="1 message, not stored, 1 at once", store=False),
     STORED,
-    STORED._replace(name="1 message, not stored", store=False),
-    STORED._replace(name="10 items, stored", input=TEN_ITEMS),
-    STORED._replace(name="10 items, not stored", input=TEN_ITEMS, store=False),
+    UNSTORED,
+    TEN_STORED,
+    TEN_UNSTORED,
     BRIEF,
     BRIEF._replace(name="streamed, 2 deltas, 1 at once", concurrency=1, requests=120),
     LONG,
     BRIEF_BATCHED,
     LONG_BATCHED,
 )
+
+# What only a server with a memory can do, each beside the same without it.
+STATEFUL = (BRIEF, BRIEF_BACKGROUND, LONG, LONG_BACKGROUND)

@@ -54,6 +54,15 @@ ROWS = {
         "antiphon.protocol.codec",
         "antiphon.server.process",
     ],
+    "CPU of the server, µs": [
+        "storing a response, 1 message",
+        "storing a response, 10 items",
+        "in the background, 2 tokens",
+        "in the background, 200 tokens",
+        "the log of events, a token",
+    ],
+    "resolving a chain, ms": ["1 turn", "20 turns", "1,000 turns"],
+    "resident memory with 50 idle streams, MB": ["foreground", "background"],
 }
 
 

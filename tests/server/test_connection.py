@@ -2,10 +2,12 @@ import asyncio
 import http.client
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from antiphon.server import connection
 from antiphon.server.connection import Outlet
 
 
@@ -60,6 +62,43 @@ def test_endless_headers_are_cut_off(server: Any) -> None:
                 break
         else:
             pytest.fail("the server took 6 MB of headers")
+
+
+@pytest.fixture
+def impatient(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server that waits for a head only for a moment."""
+    monkeypatch.setattr(connection, "_SLOWEST_HEAD_SECONDS", 0.05)
+    return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.2}, {"text": "Done."}]]}]})
+
+
+def test_a_head_that_does_not_come_to_its_end_is_given_up(impatient: Any) -> None:
+    with impatient.connect() as client:
+        client.sendall(b"GET /healthz HT")
+        assert read_answer(client)[0] == 408
+        assert client.recv(1) == b""
+
+
+def test_a_second_head_that_does_not_come_to_its_end_is_given_up_too(impatient: Any) -> None:
+    with impatient.connect() as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_answer(client) == (200, {"status": "ok"})
+        client.sendall(b"GET /healthz HT")
+        assert read_answer(client)[0] == 408
+
+
+def test_a_connection_on_which_nothing_comes_is_closed(impatient: Any) -> None:
+    with impatient.connect() as client:
+        assert client.recv(1) == b""
+
+
+def test_an_answer_is_not_cut_off_by_a_slow_request_behind_it(impatient: Any) -> None:
+    body = json.dumps({"model": "scripted", "input": "long"}).encode()
+    with impatient.connect() as client:
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        client.sendall(b"GET /healthz HT")
+        status, answer = read_answer(client)
+        assert (status, answer["status"]) == (200, "completed")
+        assert read_answer(client)[0] == 408
 
 
 def test_pipelined_requests_are_answered_in_order(server: Any) -> None:

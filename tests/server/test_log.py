@@ -3,12 +3,13 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from antiphon.config import Settings
-from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter
+from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter, access
 
 LINE = AccessLine(
     request_id="req_1",
@@ -56,6 +57,41 @@ def test_a_request_as_json() -> None:
         "stream": True,
         "warnings": ["ignored: top_k"],
     }
+
+
+class Collector(logging.Handler):
+    """Hands over the access lines; the server writes one only after its answer has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: SimpleQueue[AccessLine] = SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert isinstance(record.msg, AccessLine)
+        self.lines.put(record.msg)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "status"),
+    [
+        ({"input": "fail at once"}, 500),
+        ({"input": "fail later"}, 200),
+        ({"input": "fail at once", "stream": True}, 200),
+        ({"input": "fail later", "stream": True}, 200),
+    ],
+)
+def test_a_response_that_failed_is_told_by_its_code(
+    server: Any, request_fields: dict[str, Any], status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "antiphon.access")
+    collector = Collector()
+    access.addHandler(collector)
+    try:
+        server.ask("POST", "/v1/responses", {"model": "scripted", **request_fields})
+        line = collector.lines.get(timeout=5)
+    finally:
+        access.removeHandler(collector)
+    assert (line.status, line.error) == (status, "model_error")
 
 
 def test_a_client_cannot_forge_a_line_or_a_field() -> None:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection, with one write for an answer, errors in our shape, and two traps removed."""
+"""uvicorn's HTTP connection, with one write for an answer, errors in our shape, and bounds on what it waits for."""
 
 import asyncio
 import re
@@ -9,6 +9,8 @@ from antiphon.errors import InvalidRequest
 from antiphon.server.failure import describe
 
 _LARGEST_HEAD = 256 * 1024
+# A client that never comes to the end of its request would hold its connection for ever.
+_SLOWEST_HEAD_SECONDS = 60.0
 # Java's standard client offers HTTP/2 with every first request. A server may decline by not looking, but the parser
 # would stop at the header and lose the body; under a name of the same length it goes unseen. No JSON has such a line.
 _OFFER = re.compile(rb"(?<=\r\n)upgrade(?=:[ \t]*h2c[ \t]*\r\n)", re.IGNORECASE)
@@ -50,6 +52,15 @@ class Connection(HttpToolsProtocol):
 
     _head_is_open = True
     _head_size = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timing()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(_OFFER.sub(_UNSEEN, data) if b"h2c" in data else data)
@@ -58,6 +69,8 @@ class Connection(HttpToolsProtocol):
             self._head_size += len(data)
             if self._head_size > _LARGEST_HEAD and not self.transport.is_closing():
                 self._refuse(431, "The headers are too large.")
+            elif self._head_timer is None:
+                self._time_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -66,9 +79,26 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_open = False
+        self._stop_timing()
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":  # whose answer is all head
             self.cycle.transport = Outlet(self.transport)
+
+    def _time_head(self) -> None:
+        self._head_timer = self.loop.call_later(_SLOWEST_HEAD_SECONDS, self._give_up)
+
+    def _stop_timing(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        if _is_owed(self.cycle):
+            self._time_head()  # the request before it is still being answered
+        elif self._head_size:
+            self._refuse(408, "The request did not arrive in time.")
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "The request is not valid HTTP.")
@@ -83,6 +113,10 @@ class Connection(HttpToolsProtocol):
                 + body
             )
         self.transport.close()
+
+
+def _is_owed(cycle: RequestResponseCycle | None) -> bool:
+    return cycle is not None and not cycle.response_complete
 
 
 def _is_answering(cycle: RequestResponseCycle | None) -> bool:

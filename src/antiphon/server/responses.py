@@ -57,6 +57,8 @@ class ResponseHandlers:
                 tail = await self._stream(exchange, run.events())
             else:
                 await run.drain()
+        if run.response.error is not None:  # the log shall know, whatever the status of an answer that had begun
+            exchange.error_code = run.response.error.code
         # Outside of the watch: it would take the end of the answer for the client's leaving.
         if request.stream:
             await exchange.finish(tail + DONE)
@@ -138,5 +140,4 @@ async def _answer(exchange: Exchange, response: Response) -> None:
     if error is None:
         await exchange.answer_with(response)
     else:
-        exchange.error_code = response.error.code if response.error else "server_error"
         await exchange.answer(500, error)

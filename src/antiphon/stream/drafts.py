@@ -158,7 +158,7 @@ class ReasoningDraft(Draft):
         return told
 
     def seal(self, delta: deltas.ReasoningSeal) -> list[Event]:
-        self._sealed = delta.encrypted_content
+        self._sealed = delta.encrypted_content or None
         return []
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:

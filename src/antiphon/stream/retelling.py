@@ -41,12 +41,18 @@ def _key(event: events.ItemEvent | events.OutputItemAdded) -> str:
     return f"told {event.output_index}"
 
 
+# A seal opens its reasoning without a word; an empty one does that and nothing more.
+_OPENING = deltas.ReasoningSeal("")
+
+
 def _recall_added(event: events.OutputItemAdded) -> Sequence[Delta]:
     match event.item:
         case items.FunctionCall() as call:
             return [deltas.ToolCall(_key(event), "", call.name, call.call_id, call.namespace)]
         case items.CustomToolCall() as call:
             return [deltas.CustomToolCall(_key(event), "", call.name, call.call_id, call.namespace)]
+        case items.Reasoning():
+            return [_OPENING]
         case _:
             return []
 
@@ -93,6 +99,7 @@ class Retelling:
             self._expect(names.read(delta))
         self._told_calls = list(names.calls)
         self._names = _Names()
+        self._unnamed: dict[int | str, deltas.ToolCall | deltas.CustomToolCall] = {}
         self._next = 0
         self._heard = 0
 
@@ -112,6 +119,10 @@ class Retelling:
             return [delta]
         if isinstance(delta, deltas.Finish):
             return self._end(delta)
+        if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall) and delta.key not in self._names.calls:
+            delta = self._gather(delta)
+            if not delta.name:
+                return []
         pieces = self._names.read(delta)
         delta = self._rename(delta)
         if self._next == len(self._expected):
@@ -122,6 +133,17 @@ class Retelling:
                 return [_shorten(delta, _words(delta))]
             unheard = self._match(piece)
         return [_shorten(delta, unheard)] if unheard else []
+
+    def _gather(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> deltas.ToolCall | deltas.CustomToolCall:
+        """A call is told when it has its name: until then, what came of it waits."""
+        waiting = self._unnamed.pop(delta.key, None)
+        if waiting is not None:
+            field = "arguments" if isinstance(delta, deltas.ToolCall) else "input"
+            whole = {field: _words(waiting) + _words(delta), "call_id": waiting.call_id or delta.call_id}
+            delta = msgspec.structs.replace(delta, **whole)
+        if not delta.name:
+            self._unnamed[delta.key] = delta
+        return delta
 
     def _rename(self, delta: Delta) -> Delta:
         """A call goes on under the key it was told by; a new one must not take that of another."""
@@ -135,7 +157,7 @@ class Retelling:
         # The last words may have been told in full: then nothing is left to hear of them.
         if self._next < len(self._expected) - 1 or self._heard < self._left():
             raise Diverged("the second run ended earlier")
-        return [finish]
+        return [*self._unnamed.values(), finish]
 
     def _left(self) -> int:
         last = self._expected[self._next] if self._next < len(self._expected) else None
@@ -185,10 +207,14 @@ class _Names:
                 return [deltas.Passthrough(Unknown(delta.event.type.encode()))]  # its number is another in each run
             case deltas.Reasoning():
                 return [_Spoken((type(delta),), delta.text)] if delta.text else []
+            case deltas.ReasoningSeal():
+                return [delta] if delta.encrypted_content else []
         self._summary = None  # whatever else there is closes the reasoning
         match delta:
             case deltas.Text() | deltas.Refusal():
                 return [_Spoken((type(delta),), delta.text)] if delta.text else []
+            case deltas.WholeItem() if not isinstance(delta.item, Unknown):
+                return [deltas.WholeItem(msgspec.structs.replace(delta.item, id=None))]  # the id may be of our making
             case _:
                 return [delta]
 

@@ -84,3 +84,45 @@ def test_a_bottomless_schema_is_refused() -> None:
         schema = {"items": schema}
     with pytest.raises(InvalidRequest, match="nested too deeply"):
         fit_schema(schema, "here")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/a"}},
+            "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}},
+        },
+    ],
+)
+def test_a_schema_that_no_finite_value_fits_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="without end") as refusal:
+        fit_schema(schema, "here")
+    assert (refusal.value.param, refusal.value.code) == ("here", "unsupported_schema")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": ["object", "null"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": {"type": "string"}}},
+        {"type": "object", "properties": {"$ref": {"type": "string"}}, "required": ["$ref"]},
+        {"const": {"$ref": "#"}},
+        {"$ref": "#/nowhere"},
+        {"anyOf": 5, "allOf": {}, "type": "object", "properties": [], "required": [[]], "$ref": 3},
+        {"type": "array", "minItems": "many", "prefixItems": 1},
+        {"$ref": "#/$defs/0/x", "$defs": [1]},
+    ],
+)
+def test_a_schema_that_leads_back_to_itself_may_still_end(schema: dict[str, Any]) -> None:
+    assert fit_schema(schema, "here")["x-guidance"]

@@ -1,6 +1,8 @@
 """JSON Schemas, made ready for llguidance, which turns them into constraints on what the model may say."""
 
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from antiphon.errors import InvalidRequest
 
@@ -26,6 +28,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 def fit_schema(schema: JsonSchema, place: str) -> JsonSchema:
     """The schema as the grammar compiler takes it. Raises, naming the place, on what a grammar cannot express."""
     fitted = _Fitter(closed=not _mentions_all_of(schema, 0)).fit(schema, place, 0)
+    _refuse_endless(fitted, place)
     return {**fitted, "x-guidance": _STYLE} if isinstance(fitted, dict) else fitted
 
 
@@ -86,3 +89,81 @@ def _can_close(schema: JsonSchema) -> bool:
         and "patternProperties" not in schema
         and set(schema.get("required") or ()) <= set(properties)
     )
+
+
+def _refuse_endless(schema: Any, place: str) -> None:
+    """Refuse references that lead back to themselves by every way: no value that has an end fits them.
+
+    The compiler takes such a schema, and lets go of the model where it finds no way on.
+    """
+    open_ends = dict.fromkeys(_find_references(schema))
+    for _ in range(_DEEPEST):
+        known = len(open_ends)
+        for reference in tuple(open_ends):
+            if _ends(_follow(schema, reference), open_ends):
+                del open_ends[reference]
+        if len(open_ends) == known:
+            break
+    for reference in open_ends:
+        raise InvalidRequest(
+            f"No value fits this schema: one for '{reference}' would have to hold another, without end.",
+            param=place,
+            code="unsupported_schema",
+        )
+
+
+def _find_references(schema: Any) -> Iterator[str]:
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            if isinstance(each.get("$ref"), str):
+                yield each["$ref"]
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+
+
+def _follow(schema: Any, reference: str) -> Any:
+    """What a reference leads to; True, which anything fits, if it leads nowhere: the compiler says so better."""
+    try:
+        for step in reference.removeprefix("#").split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            schema = schema[int(name)] if isinstance(schema, list) else schema[name]
+    except (LookupError, TypeError, ValueError):
+        return True
+    return schema
+
+
+def _ends(schema: Any, open_ends: dict[str, None], depth: int = 0) -> bool:
+    """Whether a value that fits can come to an end, as far as is known of the references.
+
+    A schema that makes no sense is none of our concern here: the compiler refuses it.
+    """
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return True
+    if isinstance(reference := schema.get("$ref"), str) and reference in open_ends:
+        return False
+    ways = [_list(schema.get(key)) for key in ("anyOf", "oneOf")]
+    needs = _list(schema.get("allOf"))
+    kinds = schema.get("type")
+    if kinds in ("object", ["object"]):
+        properties = schema.get("properties")
+        needs += [properties.get(name) for name in _list(schema.get("required")) if isinstance(properties, dict)]
+    elif kinds in ("array", ["array"]):
+        needs += _needed_items(schema)
+    return all(_ends(each, open_ends, depth + 1) for each in needs) and all(
+        any(_ends(each, open_ends, depth + 1) for each in way) for way in ways if way
+    )
+
+
+def _needed_items(schema: JsonSchema) -> list[Any]:
+    fewest = schema.get("minItems")
+    if not isinstance(fewest, int) or fewest < 1:
+        return []
+    first = _list(schema.get("prefixItems"))[:fewest]
+    return [*first, schema.get("items")] if fewest > len(first) else first
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else []

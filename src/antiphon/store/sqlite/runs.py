@@ -15,7 +15,8 @@ WAITING = "SELECT place FROM runs WHERE owner IS NULL AND NOT cancelled ORDER BY
 # As many as dead processes have left behind; never the queue itself.
 ABANDONED = "SELECT place FROM runs WHERE leased_until <= ? AND owner <> ? AND NOT cancelled"
 
-UNWANTED = "SELECT place FROM runs WHERE cancelled AND (owner IS NULL OR (leased_until <= ? AND owner <> ?))"
+# The plus keeps SQLite from looking through the whole queue for them: there are few.
+UNWANTED = "SELECT place FROM runs WHERE cancelled = 1 AND (+owner IS NULL OR (+leased_until <= ? AND owner <> ?))"
 
 TAKE = "UPDATE runs SET owner = ?, leased_until = ?, attempt = attempt + 1 WHERE place = ?"
 

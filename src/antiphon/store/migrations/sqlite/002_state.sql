@@ -79,7 +79,7 @@ CREATE INDEX runs_by_owner ON runs (owner);
 
 CREATE INDEX runs_by_lease ON runs (leased_until) WHERE leased_until IS NOT NULL;
 
-CREATE INDEX unwanted_runs ON runs (place) WHERE cancelled;
+CREATE INDEX unwanted_runs ON runs (cancelled) WHERE cancelled = 1;
 
 -- A response that is saved for the first time has no run yet, so only updates have to look for one.
 CREATE TRIGGER final_responses_do_not_run AFTER UPDATE ON responses WHEN new.final

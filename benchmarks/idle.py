@@ -1,0 +1,47 @@
+"""The memory of streams that wait for a model that says nothing."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+from benchmarks.client import HOST, BadAnswer, post
+from benchmarks.servers import Server, run
+from benchmarks.workloads import IDLE, ONE_MESSAGE
+
+_SECONDS = 30.0
+
+
+async def measure(server: Server, folder: Path, *, streams: int) -> dict[str, tuple[float, float]]:
+    """Megabytes without the streams and with them, by kind. The server is started for nothing else."""
+    found: dict[str, tuple[float, float]] = {}
+    for kind, background in (("foreground", False), ("background", True)):
+        async with run(server, folder / f"idle-{kind}") as running, contextlib.AsyncExitStack() as stack:
+            # The first ones bring what all streams share.
+            await _open(running.port, 8, stack, background=background)
+            before = running.megabytes
+            await _open(running.port, streams, stack, background=background)
+            found[kind] = before, running.megabytes
+    return found
+
+
+async def _open(port: int, count: int, stack: contextlib.AsyncExitStack, *, background: bool) -> None:
+    """Open streams whose models have said a word, and hold them."""
+    body = {"model": IDLE, "input": ONE_MESSAGE, "stream": True, "background": background}
+    request = post(json.dumps(body).encode())
+    async with asyncio.timeout(_SECONDS):
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            stack.push_async_callback(_leave, writer)
+            writer.write(request)
+            try:
+                await reader.readuntil(b"output_text.delta")
+            except asyncio.IncompleteReadError as error:
+                raise BadAnswer(f"An idle stream ended: {error.partial[:2000]!r}") from None
+
+
+async def _leave(writer: asyncio.StreamWriter) -> None:
+    """Close the connection, and see to it that the server knows before it is told to stop."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
