@@ -116,8 +116,9 @@ class Run:
 
     def _interrupt(self, ending: Delta) -> None:
         self._interruption.append(ending)
-        if self._waiting is not None:
-            self._waiting.cancel()
+        waiting, self._waiting = self._waiting, None  # once is enough
+        if waiting is not None:
+            waiting.cancel()
 
     async def _next_batch(self) -> Sequence[Delta]:
         """The model's next words; whatever goes wrong while waiting for them is a failure the client is told of."""

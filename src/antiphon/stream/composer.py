@@ -211,11 +211,13 @@ class Composer:
         return event_type(next(self._numbers), self.response)
 
     def _close_all(self, ending: Ending) -> list[Event]:
-        """Close what is open. Only the last item can be the one that was cut off."""
+        """Close what is open. Only the last item can have been cut off, and calls that were being written beside it."""
         drafts = sorted([*self._calls.values(), *self._speakers()], key=lambda draft: draft.output_index)
         told: list[Event] = []
         for draft in drafts:
-            told += self._close(draft, ending if draft.output_index == len(self._output) - 1 else "completed")
+            last = draft.output_index == len(self._output) - 1
+            cut = last or (isinstance(draft, CallDraft) and not draft.is_whole())
+            told += self._close(draft, ending if cut else "completed")
         self._speaking, self._calls = None, {}
         return told
 

@@ -7,6 +7,8 @@ Announced and finished items are separate objects, because an event may be encod
 from collections.abc import Iterator
 from typing import Literal
 
+import msgspec
+
 from antiphon.protocol import content, events, items
 from antiphon.protocol.content import Annotation, LogProb
 from antiphon.protocol.events import Event
@@ -209,6 +211,14 @@ class CallDraft(Draft):
         self._written.append(fragment)
         return [self._delta(fragment)]
 
+    def is_whole(self) -> bool:
+        """Whether what has been written so far could be all of it."""
+        try:
+            msgspec.json.decode("".join(self._written))
+        except msgspec.DecodeError:
+            return False
+        return True
+
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
         text = "".join(self._written)
         item = self._item(text, ending)
@@ -228,6 +238,9 @@ class CustomCallDraft(CallDraft):
     """A custom tool call: the same life, with free text for input."""
 
     prefix = "ctc"
+
+    def is_whole(self) -> bool:
+        return True  # any text could be
 
     def _delta(self, fragment: str) -> Event:
         return events.CustomToolCallInputDelta(next(self._numbers), self.id, self.output_index, fragment)

@@ -19,7 +19,7 @@ from antiphon.protocol.request import CreateRequest
 Count = Annotated[int, Meta(ge=1)]
 
 # What an answer may take when the request does not say: a small model that has lost its thread would fill its window.
-LONGEST_ANSWER = 1024
+LONGEST_ANSWER = 400
 
 
 class Options(Struct, kw_only=True):

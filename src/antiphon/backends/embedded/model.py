@@ -188,7 +188,7 @@ class Llama:
         return await asyncio.to_thread(self._read, self._server.listening_address, messages)
 
     def _read(self, address: str, messages: Sequence[dict[str, str]]) -> list[int]:
-        connection = http.client.HTTPConnection(address.removeprefix("http://"))
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
         with contextlib.closing(connection):
             prompt = self._post(connection, "/apply-template", {"messages": messages})["prompt"]
             asked = {"content": prompt, "add_special": True, "parse_special": True}
