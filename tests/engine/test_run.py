@@ -1,6 +1,7 @@
 """A run: what its stream tells when all goes well, and when it does not."""
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -175,3 +176,25 @@ async def test_a_backend_that_breaks_while_it_is_closed_does_not_keep_the_run_fr
     await run.wait_for_end()
     stored = await bench.engine.retrieve("default", run.response.id)
     assert (stored.status, stored.output_text) == ("cancelled", "so far")
+
+
+async def test_cancelling_does_not_wait_for_a_reader_that_has_stopped_reading(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.engine.run.READER_PATIENCE_SECONDS", 0.0)
+    bench = await make_bench(script({"text": ["a", "b"]}))
+    run = await bench.ask()
+    stuck = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(run.events()) as batches:
+            async for _ in batches:
+                stuck.set()
+                await asyncio.Event().wait()
+
+    reader = asyncio.create_task(read())
+    await stuck.wait()
+    cancelled = await bench.engine.cancel("default", run.response.id)
+    assert (cancelled.status, await bench.engine.retrieve("default", cancelled.id)) == ("cancelled", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await reader

@@ -100,8 +100,7 @@ class Engine:
         key = RunKey(project, response_id)
         run = self._running.get(key)
         if run is not None:
-            run.cancel()
-            await run.wait_for_end()
+            await run.end_by_cancelling()
             return run.response
         stored = await self._load(project, response_id)
         if stored.response.status in FINAL_STATUSES:

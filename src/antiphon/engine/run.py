@@ -19,6 +19,8 @@ from antiphon.stream.deltas import Delta, Failure, Finish
 
 logger = logging.getLogger(__name__)
 
+READER_PATIENCE_SECONDS = 2.0
+
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
 
@@ -85,8 +87,16 @@ class Run:
         """Call this when the run is over, however it ended."""
         self._end_callbacks.append(callback)
 
-    async def wait_for_end(self) -> None:
-        await self._ended.wait()
+    async def end_by_cancelling(self) -> None:
+        """Cancel, and wait for the end. A reader that has stopped reading does not hold it up for long."""
+        self.cancel()
+        try:
+            async with asyncio.timeout(READER_PATIENCE_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            if self._reader is not None:
+                self._reader.cancel()
+            await self._ended.wait()
 
     def stop(self) -> None:
         """End soon, as a failure: the server is going down."""
