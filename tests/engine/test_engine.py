@@ -104,6 +104,31 @@ async def test_a_chain_with_a_deleted_link_is_refused_naming_it(bench: Bench) ->
         await bench.ask(previous_response_id=second.id)
 
 
+async def test_a_response_that_has_not_ended_cannot_be_continued(make_bench: Any) -> None:
+    bench = await make_bench({"rules": [{"user": "first", "answers": [[{"wait": "gate"}, {"text": "done"}]]}]})
+    first = (await bench.ask("first", background=True)).response
+    await bench.backend.reached("gate")
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask("second", previous_response_id=first.id)
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_ended", "previous_response_id")
+    bench.backend.release("gate")
+    async for _ in await bench.engine.follow("default", first.id, after=-1):
+        pass
+    assert (await bench.answer("second", previous_response_id=first.id)).output_text == "You said: second"
+
+
+@pytest.mark.parametrize("second", [{"role": "user", "content": "b", "id": "msg_1"}, {"id": "msg_1"}])
+async def test_one_id_for_two_items_of_an_input_is_refused(bench: Bench, second: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask([{"role": "user", "content": "a", "id": "msg_1"}, second])
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "input[1].id")
+
+
+async def test_one_id_for_two_items_does_no_harm_where_nothing_is_kept(bench: Bench) -> None:
+    twice = [{"role": "user", "content": text, "id": "msg_1"} for text in ("a", "b")]
+    assert (await bench.answer(twice, store=False)).output_text == "You said: b"
+
+
 async def test_what_is_not_stored_cannot_be_retrieved_or_continued(bench: Bench) -> None:
     response = await bench.answer(store=False)
     assert response.store is False

@@ -34,6 +34,12 @@ def test_turns_that_share_a_call_and_its_output_are_one() -> None:
     assert split_turns([user("1"), CALL, user("2"), OUTPUT, user("3")]) == [[0, 1, 2, 3], [4]]
 
 
+def test_turns_stay_one_when_another_call_of_theirs_is_answered_later() -> None:
+    other, answer = FunctionCall("d", "f", "{}"), FunctionCallOutput("y", "d")
+    items = [user("0"), user("1"), CALL, user("2"), other, user("3"), OUTPUT, user("4"), answer, user("5")]
+    assert split_turns(items) == [[0], [1, 2, 3, 4, 5, 6, 7, 8], [9]]
+
+
 @given(st.lists(st.sampled_from(["user", "assistant", "system", "call", "output"]), max_size=15))
 def test_splitting_loses_nothing_but_system_messages(kinds: list[str]) -> None:
     make = {"call": lambda: CALL, "output": lambda: OUTPUT}

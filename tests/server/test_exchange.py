@@ -67,6 +67,7 @@ async def test_warnings_are_escaped_and_bounded(wire: Any) -> None:
     await exchange.answer(200, b"{}")
     value = headers_of(line.sent[0])[b"x-antiphon-warnings"]
     assert value.startswith(b"ignored: top_k, bad\\r\\nset-cookie: x, na\\xefve; yyy")
+    assert value.endswith(b"yyy ...")
     assert len(value) == 1024
 
 

@@ -108,6 +108,7 @@ def test_s3_3_instructions_alone_are_enough(server: Any) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation", "conversation"),
         ({"conversation": {"id": "conv_1"}}, "conversation", "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt"),
         (
             {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]},
             "item_reference",

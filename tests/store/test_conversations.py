@@ -62,7 +62,7 @@ async def test_a_conversation_that_starts_with_an_item_twice_is_not_created(
 ) -> None:
     with pytest.raises(InvalidRequest, match="msg_1") as refusal:
         await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_1"))
-    assert refusal.value.param == "items"
+    assert (refusal.value.param, refusal.value.__cause__) == ("items", None)
     assert await store.load_conversation("p", "conv_1") is None
 
 

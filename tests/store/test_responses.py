@@ -11,6 +11,7 @@ from antiphon.protocol.codec import decode_response
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.store.base import LeaseLost, Link, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]
@@ -26,6 +27,7 @@ def link(stored: StoredResponse) -> Link:
     return Link(
         id=response.id,
         previous_response_id=response.previous_response_id,
+        final=response.status in FINAL_STATUSES,
         items=[*stored.input, *response.output],
     )
 

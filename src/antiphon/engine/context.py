@@ -6,7 +6,7 @@ import msgspec
 
 from antiphon.engine.ids import find_owner
 from antiphon.engine.repair import repair
-from antiphon.errors import NotFound, PreviousResponseNotFound
+from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.items import Item, ItemReference
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
@@ -55,6 +55,12 @@ async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Ite
         raise PreviousResponseNotFound(
             f"Previous response with id '{missing}' not found.", param="previous_response_id"
         )
+    if not chain[-1].final:  # its output is still to come, and a continuation would silently lack it
+        raise InvalidRequest(
+            f"Previous response with id '{response_id}' has not ended yet.",
+            param="previous_response_id",
+            code="previous_response_not_ended",
+        )
     return [item for link in chain for item in link.items]
 
 
@@ -85,6 +91,18 @@ async def fill_references(
         else:
             filled.append(item)
     return filled, repeated
+
+
+def check_ids(items: list[Item | Unknown]) -> None:
+    """Raise on an id that stands for two items: kept, nobody could refer to either, and no conversation takes both."""
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        if item.id is not None and item.id in seen:
+            raise InvalidRequest(
+                f"There is more than one item with id '{item.id}'.", param=f"input[{index}].id", code="invalid_value"
+            )
+        if item.id is not None:
+            seen.add(item.id)
 
 
 async def find_item(item_id: str, *, project: str, store: Store, param: str) -> Item | Unknown:

@@ -6,7 +6,7 @@ from copy import copy
 import msgspec
 
 from antiphon.backends.base import Capabilities, Model, Turn
-from antiphon.engine.context import conversation_of, fetch_context, fill_references
+from antiphon.engine.context import check_ids, conversation_of, fetch_context, fill_references
 from antiphon.engine.history import check_input, check_pairs
 from antiphon.engine.ids import BrandedMint, Mint
 from antiphon.engine.items import identify
@@ -41,9 +41,10 @@ async def resolve(
         request = msgspec.structs.replace(request, tools=context.tools)
     tools, left_out = select_tools(request, drop_others=policy.stateless)
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
-    new_items, repeated = await fill_references(
-        read_input(request, mint), earlier=context.items, project=project, store=store
-    )
+    asked = read_input(request, mint)
+    if request.store is not False or request.conversation is not None:
+        check_ids(asked)
+    new_items, repeated = await fill_references(asked, earlier=context.items, project=project, store=store)
     inert = check_input(new_items, capabilities, model.id)
     items = context.items + new_items
     check_pairs(items)
@@ -58,7 +59,8 @@ async def resolve(
         input=new_items,
         response=begin_response(request, mint.response_id),
         mint=mint,
-        warnings=[*warnings, *left_out, *repeated, *inert, *(f"history: {each}" for each in context.repairs)],
+        # The header has room for so many: what may be many comes last.
+        warnings=[*warnings, *left_out, *(f"history: {each}" for each in context.repairs), *inert, *repeated],
     )
 
 

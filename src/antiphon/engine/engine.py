@@ -81,7 +81,7 @@ class Engine:
             return await self._enqueue(resolved, project)
         started = await start_turn(self._find_backend(resolved.turn), resolved.turn)
         if started.dropped:
-            resolved.warnings.append(f"truncation: the {started.dropped} oldest items were left out")
+            resolved.warnings.insert(0, f"truncation: the {started.dropped} oldest items were left out")
         keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
         make_run = StatelessRun if self._policy.stateless else Run
         run = make_run(resolved, started.deltas, keeper)
@@ -127,10 +127,10 @@ class Engine:
             run.stop()
 
     async def _resolve(self, request: CreateRequest, project: str) -> Resolved:
-        request = await self.prompts.fill_in(request, project)
         ignored: list[str] = []
         if self._policy.stateless:
             request, ignored = leave_state_aside(request)
+        request = await self.prompts.fill_in(request, project)
         check_parameters(request)
         served = self._served.get(request.model or "")
         if served is None:

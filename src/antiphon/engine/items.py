@@ -44,9 +44,9 @@ _PREFIXES = {
 def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     """The item in the form that is stored: with an id and a status, a message's text in a part."""
     if isinstance(item, Unknown):
-        return item
+        return _identify_unknown(item, mint)
     changes: dict[str, object] = {}
-    if item.id is None:
+    if not item.id:  # some clients send an empty one
         changes["id"] = mint(_PREFIXES.get(item.type, "item"))
     if getattr(item, "status", "none") is None:
         changes["status"] = "completed"
@@ -54,3 +54,12 @@ def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
         part = OutputText(item.content) if item.role == "assistant" else InputText(item.content)
         changes["content"] = [part]
     return msgspec.structs.replace(item, **changes) if changes else item
+
+
+def _identify_unknown(item: Unknown, mint: Mint) -> Unknown:
+    """Everything but the id stays as it came. Without one, a page that ends here could not be turned."""
+    fields = msgspec.json.decode(item.raw, type=dict[str, msgspec.Raw])
+    if bytes(fields.get("id", b"null")) not in (b"null", b'""'):
+        return item
+    fields["id"] = msgspec.Raw(msgspec.json.encode(mint("item")))
+    return Unknown(msgspec.json.encode(fields))

@@ -35,7 +35,7 @@ def leave_state_aside(request: CreateRequest) -> tuple[CreateRequest, list[str]]
 
 
 def _refuse_state(request: CreateRequest) -> None:
-    for name in ("previous_response_id", "conversation"):
+    for name in ("previous_response_id", "conversation", "prompt"):
         if getattr(request, name) is not None:
             raise _unsupported(name, param=name)
     for index, item in enumerate(request.input or ()):

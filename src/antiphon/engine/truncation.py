@@ -69,15 +69,12 @@ def split_turns(items: Sequence[Item | Unknown]) -> list[list[int]]:
         if isinstance(item, CALLS):
             home[item.call_id] = len(blocks) - 1
         elif isinstance(item, OUTPUTS) and item.call_id in home:
-            blocks = _join_from(blocks, home[item.call_id])
+            first = home[item.call_id]
+            if first < len(blocks) - 1:
+                blocks = [*blocks[:first], [each for block in blocks[first:] for each in block]]
+                home = {call_id: min(place, first) for call_id, place in home.items()}
         blocks[-1].append(index)
     return blocks
-
-
-def _join_from(blocks: list[list[int]], first: int) -> list[list[int]]:
-    if first >= len(blocks) - 1:
-        return blocks
-    return [*blocks[:first], [index for block in blocks[first:] for index in block]]
 
 
 def _shorten(turn: Turn, blocks: Sequence[Sequence[int]], dropped: int) -> Turn:

@@ -25,6 +25,7 @@ _EVENT_STREAM = (
 _ID_CHARACTERS = (string.ascii_letters + string.digits + "-_.:/+=").encode()
 _LONGEST_ID = 128
 _LONGEST_WARNING = 1024
+_CUT = b" ..."
 
 
 class ClientGone(Exception):
@@ -159,8 +160,10 @@ class Exchange:
         ]
         if self.warnings:
             # Warnings repeat names that the client chose: whatever is not plain ASCII is escaped.
-            text = "; ".join(self.warnings)[:_LONGEST_WARNING].encode("unicode_escape")
-            headers.append((b"x-antiphon-warnings", text[:_LONGEST_WARNING]))
+            text = "; ".join(self.warnings)[: _LONGEST_WARNING + 1].encode("unicode_escape")
+            if len(text) > _LONGEST_WARNING:
+                text = text[: _LONGEST_WARNING - len(_CUT)] + _CUT
+            headers.append((b"x-antiphon-warnings", text))
         return headers
 
 

@@ -37,10 +37,14 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One response of a chain, cut down to what a continuation reads: its input items, then its output items."""
+    """One response of a chain, cut down to what a continuation reads: its input items, then its output items.
+
+    One that is not `final` yet still has its output to come.
+    """
 
     id: str
     previous_response_id: str | None
+    final: bool
     items: list[Item | Unknown]
 
 

@@ -60,6 +60,7 @@ class LinkRecord(NamedTuple):
     """The part of a record that a chain reads."""
 
     previous_response_id: str | None
+    final: bool
     input: bytes
     output: bytes
 
@@ -79,7 +80,8 @@ def walk(response_id: str, find: Callable[[str], LinkRecord | Record | None]) ->
         seen.add(next_id)
         what = f"response {next_id}"
         items = _decode_array(what, record.input) + _decode_array(what, record.output)
-        links.append(Link(id=next_id, previous_response_id=record.previous_response_id, items=items))
+        link = Link(id=next_id, previous_response_id=record.previous_response_id, final=bool(record.final), items=items)
+        links.append(link)
         next_id = record.previous_response_id
     links.reverse()
     return links

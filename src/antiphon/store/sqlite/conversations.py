@@ -141,10 +141,10 @@ def _append(
     for item in items:
         try:
             connection.execute(APPEND, (project, conversation_id, *item))
-        except sqlite3.IntegrityError as error:
+        except sqlite3.IntegrityError:  # whoever asked is told; it is nothing for the log
             raise InvalidRequest(
                 f"The conversation '{conversation_id}' already has an item with id '{item.id}'.", param=param
-            ) from error
+            ) from None
 
 
 def _load(connection: sqlite3.Connection, project: str, conversation_id: str, now: float) -> Any:

@@ -45,5 +45,5 @@ def _save(
 ) -> None:
     try:
         connection.execute(SAVE, (project, prompt_id, version, body, created_at))
-    except sqlite3.IntegrityError as error:
-        raise InvalidRequest(f"The prompt '{prompt_id}' already has a version '{version}'.", param="version") from error
+    except sqlite3.IntegrityError:
+        raise InvalidRequest(f"The prompt '{prompt_id}' already has a version '{version}'.", param="version") from None

@@ -52,7 +52,7 @@ WITH RECURSIVE walked (project, id, previous, place) AS (
     FROM walked JOIN responses AS older ON older.project = walked.project AND older.id = walked.previous
     WHERE older.expires_at IS NULL OR older.expires_at > ?
 )
-SELECT walked.id, previous, input, output FROM walked JOIN responses ON responses.rowid = place
+SELECT walked.id, previous, final, input, output FROM walked JOIN responses ON responses.rowid = place
 """
 
 EXPIRE = "DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE expires_at <= ? LIMIT ?)"
