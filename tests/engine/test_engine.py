@@ -220,3 +220,23 @@ async def test_a_stopping_engine_takes_no_more_requests(bench: Bench) -> None:
     bench.engine.stop_runs()
     with pytest.raises(Unavailable):
         await bench.ask()
+
+
+async def test_an_output_that_is_sent_again_with_the_history_is_left_out_with_a_warning(make_bench: Any) -> None:
+    bench = await make_bench(CALLS)
+    first = await bench.answer("call f", tools=TOOLS)
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
+    second = await bench.answer([output], previous_response_id=first.id)
+    run = await bench.ask([output, {"role": "user", "content": "and?"}], previous_response_id=second.id)
+    assert run.warnings == ["input[0]: the output of call_1 is part of the history already"]
+    assert (await run.drain()).status == "completed"
+
+
+async def test_a_model_may_use_a_calls_id_again_once_the_call_is_answered(make_bench: Any) -> None:
+    bench = await make_bench(CALLS)
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
+    first = await bench.answer("call f", tools=TOOLS)
+    second = await bench.answer([output], previous_response_id=first.id)
+    third = await bench.answer("call f", previous_response_id=second.id)
+    run = await bench.ask([output], previous_response_id=third.id)
+    assert (run.warnings, (await run.drain()).output_text) == ([], "It was done.")

@@ -58,7 +58,7 @@ def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:
 
 def test_an_output_without_its_call_is_left_out() -> None:
     mended = repair([USER, OUTPUT, ANSWER])
-    assert (mended.items, mended.repairs) == ([USER, ANSWER], ["the output of the unknown call call_1 was left out"])
+    assert (mended.items, mended.repairs) == ([USER, ANSWER], ["an output without its call call_1 was left out"])
 
 
 def test_repeated_items_are_left_out() -> None:
@@ -67,9 +67,28 @@ def test_repeated_items_are_left_out() -> None:
     assert len(mended.repairs) == 2
 
 
-def test_half_a_call_is_left_out_silently_as_nobody_ever_owed_it_an_answer() -> None:
+def test_half_a_call_is_left_out_unless_somebody_answered_it() -> None:
     cut = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
-    assert repair([USER, cut]).items == [USER]
+    mended = repair([USER, cut])
+    assert (mended.items, mended.repairs) == ([USER], ["the call call_9 was cut off and left out"])
+    answered = [USER, cut, FunctionCallOutput("done", "call_9")]
+    assert repair(answered).items == answered
+
+
+def test_an_answered_calls_id_may_come_again_for_another_call() -> None:
+    history = [
+        USER,
+        CALL,
+        OUTPUT,
+        FunctionCall("call_1", "g", "[]", "fc_2"),
+        FunctionCallOutput("x", "call_1", "fco_2"),
+    ]
+    mended = repair(history)
+    assert (mended.items, mended.repairs) == (history, [])
+
+
+def test_a_call_that_the_next_input_answers_gets_no_note() -> None:
+    assert repair([USER, CALL, ANSWER], answered_next={"call_1"}).repairs == []
 
 
 def test_reasoning_that_led_to_nothing_is_left_out() -> None:

@@ -24,7 +24,7 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response, ResponseError
-from antiphon.store.base import ClaimedRun, LeaseLost, Store, StoredResponse
+from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Delta, Failure, Finish
 from antiphon.stream.retelling import Diverged, Retelling, recall
@@ -46,8 +46,8 @@ class QueuedRequest(msgspec.Struct, kw_only=True):
     minted: int
 
 
-MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], str], Awaitable[Turn]]
-StartTurn = Callable[[Turn], Awaitable[Deltas]]
+MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], RunKey], Awaitable[Turn]]
+StartTurn = Callable[[Turn, RunKey], Awaitable[Deltas]]
 
 
 def announce(response: Response) -> list[Event]:
@@ -141,9 +141,10 @@ class Attempt:
         if self._claimed.attempt > MOST_ATTEMPTS:
             yield [GIVEN_UP]
             return
-        turn = await self._make_turn(queued, asked, self._claimed.project)
+        key = RunKey(self._claimed.project, self._claimed.response_id)
+        turn = await self._make_turn(queued, asked, key)
         retelling = Retelling(told)
-        async with aclosing(await self._start_turn(turn)) as deltas:
+        async with aclosing(await self._start_turn(turn, key)) as deltas:
             async for batch in deltas:
                 try:
                     yield retelling.feed(batch)

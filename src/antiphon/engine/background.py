@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from antiphon.engine.attempt import Attempt, MakeTurn, StartTurn, announce
 from antiphon.engine.run import Events
+from antiphon.errors import NotFound, Unavailable
 from antiphon.protocol.events import TERMINAL, Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import FINAL_STATUSES, Response
@@ -102,7 +103,10 @@ class Background:
         await self._wait_for_end(key)
 
     async def follow(self, key: RunKey, after: int) -> Events:
-        """The events beyond this number, and then those to come, until the response has ended."""
+        """The events beyond this number, and then those to come, until the response has ended.
+
+        Raises when it cannot tell the end: the server stops, or the response was deleted. An end would be a lie.
+        """
         # Once is enough: a run keeps this mark, whoever goes on with it.
         await self._store.watch(*key)
         while not self._dismissed:
@@ -122,10 +126,13 @@ class Background:
                 yield batch
                 if batch[-1].type in _TERMINAL_TYPES:
                     return
+            elif final and stored is None:
+                raise NotFound(f"Response with id '{key.response_id}' not found.", param="response_id")
             elif final:
                 return
             else:
                 await _wait_for(change, POLL_SECONDS if attempt is None else None)
+        raise Unavailable("The server is shutting down. The stream can be read on later.")
 
     async def _wait_for_end(self, key: RunKey) -> None:
         deadline = time.monotonic() + self._lease

@@ -4,8 +4,9 @@ import asyncio
 
 import msgspec
 
+from antiphon.engine.history import OUTPUTS
 from antiphon.engine.ids import find_owner
-from antiphon.engine.repair import repair
+from antiphon.engine.repair import find_lone_calls, repair
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.items import Item, ItemReference
 from antiphon.protocol.open import Unknown
@@ -35,7 +36,7 @@ async def fetch_context(request: CreateRequest, *, project: str, store: Store, i
         items = await store.conversation_items(project, conversation)
         if items is None:
             raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
-        mended = repair(items)
+        mended = repair(items, answered_next=_answers(request))
         return Context(items=mended.items, repairs=mended.repairs)
     if request.previous_response_id is None:
         return Context()
@@ -44,8 +45,14 @@ async def fetch_context(request: CreateRequest, *, project: str, store: Store, i
         _fetch_chain(store, project, request.previous_response_id),
         _fetch_tools(store, project, request.previous_response_id) if wants_tools else _no_tools(),
     )
-    mended = repair(chain)
+    mended = repair(chain, answered_next=_answers(request))
     return Context(items=mended.items, repairs=mended.repairs, tools=tools)
+
+
+def _answers(request: CreateRequest) -> set[str]:
+    """The calls that the request's own input answers."""
+    items = request.input if isinstance(request.input, list) else []
+    return {item.call_id for item in items if isinstance(item, OUTPUTS) and item.call_id is not None}
 
 
 async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Item | Unknown]:
@@ -80,17 +87,26 @@ async def fill_references(
 
     Some clients send the whole history along with the id of the response that ends it.
     """
-    known = {item.id for item in earlier if item.id is not None}
+    waiting = {f"the output of {call_id}" for call_id in find_lone_calls(earlier).values()}
+    known = {_identify(item) for item in earlier} - waiting
     filled: list[Item | Unknown] = []
     repeated: list[str] = []
     for index, item in enumerate(items):
-        if item.id is not None and item.id in known:
-            repeated.append(f"input[{index}]: {item.id} is part of the history already")
+        identity = _identify(item)
+        if identity is not None and identity in known:
+            repeated.append(f"input[{index}]: {identity} is part of the history already")
         elif isinstance(item, ItemReference):
             filled.append(await find_item(item.id, project=project, store=store, param=f"input[{index}]"))
         else:
             filled.append(item)
     return filled, repeated
+
+
+def _identify(item: Item | Unknown) -> str | None:
+    """What tells an item from all others: for an output the call it answers, since clients give outputs no ids."""
+    if isinstance(item, OUTPUTS) and item.call_id is not None:
+        return f"the output of {item.call_id}"
+    return item.id
 
 
 def check_ids(items: list[Item | Unknown]) -> None:

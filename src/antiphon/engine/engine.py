@@ -1,5 +1,6 @@
 """The engine: every model, one store, and the operations of the Responses API on them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -16,6 +17,7 @@ from antiphon.engine.keeping import ForegroundKeeper, expiry
 from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
 from antiphon.engine.prompts import Prompts
+from antiphon.engine.repair import repair
 from antiphon.engine.retention import Retention
 from antiphon.engine.run import Events, Run
 from antiphon.engine.stateless import StatelessRun, leave_state_aside
@@ -27,6 +29,8 @@ from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.store.base import RunKey, Store, StoredResponse
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -157,13 +161,21 @@ class Engine:
         key = RunKey(project, response.id)
         return BackgroundRun(response, resolved.warnings, lambda: self._background.follow(key, -1))
 
-    async def _make_turn(self, queued: QueuedRequest, asked: Sequence[Item | Unknown], project: str) -> Turn:
+    async def _make_turn(self, queued: QueuedRequest, asked: Sequence[Item | Unknown], key: RunKey) -> Turn:
         """The turn of a queued request, on whatever it continues as that is now."""
-        context = await fetch_context(queued.request, project=project, store=self._store, inherit_tools=False)
-        return Turn(request=queued.request, items=[*context.items, *asked])
+        context = await fetch_context(queued.request, project=key.project, store=self._store, inherit_tools=False)
+        # Another turn may have come in between: what was sound when it was queued may not be so any more.
+        mended = repair([*context.items, *asked])
+        for each in (*context.repairs, *mended.repairs):
+            logger.warning("history: %s", each, extra={"response_id": key.response_id})
+        return Turn(request=queued.request, items=mended.items)
 
-    async def _start_turn(self, turn: Turn) -> Deltas:
-        return (await start_turn(self._find_backend(turn), turn)).deltas
+    async def _start_turn(self, turn: Turn, key: RunKey) -> Deltas:
+        started = await start_turn(self._find_backend(turn), turn)
+        if started.dropped:
+            told = "truncation: the %d oldest items were left out"
+            logger.warning(told, started.dropped, extra={"response_id": key.response_id})
+        return started.deltas
 
     def _find_backend(self, turn: Turn) -> Backend:
         model = turn.request.model or ""

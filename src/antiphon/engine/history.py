@@ -39,9 +39,9 @@ def check_pairs(items: Sequence[Item | Unknown]) -> None:
         if isinstance(item, CALLS):
             owed[item.call_id] = _noun(item)
         elif isinstance(item, OUTPUTS) and item.call_id is not None:
-            if owed.pop(item.call_id, None) is None and item.call_id not in answered:
-                noun = _noun(item)
-                raise InvalidRequest(f"No tool call found for {noun} with call_id {item.call_id}.", param="input")
+            if owed.pop(item.call_id, None) is None:
+                found = "More than one output" if item.call_id in answered else "No tool call"
+                raise InvalidRequest(f"{found} found for {_noun(item)} with call_id {item.call_id}.", param="input")
             answered.add(item.call_id)
     for call_id, noun in owed.items():
         raise InvalidRequest(f"No tool output found for {noun} {call_id}.", param="input")

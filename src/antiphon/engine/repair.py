@@ -5,7 +5,7 @@ conversation, a turn that was cut off. Models and upstream APIs refuse such a hi
 way out, and every repair is told.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -29,63 +29,65 @@ class Repaired(msgspec.Struct, frozen=True):
     repairs: list[str]
 
 
-def repair(items: Sequence[Item | Unknown]) -> Repaired:
-    """The history a model can read. Calls at the very end are left open: their outputs are about to come."""
+def repair(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = ()) -> Repaired:
+    """The history a model can read.
+
+    Calls at the very end are left open, and so are those named in `answered_next`: their outputs are about to come.
+    """
     repairs: list[str] = []
-    kept = _drop_cut_calls(items)
-    kept = _drop_repeats(kept, repairs)
-    kept = _drop_lone_outputs(kept, repairs)
-    kept = _answer_lone_calls(kept, repairs)
+    kept = _pair(items, repairs)
+    kept = _answer_lone_calls(kept, answered_next, repairs)
     kept = _drop_lone_reasoning(kept, repairs)
     return Repaired(kept, repairs)
 
 
-def _drop_cut_calls(items: Iterable[Item | Unknown]) -> list[Item | Unknown]:
-    """Half a call, cut off by the token limit or a failure, says nothing and can be answered by nobody."""
-    return [item for item in items if not (isinstance(item, CALLS) and item.status == "incomplete")]
+def _pair(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
+    """Without what comes twice, and without outputs that answer no call.
 
-
-def _drop_repeats(items: Iterable[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
-    seen: set[tuple[str, str]] = set()
+    A call's id may come again for another call, once the first has been answered: some models count them anew.
+    """
+    answers = {item.call_id for item in items if isinstance(item, OUTPUTS)}
+    seen: set[str] = set()
+    waiting: set[str] = set()
     kept: list[Item | Unknown] = []
     for item in items:
-        identity = _identify(item)
-        if identity is not None and identity in seen:
-            repairs.append(f"a second {item.type} {identity[1]} was left out")
+        fault = _find_fault(item, seen, waiting, answers)
+        if fault is not None:
+            repairs.append(fault)
             continue
-        if identity is not None:
-            seen.add(identity)
         kept.append(item)
-    return kept
-
-
-def _identify(item: Item | Unknown) -> tuple[str, str] | None:
-    if isinstance(item, CALLS):
-        return "call", item.call_id
-    if isinstance(item, OUTPUTS):
-        return ("output", item.call_id) if item.call_id is not None else None
-    return ("id", item.id) if item.id is not None else None
-
-
-def _drop_lone_outputs(items: Iterable[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
-    called: set[str] = set()
-    kept: list[Item | Unknown] = []
-    for item in items:
+        if item.id is not None:
+            seen.add(item.id)
         if isinstance(item, CALLS):
-            called.add(item.call_id)
-        elif isinstance(item, OUTPUTS) and item.call_id is not None and item.call_id not in called:
-            repairs.append(f"the output of the unknown call {item.call_id} was left out")
-            continue
-        kept.append(item)
+            waiting.add(item.call_id)
+        elif isinstance(item, OUTPUTS) and item.call_id is not None:
+            waiting.discard(item.call_id)
     return kept
 
 
-def _answer_lone_calls(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
-    answered = {item.call_id for item in items if isinstance(item, OUTPUTS)}
+def _find_fault(
+    item: Item | Unknown, seen: Collection[str], waiting: Collection[str], answers: Collection[str | None]
+) -> str | None:
+    if item.id is not None and item.id in seen:
+        return f"a second {item.type} {item.id} was left out"
+    if isinstance(item, CALLS):
+        if item.call_id in waiting:
+            return f"a second {item.type} {item.call_id} was left out"
+        if item.status == "incomplete" and item.call_id not in answers:
+            return f"the call {item.call_id} was cut off and left out"
+    elif isinstance(item, OUTPUTS) and item.call_id is not None and item.call_id not in waiting:
+        return f"an output without its call {item.call_id} was left out"
+    return None
+
+
+def _answer_lone_calls(
+    items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]
+) -> list[Item | Unknown]:
+    lone = find_lone_calls(items)
     open_end = _find_open_end(items)
     kept: list[Item | Unknown] = []
     for index, item in enumerate(items):
-        if not isinstance(item, CALLS) or item.call_id in answered or index >= open_end:
+        if index not in lone or index >= open_end or lone[index] in answered_next:
             kept.append(item)
         elif isinstance(item, FunctionCall):
             repairs.append(f"the call {item.call_id} had no output and got a note instead")
@@ -94,8 +96,19 @@ def _answer_lone_calls(items: Sequence[Item | Unknown], repairs: list[str]) -> l
             repairs.append(f"the call {item.call_id} had no output and got a note instead")
             kept += [item, CustomToolCallOutput(item.call_id, LOST_OUTPUT, status="completed")]
         else:
-            repairs.append(f"the call {item.call_id} had no output and was left out")
+            repairs.append(f"the call {lone[index]} had no output and was left out")
     return kept
+
+
+def find_lone_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
+    """Where the calls stand that no output follows, and their ids."""
+    waiting: dict[str, int] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, CALLS):
+            waiting[item.call_id] = index
+        elif isinstance(item, OUTPUTS) and item.call_id is not None:
+            waiting.pop(item.call_id, None)
+    return {index: call_id for call_id, index in waiting.items()}
 
 
 def _find_open_end(items: Sequence[Item | Unknown]) -> int:
