@@ -102,6 +102,24 @@ async def test_an_expired_conversation_is_not_shown(store: Store, make_items: Ma
     await test_nothing_is_found_in_a_conversation_that_does_not_exist(store, make_items)
 
 
+async def test_a_conversation_lives_on_while_it_is_added_to(store: Store, make_items: MakeItems, clock: Clock) -> None:
+    await store.create_conversation("p", CONVERSATION, [], expires_at=clock.time + 2)
+    clock.time += 1
+    await store.append_items("p", "conv_1", make_items("msg_1"), expires_at=clock.time + 2)
+    clock.time += 1
+    await store.append_items("p", "conv_1", make_items("msg_2"), expires_at=clock.time)
+    assert await store.conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
+    clock.time += 1
+    assert await store.conversation_items("p", "conv_1") is None
+
+
+async def test_a_conversation_that_never_expires_stays_so(store: Store, make_items: MakeItems, clock: Clock) -> None:
+    await store.create_conversation("p", CONVERSATION, [])
+    await store.append_items("p", "conv_1", make_items("msg_1"), expires_at=clock.time + 1)
+    clock.time += 1
+    assert await store.conversation_items("p", "conv_1") == make_items("msg_1")
+
+
 async def test_appended_items_come_last(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_9"))
     assert await store.append_items("p", "conv_1", make_items("msg_5", "msg_7")) is True

@@ -43,7 +43,7 @@ class Conversations:
 
     async def add_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> ItemPage:
         kept = await self._prepare(project, items, Mint())
-        if not await self._store.append_items(project, conversation_id, kept):
+        if not await self._store.append_items(project, conversation_id, kept, expires_at=expiry(self._policy)):
             raise _not_found(conversation_id)
         return make_page(kept, has_more=False)
 

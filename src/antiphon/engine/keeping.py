@@ -29,13 +29,10 @@ class ForegroundKeeper:
         conversation = conversation_for(response)
         if response.store:
             stored = StoredResponse(response=response, input=self._asked, expires_at=expiry(self._policy))
-            if conversation is None:
-                await self._store.save(self._project, stored)
-            else:
-                await self._store.save(self._project, stored, conversation=conversation)
+            await self._store.save(self._project, stored, conversation=conversation)
         elif conversation is not None:
             items = [*self._asked, *response.output]
-            if not await self._store.append_items(self._project, conversation, items):
+            if not await self._store.append_items(self._project, conversation, items, expires_at=expiry(self._policy)):
                 raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
 
     async def abandon(self, run: Run) -> None:

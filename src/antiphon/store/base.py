@@ -110,9 +110,10 @@ class Responses(Protocol):
         saving an unfinished state over it changes nothing.
 
         With a `conversation`, the input items and then the output items are appended to it in the same transaction, as
-        one block. Raises NotFound if there is no such conversation, InvalidRequest if it already has one of the items;
-        then nothing is saved. With an `owner`, raises LeaseLost unless the response's run is that owner's. `events` are
-        the response's last events, as for `append_events`: they are kept in the same transaction.
+        one block, and it lives at least as long as the response. Raises NotFound if there is no such conversation,
+        InvalidRequest if it already has one of the items; then nothing is saved. With an `owner`, raises LeaseLost
+        unless the response's run is that owner's. `events` are the response's last events, as for `append_events`:
+        they are kept in the same transaction.
         """
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
@@ -155,8 +156,17 @@ class Conversations(Protocol):
     async def delete_conversation(self, project: str, conversation_id: str) -> bool:
         """Forget a conversation with its items. False when there was none."""
 
-    async def append_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> bool:
+    async def append_items(
+        self,
+        project: str,
+        conversation_id: str,
+        items: Sequence[Item | Unknown],
+        *,
+        expires_at: int | None = None,
+    ) -> bool:
         """Append the items as one block: nobody else's come in between. False when there is no such conversation.
+
+        With `expires_at` it lives until then: what is still being added to is not forgotten.
 
         Raises InvalidRequest if the conversation already has an item of the same id; then nothing is appended. Items
         without an id are kept and listed, but cannot be asked for.

@@ -47,12 +47,24 @@ class Conversations(Memory):
         del self._tables.conversations[project, conversation_id]
         return True
 
-    async def append_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> bool:
+    async def append_items(
+        self,
+        project: str,
+        conversation_id: str,
+        items: Sequence[Item | Unknown],
+        *,
+        expires_at: int | None = None,
+    ) -> bool:
         row = self._find_conversation(project, conversation_id)
         if row is None:
             return False
         self._append(conversation_id, row, pack_items(items), param="items")
+        self._prolong(row, expires_at)
         return True
+
+    def _prolong(self, row: ConversationRow, expires_at: int | None) -> None:
+        if expires_at is not None and row.expires_at is not None:
+            row.expires_at = max(row.expires_at, expires_at)
 
     async def list_items(
         self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Order

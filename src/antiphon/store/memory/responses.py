@@ -35,6 +35,7 @@ class Responses(Conversations, EventLog):
             if row is None:
                 raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
             self._append(conversation, row, pack_items([*stored.input, *stored.response.output]), param="input")
+            self._prolong(row, stored.expires_at)
         self._keep(key, record, batch)
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:

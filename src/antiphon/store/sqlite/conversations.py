@@ -23,6 +23,8 @@ UPDATE = "UPDATE conversations SET metadata = ? WHERE project = ? AND id = ?"
 
 DELETE = "DELETE FROM conversations WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
+PROLONG = "UPDATE conversations SET expires_at = ? WHERE project = ? AND id = ? AND expires_at < ?"
+
 EXPIRE = "DELETE FROM conversations WHERE rowid IN (SELECT rowid FROM conversations WHERE expires_at <= ? LIMIT ?)"
 
 APPEND = "INSERT INTO items (project, conversation_id, item_id, content) VALUES (?, ?, ?, ?)"
@@ -85,9 +87,16 @@ class Conversations(Database):
         deleted: int = await self._writer.submit(DELETE, (project, conversation_id, self._now()))
         return deleted > 0
 
-    async def append_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> bool:
+    async def append_items(
+        self,
+        project: str,
+        conversation_id: str,
+        items: Sequence[Item | Unknown],
+        *,
+        expires_at: int | None = None,
+    ) -> bool:
         appended: bool = await self._writer.submit(
-            append_block, (project, conversation_id, pack_items(items), self._now())
+            append_block, (project, conversation_id, pack_items(items), self._now(), expires_at)
         )
         return appended
 
@@ -125,6 +134,7 @@ def append_block(
     conversation_id: str,
     items: list[ItemRecord],
     now: float,
+    expires_at: int | None,
     *,
     param: str = "items",
 ) -> bool:
@@ -132,6 +142,8 @@ def append_block(
     if _load(connection, project, conversation_id, now) is None:
         return False
     _append(connection, project, conversation_id, items, param=param)
+    if expires_at is not None:
+        connection.execute(PROLONG, (expires_at, project, conversation_id, expires_at))
     return True
 
 

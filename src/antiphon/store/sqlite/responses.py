@@ -109,12 +109,14 @@ def _save_bound(
     now: float,
 ) -> None:
     """Save a response together with what belongs to it, and only while its run is the owner's."""
-    project, response_id, *_ = row
+    project, response_id, _, _, _, expires_at, *_ = row
     if owner is not None and not is_held(connection, project, response_id, owner):
         raise LeaseLost(f"The run of {response_id} is not, or no longer, {owner}'s.")
     if connection.execute(SAVE, row).rowcount == 0:
         return
     if batch is not None:
         append_batch(connection, project, response_id, batch)
-    if conversation is not None and not append_block(connection, project, conversation, items, now, param="input"):
+    if conversation is not None and not append_block(
+        connection, project, conversation, items, now, expires_at, param="input"
+    ):
         raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
