@@ -105,7 +105,7 @@ PARAMETERS: dict[str, Any] = {
     "service_tier": "flex",
     "store": False,
     "stream_id": "lane",
-    "stream_options": {"include_obfuscation": True},
+    "stream_options": {"include_obfuscation": False},
     "temperature": 0.5,
     "text": {"format": {"type": "json_object"}, "verbosity": "low"},
     "tool_choice": "none",

@@ -80,3 +80,11 @@ def test_reasoning_on_a_model_that_does_not_reason_is_a_warning_not_an_error() -
     asked = request(reasoning={"effort": "low", "summary": "auto"})
     assert check_capabilities(asked, NOTHING, "tiny") == ["reasoning: the model does not reason"]
     assert check_capabilities(asked, EVERYTHING, "tiny") == []
+
+
+def test_padding_that_was_asked_for_and_is_not_there_is_told() -> None:
+    padded, plain = (request(stream_options={"include_obfuscation": asked}) for asked in (True, False))
+    assert check_capabilities(padded, EVERYTHING, "tiny") == [
+        "stream_options.include_obfuscation: streams are never padded"
+    ]
+    assert check_capabilities(plain, EVERYTHING, "tiny") == []

@@ -46,10 +46,13 @@ def check_capabilities(request: CreateRequest, capabilities: Capabilities, model
     for param, asked, capability in _DEMANDS:
         if not getattr(capabilities, capability) and asked(request):
             raise UnsupportedParameter(f"The model '{model}' does not support '{param}'.", param=param)
+    warnings: list[str] = []
     if request.reasoning is not None and not capabilities.reasoning:
         # Some clients send `reasoning` with every request, whatever the model: it must not stop them.
-        return ["reasoning: the model does not reason"]
-    return []
+        warnings.append("reasoning: the model does not reason")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        warnings.append("stream_options.include_obfuscation: streams are never padded")
+    return warnings
 
 
 def _format_kind(request: CreateRequest) -> type | None:
