@@ -1,8 +1,10 @@
 """Ids: ordered in time, unguessable, and an item's leads to its response."""
 
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
-from antiphon.engine.ids import BrandedMint, Mint, find_owner, new_token
+from antiphon.engine.ids import BrandedMint, Mint, find_owner, new_token, random_hex
 
 
 def test_tokens_made_later_sort_later_and_never_repeat() -> None:
@@ -34,3 +36,25 @@ def test_branded_ids_show_their_brand_and_lead_nowhere() -> None:
     assert re.fullmatch(r"msg_AM-[0-9a-z]{12}", mint("msg"))
     assert find_owner(mint("msg")) is None
     assert len({mint("fc") for _ in range(1000)}) == 1000
+
+
+def test_threads_never_get_the_same_randomness() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: random_hex(), range(20_000), chunksize=500))
+    assert len(set(taken)) == len(taken)
+    assert {len(each) for each in taken} == {32}
+
+
+def test_a_forked_process_does_not_go_on_with_its_parents_randomness() -> None:
+    random_hex()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, random_hex().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        theirs = pipe.read()
+    assert len(theirs) == 32
+    assert theirs not in [random_hex() for _ in range(300)]

@@ -1,12 +1,12 @@
 """One request and its answer, over plain ASGI, and what the access log will say of them."""
 
 import asyncio
-import secrets
 import string
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from antiphon.engine.ids import random_hex
 from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.server.failure import describe
@@ -66,7 +66,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
         self._send = send
-        self.id = _take_id(self.headers) or f"req_{secrets.token_hex(16)}"
+        self.id = _take_id(self.headers) or f"req_{random_hex()}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.params: tuple[str, ...] = ()  # what the path leaves open
         self.project = ""  # until the request's key has named one
