@@ -7,20 +7,62 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
 
+import openresponses
 from antiphon.backends.scripted import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.assemble import make_policy
+from antiphon.engine.background import BackgroundRun
 from antiphon.engine.engine import Engine
+from antiphon.engine.run import Events, Run
+from antiphon.protocol import codec
+from antiphon.protocol.request import CreateRequest
 from antiphon.server.process import Server, bind
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
 
 PATIENCE = 20
+
+
+class JudgedEngine(Engine):
+    """An engine whose every event is checked against Open Responses, if the request is within it.
+
+    A model may be scripted to say what Open Responses has no form for: the items and annotations of other APIs.
+    """
+
+    async def create(self, request: CreateRequest, *, project: str) -> Run | BackgroundRun:
+        asked = json.loads(codec.encode(request))
+        run = await super().create(request, project=project)
+        if openresponses.covers(asked):
+            events = run.events
+            run.events = lambda: self._judge(events())  # type: ignore[method-assign]
+        return run
+
+    async def _judge(self, batches: Events) -> Events:
+        async with aclosing(batches):
+            async for batch in batches:
+                for event in batch:
+                    self.judge(json.loads(codec.encode(event)))
+                yield batch
+
+    def judge(self, event: dict[str, Any]) -> None:
+        if event["type"] in openresponses.event_schemas() and not _is_foreign(event):
+            openresponses.validate_event(event)
+
+
+def _is_foreign(event: dict[str, Any]) -> bool:
+    items = event["response"]["output"] if "response" in event else [event["item"]] if "item" in event else []
+    if any(item["type"] not in openresponses.item_types() for item in items):
+        return True
+    return any(f'"type": "{kind}"' in json.dumps(event) for kind in _FOREIGN_ANNOTATIONS)
+
+
+_FOREIGN_ANNOTATIONS = ("file_citation", "container_file_citation", "file_path")
 
 
 class Answer:
@@ -46,7 +88,7 @@ class Running:
         backend: ScriptedBackend | None = None,
     ) -> None:
         self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
-        self.engine = Engine(
+        self.engine = JudgedEngine(
             backends={"scripted": self.backend}, store=store or MemoryStore(), policy=make_policy(settings)
         )
         self.server = Server(self.engine, settings, on_ready=self._arrive)

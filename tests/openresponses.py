@@ -39,6 +39,18 @@ def validate_event(obj: dict[str, Any]) -> None:
         _check(event_schemas()[kind], obj)
 
 
+def covers(request: dict[str, Any]) -> bool:
+    """Whether a request is within Open Responses, so that what it is answered with has to be, too."""
+    return bool(_schemas()) and _validator("CreateResponseBody").is_valid(request)
+
+
+@functools.cache
+def item_types() -> frozenset[str | None]:
+    """The types of the items that Open Responses knows."""
+    schemas = _schemas()
+    return frozenset(_tag(schemas, name) for name in ("Message", "FunctionCall", "ReasoningBody", "CompactionBody"))
+
+
 @functools.cache
 def event_schemas() -> dict[str | None, str]:
     """The name of the schema of each stream event, by the event's type."""
@@ -49,7 +61,7 @@ def event_schemas() -> dict[str | None, str]:
 
 def forget() -> None:
     """Read the document anew on the next use."""
-    for cached in (event_schemas, _validator, _schemas):
+    for cached in (item_types, event_schemas, _validator, _schemas):
         cached.cache_clear()
 
 

@@ -9,6 +9,8 @@ from antiphon.protocol.content import OutputText
 from antiphon.protocol.events import Completed, OutputTextDelta
 from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.response import Response
+from antiphon.store.memory.store import MemoryStore
+from live_server import JudgedEngine
 
 needs_document = pytest.mark.skipif(not openresponses.available(), reason="the document is not beside the repository")
 
@@ -73,3 +75,14 @@ def test_without_the_document_everything_passes_and_one_line_says_so(
         assert openresponses.event_schemas() == {}
     openresponses.forget()
     assert capsys.readouterr().err == "absent.json is not there: nothing is checked against Open Responses\n"
+
+
+@needs_document
+def test_the_servers_of_the_tests_judge_what_they_send() -> None:
+    engine = JudgedEngine(backends={}, store=MemoryStore())
+    delta = {"type": "response.output_text.delta", "sequence_number": 1, "item_id": "msg_1", "output_index": 0}
+    with pytest.raises(openresponses.NotOpenResponses, match="content_index"):
+        engine.judge(delta)
+    engine.judge({"type": "acme.tick"})
+    assert openresponses.covers({"model": "m", "input": "hi"})
+    assert not openresponses.covers({"model": "m", "input": "hi", "tools": [{"type": "shell"}]})
