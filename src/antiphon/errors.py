@@ -12,12 +12,16 @@
     │   │   └── ModelNotFound      404  code model_not_found
     │   ├── MethodNotAllowed       405  code method_not_allowed
     │   └── BodyTooLarge           413  code request_too_large
+    ├── RateLimited                429  rate_limit_error: too many requests, here or upstream
     ├── ServerError                500  server_error
     │   ├── ModelError             500  model_error: the model broke off or answered nonsense
+    │   ├── UpstreamError          502  another server, which has the model, cannot be used
+    │   │   └── UpstreamTimeout    504  it did not answer in time
     │   └── Unavailable            503  the server is stopping, or has no room
     └── ConfigError                a setting is wrong; the process does not start
 
 Each wire error knows its HTTP status and the four keys of the error body, so that no other module has to map them.
+`retry_after`, in seconds, is for errors that pass by themselves.
 """
 
 from typing import ClassVar
@@ -30,11 +34,14 @@ class AntiphonError(Exception):
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code if code is not None else self.default_code
+        self.retry_after = retry_after
 
 
 class InvalidRequest(AntiphonError):
@@ -86,6 +93,12 @@ class BodyTooLarge(InvalidRequest):
     default_code = "request_too_large"
 
 
+class RateLimited(AntiphonError):
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+
+
 class ServerError(AntiphonError):
     default_code = "server_error"
 
@@ -93,6 +106,16 @@ class ServerError(AntiphonError):
 class ModelError(ServerError):
     type = "model_error"
     default_code = "model_error"
+
+
+class UpstreamError(ServerError):
+    status = 502
+    default_code = "upstream_error"
+
+
+class UpstreamTimeout(UpstreamError):
+    status = 504
+    default_code = "upstream_timeout"
 
 
 class Unavailable(ServerError):

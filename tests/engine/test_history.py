@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.backends.base import Capabilities
+from antiphon.backends.base import EVERYTHING, Capabilities
 from antiphon.engine.history import check_input, check_pairs
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
@@ -20,7 +20,6 @@ from antiphon.protocol.open import Unknown
 
 CALL = FunctionCall("call_1", "f", "{}")
 OUTPUT = FunctionCallOutput("done", "call_1")
-EVERYTHING = Capabilities(**dict.fromkeys(Capabilities.__struct_fields__, True))
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from antiphon.backends.base import Capabilities
+from antiphon.backends.base import EVERYTHING, Capabilities
 from antiphon.engine.parameters import UNIMPLEMENTED, check_capabilities, check_parameters
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 
 NOTHING = Capabilities()
-EVERYTHING = Capabilities(**dict.fromkeys(Capabilities.__struct_fields__, True))
 
 
 def request(**fields: Any) -> CreateRequest:

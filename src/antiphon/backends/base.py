@@ -18,17 +18,23 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     `items` is the whole context in order: the stored chain, then this request's input. `request.instructions` is not
     among them, and `request.input` is not to be read: it holds only the newest part. `request.tools` and
-    `request.tool_choice` are already resolved and checked.
+    `request.tool_choice` are already resolved and checked. `project` is whose turn it is.
     """
 
     request: CreateRequest
     items: list[Item | Unknown]
+    project: str = ""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend does itself. The engine refuses, by name, what a turn asks for and its backend lacks."""
+    """What a backend does itself. What it lacks, the engine emulates where that can be done, and refuses by name else.
 
-    tools: bool = False
+    `tools` are the types of tools it takes as they are. One with `any_tool` takes every tool, whatever its type, and
+    runs those that are not the client's to run.
+    """
+
+    tools: frozenset[str] = frozenset()
+    any_tool: bool = False
     json_schema: bool = False
     images: bool = False
     files: bool = False
@@ -37,6 +43,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     penalties: bool = False
     reasoning: bool = False
+
+
+EVERYTHING = Capabilities(
+    tools=frozenset({"function"}),
+    **{name: True for name in Capabilities.__struct_fields__ if name != "tools"},
+)
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +69,9 @@ class Backend(Protocol):
     """An upstream that answers turns.
 
     `stream` is awaited first and iterated after: what can be refused (an over-long context, a rejected request) is
-    raised by the await, while the client can still get a plain HTTP error. Each batch holds what arrived at once, so
-    that it leaves as one write. Closing the generator stops the model, promptly. The last delta of the last batch is
+    raised by the await, while the client can still get a plain HTTP error, or another backend can step in. So one that
+    asks another server returns when the first words are there. Each batch holds what arrived at once, so that it leaves
+    as one write. Closing the generator stops the model, promptly. The last delta of the last batch is
     `Finish` or `Failure`; a raised error is a failure too.
     """
 
@@ -71,7 +84,7 @@ class Backend(Protocol):
         """Release everything. Called once, after the last turn."""
 
     def models(self) -> Sequence[Model]:
-        """The models this backend answers for."""
+        """The models this backend is known to answer for, now."""
 
     async def stream(self, turn: Turn) -> Deltas:
         """Begin the turn, then yield its deltas."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, ValidationError
 
-from antiphon.backends.base import Capabilities, Deltas, Model, Turn, locate, read_options
+from antiphon.backends.base import EVERYTHING, Deltas, Model, Turn, locate, read_options
 from antiphon.errors import ConfigError
 from antiphon.protocol import items
 from antiphon.protocol.content import text_of
@@ -124,7 +124,7 @@ class ScriptedBackend:
     """Plays a script. `cancelled` counts the turns that were stopped before their end; each sets `cancellation`."""
 
     # It can be told to say anything, so it lacks nothing.
-    capabilities = Capabilities(**dict.fromkeys(Capabilities.__struct_fields__, True))
+    capabilities = EVERYTHING
 
     def __init__(self, name: str, script: Script) -> None:
         self.cancelled = 0

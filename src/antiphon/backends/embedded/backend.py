@@ -41,7 +41,7 @@ class Options(Struct, kw_only=True):
 class EmbeddedBackend:
     """Answers turns with llama.cpp."""
 
-    capabilities = Capabilities(tools=True, json_schema=True, logprobs=True, penalties=True)
+    capabilities = Capabilities(tools=frozenset({"function"}), json_schema=True, logprobs=True, penalties=True)
 
     def __init__(
         self,

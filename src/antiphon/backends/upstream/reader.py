@@ -1,0 +1,24 @@
+"""What turns another server's event stream into deltas: one for each answer, and it does no IO."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from antiphon.stream.deltas import Delta
+from antiphon.stream.sse import Message
+
+
+class Reader(Protocol):
+    """Reads one answer, message by message.
+
+    It is `finished` once it has told `Finish` or `Failure`; whatever comes after that is not read. An error that the
+    server puts into its stream is raised, as the error of ours that it is: before the first words, the request can then
+    still be sent again or elsewhere.
+    """
+
+    finished: bool
+
+    def read(self, message: Message) -> Sequence[Delta]:
+        """What this message says."""
+
+    def end(self) -> Sequence[Delta]:
+        """What is left to say when the stream is over, whether or not the server has said that it is."""

@@ -1,0 +1,42 @@
+"""Recorded streams of other servers, read through the bridge: from their bytes to our events."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from antiphon.backends.upstream.reader import Reader
+from antiphon.errors import AntiphonError
+from antiphon.protocol import codec
+from antiphon.protocol.response import Response
+from antiphon.stream.composer import Composer
+from antiphon.stream.deltas import Failure
+from antiphon.stream.sse import Decoder
+
+
+def replay(make_reader: Callable[[], Reader], chunks: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The events that a client would see. Ids are numbered, and time stands still, so that they can be compared."""
+    numbers = itertools.count()
+    response = Response(id="resp_0", created_at=0, model="test")
+    composer = Composer(response, new_id=lambda prefix: f"{prefix}_{next(numbers)}", now=lambda: 0)
+    reader, decoder = make_reader(), Decoder()
+    told: list[Any] = [*composer.start()]
+    try:
+        for chunk in chunks:
+            for message in decoder.feed(chunk):
+                if not reader.finished:
+                    told += composer.compose(reader.read(message))
+        for message in decoder.close():
+            if not reader.finished:
+                told += composer.compose(reader.read(message))
+        if not reader.finished:
+            told += composer.compose(reader.end())
+    except AntiphonError as error:
+        told += composer.compose([Failure(error.message, error.code or "server_error", error.type, error.param)])
+    return [json.loads(codec.encode(event)) for event in told]
+
+
+def cut(raw: bytes, *places: int) -> list[bytes]:
+    """The bytes in pieces, cut at these places."""
+    edges = [0, *sorted(places), len(raw)]
+    return [raw[start:end] for start, end in itertools.pairwise(edges)]
