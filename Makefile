@@ -11,11 +11,12 @@ CODE := src tests scripts $(wildcard benchmarks examples)
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check check-format check-lint check-types check-imports check-shape format bench lock clean
+.PHONY: help setup run test test-clients check check-format check-lint check-types check-imports check-shape format bench lock clean
 
 help:
 	@echo "make run      serve the embedded model on 127.0.0.1:8484"
 	@echo "make test     run the tests"
+	@echo "make test-clients  run the tests with the clients of others, Codex CLI too (needs node and npm)"
 	@echo "make check    format, lint, types, imports, sizes"
 	@echo "make format   rewrite the code as make check wants it, and the generated pages"
 	@echo "make bench    measure"
@@ -31,6 +32,12 @@ run: setup
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Without node the other clients are still tested, and nobody can overlook what was not.
+test-clients: setup
+	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) --no-print-directory .node/.lock; else \
+		echo "!!! node or npm is missing: CODEX CLI IS NOT TESTED. Install Node.js 20 or newer to have it tested. !!!" >&2; fi
+	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
 check: check-format check-lint check-types check-imports check-shape
 
@@ -61,7 +68,7 @@ lock: .venv/bin/pip
 	@$(BIN)/python scripts/lock.py $(ARGS)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .node .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make set-up incremental. The lock lists every package, so pip resolves and compiles nothing.
@@ -72,6 +79,14 @@ clean:
 .venv/.lock: requirements.lock | .venv/bin/pip
 	@echo "setting up: installing requirements.lock into .venv ..."
 	@$(PIP) install --no-deps --require-hashes --only-binary :all: --requirement requirements.lock
+	@touch $@
+
+# Nothing that a package brings is run while it is installed.
+.node/.lock: tests/clients/codex/package.json tests/clients/codex/package-lock.json
+	@echo "setting up: installing Codex CLI into .node ..."
+	@mkdir -p .node
+	@cp tests/clients/codex/package.json tests/clients/codex/package-lock.json .node
+	@npm ci --prefix .node --ignore-scripts --prefer-offline --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # pip is the last thing that venv makes: an interrupted set-up starts over.

@@ -230,6 +230,7 @@ def test_secrets_do_not_show() -> None:
     path = write(
         """
         store = "postgresql://user:hunter2@db/antiphon?password=hunter3"
+        seal_keys = ["c2VhbA=="]
         [[api_keys]]
         key = "sk-secret"
         [backends.up]
@@ -241,8 +242,8 @@ def test_secrets_do_not_show() -> None:
         "Settings(host='127.0.0.1', port=8484, data_dir=PosixPath('/home/ada/.local/share/antiphon'), "
         "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
         "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, inherit_tools=True, "
-        "retention_days=30, background_slots=64, background_lease_seconds=15, stateless=False, "
-        "stateless_id_prefix='', "
+        "retention_days=30, background_slots=64, background_lease_seconds=15, opening_seconds=5, models={}, "
+        "seal_keys='<1>', compat='openai', stateless=False, stateless_id_prefix='', "
         "log_level='info', log_format='text', "
         "backends={'up': BackendSettings(kind='chat', options=<key>)})"
     )
@@ -265,3 +266,24 @@ def test_a_secret_put_where_a_variable_name_belongs_is_not_repeated() -> None:
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert hide_password(url) == shown
+
+
+def test_models_are_names_for_one_target_or_for_several_in_turn() -> None:
+    path = write(
+        """
+        [models]
+        fast = "local/small"
+        "gpt-*" = ["openai", "azure/gpt"]
+        """
+    )
+    assert load(path, HOME, {}).models == {"fast": ("local/small",), "gpt-*": ("openai", "azure/gpt")}
+
+
+@pytest.mark.parametrize("targets", ['""', "[]", '["local", ""]'])
+def test_a_model_without_a_target_is_refused_by_its_name(targets: str) -> None:
+    with pytest.raises(ConfigError, match="models.fast: name a backend"):
+        load(write(f"[models]\nfast = {targets}"), HOME, {})
+
+
+def test_seal_keys_in_a_variable_are_divided_by_commas() -> None:
+    assert load(None, HOME | {"ANTIPHON_SEAL_KEYS": "b25l, dHdv"}, {}).seal_keys == ("b25l", "dHdv")

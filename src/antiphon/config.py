@@ -47,6 +47,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     `background_slots`: how many background responses are worked on at once.
     `background_lease_seconds`: how long after a crash another process goes on with the background responses of the dead
     one; they are also looked after, three times as often, and a cancellation from elsewhere is seen then.
+    `opening_seconds`: how long a stream waits for its model's first words before it begins without them.
+    `models`: names for models, and who serves them: a backend, or `backend/model`, or several to be asked in turn.
+    `seal_keys`: what sealed content is made with, newest first; without any, a file of keys in `data_dir` is used.
+    `compat`: `open-responses` gives events of reasoning the names of that specification.
     `stateless`: requests bring their whole history, and nothing is kept; `stateless_id_prefix` marks the ids then.
     """
 
@@ -62,6 +66,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
     background_slots: Annotated[int, Meta(ge=1)] = 64
     background_lease_seconds: Annotated[float, Meta(ge=0.1, le=3600)] = 15
+    opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 5
+    models: dict[str, tuple[str, ...]] = {}
+    seal_keys: tuple[str, ...] = ()
+    compat: Literal["openai", "open-responses"] = "openai"
     stateless: bool = False
     stateless_id_prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,32}$")] = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -71,7 +79,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     )
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__struct_fields__} | {"store": hide_password(self.store)}
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown |= {"store": hide_password(self.store), "seal_keys": f"<{len(self.seal_keys)}>"}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
@@ -86,8 +95,8 @@ def hide_password(url: str) -> str:
 
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
-# A table of backends does not fit into a variable.
-_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends"}
+# A table does not fit into a variable.
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models"}
 
 
 def environment() -> Mapping[str, str]:
@@ -143,6 +152,8 @@ def _read_environment(env: Mapping[str, str], named: set[str]) -> dict[str, Any]
             raise ConfigError(f"Unknown environment variable {variable}. {_suggest(variable.upper(), known)}")
         if name == "api_keys":
             values[name] = _read_keys(_split_keys(text, origin=variable), env, origin=variable)
+        elif name == "seal_keys":
+            values[name] = tuple(key.strip() for key in text.split(",") if key.strip())
         elif text:  # an empty variable is an unset one
             values[name] = _read_setting(name, text, env, origin=variable, strict=False)
     return values
@@ -153,6 +164,8 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
         return _read_keys(value, env, origin=origin)
     if name == "backends":
         return _read_backends(value, env, origin=origin)
+    if name == "models":
+        return _read_models(value, origin=origin)
     if name == "data_dir":
         return _expand(_convert(str(value) if isinstance(value, Path) else value, str, origin=origin), env)
     return _convert(value, _TYPES[name], origin=origin, strict=strict)
@@ -211,6 +224,16 @@ def _read_backends(value: Any, env: Mapping[str, str], *, origin: str) -> dict[s
     if not backends:
         raise ConfigError(f"{origin}: there must be a backend.")
     return backends
+
+
+def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
+    """`name = "backend/model"`, or several of these in an array, to be asked in turn."""
+    models: dict[str, tuple[str, ...]] = {}
+    for name, targets in _convert(value, dict[str, str | list[str]], origin=origin).items():
+        models[name] = (targets,) if isinstance(targets, str) else tuple(targets)
+        if not name or not models[name] or not all(models[name]):
+            raise ConfigError(f'{origin}.{name}: name a backend, as in "local" or "local/some-model".')
+    return models
 
 
 def _fill_in(options: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:

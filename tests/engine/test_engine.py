@@ -43,6 +43,7 @@ async def test_a_response_echoes_what_it_was_asked_with(bench: Bench) -> None:
         completed_at=response.completed_at,
         status="completed",
         model="scripted",
+        served_by="test/scripted",
         instructions="Be kind.",
         temperature=0.5,
         metadata={"k": "v"},

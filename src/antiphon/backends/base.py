@@ -30,11 +30,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend does itself. What it lacks, the engine emulates where that can be done, and refuses by name else.
 
     `tools` are the types of tools it takes as they are. One with `any_tool` takes every tool, whatever its type, and
-    runs those that are not the client's to run.
+    runs those that are not the client's to run. One with `any_model` answers for more models than it lists.
     """
 
     tools: frozenset[str] = frozenset()
     any_tool: bool = False
+    any_model: bool = False
     json_schema: bool = False
     images: bool = False
     files: bool = False
@@ -47,19 +48,22 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 EVERYTHING = Capabilities(
     tools=frozenset({"function"}),
-    **{name: True for name in Capabilities.__struct_fields__ if name != "tools"},
+    **{name: True for name in Capabilities.__struct_fields__ if name not in ("tools", "any_model")},
 )
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model a backend serves. `temperature` and `top_p` are what it is asked with when a request says nothing."""
+    """A model a backend serves.
+
+    `temperature` and `top_p` are what it is asked with when a request says nothing; without them, it decides itself.
+    """
 
     id: str
     created: int
     owned_by: str
     context_window: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
 
 
 Deltas = AsyncGenerator[Sequence[Delta], None]

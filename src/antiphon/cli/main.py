@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_pull(commands)
     _add_models(commands)
     _add_prompts(commands)
+    _add_codex(commands)
     return parser
 
 
@@ -116,6 +117,20 @@ def _add_prompts(commands: Commands) -> None:
     show = _add_action(actions, "show", "print a prompt as JSON")
     show.add_argument("id", metavar="ID", help="the prompt's id")
     show.add_argument("--version", metavar="NAME", help="which version (default: the newest)")
+
+
+def _add_codex(commands: Commands) -> None:
+    command = _add_command(commands, "codex", "print the configuration that points Codex CLI at a server")
+    command.add_argument("--url", help="the server (default: the one that these settings start on this machine)")
+    command.add_argument("--model", metavar="NAME", help="the model to use (default: the server's first)")
+    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+    command.add_argument("--profile", metavar="NAME", help="for 'codex --profile NAME', not for every 'codex'")
+    command.add_argument(
+        "--server-compaction",
+        action="store_true",
+        help="let the server shorten long sessions; Codex then calls the provider 'OpenAI'",
+    )
+    command.add_argument("--write", action="store_true", help="merge it into Codex's own configuration")
 
 
 def _add_action(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:

@@ -30,6 +30,17 @@ class PromptList(msgspec.Struct):
     data: list[PromptSummary]
 
 
+class ServedModel(msgspec.Struct, frozen=True):
+    """What a server tells of a model. Not every server knows how many tokens one can read."""
+
+    id: str
+    context_window: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    data: list[ServedModel]
+
+
 class Unreachable(AntiphonError):
     """Nothing answers at the server's address."""
 
@@ -46,10 +57,13 @@ class Remote:
 
     def models(self) -> list[str]:
         """The ids of the models it serves."""
+        return [model.id for model in self.served_models()]
+
+    def served_models(self) -> list[ServedModel]:
         with self._exchange("GET", "/v1/models", None) as reply:
             try:
-                return [str(model["id"]) for model in json.loads(reply.read())["data"]]
-            except (ValueError, TypeError, KeyError):
+                return msgspec.json.decode(reply.read(), type=ModelList).data
+            except msgspec.DecodeError:
                 raise AntiphonError(f"What answers at {self.url} does not list models: is it an API server?") from None
 
     def define_prompt(self, definition: PromptDefinition) -> Prompt:

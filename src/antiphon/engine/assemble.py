@@ -4,8 +4,10 @@ from antiphon.backends.registry import create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
+from antiphon.engine.sealing import Sealer, load_secrets, read_secrets
 from antiphon.store.location import locate_store
 
+SEAL_FILE = "seal.keys"
 _DAY = 24 * 60 * 60
 
 
@@ -17,7 +19,14 @@ def build_engine(settings: Settings) -> Engine:
     }
     # A stateless server must not show what another one has left in the store.
     store = locate_store("memory:" if settings.stateless else settings.store)
-    return Engine(backends=backends, store=store, policy=make_policy(settings))
+    return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=make_sealer(settings))
+
+
+def make_sealer(settings: Settings) -> Sealer:
+    """Without keys in the settings, there is a file of them in the data folder."""
+    if settings.seal_keys:
+        return Sealer(read_secrets(settings.seal_keys, origin="seal_keys"))
+    return Sealer(load_secrets(settings.data_dir / SEAL_FILE))
 
 
 def make_policy(settings: Settings) -> Policy:
@@ -27,6 +36,8 @@ def make_policy(settings: Settings) -> Policy:
         retention_seconds=max(1, round(settings.retention_days * _DAY)) if settings.retention_days else None,
         background_slots=settings.background_slots,
         background_lease_seconds=settings.background_lease_seconds,
+        opening_seconds=settings.opening_seconds,
+        models=settings.models,
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
     )

@@ -16,6 +16,7 @@ from antiphon.engine.conversation import Resolved
 from antiphon.engine.ids import Mint
 from antiphon.engine.journal import Journal
 from antiphon.engine.keeping import conversation_for
+from antiphon.engine.routing import Serving
 from antiphon.engine.run import Run
 from antiphon.errors import ServerError
 from antiphon.protocol import codec, events
@@ -47,7 +48,7 @@ class QueuedRequest(msgspec.Struct, kw_only=True):
 
 
 MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], RunKey], Awaitable[Turn]]
-StartTurn = Callable[[Turn, RunKey], Awaitable[Deltas]]
+StartTurn = Callable[[Turn, RunKey], Awaitable[Serving]]
 
 
 def announce(response: Response) -> list[Event]:
@@ -144,7 +145,9 @@ class Attempt:
         key = RunKey(self._claimed.project, self._claimed.response_id)
         turn = await self._make_turn(queued, asked, key)
         retelling = Retelling(told)
-        async with aclosing(await self._start_turn(turn, key)) as deltas:
+        serving = await self._start_turn(turn, key)
+        yield [serving.told]
+        async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:
                 try:
                     yield retelling.feed(batch)

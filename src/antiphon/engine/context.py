@@ -7,6 +7,7 @@ import msgspec
 from antiphon.engine.history import OUTPUTS
 from antiphon.engine.ids import find_owner
 from antiphon.engine.repair import find_lone_calls, repair
+from antiphon.engine.session import Session
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.items import Item, ItemReference
 from antiphon.protocol.open import Unknown
@@ -29,8 +30,10 @@ def conversation_of(request: CreateRequest) -> str | None:
     return conversation if conversation is None or isinstance(conversation, str) else conversation.id
 
 
-async def fetch_context(request: CreateRequest, *, project: str, store: Store, inherit_tools: bool) -> Context:
-    """Fetch what the request continues. Raises when there is no such thing."""
+async def fetch_context(
+    request: CreateRequest, *, project: str, store: Store, inherit_tools: bool, session: Session | None = None
+) -> Context:
+    """Fetch what the request continues: from its connection's memory or from the store. Raises if it is in neither."""
     conversation = conversation_of(request)
     if conversation is not None:
         items = await store.conversation_items(project, conversation)
@@ -41,6 +44,15 @@ async def fetch_context(request: CreateRequest, *, project: str, store: Store, i
     if request.previous_response_id is None:
         return Context()
     wants_tools = inherit_tools and request.tools is None
+    remembered = session.find(request.previous_response_id) if session is not None else None
+    if remembered is not None:
+        # Whoever deletes a stored response does not want it to be continued.
+        if remembered.stored and await store.load(project, remembered.id) is None:
+            raise _previous_not_found(remembered.id)
+        mended = repair(remembered.items, answered_next=_answers(request))
+        return Context(
+            items=mended.items, repairs=mended.repairs, tools=remembered.tools if wants_tools else None
+        )
     chain, tools = await asyncio.gather(
         _fetch_chain(store, project, request.previous_response_id),
         _fetch_tools(store, project, request.previous_response_id) if wants_tools else _no_tools(),
@@ -59,9 +71,7 @@ async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Ite
     chain = await store.chain(project, response_id)
     missing = response_id if not chain else chain[0].previous_response_id
     if missing is not None:
-        raise PreviousResponseNotFound(
-            f"Previous response with id '{missing}' not found.", param="previous_response_id"
-        )
+        raise _previous_not_found(missing)
     if not chain[-1].final:  # its output is still to come, and a continuation would silently lack it
         raise InvalidRequest(
             f"Previous response with id '{response_id}' has not ended yet.",
@@ -69,6 +79,12 @@ async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Ite
             code="previous_response_not_ended",
         )
     return [item for link in chain for item in link.items]
+
+
+def _previous_not_found(response_id: str) -> PreviousResponseNotFound:
+    return PreviousResponseNotFound(
+        f"Previous response with id '{response_id}' not found.", param="previous_response_id"
+    )
 
 
 async def _fetch_tools(store: Store, project: str, response_id: str) -> list[Tool | Unknown] | None:

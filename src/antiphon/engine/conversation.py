@@ -12,6 +12,9 @@ from antiphon.engine.ids import BrandedMint, Mint
 from antiphon.engine.items import identify
 from antiphon.engine.parameters import check_capabilities
 from antiphon.engine.policy import Policy
+from antiphon.engine.reasoning import screen
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.session import Session
 from antiphon.engine.toolset import select_tools
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
@@ -32,11 +35,21 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def resolve(
-    request: CreateRequest, *, project: str, model: Model, capabilities: Capabilities, store: Store, policy: Policy
+    request: CreateRequest,
+    *,
+    project: str,
+    model: Model,
+    capabilities: Capabilities,
+    store: Store,
+    policy: Policy,
+    sealer: Sealer,
+    session: Session | None = None,
 ) -> Resolved:
     """Check the request, fetch what it builds on, and lay out the turn."""
     warnings = check_capabilities(request, capabilities, model.id)
-    context = await fetch_context(request, project=project, store=store, inherit_tools=policy.inherit_tools)
+    context = await fetch_context(
+        request, project=project, store=store, inherit_tools=policy.inherit_tools, session=session
+    )
     if request.tools is None and context.tools:
         request = msgspec.structs.replace(request, tools=context.tools)
     tools, left_out = select_tools(request, drop_others=policy.stateless)
@@ -46,7 +59,7 @@ async def resolve(
         check_ids(asked)
     new_items, repeated = await fill_references(asked, earlier=context.items, project=project, store=store)
     inert = check_input(new_items, capabilities, model.id)
-    items = context.items + new_items
+    items, unopened = screen(context.items + new_items, sealer, project=project)
     check_pairs(items)
     request = copy(request)
     request.tools = list(tools) or None
@@ -55,12 +68,18 @@ async def resolve(
     if request.top_p is None:
         request.top_p = model.top_p
     return Resolved(
-        turn=Turn(request=request, items=items),
+        turn=Turn(request=request, items=items, project=project),
         input=new_items,
         response=begin_response(request, mint.response_id),
         mint=mint,
         # The header has room for so many: what may be many comes last.
-        warnings=[*warnings, *left_out, *(f"history: {each}" for each in context.repairs), *inert, *repeated],
+        warnings=[
+            *warnings,
+            *left_out,
+            *(f"history: {each}" for each in (*context.repairs, *unopened)),
+            *inert,
+            *repeated,
+        ],
     )
 
 

@@ -12,17 +12,22 @@ from antiphon.engine.background import Background, BackgroundRun
 from antiphon.engine.context import fetch_context
 from antiphon.engine.conversation import Resolved, resolve
 from antiphon.engine.conversations import Conversations
+from antiphon.engine.emulation.emulator import Emulator
 from antiphon.engine.items import ItemPage, make_page
-from antiphon.engine.keeping import ForegroundKeeper, expiry
+from antiphon.engine.keeping import ForegroundKeeper, SessionKeeper, expiry
+from antiphon.engine.opening import LateDeltas, open_turn
 from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
 from antiphon.engine.prompts import Prompts
+from antiphon.engine.reasoning import ReasoningSealer, screen
 from antiphon.engine.repair import repair
 from antiphon.engine.retention import Retention
-from antiphon.engine.run import Events, Run
+from antiphon.engine.routing import Router, Serving
+from antiphon.engine.run import Events, Keeper, Run, prepare_only
+from antiphon.engine.sealing import Sealer, make_secret
+from antiphon.engine.session import Session
 from antiphon.engine.stateless import StatelessRun, leave_state_aside
-from antiphon.engine.truncation import start_turn
-from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
+from antiphon.errors import InvalidRequest, NotFound, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
@@ -36,11 +41,21 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Answers requests. It owns its backends and its store: `start` opens them, `close` closes them."""
 
-    def __init__(self, *, backends: Mapping[str, Backend], store: Store, policy: Policy | None = None) -> None:
-        self._backends = backends
-        self._store = store
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        store: Store,
+        policy: Policy | None = None,
+        sealer: Sealer | None = None,
+    ) -> None:
         self._policy = policy or Policy()
-        self._served: dict[str, tuple[Backend, Model]] = {}
+        self._sealer = sealer or Sealer([make_secret()])
+        self._backends = {
+            name: Emulator(ReasoningSealer(name, backend, self._sealer)) for name, backend in backends.items()
+        }
+        self._router = Router(self._backends, self._policy.models)
+        self._store = store
         self._running: dict[RunKey, Run] = {}
         self._background = Background(
             store,
@@ -59,8 +74,6 @@ class Engine:
         await self._store.open()
         for backend in self._backends.values():
             await backend.start()
-            for model in backend.models():
-                self._served.setdefault(model.id, (backend, model))
         await self._background.start()
         self._retention.start()
         self.ready = True
@@ -74,30 +87,59 @@ class Engine:
         await self._store.close()
 
     def models(self) -> Sequence[Model]:
-        return [model for _, model in self._served.values()]
+        return self._router.models()
 
-    async def create(self, request: CreateRequest, *, project: str) -> Run | BackgroundRun:
-        """Begin a response. What can be refused is refused here, before there is anything to stream."""
+    async def create(
+        self, request: CreateRequest, *, project: str, session: Session | None = None
+    ) -> Run | BackgroundRun:
+        """Begin a response. What can be refused is refused here, before there is anything to stream.
+
+        A request on a connection with a memory comes with its `session`. What it fails to continue is forgotten there.
+        """
+        try:
+            return await self._create(request, project, session)
+        except Exception:
+            if session is not None:
+                session.forget(request.previous_response_id)
+            raise
+
+    async def _create(self, request: CreateRequest, project: str, session: Session | None) -> Run | BackgroundRun:
         if self._stopping:
             raise Unavailable("The server is shutting down.")
-        resolved = await self._resolve(request, project)
+        resolved = await self._resolve(request, project, session)
         if resolved.response.background:
             return await self._enqueue(resolved, project)
-        started = await start_turn(self._find_backend(resolved.turn), resolved.turn)
-        if started.dropped:
-            resolved.warnings.insert(0, f"truncation: the {started.dropped} oldest items were left out")
-        keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
+        if request.generate is False:
+            deltas = prepare_only()
+        else:
+            deltas = await self._open(resolved, streamed=bool(request.stream))
+        keeper: Keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
+        if session is not None:
+            keeper = SessionKeeper(keeper, session, resolved)
         make_run = StatelessRun if self._policy.stateless else Run
-        run = make_run(resolved, started.deltas, keeper)
+        run = make_run(resolved, deltas, keeper)
         key = RunKey(project, run.response.id)
         self._running[key] = run
         run.on_end(lambda: self._running.pop(key, None))
         return run
 
+    async def _open(self, resolved: Resolved, *, streamed: bool) -> Deltas:
+        """Begin the turn. What is known about it by then, the response says from the first."""
+        route = self._router.find(resolved.turn.request.model or "")
+        # A stream has other ways to tell of an error, so it need not stay silent until its model speaks.
+        opened = await open_turn(route, resolved.turn, patience=self._policy.opening_seconds if streamed else None)
+        if isinstance(opened, LateDeltas):
+            return opened
+        if opened.dropped:
+            resolved.warnings.insert(0, f"truncation: the {opened.dropped} oldest items were left out")
+        resolved.response.model = opened.candidate.model.id
+        resolved.response.served_by = opened.candidate.address
+        return opened.deltas
+
     async def count_input_tokens(self, request: CreateRequest, *, project: str) -> int:
         """How many tokens the model would read for this request."""
         resolved = await self._resolve(request, project)
-        return await self._find_backend(resolved.turn).count_tokens(resolved.turn)
+        return await self._router.find(resolved.turn.request.model or "").count_tokens(resolved.turn)
 
     async def cancel(self, project: str, response_id: str) -> Response:
         """End a response that is under way, and give it as it is then. One that has ended stays as it is."""
@@ -130,24 +172,22 @@ class Engine:
         for run in tuple(self._running.values()):
             run.stop()
 
-    async def _resolve(self, request: CreateRequest, project: str) -> Resolved:
+    async def _resolve(self, request: CreateRequest, project: str, session: Session | None = None) -> Resolved:
         ignored: list[str] = []
         if self._policy.stateless:
-            request, ignored = leave_state_aside(request)
+            request, ignored = leave_state_aside(request, remembers=session is not None)
         request = await self.prompts.fill_in(request, project)
-        check_parameters(request)
-        served = self._served.get(request.model or "")
-        if served is None:
-            known = ", ".join(f"'{known}'" for known in self._served)
-            raise ModelNotFound(f"The model '{request.model}' does not exist. There is {known}.", param="model")
-        backend, model = served
+        check_parameters(request, on_websocket=session is not None)
+        candidate = self._router.find(request.model or "").first
         resolved = await resolve(
             request,
             project=project,
-            model=model,
-            capabilities=backend.capabilities,
+            model=candidate.model,
+            capabilities=candidate.backend.capabilities,
             store=self._store,
             policy=self._policy,
+            sealer=self._sealer,
+            session=session,
         )
         resolved.warnings[:0] = ignored
         return resolved
@@ -165,23 +205,19 @@ class Engine:
         """The turn of a queued request, on whatever it continues as that is now."""
         context = await fetch_context(queued.request, project=key.project, store=self._store, inherit_tools=False)
         # Another turn may have come in between: what was sound when it was queued may not be so any more.
-        mended = repair([*context.items, *asked])
-        for each in (*context.repairs, *mended.repairs):
+        readable, unopened = screen([*context.items, *asked], self._sealer, project=key.project)
+        mended = repair(readable)
+        for each in (*context.repairs, *unopened, *mended.repairs):
             logger.warning("history: %s", each, extra={"response_id": key.response_id})
-        return Turn(request=queued.request, items=mended.items)
+        return Turn(request=queued.request, items=mended.items, project=key.project)
 
-    async def _start_turn(self, turn: Turn, key: RunKey) -> Deltas:
-        started = await start_turn(self._find_backend(turn), turn)
-        if started.dropped:
+    async def _start_turn(self, turn: Turn, key: RunKey) -> Serving:
+        # A queued request may name a model that is no longer configured: this raises then.
+        serving = await self._router.find(turn.request.model or "").start(turn)
+        if serving.dropped:
             told = "truncation: the %d oldest items were left out"
-            logger.warning(told, started.dropped, extra={"response_id": key.response_id})
-        return started.deltas
-
-    def _find_backend(self, turn: Turn) -> Backend:
-        model = turn.request.model or ""
-        if model not in self._served:  # a queued request may name a model that is no longer configured
-            raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
-        return self._served[model][0]
+            logger.warning(told, serving.dropped, extra={"response_id": key.response_id})
+        return serving
 
     async def retrieve(self, project: str, response_id: str) -> Response:
         """The response as it is now; one that a client still waits for here comes into the store at its end."""

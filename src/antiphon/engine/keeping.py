@@ -4,8 +4,10 @@ import logging
 import time
 from collections.abc import Sequence
 
+from antiphon.engine.conversation import Resolved
 from antiphon.engine.policy import Policy
-from antiphon.engine.run import Run
+from antiphon.engine.run import Keeper, Run
+from antiphon.engine.session import Session
 from antiphon.errors import NotFound
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
@@ -41,6 +43,27 @@ class ForegroundKeeper:
             await self.finish(run.close_as_cancelled(), ())
         except Exception:
             logger.exception("the response could not be stored", extra={"response_id": run.response.id})
+
+
+class SessionKeeper:
+    """Keeps a response of a connection in that connection's memory, too, after it was kept where it has to be."""
+
+    def __init__(self, keeper: Keeper, session: Session, resolved: Resolved) -> None:
+        self._keeper = keeper
+        self._session = session
+        self._resolved = resolved
+
+    async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
+        await self._keeper.finish(response, last)
+        turn = self._resolved.turn
+        if response.status == "failed":
+            self._session.forget(response.previous_response_id)
+        else:
+            asked = self._resolved.input
+            self._session.remember(response, turn.items, asked=asked, lane=turn.request.stream_id)
+
+    async def abandon(self, run: Run) -> None:
+        await self._keeper.abandon(run)
 
 
 def conversation_for(response: Response) -> str | None:

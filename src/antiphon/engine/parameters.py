@@ -12,13 +12,13 @@ UNIMPLEMENTED = (
     "moderation",
     "image",
     "access_programs",
-    "generate",
-    "stream_id",
 )
+# What only the messages of a WebSocket may have.
+OF_WEBSOCKETS = ("generate", "stream_id")
 _harmless: dict[str, object] = {"generate": True, "context_management": []}
 
 
-def check_parameters(request: CreateRequest) -> None:
+def check_parameters(request: CreateRequest, *, on_websocket: bool = False) -> None:
     """Raise if the request is incomplete, contradicts itself, or asks for what this server does not implement."""
     if not request.model:
         raise MissingParameter("Missing required parameter: 'model'.", param="model")
@@ -31,14 +31,23 @@ def check_parameters(request: CreateRequest) -> None:
     if request.background and request.store is False:
         raise InvalidRequest("A background response must be stored.", param="background", code="invalid_value")
     for name in UNIMPLEMENTED:
-        value = getattr(request, name)
-        if value is not None and value != _harmless.get(name):
+        if _is_set(request, name):
             raise UnsupportedParameter(f"'{name}' is not supported by this server.", param=name)
+    for name in () if on_websocket else OF_WEBSOCKETS:
+        if _is_set(request, name):
+            raise UnsupportedParameter(
+                f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.", param=name
+            )
     if request.input is None and not request.instructions:
         raise MissingParameter("Either input or instructions is required.", param="input")
     text_format = request.text.format if request.text is not None else None
     if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
         raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
+
+
+def _is_set(request: CreateRequest, name: str) -> bool:
+    value = getattr(request, name)
+    return value is not None and value != _harmless.get(name)
 
 
 def check_capabilities(request: CreateRequest, capabilities: Capabilities, model: str) -> list[str]:

@@ -1,5 +1,7 @@
 """How the engine treats state: the settings that change what a request means."""
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 
@@ -9,6 +11,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `retention_seconds`: how long a response or a conversation is kept; None keeps it until it is deleted.
     `background_slots`: how many background responses this process works on at once.
     `background_lease_seconds`: when a process dies, another one goes on with its background responses after this time.
+    `opening_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
+    `models`: the names that models have here, see `routing.Router`.
     `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
     """
 
@@ -16,5 +20,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     retention_seconds: int | None = None
     background_slots: int = 64
     background_lease_seconds: float = 15.0
+    opening_seconds: float = 5.0
+    models: Mapping[str, Sequence[str]] = {}
     stateless: bool = False
     id_prefix: str = ""

@@ -9,13 +9,14 @@ from typing import Protocol
 
 from antiphon.backends.base import Deltas
 from antiphon.engine.conversation import Resolved
+from antiphon.engine.history import CALLS
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
-from antiphon.protocol.response import Response
+from antiphon.protocol.response import Response, Usage
 from antiphon.store.base import LeaseLost
 from antiphon.stream.composer import Composer, IllegalDelta
-from antiphon.stream.deltas import Delta, Failure, Finish
+from antiphon.stream.deltas import Delta, Failure, Finish, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Run:
 
     def __init__(self, resolved: Resolved, deltas: Deltas, keeper: Keeper, *, told: Sequence[Delta] = ()) -> None:
         self.warnings = resolved.warnings
+        self.request = resolved.turn.request
         self.begun = resolved.response
         self._ended = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
@@ -57,6 +59,11 @@ class Run:
     @property
     def response(self) -> Response:
         return self._composer.response
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model has come to its end, though the last events may still be on their way."""
+        return self._composer.finished
 
     async def events(self) -> Events:
         """Batches of events. The last one leaves only after the response is kept. Closing this stops the model.
@@ -105,6 +112,18 @@ class Run:
     def cancel(self) -> None:
         """End soon, with what there is: the response is no longer wanted."""
         self._interrupt(Finish("cancelled"))
+
+    def steer(self) -> None:
+        """Make room for what the client wants to say: end soon, with what there is.
+
+        Calls are not cut off. They come to their end, and the client's words wait for their outputs.
+        """
+        if not self._composer.has_calls and not any(isinstance(item, CALLS) for item in self._composer.output):
+            self._interrupt(Finish("steered"))
+
+    def take_number(self) -> int:
+        """The number for an event that belongs to this response but does not come from its model."""
+        return self._composer.take_number()
 
     def close_as_cancelled(self) -> Response:
         """End now, without telling anyone."""
@@ -174,6 +193,11 @@ class Run:
             with suppress(Exception):
                 await self._keeper.finish(self.response, told)
         return told
+
+
+async def prepare_only() -> Deltas:
+    """What no model says: the response of a request that only prepares the next one."""
+    yield [Tokens(Usage(0, 0, 0)), Finish()]
 
 
 _UNEXPECTED = Failure("The server had an error while answering. Its log says more.")

@@ -23,9 +23,12 @@ _IGNORED = ("store", "include", "background", "prompt_cache_key", "service_tier"
 _HARMLESS: dict[str, object] = {"store": False, "include": [], "background": False}
 
 
-def leave_state_aside(request: CreateRequest) -> tuple[CreateRequest, list[str]]:
-    """The request as one that stands alone, and a warning about what was left aside. Raises on what needs state."""
-    _refuse_state(request)
+def leave_state_aside(request: CreateRequest, *, remembers: bool) -> tuple[CreateRequest, list[str]]:
+    """The request as one that stands alone, and a warning about what was left aside. Raises on what needs state.
+
+    Only what its connection `remembers` can be continued.
+    """
+    _refuse_state(request, remembers=remembers)
     ignored = [name for name in _IGNORED if getattr(request, name) not in (None, _HARMLESS.get(name))]
     if request.reasoning is not None:
         ignored += [f"reasoning.{name}" for name, value in msgspec.structs.asdict(request.reasoning).items() if value]
@@ -34,8 +37,8 @@ def leave_state_aside(request: CreateRequest) -> tuple[CreateRequest, list[str]]
     return msgspec.structs.replace(request, **blank), warnings
 
 
-def _refuse_state(request: CreateRequest) -> None:
-    for name in ("previous_response_id", "conversation", "prompt"):
+def _refuse_state(request: CreateRequest, *, remembers: bool) -> None:
+    for name in ("conversation", "prompt") if remembers else ("previous_response_id", "conversation", "prompt"):
         if getattr(request, name) is not None:
             raise _unsupported(name, param=name)
     for index, item in enumerate(request.input or ()):

@@ -16,6 +16,7 @@ from antiphon.protocol.open import Family, Unknown
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CountRequest, CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.protocol.websocket import Glance, SteerRequest
 
 EVENTS: Family[Event] = Family("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
 
@@ -39,6 +40,8 @@ _create_conversation = msgspec.json.Decoder(CreateConversation)
 _update_conversation = msgspec.json.Decoder(UpdateConversation)
 _add_items = msgspec.json.Decoder(AddItems)
 _prompt_definition = msgspec.json.Decoder(PromptDefinition)
+_glance = msgspec.json.Decoder(Glance)
+_steer = msgspec.json.Decoder(SteerRequest)
 
 
 class DecodedRequest(Struct, frozen=True):
@@ -81,6 +84,16 @@ def decode_add_items(body: bytes) -> Decoded[AddItems]:
 
 def decode_prompt_definition(body: bytes) -> Decoded[PromptDefinition]:
     return Decoded(*_decode_leniently(_prompt_definition.decode, body))
+
+
+def glance(body: bytes) -> Glance:
+    """What kind of message this is, whatever else may be wrong with it. Raises InvalidRequest if it is no object."""
+    return _decode_leniently(_glance.decode, body)[0]
+
+
+def decode_steer(body: bytes) -> Decoded[SteerRequest]:
+    """A `response.steer` message."""
+    return Decoded(*_decode_leniently(_steer.decode, body))
 
 
 def decode_response(body: bytes) -> Response:

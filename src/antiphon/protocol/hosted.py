@@ -100,9 +100,15 @@ class LocalShellCall(Tagged, tag="local_shell_call"):
 
 
 class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
+    """Its id is the id of the call that it answers."""
+
     id: str
     output: str
     status: ItemStatus | None = None
+
+    @property
+    def call_id(self) -> str:
+        return self.id
 
 
 class ShellAction(Wire):

@@ -33,6 +33,7 @@ from antiphon.protocol.open import Family, Tagged, Unknown, Wire, always_list, h
 from antiphon.protocol.tools import JsonObject
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
+Phase: TypeAlias = Literal["commentary", "final_answer"]
 
 
 class Message(Tagged, tag="message"):
@@ -42,7 +43,7 @@ class Message(Tagged, tag="message"):
     content: Content
     id: str | None = None
     status: ItemStatus | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: Phase | None = None
 
     def __post_init__(self) -> None:
         self.content = PARTS.text_or_list_field(self.content, "content", required=True)

@@ -75,11 +75,14 @@ class OutputTokensDetails(Reply):
 
 
 class Usage(Reply):
+    """`estimated` is ours: the model's server did not count, so the numbers are a guess."""
+
     input_tokens: int
     output_tokens: int
     total_tokens: int
     input_tokens_details: InputTokensDetails = msgspec.field(default_factory=InputTokensDetails)
     output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
+    estimated: bool = False
 
 
 class ResponseError(Reply):
@@ -136,6 +139,8 @@ class Response(Reply, kw_only=True):
     access_programs: JsonObject | None = None
     moderation: Any = None
     tool_usage: JsonObject | None = None
+    # Ours: which backend has answered, and what the model is called there.
+    served_by: str | None = None
 
     def __post_init__(self) -> None:
         self.instructions = ITEMS.text_or_list_field(self.instructions, "instructions")

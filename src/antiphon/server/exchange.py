@@ -94,6 +94,11 @@ class Exchange:
         if names:
             self.warnings.append(f"ignored: {', '.join(names)}")
 
+    def note_server(self, served_by: str | None) -> None:
+        """Tell the client which backend answers, and with which model. The names of models are not all plain ASCII."""
+        if served_by is not None:
+            self.extra_headers.append((b"x-antiphon-served-by", served_by.encode("unicode_escape")))
+
     async def answer_with(self, value: Any) -> None:
         """Answer 200 with a wire object."""
         await self.answer(200, codec.encode(value))

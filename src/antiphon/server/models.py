@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from antiphon.backends.base import Model
 from antiphon.engine.engine import Engine
@@ -11,10 +11,13 @@ from antiphon.server.exchange import Exchange
 
 
 class ModelObject(Struct):
+    """`context_window` is ours: how many tokens a turn may take, if that is known."""
+
     id: str
     created: int
     owned_by: str
     object: Literal["model"] = "model"
+    context_window: int | UnsetType = UNSET
 
 
 class ModelList(Struct):
@@ -40,4 +43,5 @@ class ModelHandlers:
 
 
 def _present(model: Model) -> ModelObject:
-    return ModelObject(id=model.id, created=model.created, owned_by=model.owned_by)
+    window = UNSET if model.context_window is None else model.context_window
+    return ModelObject(id=model.id, created=model.created, owned_by=model.owned_by, context_window=window)

@@ -1,5 +1,6 @@
 """The handlers of /v1/responses."""
 
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Literal
 
@@ -12,6 +13,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.server.compat import Batch, Dialect, choose_names
 from antiphon.server.exchange import Exchange
 from antiphon.server.failure import describe_failed
 from antiphon.server.keepalive import Keepalive
@@ -35,8 +37,9 @@ class InputTokens(Struct):
 class ResponseHandlers:
     """One method for each operation on responses."""
 
-    def __init__(self, engine: Engine, *, max_body_bytes: int, keepalive: Keepalive) -> None:
+    def __init__(self, engine: Engine, *, max_body_bytes: int, keepalive: Keepalive, compat: Dialect) -> None:
         self._engine = engine
+        self._compat = compat
         self._max_body_bytes = max_body_bytes
         self._keepalive = keepalive
 
@@ -47,14 +50,16 @@ class ResponseHandlers:
         exchange.model = request.model
         exchange.stream = bool(request.stream)
         exchange.note_ignored(decoded.ignored)
+        rename = choose_names(exchange.headers, self._compat)
         with Watch(exchange):
             run = await self._engine.create(request, project=exchange.project)
             exchange.model = run.response.model
             exchange.response_id = run.response.id
             exchange.warnings += run.warnings
+            exchange.note_server(run.response.served_by)
             tail = b""
             if request.stream:
-                tail = await self._stream(exchange, run.events())
+                tail = await self._stream(exchange, run.events(), rename)
             else:
                 await run.drain()
         if run.response.error is not None:  # the log shall know, whatever the status of an answer that had begun
@@ -112,21 +117,24 @@ class ResponseHandlers:
     async def _follow(self, exchange: Exchange, after: int | None) -> None:
         """Send the events of a background response from the first, or from the one after `after`, and what follows."""
         exchange.stream = True
+        rename = choose_names(exchange.headers, self._compat)
         events = await self._engine.follow(exchange.project, exchange.param, after=-1 if after is None else after)
         with Watch(exchange):
             if after is not None:
                 # The client has seen the beginning, and may have to wait for more: it shall know that we are here.
                 await exchange.write(b"")
-            tail = await self._stream(exchange, events, after=after)
+            tail = await self._stream(exchange, events, rename, after=after)
         await exchange.finish(tail + DONE)
 
-    async def _stream(self, exchange: Exchange, events: Events, *, after: int | None = None) -> bytes:
+    async def _stream(
+        self, exchange: Exchange, events: Events, rename: Callable[[Batch], Batch], *, after: int | None = None
+    ) -> bytes:
         """Send the events, a batch at a time. The terminal event is handed back, to leave with the stream's end."""
         tail = b""
         with self._keepalive.watch(exchange, after=after) as pulse:
             async with aclosing(events) as batches:
                 async for batch in batches:
-                    chunk = encode_batch(batch)
+                    chunk = encode_batch(rename(batch))
                     if tail or isinstance(batch[-1], TERMINAL):
                         tail += chunk
                     else:

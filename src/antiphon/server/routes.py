@@ -26,7 +26,10 @@ from antiphon.server.router import Router
 def make_router(engine: Engine, settings: Settings) -> Router:
     router = Router()
     keepalive = Keepalive(settings.keepalive_seconds)
-    _add_responses(router, ResponseHandlers(engine, max_body_bytes=settings.max_body_bytes, keepalive=keepalive))
+    responses = ResponseHandlers(
+        engine, max_body_bytes=settings.max_body_bytes, keepalive=keepalive, compat=settings.compat
+    )
+    _add_responses(router, responses)
     if not settings.stateless:
         conversations = ConversationHandlers(engine, max_body_bytes=settings.max_body_bytes)
         _add_conversations(router, conversations)

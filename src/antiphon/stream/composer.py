@@ -3,9 +3,9 @@
 It has no clock, no randomness and no IO: `new_id` and `now` are handed in. `start` tells that the response exists,
 `compose` turns each batch of deltas into events, and `Finish` or `Failure` ends it with exactly one terminal event.
 
-What is open follows one rule: at most one item *speaks* (a message or reasoning), and any number of calls are under
-way, because backends interleave calls and only the end says that a call is whole. Whatever starts closes the item that
-spoke.
+What is open follows one rule: at most one item *speaks* (a message or reasoning), and any number of calls and carried
+items are under way, because backends interleave them, and only some say when one is whole: else it is at the end.
+Whatever starts closes the item that spoke.
 """
 
 import itertools
@@ -21,12 +21,16 @@ from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.stream import deltas
+from antiphon.stream.carried import CarriedDraft, amend, retell
 from antiphon.stream.deltas import Delta
 from antiphon.stream.drafts import CallDraft, CustomCallDraft, Ending, MessageDraft, ReasoningDraft
 
 S = TypeVar("S", MessageDraft, ReasoningDraft)
+Key = int | str | None
 
-INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter", "steered": "steered"}
+# How ids of items begin that come whole, and without one.
+_PREFIXES = {"message": MessageDraft.prefix, "reasoning": ReasoningDraft.prefix}
 
 
 class IllegalDelta(Exception):
@@ -48,9 +52,25 @@ class Composer:
         self._numbers = itertools.count()
         self._output: list[OutputItem | Unknown | None] = []
         self._speaking: MessageDraft | ReasoningDraft | None = None
+        self._phase: deltas.Phase | None = None
         self._calls: dict[int | str, CallDraft] = {}
+        self._carried: dict[int | str, CarriedDraft] = {}
         self._unnamed: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
         self._usage: Usage | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls have been begun: until the end, any of them may go on."""
+        return bool(self._calls or self._unnamed)
+
+    @property
+    def output(self) -> list[OutputItem | Unknown]:
+        """The items that are whole by now."""
+        return [item for item in self._output if item is not None]
+
+    def take_number(self) -> int:
+        """The next number, for an event that is told among this response's own."""
+        return next(self._numbers)
 
     def start(self) -> list[Event]:
         """Tell that the response exists. One that has waited in a queue says so, and begins now."""
@@ -87,6 +107,8 @@ class Composer:
         told = self._fall_silent()
         draft = draft_type(self._new_id(draft_type.prefix), self._reserve(), self._numbers)
         self._speaking = draft
+        if self._phase is not None:
+            self._set_phase(draft, self._phase)
         return draft, told + draft.announce()
 
     def _fall_silent(self, ending: Ending = "completed") -> list[Event]:
@@ -123,7 +145,19 @@ class Composer:
 
     def _reasoning_seal(self, delta: deltas.ReasoningSeal) -> list[Event]:
         draft, told = self._speak(ReasoningDraft)
-        return told + draft.seal(delta)
+        told += draft.seal(delta)
+        return told + self._fall_silent() if delta.encrypted_content else told
+
+    def _take_phase(self, delta: deltas.Phase) -> list[Event]:
+        self._phase = delta
+        return []
+
+    def _set_phase(self, draft: MessageDraft | ReasoningDraft, delta: deltas.Phase) -> None:
+        if isinstance(draft, MessageDraft):
+            draft.phase, self._phase = delta.phase, None
+
+    def _new_part(self, _: deltas.NewPart) -> list[Event]:
+        return [] if self._speaking is None else self._speaking.end_part()
 
     # Calls and whole items
 
@@ -164,18 +198,59 @@ class Composer:
         index = self._reserve()
         item = delta.item
         if item.id is None and not isinstance(item, Unknown):
-            item = msgspec.structs.replace(item, id=self._new_id("item"))
+            item = msgspec.structs.replace(item, id=self._new_id(_PREFIXES.get(item.type, "item")))
         self._output[index] = item
         told.append(events.OutputItemAdded(next(self._numbers), index, item))
         told.append(events.OutputItemDone(next(self._numbers), index, item))
         return told
 
     def _passthrough(self, delta: deltas.Passthrough) -> list[Unknown]:
-        fields = msgspec.json.decode(delta.event.raw, type=dict[str, msgspec.Raw])
-        fields["sequence_number"] = msgspec.Raw(str(next(self._numbers)).encode())
-        return [Unknown(msgspec.json.encode(fields))]
+        return [retell(delta.event, next(self._numbers), None)]
+
+    # Items that another server tells of
+
+    def _open_item(self, delta: deltas.OpenItem) -> list[Event]:
+        told = self._fall_silent()
+        index = self._reserve()
+        draft = CarriedDraft(self._new_id(delta.prefix), index, self._numbers, delta.item)
+        self._carried[delta.key] = draft
+        return told + draft.announce()
+
+    def _item_event(self, delta: deltas.ItemEvent) -> list[Unknown]:
+        draft = self._find(delta.key) or self._carried.get(delta.key or "")
+        return [retell(delta.event, next(self._numbers), draft)]
+
+    def _amend(self, delta: deltas.Amend) -> list[Event]:
+        draft = self._find(delta.key)
+        if draft is not None:
+            draft.amendments |= delta.fields
+        return []
+
+    def _close_item(self, delta: deltas.CloseItem) -> list[Event]:
+        draft = self._find(delta.key)
+        if draft is None:
+            return []
+        if isinstance(draft, CarriedDraft) and delta.item is not None:
+            draft.finish(delta.item)
+        if draft is self._speaking:
+            self._speaking = None
+        elif delta.key in self._calls:
+            del self._calls[delta.key]
+        return self._close(draft, delta.ending)
+
+    def _find(self, key: Key) -> MessageDraft | ReasoningDraft | CallDraft | CarriedDraft | None:
+        """What is open under this key, or what speaks if there is none."""
+        if key is None:
+            return self._speaking
+        carried = self._carried.get(key)
+        return carried if carried is not None and not carried.closed else self._calls.get(key)
 
     # The end
+
+    def _served(self, delta: deltas.Served) -> list[Event]:
+        self.response = copy(self.response)
+        self.response.model, self.response.served_by = delta.model, f"{delta.backend}/{delta.model}"
+        return []
 
     def _tokens(self, delta: deltas.Tokens) -> list[Event]:
         self._usage = delta.usage
@@ -190,7 +265,7 @@ class Composer:
         told = self._close_all("incomplete")
         if delta.reason == "cancelled":  # no event is called so: it is an incomplete one with that status
             return [*told, self._end(events.Incomplete, status="cancelled")]
-        details = IncompleteDetails(INCOMPLETE_REASONS[delta.reason])
+        details = IncompleteDetails(delta.detail or INCOMPLETE_REASONS[delta.reason])
         return [*told, self._end(events.Incomplete, status="incomplete", incomplete_details=details)]
 
     def _failure(self, delta: deltas.Failure) -> list[Event]:
@@ -212,11 +287,12 @@ class Composer:
 
     def _close_all(self, ending: Ending) -> list[Event]:
         """Close what is open. Only the last item can have been cut off, and calls that were being written beside it."""
-        drafts = sorted([*self._calls.values(), *self._speakers()], key=lambda draft: draft.output_index)
+        carried = (draft for draft in self._carried.values() if not draft.closed)
+        drafts = sorted([*self._calls.values(), *carried, *self._speakers()], key=lambda draft: draft.output_index)
         told: list[Event] = []
         for draft in drafts:
             last = draft.output_index == len(self._output) - 1
-            cut = last or (isinstance(draft, CallDraft) and not draft.is_whole())
+            cut = last or isinstance(draft, CarriedDraft) or (isinstance(draft, CallDraft) and not draft.is_whole())
             told += self._close(draft, ending if cut else "completed")
         self._speaking, self._calls = None, {}
         return told
@@ -224,8 +300,12 @@ class Composer:
     def _speakers(self) -> Sequence[MessageDraft | ReasoningDraft]:
         return () if self._speaking is None else (self._speaking,)
 
-    def _close(self, draft: MessageDraft | ReasoningDraft | CallDraft, ending: Ending) -> list[Event]:
-        told, self._output[draft.output_index] = draft.close(ending)
+    def _close(self, draft: MessageDraft | ReasoningDraft | CallDraft | CarriedDraft, ending: Ending) -> list[Event]:
+        told, item = draft.close(ending)
+        if draft.amendments:
+            item = amend(item, draft.amendments)
+            told[-1] = msgspec.structs.replace(told[-1], item=item)
+        self._output[draft.output_index] = item
         return told
 
     def _reserve(self) -> int:
@@ -243,6 +323,13 @@ class Composer:
         deltas.CustomToolCall: _custom_tool_call,
         deltas.WholeItem: _whole_item,
         deltas.Passthrough: _passthrough,
+        deltas.Phase: _take_phase,
+        deltas.NewPart: _new_part,
+        deltas.Amend: _amend,
+        deltas.OpenItem: _open_item,
+        deltas.ItemEvent: _item_event,
+        deltas.CloseItem: _close_item,
+        deltas.Served: _served,
         deltas.Tokens: _tokens,
         deltas.Finish: _finish,
         deltas.Failure: _failure,

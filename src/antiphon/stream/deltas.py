@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from antiphon.protocol import items
 from antiphon.protocol.content import Annotation, LogProb
 from antiphon.protocol.items import OutputItem
 from antiphon.protocol.open import Unknown
@@ -51,7 +52,7 @@ class ReasoningSummary(_Delta):
 
 
 class ReasoningSeal(_Delta):
-    """The opaque form of the reasoning so far, for clients that keep the state themselves."""
+    """The opaque form of the reasoning so far, for clients that keep the state themselves. It ends its item."""
 
     encrypted_content: str
 
@@ -87,6 +88,62 @@ class WholeItem(_Delta):
     item: OutputItem | Unknown
 
 
+class Phase(_Delta):
+    """What the message that comes next is for."""
+
+    phase: items.Phase
+
+
+class NewPart(_Delta):
+    """What is said next is a content part of its own, in the same item."""
+
+
+class Amend(_Delta):
+    """Fields that the item has beyond what was said of it: as JSON, by name. They hold when the item is whole.
+
+    Without a `key` it is the item that is being said, else the call of that key.
+    """
+
+    fields: dict[str, msgspec.Raw]
+    key: int | str | None = None
+
+
+class OpenItem(_Delta):
+    """An output item under way whose life the backend tells itself: that of a hosted tool, or of an unknown type.
+
+    Its id becomes one of ours, which begins with `prefix`.
+    """
+
+    key: int | str
+    item: OutputItem | Unknown
+    prefix: str = "item"
+
+
+class ItemEvent(_Delta):
+    """An event about an item, as it came; ids, index and number become ours. Without a `key`: what is being said."""
+
+    event: Unknown
+    key: int | str | None = None
+
+
+class CloseItem(_Delta):
+    """An item is whole, though others may follow: the one of this `key`, or without one what is being said.
+
+    `item` is what one that was opened with `OpenItem` has come to.
+    """
+
+    key: int | str | None = None
+    item: OutputItem | Unknown | None = None
+    ending: Literal["completed", "incomplete"] = "completed"
+
+
+class Served(_Delta):
+    """Who answers: the model as it is called by the backend of this name. It may come before anything else is said."""
+
+    model: str
+    backend: str
+
+
 class Tokens(_Delta):
     """The turn's token usage. The last one counts."""
 
@@ -96,10 +153,13 @@ class Tokens(_Delta):
 class Finish(_Delta):
     """The turn is over, and why. Exactly one `Finish` or `Failure` ends every turn; nothing may follow it.
 
-    A backend says why its model stopped; `cancelled` is the engine's word for a turn that was no longer wanted.
+    A backend says why its model stopped; `cancelled` is the engine's word for a turn that was no longer wanted,
+    and `steered` for one that the client has more to say to. If the
+    answer is incomplete for a reason that the API has another word for, `detail` is that word.
     """
 
-    reason: Literal["stop", "length", "content_filter", "cancelled"] = "stop"
+    reason: Literal["stop", "length", "content_filter", "cancelled", "steered"] = "stop"
+    detail: str | None = None
 
 
 class Failure(_Delta):
@@ -127,6 +187,13 @@ Delta = (
     | ToolCall
     | CustomToolCall
     | WholeItem
+    | Phase
+    | NewPart
+    | Amend
+    | OpenItem
+    | ItemEvent
+    | CloseItem
+    | Served
     | Tokens
     | Finish
     | Failure

@@ -26,12 +26,13 @@ class Draft:
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         self.id = item_id
         self.output_index = output_index
+        self.amendments: dict[str, msgspec.Raw] = {}
         self._numbers = numbers
 
-    def _added(self, item: items.OutputItem) -> Event:
+    def _added(self, item: items.OutputItem | Unknown) -> Event:
         return events.OutputItemAdded(next(self._numbers), self.output_index, item)
 
-    def _done(self, item: items.OutputItem) -> Event:
+    def _done(self, item: items.OutputItem | Unknown) -> Event:
         return events.OutputItemDone(next(self._numbers), self.output_index, item)
 
 
@@ -42,6 +43,7 @@ class MessageDraft(Draft):
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         super().__init__(item_id, output_index, numbers)
+        self.phase: items.Phase | None = None
         self._parts: list[content.Part | Unknown] = []
         self._open: Literal["text", "refusal"] | None = None
         self._written: list[str] = []
@@ -49,7 +51,7 @@ class MessageDraft(Draft):
         self._annotations: list[Annotation | Unknown] = []
 
     def announce(self) -> list[Event]:
-        return [self._added(items.Message("assistant", [], self.id, "in_progress"))]
+        return [self._added(items.Message("assistant", [], self.id, "in_progress", self.phase))]
 
     def write_text(self, delta: deltas.Text) -> list[Event]:
         told = [] if self._open == "text" else self._open_part("text")
@@ -84,19 +86,20 @@ class MessageDraft(Draft):
         return told
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
-        told = self._close_part()
-        item = items.Message("assistant", self._parts, self.id, ending)
+        told = self.end_part()
+        item = items.Message("assistant", self._parts, self.id, ending, self.phase)
         told.append(self._done(item))
         return told, item
 
     def _open_part(self, kind: Literal["text", "refusal"]) -> list[Event]:
-        told = self._close_part()
+        told = self.end_part()
         self._open = kind
         part = content.OutputText("") if kind == "text" else content.Refusal("")
         told.append(events.ContentPartAdded(next(self._numbers), self.id, self.output_index, len(self._parts), part))
         return told
 
-    def _close_part(self) -> list[Event]:
+    def end_part(self) -> list[Event]:
+        """What is written next goes into another part."""
         if self._open is None:
             return []
         where = (self.id, self.output_index, len(self._parts))
@@ -116,12 +119,13 @@ class MessageDraft(Draft):
 
 
 class ReasoningDraft(Draft):
-    """Reasoning: raw text in one content part, summaries in numbered parts, and its sealed form."""
+    """Reasoning: raw text in content parts, summaries in numbered parts, and its sealed form."""
 
     prefix = "rs"
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         super().__init__(item_id, output_index, numbers)
+        self._parts: list[content.Part | Unknown] = []
         self._written: list[str] = []
         self._summaries: list[content.SummaryText] = []
         self._summary: list[str] = []
@@ -133,12 +137,26 @@ class ReasoningDraft(Draft):
 
     def write_text(self, delta: deltas.Reasoning) -> list[Event]:
         told: list[Event] = []
+        where = (self.id, self.output_index, len(self._parts))
         if not self._written:
             part = content.ReasoningText("")
-            told.append(events.ContentPartAdded(next(self._numbers), self.id, self.output_index, 0, part))
+            told.append(events.ContentPartAdded(next(self._numbers), *where, part))
         self._written.append(delta.text)
-        told.append(events.ReasoningTextDelta(next(self._numbers), self.id, self.output_index, 0, delta.text))
+        told.append(events.ReasoningTextDelta(next(self._numbers), *where, delta.text))
         return told
+
+    def end_part(self) -> list[Event]:
+        """What is written next goes into another part."""
+        if not self._written:
+            return []
+        where = (self.id, self.output_index, len(self._parts))
+        part = content.ReasoningText("".join(self._written))
+        self._parts.append(part)
+        self._written = []
+        return [
+            events.ReasoningTextDone(next(self._numbers), *where, part.text),
+            events.ContentPartDone(next(self._numbers), *where, part),
+        ]
 
     def write_summary(self, delta: deltas.ReasoningSummary) -> list[Event]:
         told: list[Event] = []
@@ -164,14 +182,8 @@ class ReasoningDraft(Draft):
         return []
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
-        told = self._close_summary()
-        text = "".join(self._written)
-        if self._written:
-            where = (self.id, self.output_index, 0)
-            told.append(events.ReasoningTextDone(next(self._numbers), *where, text))
-            told.append(events.ContentPartDone(next(self._numbers), *where, content.ReasoningText(text)))
-        written: list[content.Part | Unknown] | None = [content.ReasoningText(text)] if self._written else None
-        item = items.Reasoning(self._summaries, self.id, written, self._sealed, ending)
+        told = self._close_summary() + self.end_part()
+        item = items.Reasoning(self._summaries, self.id, self._parts or None, self._sealed, ending)
         told.append(self._done(item))
         return told, item
 

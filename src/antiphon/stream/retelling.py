@@ -5,15 +5,18 @@ number, and leaves the composer where it was. A `Retelling` then compares a seco
 words, and lets through only what is new. A second run that says anything else diverges, and the stream cannot go on.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from antiphon.protocol import events, items
+from antiphon.protocol import codec, events, items
+from antiphon.protocol.content import ReasoningText
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
+from antiphon.stream.carried import find_prefix, set_id
 from antiphon.stream.deltas import Delta
 
 
@@ -23,14 +26,58 @@ class Diverged(Exception):
 
 def recall(stream: Iterable[Event | Unknown]) -> list[Delta]:
     """The deltas behind these events. The lifecycle is not among them: `Composer.start` tells it."""
-    return [delta for event in stream for delta in _recall(event)]
+    shown = list(stream)
+    forms: dict[int, _Form] = {}
+    recalled: list[Delta] = []
+    for event, following in itertools.zip_longest(shown, shown[1:]):
+        if isinstance(event, events.OutputItemAdded):
+            forms[event.output_index] = _find_form(event, following)
+        recalled += _recall(event, forms.get(_find_index(event)))
+    return recalled
 
 
-def _recall(event: Event | Unknown) -> Sequence[Delta]:
+_Form = Literal["said", "whole", "carried"]
+_SAID = (items.Message, items.Reasoning, items.FunctionCall, items.CustomToolCall)
+
+
+def _find_form(event: events.OutputItemAdded, following: Event | Unknown | None) -> _Form:
+    """How a backend tells an item: in deltas of its words, at once, or event by event."""
+    if isinstance(following, events.OutputItemDone) and following.item == event.item:
+        return "whole"
+    return "said" if isinstance(event.item, _SAID) else "carried"
+
+
+def _find_index(event: Event | Unknown) -> int:
+    """The index of the item that an event is about; -1 if it is about none."""
+    if not isinstance(event, Unknown):
+        return getattr(event, "output_index", -1)
+    index = msgspec.json.decode(event.raw, type=dict[str, Any]).get("output_index")
+    return index if isinstance(index, int) else -1
+
+
+def _recall(event: Event | Unknown, form: _Form | None) -> Sequence[Delta]:
+    if form == "carried":
+        return _recall_carried(event)
     if isinstance(event, Unknown):
         return [deltas.Passthrough(event)]
+    if form == "whole" and isinstance(event, events.OutputItemEvent):
+        return [deltas.WholeItem(_as_output(event))] if isinstance(event, events.OutputItemDone) else []
     recollect = _RECOLLECTIONS.get(type(event))
     return recollect(event) if recollect is not None else []
+
+
+def _recall_carried(event: Event | Unknown) -> Sequence[Delta]:
+    key = f"told {_find_index(event)}"
+    if isinstance(event, events.OutputItemAdded):
+        item = _as_output(event)
+        return [deltas.OpenItem(key, item, find_prefix(item))]
+    if isinstance(event, events.OutputItemDone):
+        return [deltas.CloseItem(key, _as_output(event))]
+    return [deltas.ItemEvent(Unknown(codec.encode(event)), key)]
+
+
+def _as_output(event: events.OutputItemEvent) -> items.OutputItem | Unknown:
+    return cast(items.OutputItem, event.item)  # items that are only ever input are in no output
 
 
 def _recall_annotation(event: events.OutputTextAnnotationAdded) -> Sequence[Delta]:
@@ -53,20 +100,29 @@ def _recall_added(event: events.OutputItemAdded) -> Sequence[Delta]:
             return [deltas.CustomToolCall(_key(event), "", call.name, call.call_id, call.namespace)]
         case items.Reasoning():
             return [_OPENING]
+        case items.Message(phase=phase) if phase is not None:
+            return [deltas.Phase(phase)]
         case _:
             return []
 
 
 def _recall_done(event: events.OutputItemDone) -> Sequence[Delta]:
-    match item := event.item:
-        case items.Reasoning():
-            return [deltas.ReasoningSeal(item.encrypted_content)] if item.encrypted_content is not None else []
-        case items.Message() | items.FunctionCall() | items.CustomToolCall():
-            return []
-        case items.CompactionTrigger() | items.ItemReference() | items.ConfigurationUpdate():
-            return []  # only ever input
-        case _:
-            return [deltas.WholeItem(item)]
+    """What was said of it is recalled already: what it came to beyond that comes last."""
+    item = event.item
+    fields = msgspec.json.decode(codec.encode(item), type=dict[str, msgspec.Raw])
+    is_call = item.type in (items.FunctionCall.__struct_config__.tag, items.CustomToolCall.__struct_config__.tag)
+    key = f"told {event.output_index}" if is_call else None
+    sealed = item.encrypted_content if isinstance(item, items.Reasoning) else None
+    return [deltas.Amend(fields, key), deltas.ReasoningSeal(sealed) if sealed else deltas.CloseItem(key)]
+
+
+def _recall_part_added(event: events.ContentPartAdded) -> Sequence[Delta]:
+    return [deltas.NewPart()] if event.content_index and isinstance(event.part, ReasoningText) else []
+
+
+def _recall_part_done(event: events.ContentPartDone) -> Sequence[Delta]:
+    # Reasoning closes its summary first, which tells nothing to recall that by.
+    return [] if isinstance(event.part, ReasoningText) else [deltas.NewPart()]
 
 
 _RECOLLECTIONS: dict[type[Event], Callable[[Any], Sequence[Delta]]] = {
@@ -77,6 +133,8 @@ _RECOLLECTIONS: dict[type[Event], Callable[[Any], Sequence[Delta]]] = {
     events.ReasoningSummaryTextDelta: lambda event: [deltas.ReasoningSummary(event.delta, event.summary_index)],
     events.FunctionCallArgumentsDelta: lambda event: [deltas.ToolCall(_key(event), event.delta)],
     events.CustomToolCallInputDelta: lambda event: [deltas.CustomToolCall(_key(event), event.delta)],
+    events.ContentPartAdded: _recall_part_added,
+    events.ContentPartDone: _recall_part_done,
     events.OutputItemAdded: _recall_added,
     events.OutputItemDone: _recall_done,
 }
@@ -147,7 +205,7 @@ class Retelling:
 
     def _rename(self, delta: Delta) -> Delta:
         """A call goes on under the key it was told by; a new one must not take that of another."""
-        if not isinstance(delta, deltas.ToolCall | deltas.CustomToolCall):
+        if not isinstance(delta, _KEYED) or delta.key not in self._names.calls:
             return delta
         which = self._names.calls[delta.key]
         key = self._told_calls[which] if which < len(self._told_calls) else f"new {which}"
@@ -189,6 +247,16 @@ class Retelling:
             self._next, self._heard = self._next + 1, 0
 
 
+_KEYED = (
+    deltas.ToolCall,
+    deltas.CustomToolCall,
+    deltas.Amend,
+    deltas.OpenItem,
+    deltas.ItemEvent,
+    deltas.CloseItem,
+)
+
+
 class _Names:
     """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which it is."""
 
@@ -196,9 +264,33 @@ class _Names:
         self.calls: dict[int | str, int] = {}
         self._summaries = 0
         self._summary: int | None = None
+        self._breaks = 0
+        self._last: type | None = None
 
     def read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":
+        if isinstance(delta, deltas.NewPart) or (isinstance(delta, deltas.CloseItem) and delta.key is None):
+            self._breaks += 1
+            self._summary = None
+            return []
+        if isinstance(delta, deltas.Phase | deltas.Amend):
+            return []
+        pieces = self._read(delta)
+        if pieces and not isinstance(pieces[-1], _Spoken):
+            self._last = None
+        return pieces
+
+    def _read_words(self, delta: deltas.Text | deltas.Refusal | deltas.Reasoning) -> "Sequence[_Spoken | Delta]":
+        """A break counts only between words of one kind: anything else parts them anyway."""
+        if not delta.text:
+            return []
+        if self._last is not type(delta):
+            self._last, self._breaks = type(delta), 0
+        return [_Spoken((type(delta), self._breaks), delta.text)]
+
+    def _read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":
         match delta:
+            case deltas.OpenItem() | deltas.ItemEvent() | deltas.CloseItem():
+                return self._read_carried(delta)
             case deltas.ReasoningSummary():
                 return self._read_summary(delta)
             case deltas.ToolCall() | deltas.CustomToolCall():
@@ -206,13 +298,13 @@ class _Names:
             case deltas.Passthrough():
                 return [deltas.Passthrough(Unknown(delta.event.type.encode()))]  # its number is another in each run
             case deltas.Reasoning():
-                return [_Spoken((type(delta),), delta.text)] if delta.text else []
+                return self._read_words(delta)
             case deltas.ReasoningSeal():
                 return [delta] if delta.encrypted_content else []
         self._summary = None  # whatever else there is closes the reasoning
         match delta:
             case deltas.Text() | deltas.Refusal():
-                return [_Spoken((type(delta),), delta.text)] if delta.text else []
+                return self._read_words(delta)
             case deltas.WholeItem() if not isinstance(delta.item, Unknown):
                 return [deltas.WholeItem(msgspec.structs.replace(delta.item, id=None))]  # the id may be of our making
             case _:
@@ -223,6 +315,17 @@ class _Names:
             self._summary = delta.index
             self._summaries += 1
         return [_Spoken((type(delta), self._summaries), delta.text)] if delta.text else []
+
+    def _read_carried(self, delta: deltas.OpenItem | deltas.ItemEvent | deltas.CloseItem) -> Sequence[Delta]:
+        """Ids are others in each run, and so are the numbers in events."""
+        if isinstance(delta, deltas.ItemEvent):
+            return [deltas.Passthrough(Unknown(delta.event.type.encode()))]
+        self._summary = None
+        if isinstance(delta, deltas.OpenItem):
+            self.calls[delta.key] = len(self.calls)
+        if delta.item is None or delta.key not in self.calls:
+            return []
+        return [type(delta)(self.calls[delta.key], set_id(delta.item, ""))]
 
     def _read_call(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> "Sequence[_Spoken | Delta]":
         pieces: list[_Spoken | Delta] = []

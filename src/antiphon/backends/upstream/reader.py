@@ -12,7 +12,8 @@ class Reader(Protocol):
 
     It is `finished` once it has told `Finish` or `Failure`; whatever comes after that is not read. An error that the
     server puts into its stream is raised, as the error of ours that it is: before the first words, the request can then
-    still be sent again or elsewhere.
+    still be sent again or elsewhere. A server that does not stream answers with one JSON body, which comes as a single
+    message without an event name.
     """
 
     finished: bool
@@ -21,4 +22,7 @@ class Reader(Protocol):
         """What this message says."""
 
     def end(self) -> Sequence[Delta]:
-        """What is left to say when the stream is over, whether or not the server has said that it is."""
+        """What is left to say when the stream is over, whether or not the server has said that it is.
+
+        If the answer is not complete, the reader stays unfinished: the stream has broken off then.
+        """

@@ -1,0 +1,64 @@
+"""Waiting for a model's first words, but not for ever: a client that streams wants to hear that it was heard."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+
+from antiphon.backends.base import Deltas, Turn
+from antiphon.engine.routing import Route, Serving
+from antiphon.stream.deltas import Delta
+
+
+async def open_turn(route: Route, turn: Turn, *, patience: float | None) -> "Serving | LateDeltas":
+    """Begin the turn, and wait until it has begun, or at most as long as `patience` says.
+
+    Within that time what goes wrong is raised. After it, that is raised by the deltas, as everything that goes wrong
+    later is.
+    """
+    if patience is None:
+        return await route.start(turn)
+    starting = asyncio.ensure_future(route.start(turn))
+    try:
+        await asyncio.wait((starting,), timeout=patience)
+    except asyncio.CancelledError:
+        await _call_off(starting)
+        raise
+    return starting.result() if starting.done() else LateDeltas(starting)
+
+
+async def _call_off(starting: "asyncio.Task[Serving]") -> None:
+    starting.cancel()
+    await asyncio.wait((starting,))
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().deltas.aclose()
+
+
+class LateDeltas(AsyncGenerator[Sequence[Delta], None]):
+    """The deltas of a turn that is still to begin. They say first who serves it."""
+
+    def __init__(self, starting: "asyncio.Task[Serving]") -> None:
+        self._starting = starting
+        self._begun: Deltas | None = None
+
+    async def asend(self, value: None) -> Sequence[Delta]:
+        if self._begun is not None:
+            return await anext(self._begun)
+        # Whoever waits may be told to stop waiting, and the model must then not go on alone: `aclose` sees to it.
+        serving = await asyncio.shield(self._starting)
+        self._begun = serving.deltas
+        return (serving.told,)
+
+    async def athrow(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: BaseException | object = None,
+        traceback: TracebackType | None = None,
+    ) -> Sequence[Delta]:
+        await self.aclose()
+        raise kind
+
+    async def aclose(self) -> None:
+        if self._begun is not None:
+            await self._begun.aclose()
+        else:
+            await _call_off(self._starting)

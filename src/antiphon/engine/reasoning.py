@@ -1,0 +1,142 @@
+"""Reasoning that clients carry: sealed on its way out, opened on its way back to a model.
+
+What a backend needs to go on (a signature, an upstream's own encrypted form) is opaque to everyone but that backend, so
+it goes back to no other. The words of the reasoning go to any model.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from antiphon.backends.base import Backend, Deltas, Model, Turn
+from antiphon.engine.sealing import Sealer
+from antiphon.protocol.content import ReasoningText
+from antiphon.protocol.items import Item, Reasoning
+from antiphon.protocol.open import Unknown
+from antiphon.stream import deltas
+from antiphon.stream.deltas import Delta
+
+_PURPOSE = "reasoning"
+_WANTED = "reasoning.encrypted_content"
+
+
+class Thought(msgspec.Struct, omit_defaults=True):
+    """What is in a seal: the words, and what the backend of this name gave for itself alone."""
+
+    backend: str
+    text: str = ""
+    opaque: str | None = None
+
+
+def screen(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> tuple[list[Item | Unknown], list[str]]:
+    """The items without seals that do not open, and a warning for each: one of them must not end a conversation."""
+    kept: list[Item | Unknown] = []
+    warnings: list[str] = []
+    for item in items:
+        if not isinstance(item, Reasoning) or not item.encrypted_content or _open(item, sealer, project) is not None:
+            kept.append(item)
+            continue
+        warnings.append(f"reasoning {item.id}: its encrypted_content does not open here and was left out")
+        if item.summary or item.content:
+            kept.append(msgspec.structs.replace(item, encrypted_content=None))
+    return kept, warnings
+
+
+def _open(item: Reasoning, sealer: Sealer, project: str) -> Thought | None:
+    payload = sealer.open(item.encrypted_content or "", project=project, purpose=_PURPOSE)
+    return None if payload is None else msgspec.json.decode(payload, type=Thought)
+
+
+class ReasoningSealer:
+    """A backend whose reasoning can be carried by clients. Everything else goes through as it is."""
+
+    def __init__(self, name: str, backend: Backend, sealer: Sealer) -> None:
+        self._name = name
+        self._backend = backend
+        self._sealer = sealer
+        self.capabilities = backend.capabilities
+
+    async def start(self) -> None:
+        await self._backend.start()
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    def models(self) -> Sequence[Model]:
+        return self._backend.models()
+
+    async def count_tokens(self, turn: Turn) -> int:
+        return await self._backend.count_tokens(self._unseal(turn))
+
+    async def stream(self, turn: Turn) -> Deltas:
+        answer = await self._backend.stream(self._unseal(turn))
+        return self._seal(answer, turn) if self.capabilities.reasoning else answer
+
+    def _unseal(self, turn: Turn) -> Turn:
+        if not any(isinstance(item, Reasoning) and item.encrypted_content for item in turn.items):
+            return turn
+        opened = [self._unseal_item(item, turn.project) for item in turn.items]
+        return msgspec.structs.replace(turn, items=[item for item in opened if item is not None])
+
+    def _unseal_item(self, item: Item | Unknown, project: str) -> Item | Unknown | None:
+        if not isinstance(item, Reasoning) or not item.encrypted_content:
+            return item
+        thought = _open(item, self._sealer, project) or Thought("")
+        opaque = thought.opaque if thought.backend == self._name else None
+        content = [ReasoningText(thought.text)] if thought.text else item.content
+        if not (opaque or content or item.summary):
+            return None
+        return msgspec.structs.replace(item, content=content, encrypted_content=opaque)
+
+    async def _seal(self, answer: Deltas, turn: Turn) -> AsyncGenerator[Sequence[Delta], None]:
+        envelope = _Envelope(self._name, always=_WANTED in (turn.request.include or ()))
+        async with aclosing(answer):
+            async for batch in answer:
+                if envelope.is_empty and not any(isinstance(delta, _OF_REASONING) for delta in batch):
+                    yield batch
+                    continue
+                sealed: list[Delta] = []
+                for delta in batch:
+                    thought = envelope.take(delta)
+                    if thought is not None:
+                        payload = msgspec.json.encode(thought)
+                        text = self._sealer.seal(payload, project=turn.project, purpose=_PURPOSE)
+                        sealed.append(deltas.ReasoningSeal(text))
+                    if not isinstance(delta, deltas.ReasoningSeal):
+                        sealed.append(delta)
+                if sealed:
+                    yield sealed
+
+
+_OF_REASONING = (deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal)
+
+
+class _Envelope:
+    """Gathers one stretch of reasoning. Without `always`, only what has an opaque part is sealed."""
+
+    def __init__(self, backend: str, *, always: bool) -> None:
+        self._backend = backend
+        self._always = always
+        self._words: list[str] = []
+        self.is_empty = True
+
+    def take(self, delta: Delta) -> Thought | None:
+        """The thought that ends here, if it is to be sealed: with this delta, or right before it."""
+        if isinstance(delta, deltas.ReasoningSeal):
+            return self._close(delta.encrypted_content)
+        if isinstance(delta, deltas.Reasoning | deltas.ReasoningSummary):
+            self.is_empty = False
+            if isinstance(delta, deltas.Reasoning):
+                self._words.append(delta.text)
+            return None
+        if self.is_empty or isinstance(delta, deltas.Tokens | deltas.Passthrough):
+            return None
+        thought = self._close(None)
+        return thought if self._always else None
+
+    def _close(self, opaque: str | None) -> Thought:
+        thought = Thought(self._backend, "".join(self._words), opaque)
+        self._words.clear()
+        self.is_empty = True
+        return thought

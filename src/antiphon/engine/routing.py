@@ -1,0 +1,153 @@
+"""From a model's name to the backends that serve it, in the order in which they are asked."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from antiphon.backends.base import Backend, Deltas, Model, Turn
+from antiphon.engine.truncation import start_turn
+from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimited, Unavailable, UpstreamError
+from antiphon.stream.deltas import Served
+
+logger = logging.getLogger(__name__)
+
+# What another backend may do better. A request that one of them refuses is at fault itself.
+_PASSING = (ModelNotFound, RateLimited, Unavailable, UpstreamError)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A backend, and what the model is called there."""
+
+    name: str
+    backend: Backend
+    model: Model
+
+    @property
+    def address(self) -> str:
+        return f"{self.name}/{self.model.id}"
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """A turn under way: who serves it, and how many items it had to leave out."""
+
+    deltas: Deltas
+    candidate: Candidate
+    dropped: int
+
+    @property
+    def told(self) -> Served:
+        return Served(self.candidate.model.id, self.candidate.name)
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Who serves a model: the first that can."""
+
+    candidates: Sequence[Candidate]
+
+    @property
+    def first(self) -> Candidate:
+        return self.candidates[0]
+
+    async def start(self, turn: Turn) -> Serving:
+        """Begin the turn. Raises what the last of the candidates raised."""
+        failed: AntiphonError | None = None
+        for candidate in self.candidates:
+            try:
+                started = await start_turn(candidate.backend, _address(turn, candidate.model.id))
+            except _PASSING as error:
+                if candidate is not self.candidates[-1]:
+                    logger.warning("%s cannot answer (%s): the next one is asked", candidate.address, error.code)
+                failed = error
+            else:
+                return Serving(started.deltas, candidate, started.dropped)
+        assert failed is not None, "a route has candidates"
+        raise failed
+
+    async def count_tokens(self, turn: Turn) -> int:
+        return await self.first.backend.count_tokens(_address(turn, self.first.model.id))
+
+
+def _address(turn: Turn, model: str) -> Turn:
+    if turn.request.model == model:
+        return turn
+    return msgspec.structs.replace(turn, request=msgspec.structs.replace(turn.request, model=model))
+
+
+class Router:
+    """Knows the models of all backends, and the names that the settings give to some of them.
+
+    `names` maps a name, or a pattern with `*`, to targets: `backend`, or `backend/model` for another name there.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], names: Mapping[str, Sequence[str]]) -> None:
+        self._backends = backends
+        self._names = {name: [_read_target(name, target, backends) for target in names[name]] for name in names}
+        self._patterns = [name for name in names if "*" in name]
+        self._listed: dict[str, Route] = {}
+        self._lists: list[Sequence[Model]] = []
+
+    def models(self) -> list[Model]:
+        """What can be asked for by name, each once."""
+        named = [
+            msgspec.structs.replace(self.find(name).first.model, id=name)
+            for name in self._names
+            if name not in self._patterns
+        ]
+        listed = (route.first.model for route in self._index().values())
+        return list({model.id: model for model in (*listed, *named)}.values())
+
+    def find(self, model: str) -> Route:
+        """Who serves a model of this name. Raises ModelNotFound."""
+        targets = self._names.get(model)
+        if targets is None:
+            pattern = next((each for each in self._patterns if fnmatchcase(model, each)), None)
+            targets = self._names[pattern] if pattern is not None else None
+        if targets is not None:
+            return Route([self._aim(backend, there or model) for backend, there in targets])
+        listed = self._index().get(model)
+        if listed is not None:
+            return listed
+        candidate = self._find_unlisted(model)
+        if candidate is None:
+            known = ", ".join(f"'{known.id}'" for known in self.models())
+            raise ModelNotFound(f"The model '{model}' does not exist. There is {known or 'none'}.", param="model")
+        return Route([candidate])
+
+    def _index(self) -> dict[str, Route]:
+        lists = [backend.models() for backend in self._backends.values()]
+        if len(lists) != len(self._lists) or any(a is not b for a, b in zip(lists, self._lists, strict=True)):
+            listed: dict[str, Route] = {}
+            for (name, backend), models in zip(self._backends.items(), lists, strict=True):
+                for model in models:
+                    listed.setdefault(model.id, Route([Candidate(name, backend, model)]))
+            self._lists, self._listed = lists, listed
+        return self._listed
+
+    def _find_unlisted(self, model: str) -> Candidate | None:
+        """`backend/model`, or any name at all for a backend that answers for more models than it lists."""
+        name, slash, there = model.partition("/")
+        if slash and name in self._backends and self._serves(name, there):
+            return self._aim(name, there)
+        for name, backend in self._backends.items():
+            if backend.capabilities.any_model:
+                return self._aim(name, model)
+        return None
+
+    def _serves(self, name: str, model: str) -> bool:
+        backend = self._backends[name]
+        return backend.capabilities.any_model or any(each.id == model for each in backend.models())
+
+    def _aim(self, name: str, model: str) -> Candidate:
+        backend = self._backends[name]
+        found = next((each for each in backend.models() if each.id == model), None)
+        return Candidate(name, backend, found or Model(id=model, created=0, owned_by=name))
+
+
+def _read_target(name: str, target: str, backends: Mapping[str, Backend]) -> tuple[str, str]:
+    backend, _, model = target.partition("/")
+    if backend not in backends:
+        known = ", ".join(backends)
+        raise ConfigError(f"models.{name}: there is no backend '{backend}'; there are: {known}.")
+    return backend, model

@@ -1,0 +1,92 @@
+import base64
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.engine.sealing import Sealer, load_secrets, make_secret, read_secrets, rotate_secrets
+from antiphon.errors import ConfigError
+
+OLD, NEW = b"o" * 32, b"n" * 32
+sealer = Sealer([NEW, OLD])
+
+
+@given(st.binary(max_size=200), st.text(max_size=10), st.text(max_size=10))
+def test_what_was_sealed_opens_for_its_project_and_purpose(payload: bytes, project: str, purpose: str) -> None:
+    sealed = sealer.seal(payload, project=project, purpose=purpose)
+    assert sealer.open(sealed, project=project, purpose=purpose) == payload
+    assert sealer.open(sealed, project=project + "x", purpose=purpose) is None
+    assert sealer.open(sealed, project=project, purpose=purpose + "x") is None
+
+
+@given(st.binary(max_size=60), st.data())
+def test_any_flipped_bit_is_noticed(payload: bytes, data: st.DataObject) -> None:
+    sealed = sealer.seal(payload, project="p", purpose="q").encode()
+    bit = data.draw(st.integers(0, len(sealed) * 8 - 1))
+    changed = bytearray(sealed)
+    changed[bit // 8] ^= 1 << bit % 8
+    assert sealer.open(changed.decode("latin-1"), project="p", purpose="q") is None
+
+
+@given(st.text(max_size=80))
+def test_whatever_is_no_seal_does_not_open(text: str) -> None:
+    assert sealer.open(text, project="p", purpose="q") is None
+    assert sealer.open("ant1." + text, project="p", purpose="q") is None
+
+
+def test_the_same_is_sealed_the_same_way_so_that_a_repeated_run_repeats_itself() -> None:
+    assert sealer.seal(b"x", project="p", purpose="q") == sealer.seal(b"x", project="p", purpose="q")
+    assert sealer.seal(b"x", project="p", purpose="q") != sealer.seal(b"x", project="r", purpose="q")
+
+
+def test_what_an_older_key_has_sealed_opens_and_what_an_unknown_one_has_does_not() -> None:
+    assert sealer.open(Sealer([OLD]).seal(b"x", project="p", purpose="q"), project="p", purpose="q") == b"x"
+    assert sealer.open(Sealer([make_secret()]).seal(b"x", project="p", purpose="q"), project="p", purpose="q") is None
+    assert Sealer([OLD]).open(sealer.seal(b"x", project="p", purpose="q"), project="p", purpose="q") is None
+
+
+def test_a_file_of_keys_is_made_at_first_for_its_owner_alone_and_read_after(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "seal.keys"
+    made = load_secrets(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [len(secret) for secret in made] == [32]
+    assert load_secrets(path) == made
+    assert [each.name for each in path.parent.iterdir()] == ["seal.keys"]
+
+
+def test_processes_that_start_together_agree_on_one_key(tmp_path: Path) -> None:
+    path = tmp_path / "seal.keys"
+    loaded: list[list[bytes]] = []
+    threads = [threading.Thread(target=lambda: loaded.append(load_secrets(path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loaded == [loaded[0]] * 8
+
+
+def test_rotation_puts_a_new_key_in_front_and_keeps_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "seal.keys"
+    before = load_secrets(path)
+    assert rotate_secrets(path) == 2
+    after = load_secrets(path)
+    assert after[1:] == before
+    assert after[0] not in before
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([], "seal_keys: there must be a key."),
+        (["not base64!"], "seal_keys: key 1 is not 32 bytes in base64."),
+        ([base64.b64encode(OLD).decode(), base64.b64encode(b"short").decode()], "seal_keys: key 2 is not 32 bytes"),
+    ],
+)
+def test_keys_that_are_none_are_refused_without_being_shown(lines: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_secrets(lines, origin="seal_keys")
+    assert caught.value.message.startswith(reason)
