@@ -1,0 +1,118 @@
+"""What the acceptance suite of Open Responses asks of a server over HTTP, each answer judged by its OpenAPI document.
+
+The suite's WebSocket cases are in tests/server, with the rest of that transport.
+"""
+
+import json
+from typing import Any
+
+import openresponses
+from live_server import Answer, Running
+
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a place.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def ask(server: Running, **body: Any) -> dict[str, Any]:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted"} | body)
+    assert answer.status == 200, answer.body
+    openresponses.validate_response(answer.json)
+    assert answer.json["status"] == "completed"
+    response: dict[str, Any] = answer.json
+    return response
+
+
+def read_events(answer: Answer) -> list[dict[str, Any]]:
+    data = [line.removeprefix("data: ") for line in answer.body.decode().split("\n") if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    events = [json.loads(line) for line in data[:-1]]
+    for event in events:
+        openresponses.validate_event(event)
+    return events
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
+
+
+def test_a_basic_response_is_complete(server: Running) -> None:
+    response = ask(server, input=[{"type": "message", "role": "user", "content": "Say hello in three words."}])
+    assert text_of(response)
+    assert response["output"][0]["role"] == "assistant"
+
+
+def test_a_streamed_response_is_a_legal_ladder_of_events(server: Running) -> None:
+    body = {"model": "scripted", "input": "Count to five.", "stream": True}
+    events = read_events(server.ask("POST", "/v1/responses", body))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1]["type"] == "response.completed"
+    spoken = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert spoken == text_of(events[-1]["response"]) != ""
+
+
+def test_a_system_prompt_is_taken_as_a_message_and_as_instructions(server: Running) -> None:
+    messages = [{"role": "system", "content": "Talk like a pirate."}, {"role": "user", "content": "Say hello."}]
+    assert text_of(ask(server, input=messages))
+    assert ask(server, input="Say hello.", instructions="Talk like a pirate.")["instructions"] == "Talk like a pirate."
+
+
+def test_a_tool_is_called_and_its_output_taken(server: Running) -> None:
+    response = ask(server, input="call", tools=[WEATHER])
+    call = next(item for item in response["output"] if item["type"] == "function_call")
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"celsius": 18}'}
+    after = ask(server, input=[{"role": "user", "content": "call"}, call, output], tools=[WEATHER])
+    assert after["output"]
+
+
+def test_an_image_is_read(server: Running) -> None:
+    parts = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": PIXEL}]
+    assert text_of(ask(server, input=[{"role": "user", "content": parts}]))
+
+
+def test_a_conversation_of_several_turns_is_read_in_order(server: Running) -> None:
+    turns = [
+        {"role": "user", "content": "My name is Ada."},
+        {"role": "assistant", "content": "Hello, Ada."},
+        {"role": "user", "content": "Who am I?"},
+    ]
+    assert text_of(ask(server, input=turns))
+    first = ask(server, input="My name is Ada.")
+    assert ask(server, input="Who am I?", previous_response_id=first["id"])["previous_response_id"] == first["id"]
+
+
+def test_the_phase_of_an_assistants_message_is_kept(server: Running) -> None:
+    turns = [
+        {"role": "user", "content": "Look it up."},
+        {"role": "assistant", "content": "I am looking.", "phase": "commentary"},
+        {"role": "assistant", "content": "Here it is.", "phase": "final_answer"},
+        {"role": "user", "content": "Thanks."},
+    ]
+    response = ask(server, input=turns)
+    kept = server.ask("GET", f"/v1/responses/{response['id']}/input_items?order=asc").json["data"]
+    assert [item.get("phase") for item in kept] == [None, "commentary", "final_answer", None]
+    assert not any("phase" in item for item in response["output"])
+
+
+def test_a_conversation_is_compacted_and_gone_on_with(server: Running) -> None:
+    turns = [
+        {"role": "user", "content": "My name is Ada."},
+        {"role": "assistant", "content": "Hello, Ada."},
+        {"role": "user", "content": "I live in Bern."},
+    ]
+    answer = server.ask("POST", "/v1/responses/compact", {"model": "scripted", "input": turns})
+    assert answer.status == 200
+    openresponses.validate_compaction(answer.json)
+    window = answer.json["output"]
+    assert [item["type"] for item in window].count("compaction") == 1
+    assert text_of(ask(server, input=[*window, {"role": "user", "content": "Where do I live?"}]))
+
+
+def test_compacting_needs_a_model(server: Running) -> None:
+    answer = server.ask("POST", "/v1/responses/compact", {"input": "hi"})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "model")
