@@ -1,0 +1,70 @@
+"""What a tool is: a name, a schema, and something to call. Python functions and MCP servers both become this."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+OnInterrupt = Literal["ask", "retry", "tell"]
+"""What to do with a call that was under way when its process died, so that nobody knows whether it took effect.
+
+`ask`: pause until somebody says. `retry`: call it again with the same idempotency key. `tell`: let the model know.
+"""
+
+
+class ToolContext(Struct, frozen=True, kw_only=True):
+    """What a tool may know about its call.
+
+    `idempotency_key` is the same each time this very call is made, however often that must be: what has an effect
+    elsewhere hands it on there. `report` tells those who watch the run how far it is.
+    """
+
+    run_id: str
+    call_id: str
+    idempotency_key: str
+    report: Callable[[str], None] = lambda _: None
+
+
+class ToolResult(Struct, frozen=True):
+    """What the model reads: a text, or content parts as the API has them. An error is a result too."""
+
+    output: str | list[dict[str, Any]]
+    is_error: bool = False
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """A tool, ready to be offered and called.
+
+    `parameters` is its JSON Schema, strict if `strict` says so. `invoke` takes the arguments as the model wrote them;
+    it may raise, and may be cancelled. `timeout` in seconds, `retries` after an error, `concurrency` at once, and
+    `needs_approval` before: always, never, or depending on the arguments.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    invoke: Callable[[str, ToolContext], Awaitable[ToolResult]]
+    strict: bool = True
+    timeout: float | None = None
+    retries: int = 0
+    concurrency: int | None = None
+    needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False
+    on_interrupt: OnInterrupt = "ask"
+
+    def describe(self) -> dict[str, Any]:
+        """The tool as a request offers it."""
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+            "strict": self.strict,
+        }
+
+
+class Call(Struct, frozen=True):
+    """A call that a model has made."""
+
+    call_id: str
+    name: str
+    arguments: str
