@@ -1,0 +1,94 @@
+"""From a stream to the response it tells, whatever server sent it.
+
+Unlike `stream.fold`, which judges a stream, this makes the best of one: servers leave out events, send terminal events
+with an empty output, or add fields that we do not know. The response stays the JSON object that it was.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import (
+    AntiphonError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelError,
+    PreviousResponseNotFound,
+    RateLimited,
+    ServerError,
+    UnsupportedParameter,
+    UpstreamError,
+)
+from antiphon.protocol import codec
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+
+_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_TOLD = frozenset({*_TERMINAL, "response.output_item.done", "error"})
+
+JsonObject = dict[str, Any]
+
+
+class Gathering:
+    """Feed it the events of one response; `finish` gives the response."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, JsonObject] = {}
+        self._response: JsonObject | None = None
+        self._error: JsonObject | None = None
+
+    def feed(self, batch: Sequence[Event | Unknown]) -> None:
+        for event in batch:
+            if event.type in _TOLD:
+                self._take(msgspec.json.decode(codec.encode(event)))
+
+    def _take(self, event: JsonObject) -> None:
+        kind = event["type"]
+        if kind == "error":
+            self._error = event.get("error") or event
+        elif kind in _TERMINAL:
+            self._response = event.get("response") or {}
+        else:
+            self._items[event.get("output_index", len(self._items))] = event["item"]
+
+    def finish(self) -> JsonObject:
+        """The response. Raises if it failed, or if the stream broke off."""
+        if self._response is None:
+            if self._error is not None:
+                raise as_error(None, self._error)
+            raise UpstreamError("The stream ended before the response did.")
+        response = self._response
+        if response.get("status") == "failed":
+            raise as_error(None, response.get("error") or self._error or {})
+        if not response.get("output"):
+            response["output"] = [self._items[index] for index in sorted(self._items)]
+        return response
+
+
+_BY_CODE: dict[str, type[AntiphonError]] = {
+    "previous_response_not_found": PreviousResponseNotFound,
+    "unsupported_parameter": UnsupportedParameter,
+    "context_length_exceeded": ContextLengthExceeded,
+    "rate_limit_exceeded": RateLimited,
+}
+
+
+def as_error(status: int | None, error: JsonObject, *, retry_after: float | None = None) -> AntiphonError:
+    """The error of ours that a server's error object is."""
+    code = error.get("code") or error.get("type")
+    kind = _BY_CODE.get(str(code)) or _by_status(status, str(error.get("type")))
+    message = str(error.get("message") or code or f"The server answered with status {status}.")
+    told = kind(message, param=error.get("param"), retry_after=retry_after)
+    told.code = str(code) if code else told.code
+    return told
+
+
+def _by_status(status: int | None, kind: str) -> type[AntiphonError]:
+    if status == 429 or kind == "rate_limit_error":
+        return RateLimited
+    if kind == "model_error":
+        return ModelError
+    if (status is not None and 400 <= status < 500) or kind == "invalid_request_error":
+        return InvalidRequest
+    return ServerError if status is None else UpstreamError

@@ -1,0 +1,126 @@
+"""The transport to any server that speaks the Responses API."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from antiphon.agent.gathering import as_error
+from antiphon.agent.transport import Events
+from antiphon.errors import AntiphonError, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
+from antiphon.protocol import codec
+from antiphon.stream.sse import Decoder
+
+_FIRST_DELAY = 0.2
+_LONGEST_DELAY = 60.0
+_DONE = b"[DONE]"
+
+
+class HttpTransport:
+    """Sends requests to `base_url`, which includes `/v1`.
+
+    A request is sent again only while nothing has come back for it: a refused or broken connection, a rate limit, a
+    server that is overloaded. What breaks off later is the caller's to repeat, who knows what has been done with it.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        retries: int = 4,
+        connect_timeout: float = 10.0,
+        idle_timeout: float = 300.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._url = f"{base_url.rstrip('/')}/responses"
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **(headers or {})}
+        if api_key:
+            self._headers.setdefault("Authorization", f"Bearer {api_key}")
+        self._retries = retries
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=idle_timeout)
+        self._sleep = sleep
+        self._session: aiohttp.ClientSession | None = None
+
+    async def stream(self, request: dict[str, Any]) -> Events:
+        body = codec.encode(request | {"stream": True})
+        attempt = 0
+        while True:
+            try:
+                return _read(await self._send(body))
+            except (RateLimited, UpstreamError, Unavailable) as error:
+                delay = _delay(attempt, error)
+                if attempt >= self._retries or delay > _LONGEST_DELAY or not _passes(error):
+                    raise
+                attempt += 1
+                await self._sleep(delay)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _send(self, body: bytes) -> aiohttp.ClientResponse:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        try:
+            answer = await self._session.post(self._url, data=body, headers=self._headers)
+            if answer.status == 200:
+                return answer
+            async with answer:
+                raise _refusal(answer, await answer.read())
+        except TimeoutError:
+            raise UpstreamTimeout("The server did not answer in time.") from None
+        except aiohttp.ClientError as error:
+            raise UpstreamError(f"The server cannot be reached: {type(error).__name__}.") from error
+
+
+async def _read(answer: aiohttp.ClientResponse) -> Events:
+    decoder = Decoder()
+    try:
+        async for chunk in answer.content.iter_any():
+            events = [codec.decode_event(message.data) for message in decoder.feed(chunk) if message.data != _DONE]
+            if events:
+                yield events
+        events = [codec.decode_event(message.data) for message in decoder.close() if message.data != _DONE]
+        if events:
+            yield events
+    except TimeoutError:
+        raise UpstreamTimeout("The server fell silent.") from None
+    except aiohttp.ClientError as error:
+        raise UpstreamError(f"The connection broke: {type(error).__name__}.") from error
+    finally:
+        answer.close()
+
+
+def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> AntiphonError:
+    try:
+        error = msgspec.json.decode(body)["error"]
+    except (msgspec.DecodeError, LookupError, TypeError):
+        error = {"message": body.decode(errors="replace").strip()[:500]}
+    if not isinstance(error, dict):
+        error = {"message": str(error)}
+    return as_error(answer.status, error, retry_after=_retry_after(answer))
+
+
+def _retry_after(answer: aiohttp.ClientResponse) -> float | None:
+    for header, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return float(answer.headers[header]) * unit
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def _passes(error: AntiphonError) -> bool:
+    """Whether it may be gone by the next time. A quota that is used up is not."""
+    return error.code not in ("insufficient_quota", "usage_limit_reached", "usage_not_included")
+
+
+def _delay(attempt: int, error: AntiphonError) -> float:
+    if error.retry_after is not None:
+        return error.retry_after
+    return float(_FIRST_DELAY * 2**attempt * random.uniform(0.9, 1.1))

@@ -1,0 +1,132 @@
+"""S4: the loop that ends in a decision. Each test names the lines it shows."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from antiphon.agent.orchestrator import DECISION_TOOL, NUDGE, OrchestratorTool, review, run_orchestrator
+from antiphon.agent.provider import ToolCall, Turn
+
+EXHAUSTED = {"is_approved": False, "reason": "Max turns reached or no actionable response"}
+
+
+class Script:
+    """A provider that says what it is told to, turn by turn; the last one again and again."""
+
+    def __init__(self, *turns: tuple[str, list[ToolCall]]) -> None:
+        self._turns = turns
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def generate_responses_turn(
+        self,
+        previous_response_id: str | None = None,
+        user_input: str | Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        function_outputs: Mapping[str, str] | None = None,
+    ) -> Turn:
+        outputs = dict(function_outputs) if function_outputs is not None else None
+        self.asked.append((previous_response_id, user_input, tools, outputs))
+        text, calls = self._turns[min(len(self.asked), len(self._turns)) - 1]
+        return Turn(text, calls, f"resp_{len(self.asked)}")
+
+
+def call(name: str, arguments: Any = None, call_id: str = "call_1") -> ToolCall:
+    return ToolCall(call_id, name, arguments if isinstance(arguments, str) else json.dumps(arguments or {}))
+
+
+def decide(**decision: Any) -> ToolCall:
+    return call("submit_decision", {"is_approved": True, "reason": "good"} | decision, "call_d")
+
+
+def make_tools(ran: list[Any] | None = None) -> list[OrchestratorTool]:
+    log = [] if ran is None else ran
+
+    def read(path: str) -> dict[str, str]:
+        log.append(path)
+        return {"content": path.upper()}
+
+    async def fetch(path: str) -> str:
+        log.append(path)
+        return f'"{path}"'
+
+    def explode() -> None:
+        log.append("boom")
+        raise ValueError("no fuse")
+
+    schema: dict[str, Any] = {"type": "object", "properties": {"path": {"type": "string"}}}
+    return [
+        OrchestratorTool(name=each.__name__, description="d", parameters=schema, run=each)
+        for each in (read, fetch, explode)
+    ]
+
+
+async def test_s4_8_a_decision_ends_the_loop_at_once_and_later_calls_are_not_run() -> None:
+    ran: list[Any] = []
+    script = Script(
+        ("", [call("read", {"path": "a"}, "call_1"), decide(extra=1), call("read", {"path": "b"}, "call_2")])
+    )
+    decision = await run_orchestrator(script, make_tools(ran), "Review it.")
+    assert decision == {"is_approved": True, "reason": "good", "extra": 1}
+    assert ran == ["a"]
+
+
+async def test_s4_3_the_first_turn_has_prompt_and_tools_and_the_later_ones_only_outputs() -> None:
+    script = Script(("", [call("read", {"path": "a"}), call("fetch", {"path": "b"}, "call_2")]), ("", [decide()]))
+    await run_orchestrator(script, make_tools(), "Review it.")
+    started, continued = script.asked
+    assert (started[0], started[1], started[3]) == (None, "Review it.", None)
+    assert [tool["name"] for tool in started[2]] == ["read", "fetch", "explode", "submit_decision"]
+    assert started[2][-1] == DECISION_TOOL
+    assert continued == ("resp_1", None, None, {"call_1": '{"content": "A"}', "call_2": '"b"'})
+
+
+@pytest.mark.parametrize(
+    ("made", "output"),
+    [
+        (call("explode"), {"error": "ValueError: no fuse"}),
+        (call("nobody"), {"error": "unknown tool requested"}),
+        (call("read", "{"), {"error": "failed to parse arguments: "}),
+        (call("read", {"wrong": 1}), {"error": "TypeError: "}),
+    ],
+)
+async def test_s4_9_what_goes_wrong_in_a_tool_is_its_output(made: ToolCall, output: dict[str, str]) -> None:
+    script = Script(("", [made]), ("", [decide()]))
+    assert (await run_orchestrator(script, make_tools(), "x"))["is_approved"] is True
+    (told,) = script.asked[1][3].values()
+    assert json.loads(told)["error"].startswith(output["error"])
+
+
+async def test_s4_10_outputs_are_sent_once() -> None:
+    script = Script(
+        ("", [call("read", {"path": "a"})]), ("", [call("fetch", {"path": "b"}, "call_2")]), ("", [decide()])
+    )
+    await run_orchestrator(script, make_tools(), "x")
+    assert [set(asked[3]) for asked in script.asked[1:]] == [{"call_1"}, {"call_2"}]
+
+
+async def test_s4_11_a_turn_with_nothing_in_it_ends_the_loop() -> None:
+    script = Script((" \n", []))
+    outcome = await review(script, make_tools(), "x")
+    assert (outcome.kind, outcome.decision, outcome.turns) == ("no_progress", EXHAUSTED, 1)
+
+
+async def test_s4_12_c21_text_alone_goes_on_with_a_nudge() -> None:
+    script = Script(("I am thinking.", []), ("", [decide()]))
+    assert await run_orchestrator(script, make_tools(), "x") == {"is_approved": True, "reason": "good"}
+    assert script.asked[1] == ("resp_1", NUDGE, None, {})
+
+
+async def test_s4_13_s4_8_c20_at_the_limit_there_is_the_decision_that_stands_for_none() -> None:
+    script = Script(("", [call("read", {"path": "a"})]))
+    assert await run_orchestrator(script, make_tools(), "x") == EXHAUSTED
+    assert len(script.asked) == 20
+    outcome = await review(Script(("Hm.", [])), make_tools(), "x", max_turns=3)
+    assert (outcome.kind, outcome.turns) == ("max_turns", 3)
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", "7"])
+async def test_a_decision_that_cannot_be_read_is_no_approval(arguments: str) -> None:
+    script = Script(("", [call("submit_decision", arguments)]))
+    assert await run_orchestrator(script, [], "x") == {"is_approved": False, "reason": "Failed to parse LLM decision."}

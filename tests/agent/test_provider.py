@@ -1,0 +1,206 @@
+"""S4: turns with a model, over HTTP and in process alike. Each test names the lines it shows."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from antiphon.agent.gathering import Gathering
+from antiphon.agent.http import HttpTransport
+from antiphon.agent.local import LocalTransport
+from antiphon.agent.provider import Provider, ToolCall, Turn
+from antiphon.agent.transport import Events, Transport
+from antiphon.errors import InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
+from antiphon.protocol import codec
+from antiphon.store.memory.store import MemoryStore
+from engine_bench import Bench
+from live_server import Running, make_settings
+
+SCRIPT: dict[str, Any] = {
+    "rules": [
+        {"last_item": "function_call_output", "answers": ["It is {history}."]},
+        {
+            "user": "weather",
+            "answers": [
+                [
+                    {"text": "Looking. "},
+                    {"tool_call": {"name": "look_up", "arguments": {"city": "Bern"}, "call_id": "call_a"}},
+                    {"tool_call": {"name": "look_up", "arguments": {"city": "Rome"}, "call_id": "call_b", "key": 2}},
+                ]
+            ],
+        },
+    ],
+    "default": "You said: {input}",
+}
+LOOK_UP = {"name": "look_up", "description": "The weather.", "parameters": {"type": "object", "properties": {}}}
+
+
+class Recorder:
+    """A transport that keeps what went over it, and can be made forgetful."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.refuse: Exception | None = None
+        self._inner = inner
+
+    async def stream(self, request: dict[str, Any]) -> Events:
+        self.sent.append(request)
+        if self.refuse is not None and "previous_response_id" in request:
+            raise self.refuse
+        return await self._inner.stream(request)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    running = Running(SCRIPT, make_settings())
+    yield running
+    running.stop()
+
+
+@pytest.fixture(params=["http", "in process"])
+async def transport(request: pytest.FixtureRequest, server: Running) -> AsyncIterator[Recorder]:
+    if request.param == "http":
+        recorder = Recorder(HttpTransport(f"{server.url}/v1/"))
+        yield recorder
+        await recorder.close()
+        return
+    bench = Bench(SCRIPT, MemoryStore())
+    await bench.engine.start()
+    yield Recorder(LocalTransport(bench.engine))
+    await bench.engine.close()
+
+
+def make_provider(transport: Transport, **options: Any) -> Provider:
+    return Provider(transport, model="scripted", **options)
+
+
+async def test_s4_1_s4_4_s4_17_one_question_has_one_answer(transport: Recorder) -> None:
+    assert await make_provider(transport).generate_response("Be kind.", "Hello") == "You said: Hello"
+    assert transport.sent == [
+        {
+            "model": "scripted",
+            "temperature": 0.7,
+            "max_output_tokens": 10240,
+            "instructions": "Be kind.",
+            "input": "Hello",
+            "store": True,
+        }
+    ]
+
+
+async def test_s4_2_s4_3_s4_5_s4_6_s4_16_a_turn_calls_tools_and_the_next_one_has_their_outputs(
+    transport: Recorder,
+) -> None:
+    provider = make_provider(transport, carry_tools="never")
+    first = await provider.generate_responses_turn(None, "weather", [LOOK_UP], None)
+    assert first == Turn(
+        "Looking. ",
+        [ToolCall("call_a", "look_up", '{"city":"Bern"}'), ToolCall("call_b", "look_up", '{"city":"Rome"}')],
+        first.response_id,
+    )
+    outputs = {"call_b": '{"celsius": 20}', "call_a": '{"celsius": 10}'}
+    second = await provider.generate_responses_turn(first.response_id, None, None, outputs)
+    assert (second.text, second.tool_calls) == ("It is 6.", [])
+    started, continued = transport.sent
+    assert started["input"] == "weather"
+    assert started["tools"] == [{"type": "function", "strict": True} | LOOK_UP]
+    assert started["store"] is continued["store"] is True
+    assert "previous_response_id" not in started
+    assert continued == {
+        "model": "scripted",
+        "temperature": 0.7,
+        "max_output_tokens": 10240,
+        "input": [
+            {"type": "function_call_output", "call_id": "call_a", "output": '{"celsius": 10}'},
+            {"type": "function_call_output", "call_id": "call_b", "output": '{"celsius": 20}'},
+        ],
+        "previous_response_id": first.response_id,
+        "store": True,
+    }
+
+
+async def test_c4_tools_are_carried_along_unless_that_is_switched_off(transport: Recorder) -> None:
+    provider = make_provider(transport)
+    first = await provider.generate_responses_turn(None, "weather", [LOOK_UP])
+    await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
+    assert transport.sent[1]["tools"] == transport.sent[0]["tools"]
+
+
+async def test_s4_7_structured_output_is_asked_for_as_the_api_has_it(transport: Recorder) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True, "description": "d"}
+    await make_provider(transport, text_format=form).generate_response("x", "y")
+    assert transport.sent[0]["text"] == {"format": form}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PreviousResponseNotFound("gone", param="previous_response_id"),
+        UnsupportedParameter("no state", param="previous_response_id"),
+    ],
+)
+async def test_c6_a_server_that_keeps_no_state_is_sent_the_whole_history(transport: Recorder, error: Exception) -> None:
+    provider = make_provider(transport)
+    first = await provider.generate_responses_turn(None, "weather", [LOOK_UP])
+    transport.refuse = error
+    second = await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
+    assert second.text == "It is 6."
+    assert provider.state == "client"
+    replayed = transport.sent[-1]
+    assert "previous_response_id" not in replayed
+    assert (replayed["store"], replayed["include"]) == (False, ["reasoning.encrypted_content"])
+    assert [item.get("type", item.get("role")) for item in replayed["input"]] == [
+        "user",
+        "message",
+        "function_call",
+        "function_call",
+        "function_call_output",
+        "function_call_output",
+    ]
+    third = await provider.generate_responses_turn(second.response_id, "And now?")
+    assert third.text == "You said: And now?"
+    assert len(transport.sent[-1]["input"]) == 8
+
+
+async def test_c6_a_history_that_is_not_ours_cannot_be_sent_again(transport: Recorder) -> None:
+    with pytest.raises(PreviousResponseNotFound):
+        await make_provider(transport).generate_responses_turn("resp_unknown", "Go on.")
+    with pytest.raises(PreviousResponseNotFound, match="was not made here"):
+        await make_provider(transport, state="client").generate_responses_turn("resp_unknown", "Go on.")
+
+
+async def test_client_state_never_relies_on_the_server(transport: Recorder) -> None:
+    provider = make_provider(transport, state="client")
+    first = await provider.generate_responses_turn(None, "weather", [LOOK_UP])
+    await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
+    assert [request["store"] for request in transport.sent] == [False, False]
+    assert all("previous_response_id" not in request for request in transport.sent)
+
+
+async def test_a_continuation_with_nothing_to_say_is_refused(transport: Recorder) -> None:
+    provider = make_provider(transport)
+    first = await provider.generate_responses_turn(None, "Hello")
+    with pytest.raises(InvalidRequest, match="needs function outputs or input"):
+        await provider.generate_responses_turn(first.response_id)
+
+
+async def test_s4_14_the_path_follows_the_base_url(server: Running) -> None:
+    for base in (f"{server.url}/v1", f"{server.url}/v1/"):
+        transport = HttpTransport(base)
+        assert await make_provider(transport).generate_response("x", "hi") == "You said: hi"
+        await transport.close()
+
+
+def test_what_servers_leave_out_is_made_up_for() -> None:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
+    stream = [
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": {"id": "resp_1", "status": "completed", "temperature": None}},
+    ]
+    gathering = Gathering()
+    gathering.feed([codec.decode_event(json.dumps(event).encode()) for event in stream])
+    assert gathering.finish() == {"id": "resp_1", "status": "completed", "temperature": None, "output": [item]}
