@@ -1,0 +1,192 @@
+"""`@tool`: a typed Python function becomes a tool."""
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, overload
+
+import msgspec
+from msgspec import Meta
+
+from antiphon.errors import ConfigError
+from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
+from antiphon.tools.schema import Shape
+
+Function = Callable[..., Any]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@overload
+def tool(function: Function, /) -> Tool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool = True,
+    timeout: float | None = None,
+    retries: int = 0,
+    concurrency: int | None = None,
+    needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False,
+    on_interrupt: OnInterrupt = "ask",
+) -> Callable[[Function], Tool]: ...
+
+
+def tool(function: Function | None = None, /, **options: Any) -> Tool | Callable[[Function], Tool]:
+    """Make a tool of a function: its signature is the schema, its docstring says what it is for.
+
+    A parameter of type `ToolContext` is not the model's to fill: it gets the context of the call. A function that is
+    not a coroutine runs in a thread. What the parameters are for is read from `Annotated[..., "text"]` or from the
+    docstring's `Args:`.
+    """
+    if function is not None:
+        return _make(function)
+    return lambda decorated: _make(decorated, **options)
+
+
+def _make(
+    function: Function, *, name: str | None = None, description: str | None = None, strict: bool = True, **options: Any
+) -> Tool:
+    called = name or function.__name__
+    if not _NAME.fullmatch(called):
+        raise ConfigError(f"A tool cannot be called {called!r}: use 1 to 64 letters, digits, '_' and '-'.")
+    summary, explained = _read_docstring(inspect.getdoc(function) or "")
+    if not (description or summary):
+        raise ConfigError(f"The tool '{called}' has no docstring, so a model cannot know what it is for.")
+    signature = _Signature(function, called, explained, strict=strict)
+    return Tool(
+        name=called,
+        description=description or summary,
+        parameters=signature.shape.schema,
+        strict=strict,
+        invoke=functools.partial(_invoke, function, signature),
+        **options,
+    )
+
+
+class _Signature:
+    """The parameters of a function, as one struct."""
+
+    def __init__(self, function: Function, name: str, explained: Mapping[str, str], *, strict: bool) -> None:
+        hints = _read_hints(function, name)
+        self.context: str | None = None
+        fields: list[Any] = []
+        for parameter in inspect.signature(function).parameters.values():
+            kind = hints.get(parameter.name)
+            if kind is ToolContext:
+                self.context = parameter.name
+                continue
+            _check(parameter, kind, name)
+            described = _describe(kind, explained.get(parameter.name))
+            if parameter.default is parameter.empty:
+                fields.append((parameter.name, described))
+            else:
+                default = msgspec.field(default_factory=functools.partial(_give, parameter.default))
+                fields.append((parameter.name, described, default))
+        arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+        self.shape = Shape(arguments, where=name, strict=strict)
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The arguments by name."""
+        read = self.shape.read(text or "{}")
+        return {name: getattr(read, name) for name in read.__struct_fields__}
+
+
+def _give(default: Any) -> Any:
+    return default
+
+
+def _read_hints(function: Function, name: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError(f"The types of the tool '{name}' cannot be read: {error}.") from None
+
+
+def _check(parameter: inspect.Parameter, kind: Any, name: str) -> None:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        raise ConfigError(f"The tool '{name}' cannot have the parameter '{parameter}': arguments are passed by name.")
+    if kind is None:
+        raise ConfigError(f"The parameter '{parameter.name}' of the tool '{name}' has no type.")
+
+
+def _describe(kind: Any, explained: str | None) -> Any:
+    """The type, with its description where JSON Schema wants it."""
+    if typing.get_origin(kind) is Annotated:
+        plain, *notes = typing.get_args(kind)
+        notes = [Meta(description=note) if isinstance(note, str) else note for note in notes]
+        if explained and not any(isinstance(note, Meta) and note.description for note in notes):
+            notes.append(Meta(description=explained))
+        return Annotated[(plain, *notes)]
+    return Annotated[kind, Meta(description=explained)] if explained else kind
+
+
+_SECTION = re.compile(r"^(args|arguments|parameters|returns|raises|yields|examples?|notes?):?\s*$", re.IGNORECASE)
+_ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+_FIELD = re.compile(r"^:param\s+(?:[\w\[\], |]+\s+)?(\w+):\s*(.*)$")
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """What a function is for, and what its parameters are, in the style of Google or of Sphinx."""
+    summary: list[str] = []
+    explained: dict[str, str] = {}
+    section, last = "", ""
+    for line in text.splitlines():
+        found = _SECTION.match(line)
+        if found:
+            section, last = found[1].lower(), ""
+            continue
+        if field := _FIELD.match(line):
+            section, last = "args", field[1]
+            explained[last] = field[2].strip()
+        elif not section:
+            summary.append(line)
+        elif section in ("args", "arguments", "parameters"):
+            argument = _ARGUMENT.match(line)
+            if argument:
+                last = argument[1]
+                explained[last] = argument[2].strip()
+            elif last and line.strip():
+                explained[last] = f"{explained[last]} {line.strip()}"
+    return "\n".join(summary).strip(), explained
+
+
+async def _invoke(function: Function, signature: _Signature, text: str, context: ToolContext) -> ToolResult:
+    arguments = signature.read(text)
+    if signature.context is not None:
+        arguments[signature.context] = context
+    if inspect.iscoroutinefunction(function):
+        result = await function(**arguments)
+    else:
+        # A thread cannot be stopped: one that outlives its timeout goes on, but nobody waits for it any more.
+        kept = contextvars.copy_context()
+        result = await asyncio.get_running_loop().run_in_executor(
+            None, functools.partial(kept.run, function, **arguments)
+        )
+        if inspect.isawaitable(result):
+            result = await result
+    return as_result(result)
+
+
+def as_result(value: Any) -> ToolResult:
+    """What a function returned, as a model reads it: text as it is, anything else as JSON."""
+    if isinstance(value, ToolResult):
+        return value
+    if isinstance(value, str):
+        return ToolResult(value)
+    if hasattr(value, "model_dump_json"):
+        return ToolResult(value.model_dump_json())
+    return ToolResult(msgspec.json.encode(value, enc_hook=_encode_pydantic).decode())
+
+
+def _encode_pydantic(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise NotImplementedError(f"A tool returned a {type(value).__name__}, which has no JSON form.")

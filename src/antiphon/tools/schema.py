@@ -1,0 +1,186 @@
+"""From Python types to JSON Schema, in the strict form that models can be held to, and back from JSON to the types.
+
+Dataclasses, TypedDicts, msgspec structs, enums, literals and containers are msgspec's; pydantic's models are asked
+themselves, if there are any.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import ConfigError
+
+JsonSchema = dict[str, Any]
+
+# What strict mode leaves out of JSON Schema, as far as types can ask for it.
+_INEXPRESSIBLE = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "uniqueItems")
+_REFERENCE = "#/$defs/{name}"
+
+
+class Shape:
+    """A type as JSON: `schema` says what it may be, `read` and `convert` make it."""
+
+    def __init__(self, kind: Any, *, where: str, strict: bool = True) -> None:
+        """Raises ConfigError, with the place after `where`, for what cannot be expressed."""
+        self._kind = kind
+        self._loose, self._definitions = _describe(kind, where)
+        self.schema = _assemble(self._loose, self._definitions, where) if strict else self._whole()
+
+    def _whole(self) -> JsonSchema:
+        used = _find_used(self._loose, self._definitions)
+        return self._loose | {"$defs": used} if used else self._loose
+
+    def read(self, text: str | bytes) -> Any:
+        """The value that a JSON text stands for. Raises msgspec.ValidationError or msgspec.DecodeError."""
+        return self.convert(msgspec.json.decode(text))
+
+    def convert(self, value: Any) -> Any:
+        """The value that JSON data stands for. What may be left out may be null: strict mode has no other way."""
+        given = _leave_out(value, self._loose, self._definitions)
+        return msgspec.convert(given, self._kind, dec_hook=_build_pydantic)
+
+
+def _describe(kind: Any, where: str) -> tuple[JsonSchema, dict[str, Any]]:
+    """The schema as the type has it, with all its definitions in one place."""
+    try:
+        (schema,), components = msgspec.json.schema_components(
+            [kind], schema_hook=_ask_pydantic, ref_template=_REFERENCE
+        )
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    definitions: dict[str, Any] = dict(components)
+    schema = _resolve(schema, definitions)
+    _lift(schema, definitions)
+    for component in list(definitions.values()):
+        _lift(component, definitions)
+    return schema, definitions
+
+
+def _assemble(loose: JsonSchema, definitions: Mapping[str, Any], where: str) -> JsonSchema:
+    schema: JsonSchema = _tighten(loose, where)
+    tight = {name: _tighten(each, where) for name, each in _find_used(loose, definitions).items()}
+    return schema | {"$defs": tight} if tight else schema
+
+
+def _leave_out(value: Any, schema: JsonSchema, definitions: Mapping[str, Any]) -> Any:
+    """The value without the nulls that stand for what was left out."""
+    schema = _resolve(schema, definitions)
+    for option in schema.get("anyOf", ()):
+        value = _leave_out(value, option, definitions)
+    if isinstance(value, list) and "items" in schema:
+        return [_leave_out(each, schema["items"], definitions) for each in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    properties, required = schema["properties"], schema.get("required", ())
+    return {
+        name: _leave_out(each, properties.get(name, {}), definitions)
+        for name, each in value.items()
+        if each is not None or name in required or name not in properties
+    }
+
+
+def _is_pydantic(kind: Any) -> bool:
+    return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate")
+
+
+def _ask_pydantic(kind: Any) -> JsonSchema:
+    if not _is_pydantic(kind):
+        raise TypeError(f"the type {getattr(kind, '__name__', kind)!r} has no JSON form")
+    schema: JsonSchema = kind.model_json_schema()
+    return schema
+
+
+def _build_pydantic(kind: Any, value: Any) -> Any:
+    if not _is_pydantic(kind):
+        raise NotImplementedError(f"the type {getattr(kind, '__name__', kind)!r} has no JSON form")
+    try:
+        return kind.model_validate(value)
+    except ValueError as error:
+        raise msgspec.ValidationError(str(error)) from None
+
+
+def _resolve(schema: JsonSchema, definitions: Mapping[str, Any]) -> JsonSchema:
+    """An object at the top: a reference there is replaced by what it names."""
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    found: JsonSchema = definitions.get(name, schema)
+    return found
+
+
+def _lift(schema: Any, definitions: dict[str, Any]) -> None:
+    """Bring definitions that stand within a schema (pydantic's) to the top, where all references point to."""
+    if isinstance(schema, list):
+        for each in schema:
+            _lift(each, definitions)
+    if not isinstance(schema, dict):
+        return
+    inner = schema.pop("$defs", {})
+    for name, definition in inner.items():
+        definitions.setdefault(name, definition)
+        _lift(definition, definitions)
+    for value in schema.values():
+        _lift(value, definitions)
+
+
+def _tighten(schema: Any, where: str) -> Any:
+    """The schema with every object closed and every property required; one that may be left out may be null instead."""
+    if isinstance(schema, list):
+        return [_tighten(each, where) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    for keyword in _INEXPRESSIBLE:
+        if keyword in schema:
+            raise ConfigError(f"{where}: strict mode cannot express '{keyword}'; use strict=False or another type.")
+    if not schema:
+        raise ConfigError(f"{where}: strict mode needs a type; use strict=False or say which.")
+    tight = {key: _tighten_inner(key, value, where) for key, value in schema.items() if key not in ("default", "title")}
+    if schema.get("type") == "object":
+        tight |= _close(schema, where)
+    return tight
+
+
+def _tighten_inner(key: str, value: Any, where: str) -> Any:
+    if key == "properties":
+        return {name: _tighten(each, f"{where}.{name}") for name, each in value.items()}
+    return _tighten(value, where) if key in ("items", "anyOf", "oneOf") else value
+
+
+def _close(schema: JsonSchema, where: str) -> JsonSchema:
+    if schema.get("additionalProperties") not in (None, False):
+        raise ConfigError(
+            f"{where}: strict mode cannot express an object with keys of any name; use strict=False or name the keys."
+        )
+    required = set(schema.get("required", ()))
+    properties = {
+        name: _tighten(each, f"{where}.{name}") if name in required else _allow_null(_tighten(each, f"{where}.{name}"))
+        for name, each in schema.get("properties", {}).items()
+    }
+    return {"properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _allow_null(schema: JsonSchema) -> JsonSchema:
+    described = {"description": schema["description"]} if "description" in schema else {}
+    options = schema["anyOf"] if "anyOf" in schema else [{k: v for k, v in schema.items() if k != "description"}]
+    if {"type": "null"} in options:
+        return schema
+    return {"anyOf": [*options, {"type": "null"}]} | described
+
+
+def _find_used(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    used: dict[str, Any] = {}
+    waiting = [schema]
+    while waiting:
+        for name in _references(waiting.pop()):
+            if name in definitions and name not in used:
+                used[name] = definitions[name]
+                waiting.append(definitions[name])
+    return used
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return [name for each in schema for name in _references(each)]
+    if not isinstance(schema, dict):
+        return []
+    own = [str(schema["$ref"]).rpartition("/")[2]] if isinstance(schema.get("$ref"), str) else []
+    return own + [name for value in schema.values() for name in _references(value)]

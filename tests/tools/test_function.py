@@ -1,0 +1,249 @@
+"""`@tool`: what the signature says is what the model may say."""
+
+import asyncio
+import dataclasses
+import enum
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+from jsonschema import Draft202012Validator
+
+from antiphon.errors import ConfigError
+from antiphon.tools.base import Tool, ToolContext, ToolResult
+from antiphon.tools.function import tool
+
+CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
+
+
+class Unit(enum.Enum):
+    CELSIUS = "celsius"
+    KELVIN = "kelvin"
+
+
+@dataclasses.dataclass
+class Place:
+    city: str
+    country: str = "CH"
+
+
+class Stop(msgspec.Struct):
+    place: Place
+    nights: int
+
+
+class Rating(pydantic.BaseModel):
+    stars: int = pydantic.Field(ge=1, le=5, description="How good.")
+    note: str | None = None
+
+
+class Options(TypedDict):
+    fast: bool
+
+
+@tool
+async def plan(
+    stops: list[Stop],
+    rating: Rating,
+    unit: Unit,
+    mode: Literal["walk", "train"],
+    budget: Annotated[int, "In francs."],
+    options: Options,
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 3,
+    title: str | None = None,
+) -> dict[str, Any]:
+    """Plan a journey.
+
+    The longer, the better.
+
+    Args:
+        stops: Where to stop,
+            in order.
+        mode (str): How to get there.
+    """
+    return {
+        "nights": [stop.nights for stop in stops],
+        "country": stops[0].place.country,
+        "stars": rating.stars,
+        "unit": unit.name,
+        "rest": [mode, budget, options, limit, title],
+    }
+
+
+ARGUMENTS: dict[str, Any] = {
+    "stops": [{"place": {"city": "Bern", "country": None}, "nights": 2}],
+    "rating": {"stars": 4, "note": None},
+    "unit": "kelvin",
+    "mode": "walk",
+    "budget": 9,
+    "options": {"fast": True},
+    "limit": None,
+    "title": None,
+}
+
+
+def is_strict(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return all(map(is_strict, schema))
+    if not isinstance(schema, dict):
+        return True
+    if schema.get("type") == "object" and "properties" in schema:
+        closed = schema.get("additionalProperties") is False
+        if not closed or schema.get("required") != list(schema["properties"]):
+            return False
+    return "default" not in schema and all(map(is_strict, schema.values()))
+
+
+def test_a_functions_signature_is_a_strict_schema() -> None:
+    schema = dict(plan.parameters)
+    assert is_strict(schema)
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(ARGUMENTS)
+    properties = schema["properties"]
+    assert properties["stops"]["description"] == "Where to stop, in order."
+    assert properties["mode"] == {"enum": ["train", "walk"], "description": "How to get there."}
+    assert properties["budget"] == {"type": "integer", "description": "In francs."}
+    assert properties["limit"] == {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
+    assert plan.describe() == {
+        "type": "function",
+        "name": "plan",
+        "description": "Plan a journey.\n\nThe longer, the better.",
+        "parameters": schema,
+        "strict": True,
+    }
+
+
+async def test_the_function_gets_its_own_types_and_its_defaults() -> None:
+    arguments = {**ARGUMENTS, "stops": [{"place": {"city": "Bern", "country": "IT"}, "nights": 2}]}
+    result = await plan.invoke(msgspec.json.encode(arguments).decode(), CONTEXT)
+    assert msgspec.json.decode(result.output) == {
+        "nights": [2],
+        "country": "IT",
+        "stars": 4,
+        "unit": "KELVIN",
+        "rest": ["walk", 9, {"fast": True}, 3, None],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"budget": "much"}, "budget"),
+        ({"mode": "fly"}, "mode"),
+        ({"rating": {"stars": 9}}, "stars"),
+        ({"other": 1}, "other"),
+        ({"stops": None}, "stops"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_refused_by_name(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=reason):
+        await plan.invoke(msgspec.json.encode(ARGUMENTS | change).decode(), CONTEXT)
+
+
+async def test_a_plain_function_runs_beside_the_loop_and_knows_its_call() -> None:
+    @tool(name="who", timeout=3, retries=1, needs_approval=True, on_interrupt="retry")
+    def who(context: ToolContext, greeting: str = "hi") -> str:
+        """Say who is there."""
+        assert threading.current_thread() is not threading.main_thread()
+        return f"{greeting} {context.idempotency_key}"
+
+    assert (await who.invoke("{}", CONTEXT)).output == "hi key_1"
+    assert (await who.invoke("", CONTEXT)).output == "hi key_1"
+    assert list(who.parameters["properties"]) == ["greeting"]
+    assert (who.timeout, who.retries, who.needs_approval, who.on_interrupt) == (3, 1, True, "retry")
+
+
+@pytest.mark.parametrize(
+    ("returned", "output"),
+    [
+        ("text", "text"),
+        (None, "null"),
+        ({"a": 1}, '{"a":1}'),
+        (Place("Bern"), '{"city":"Bern","country":"CH"}'),
+        (Rating(stars=3), '{"stars":3,"note":null}'),
+        ([Rating(stars=3)], '[{"stars":3,"note":null}]'),
+        (ToolResult("broken", is_error=True), "broken"),
+    ],
+)
+async def test_what_a_function_returns_is_text_for_the_model(returned: Any, output: str) -> None:
+    @tool
+    async def give() -> Any:
+        """Give something."""
+        return returned
+
+    assert (await give.invoke("{}", CONTEXT)).output == output
+
+
+def without_types(city) -> str:  # type: ignore[no-untyped-def]
+    """Look up."""
+    return str(city)
+
+
+def without_docstring(city: str) -> str:
+    return city
+
+
+def with_rest(*cities: str) -> str:
+    """Look up."""
+    return " ".join(cities)
+
+
+def with_any_keys(filters: dict[str, str]) -> str:
+    """Look up."""
+    return str(filters)
+
+
+def with_anything(value: Any) -> str:
+    """Look up."""
+    return str(value)
+
+
+def with_a_lock(lock: threading.Event) -> str:
+    """Look up."""
+    return str(lock)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (without_types, "The parameter 'city' of the tool 'without_types' has no type."),
+        (without_docstring, "The tool 'without_docstring' has no docstring"),
+        (with_rest, r"The tool 'with_rest' cannot have the parameter '\*cities"),
+        (with_any_keys, "with_any_keys.filters: strict mode cannot express an object with keys of any name"),
+        (with_anything, "with_anything.value: strict mode needs a type"),
+        (with_a_lock, "with_a_lock: .*Event"),
+        (lambda: None, "A tool cannot be called '<lambda>'"),
+    ],
+)
+def test_a_function_that_makes_no_tool_is_refused_with_the_reason(function: Callable[..., Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        tool(function)
+
+
+def test_what_strict_mode_cannot_say_can_be_said_without_it() -> None:
+    made = tool(strict=False)(with_any_keys)
+    assert isinstance(made, Tool)
+    assert made.strict is False
+    assert made.parameters["properties"]["filters"] == {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+    }
+
+
+async def test_cancelling_a_call_cancels_the_function() -> None:
+    begun = asyncio.Event()
+
+    @tool
+    async def wait() -> None:
+        """Wait."""
+        begun.set()
+        await asyncio.Event().wait()
+
+    calling = asyncio.ensure_future(wait.invoke("{}", CONTEXT))
+    await begun.wait()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
