@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from benchmarks import chains, figures, idle, imports, micro, rounds
+from benchmarks import chains, figures, idle, imports, micro, rounds, sockets
 from benchmarks.client import BadAnswer, Client
 from benchmarks.report import Row, as_json, format_table
 from benchmarks.servers import SERVERS, DidNotStart, Running, Server, run
@@ -85,7 +85,7 @@ async def measure_starts(servers: Sequence[Server], starts: int, folder: Path) -
     return seconds
 
 
-async def measure(effort: Effort) -> tuple[list[Row], list[Row]]:
+async def measure(effort: Effort) -> tuple[list[Row], list[Row], list[Row]]:
     task = asyncio.current_task()
     assert task is not None
     # The default would end this process at once, and leave the servers running.
@@ -95,11 +95,14 @@ async def measure(effort: Effort) -> tuple[list[Row], list[Row]]:
         state += figures.chain_rows(await chains.measure(Path(folder), rounds=effort.rounds))
         idle_streams = await idle.measure(SERVERS[-1], Path(folder), streams=effort.idle)
         state += figures.idle_rows(idle_streams, effort.idle)
+        idle_sockets = await sockets.measure_idle(SERVERS[-1], Path(folder), sockets=effort.idle)
+        state.append(figures.idle_socket_row(idle_sockets, effort.idle))
+        turns = await sockets.measure(SERVERS[-1], Path(folder), repeats=effort.rounds, scale=effort.scale)
     names = [SERVERS[0].name, "antiphon"]
     steps = micro.measure(rounds=effort.rounds, repeats=effort.repeats)
     rows += figures.pair_rows(_SECTION_MICRO, steps, names)
     rows += figures.pair_rows(_SECTION_IMPORTS, imports.measure(rounds=effort.imports), names)
-    return rows, state
+    return rows, state, figures.socket_rows(turns)
 
 
 def main() -> int:
@@ -114,7 +117,7 @@ def main() -> int:
     effort = QUICK if arguments.quick else FULL
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rows, state = runner.run(measure(effort))
+            rows, state, turns = runner.run(measure(effort))
     except (BadAnswer, DidNotStart) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
@@ -123,11 +126,12 @@ def main() -> int:
     except TimeoutError:
         print(f"benchmarks: more than {effort.seconds:g} seconds for the servers is too long.", file=sys.stderr)
         return 1
-    print(f"{format_table(rows)}\n\n{format_table(state)}")
+    print(f"{format_table(rows)}\n\n{format_table(state)}\n\n{format_table(turns)}")
     print(f"\nmedians of {effort.rounds} rounds in turns, Python {platform.python_version()}, ", end="")
     print(f"{time.monotonic() - began:.0f} seconds")
     if arguments.json:
-        document = {"python": platform.python_version(), "effort": effort._asdict(), "rows": as_json(rows + state)}
+        figures_of_all = as_json([*rows, *state, *turns])
+        document = {"python": platform.python_version(), "effort": effort._asdict(), "rows": figures_of_all}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     return 0
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.report import Row, make_row
 from benchmarks.rounds import Round, Rounds
+from benchmarks.sockets import LENGTHY, MANY, ONE
 from benchmarks.workloads import (
     ALONE,
     BRIEF,
@@ -26,6 +27,7 @@ from benchmarks.workloads import (
 REQUEST_AIM = 2.5
 EVENT_AIM = 2.0
 STORING_AIM = 45.0
+SOCKET_AIM = 40
 
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -119,6 +121,37 @@ def idle_rows(found: Mapping[str, tuple[float, float]], streams: int) -> list[Ro
             remark=f"{(after - before) / streams * 1024:.0f} kB a stream",
         )
         for kind, (before, after) in found.items()
+    ]
+
+
+def idle_socket_row(found: tuple[float, float], sockets: int) -> Row:
+    before, after = found
+    each = (after - before) / sockets * 1024
+    verdict = "met" if each <= SOCKET_AIM else "missed"
+    return make_row(
+        f"resident memory with {sockets} idle WebSockets, MB",
+        "after a turn each",
+        {"without": [before], "with": [after]},
+        shows_added=True,
+        remark=f"{each:.0f} kB a WebSocket, at most {SOCKET_AIM}: {verdict}",
+    )
+
+
+def socket_rows(found: Rounds) -> list[Row]:
+    """The same turns over HTTP and over WebSockets that are open already."""
+
+    def collect(workload: Workload, read: Callable[[Round], float]) -> dict[str, list[float]]:
+        return {way: [read(each) for each in found[workload.name, way]] for way in ("http", "websocket")}
+
+    cpu, rate, first = attrgetter("cpu"), attrgetter("rate"), attrgetter("first")
+    section = "turns over a WebSocket"
+    events = _subtract(collect(LENGTHY, cpu), collect(MANY, cpu), LENGTHY.events - MANY.events)
+    return [
+        make_row(section, "turns a second, 1 at once", collect(ONE, rate)),
+        make_row(section, "turns a second, 32 at once", collect(MANY, rate)),
+        make_row(section, "CPU of the server, µs a turn, 32 at once", collect(MANY, cpu)),
+        make_row(section, "CPU of the server, µs an event", events),
+        make_row(section, "first event, p50, 1 at once, ms", collect(ONE, first), shows_added=True),
     ]
 
 

@@ -11,6 +11,7 @@ from antiphon.backends.scripted import ScriptedBackend
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.run import Run
+from antiphon.engine.sealing import Sealer
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
@@ -25,7 +26,9 @@ class Bench:
     def __init__(self, script: dict[str, Any], store: Store, policy: Policy | None = None) -> None:
         self.backend: ScriptedBackend = scripted.create("test", {"script": script}, Path())
         self.store = store
-        self.engine = Engine(backends={"test": self.backend}, store=store, policy=policy)
+        # One server has one key, in all its processes.
+        sealer = Sealer([bytes(32)])
+        self.engine = Engine(backends={"test": self.backend}, store=store, policy=policy, sealer=sealer)
 
     async def ask(self, asked: Any = "hi", *, project: str = "default", **fields: Any) -> Run:
         body = codec.encode({"model": "scripted", "input": asked} | fields)

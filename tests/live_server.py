@@ -20,6 +20,7 @@ from antiphon.engine.assemble import make_policy
 from antiphon.engine.background import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.run import Events, Run
+from antiphon.engine.session import Session
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.server.process import Server, bind
@@ -35,9 +36,11 @@ class JudgedEngine(Engine):
     A model may be scripted to say what Open Responses has no form for: the items and annotations of other APIs.
     """
 
-    async def create(self, request: CreateRequest, *, project: str) -> Run | BackgroundRun:
+    async def create(
+        self, request: CreateRequest, *, project: str, session: Session | None = None
+    ) -> Run | BackgroundRun:
         asked = json.loads(codec.encode(request))
-        run = await super().create(request, project=project)
+        run = await super().create(request, project=project, session=session)
         if openresponses.covers(asked):
             events = run.events
             run.events = lambda: self._judge(events())  # type: ignore[method-assign]

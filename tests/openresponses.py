@@ -39,6 +39,18 @@ def validate_event(obj: dict[str, Any]) -> None:
         _check(event_schemas()[kind], obj)
 
 
+def validate_compaction(obj: dict[str, Any]) -> None:
+    """Raise NotOpenResponses if this is not what compacting is answered with in Open Responses."""
+    if _schemas():
+        _check("CompactResource", obj)
+
+
+def validate_socket_error(obj: dict[str, Any]) -> None:
+    """Raise NotOpenResponses if this is not the error of a WebSocket that Open Responses has."""
+    if _schemas():
+        _check("WebSocketErrorEvent", obj)
+
+
 def covers(request: dict[str, Any]) -> bool:
     """Whether a request is within Open Responses, so that what it is answered with has to be, too."""
     return bool(_schemas()) and _validator("CreateResponseBody").is_valid(request)

@@ -241,9 +241,9 @@ def test_secrets_do_not_show() -> None:
     assert repr(load(path, HOME, {})) == (
         "Settings(host='127.0.0.1', port=8484, data_dir=PosixPath('/home/ada/.local/share/antiphon'), "
         "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
-        "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, inherit_tools=True, "
-        "retention_days=30, background_slots=64, background_lease_seconds=15, opening_seconds=5, models={}, "
-        "seal_keys='<1>', compat='openai', stateless=False, stateless_id_prefix='', "
+        "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, websocket_max_seconds=3600, "
+        "inherit_tools=True, retention_days=30, background_slots=64, background_lease_seconds=15, opening_seconds=5, models={}, "
+        "seal_keys='<1>', compat='openai', unsupported_tools='default', stateless=False, stateless_id_prefix='', "
         "log_level='info', log_format='text', "
         "backends={'up': BackendSettings(kind='chat', options=<key>)})"
     )

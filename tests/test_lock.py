@@ -1,5 +1,6 @@
-"""requirements.lock installs the same files everywhere, from whichever index its reader uses."""
+"""The locks install the same files everywhere, from whichever index their reader uses."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -9,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text()
+CODEX_LOCK = (ROOT / "tests/clients/codex/package-lock.json").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -44,3 +46,11 @@ def test_every_declared_dependency_is_locked_at_an_accepted_version() -> None:
     for requirement in declared():
         (pin,) = entries[canonicalize_name(requirement.name)].specifier
         assert requirement.specifier.contains(pin.version, prereleases=True), requirement
+
+
+def test_the_lock_of_codex_names_no_index_and_has_a_hash_for_every_package() -> None:
+    packages = json.loads(CODEX_LOCK)["packages"]
+    installed = [package for path, package in packages.items() if path]
+    assert "://" not in CODEX_LOCK
+    assert len(installed) > 1
+    assert all(package["integrity"].startswith("sha512-") for package in installed)

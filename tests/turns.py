@@ -1,5 +1,7 @@
 """Hypothesis strategies for what a backend may say in a turn."""
 
+import itertools
+
 from hypothesis import strategies as st
 
 from antiphon.protocol import content, items
@@ -28,7 +30,25 @@ others = st.one_of(
     st.builds(d.WholeItem, st.just(items.Compaction("blob", "cmp_1"))),
     st.builds(d.Passthrough, st.just(Unknown(b'{"type":"acme.tick","sequence_number":5}'))),
 )
+_search = items.WebSearchCall("ws_up", {"type": "search"}, "completed")
+_searching = Unknown(b'{"type":"response.web_search_call.searching","item_id":"ws_up","output_index":7}')
+
+
+def _carry(key: str) -> list[d.Delta]:
+    """A hosted tool's item from its beginning to its end."""
+    begun = Unknown(b'{"type":"web_search_call","id":"ws_up","status":"in_progress"}')
+    return [d.OpenItem(key, begun, "ws"), d.ItemEvent(_searching, key), d.CloseItem(key, _search)]
+
+
+carried = st.uuids().map(str).map(_carry)
+borders = st.one_of(
+    st.builds(d.Phase, st.sampled_from(["commentary", "final_answer"])),
+    st.just(d.CloseItem()),
+    st.builds(d.CloseItem, keys),
+    st.just(d.ItemEvent(Unknown(b'{"type":"acme.glow","item_id":"msg_up","output_index":7}'))),
+)
 endings = st.one_of(
     st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter", "cancelled"])), st.builds(d.Failure, words)
 )
-turns = st.tuples(st.lists(speech | calls | others, max_size=30), endings).map(lambda turn: [*turn[0], turn[1]])
+_chunks = (speech | calls | others | borders).map(lambda delta: [delta]) | carried
+turns = st.tuples(st.lists(_chunks, max_size=30), endings).map(lambda turn: [*itertools.chain(*turn[0]), turn[1]])

@@ -43,6 +43,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     `keepalive_seconds`: how long a stream may be silent before a sign of life is sent on it; 0 sends none.
     `inherit_tools`: a continuation that says nothing of tools has those of the response it continues.
+    `websocket_max_seconds`: how long a WebSocket may stay open; a response that runs then may still end.
     `retention_days`: how long responses and conversations are kept; 0 keeps them until they are deleted.
     `background_slots`: how many background responses are worked on at once.
     `background_lease_seconds`: how long after a crash another process goes on with the background responses of the dead
@@ -51,6 +52,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     `models`: names for models, and who serves them: a backend, or `backend/model`, or several to be asked in turn.
     `seal_keys`: what sealed content is made with, newest first; without any, a file of keys in `data_dir` is used.
     `compat`: `open-responses` gives events of reasoning the names of that specification.
+    `unsupported_tools`: what becomes of tools that nobody here can run: left out with a warning, or refused; by default
+    web search is left out, because some clients always offer it, and the others are refused.
     `stateless`: requests bring their whole history, and nothing is kept; `stateless_id_prefix` marks the ids then.
     """
 
@@ -62,6 +65,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
     keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15
+    websocket_max_seconds: Annotated[float, Meta(gt=0, le=604800)] = 3600
     inherit_tools: bool = True
     retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
     background_slots: Annotated[int, Meta(ge=1)] = 64
@@ -70,6 +74,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
     compat: Literal["openai", "open-responses"] = "openai"
+    unsupported_tools: Literal["default", "drop", "refuse"] = "default"
     stateless: bool = False
     stateless_id_prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,32}$")] = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

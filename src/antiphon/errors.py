@@ -11,7 +11,8 @@
     │   ├── NotFound               404  code not_found
     │   │   └── ModelNotFound      404  code model_not_found
     │   ├── MethodNotAllowed       405  code method_not_allowed
-    │   └── BodyTooLarge           413  code request_too_large
+    │   ├── BodyTooLarge           413  code request_too_large
+    │   └── UpgradeRequired        426  code upgrade_required
     ├── RateLimited                429  rate_limit_error: too many requests, here or upstream
     ├── ServerError                500  server_error
     │   ├── ModelError             500  model_error: the model broke off or answered nonsense
@@ -91,6 +92,11 @@ class MethodNotAllowed(InvalidRequest):
 class BodyTooLarge(InvalidRequest):
     status = 413
     default_code = "request_too_large"
+
+
+class UpgradeRequired(InvalidRequest):
+    status = 426
+    default_code = "upgrade_required"
 
 
 class RateLimited(AntiphonError):

@@ -119,7 +119,7 @@ ITEMS: dict[str, Json] = {
     },
     "local_shell_call_output": {
         "type": "local_shell_call_output",
-        "id": "lsho_s",
+        "id": "call_local",
         "status": "completed",
         "output": "a.txt",
     },
@@ -213,6 +213,8 @@ _PAIRS = {
     "computer_call": "computer_call_output",
     "function_call": "function_call_output",
     "shell_call": "shell_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "tool_search_call": "tool_search_output",
     "apply_patch_call": "apply_patch_call_output",
     "custom_tool_call": "custom_tool_call_output",
 }

@@ -68,6 +68,18 @@ TOOLS: dict[str, Json] = {
     "web_search_preview_2025_03_11": {"type": "web_search_preview_2025_03_11"},
 }
 
+# What the model says to call each of them, and the item that the client gets of it.
+CALLED: dict[str, tuple[Json, str]] = {
+    "custom": ({"name": "draw", "arguments": {"input": "aa"}}, "custom_tool_call"),
+    "namespace": ({"name": "n__look_up", "arguments": {}}, "function_call"),
+    "tool_search": ({"name": "tool_search", "arguments": {"query": "x"}}, "tool_search_call"),
+    "computer": ({"name": "computer", "arguments": {"actions": [{"type": "wait"}]}}, "computer_call"),
+    "computer_use_preview": ({"name": "computer", "arguments": {"action": {"type": "wait"}}}, "computer_call"),
+    "local_shell": ({"name": "local_shell", "arguments": {"command": ["ls"]}}, "local_shell_call"),
+    "shell": ({"name": "shell", "arguments": {"commands": ["ls"]}}, "shell_call"),
+    "apply_patch": ({"name": "apply_patch", "arguments": {"type": "delete_file", "path": "a"}}, "apply_patch_call"),
+}
+
 # What `tool_choice` is in each of its forms; where it is not listed, the form is nothing but its type.
 CHOICES: dict[str, Any] = {
     "none": "none",
@@ -87,7 +99,6 @@ PARAMETERS: dict[str, Any] = {
     "client_metadata": {"session": "s"},
     "context_management": [{"type": "compaction", "compact_threshold": 1000}],
     "frequency_penalty": 0.5,
-    "generate": False,
     "image": {"context_compression": "enabled"},
     "instructions": "Be kind.",
     "max_output_tokens": 99,
@@ -104,7 +115,6 @@ PARAMETERS: dict[str, Any] = {
     "safety_identifier": "s",
     "service_tier": "flex",
     "store": False,
-    "stream_id": "lane",
     "stream_options": {"include_obfuscation": False},
     "temperature": 0.5,
     "text": {"format": {"type": "json_object"}, "verbosity": "low"},

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from behaviour.event_samples import make_event
+from behaviour.samples import TOOLS
 from behaviour.wire import stream
 from manifest import names
 
@@ -16,6 +17,8 @@ OCCASIONS = ("everything", "cite file_path!", "long", "fail")
 @functools.cache
 def tell_all(server: Any) -> set[str]:
     told = {event["type"] for asked in OCCASIONS for event in stream(server, asked)}
+    told |= {event["type"] for event in stream(server, [{"type": "compaction_trigger"}])}
+    told |= {event["type"] for event in stream(server, "use shell!", tools=[TOOLS["shell"]])}
     return told | {event["type"] for event in stream(server, "hi", background=True)}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from behaviour.samples import CHOICES, FUNCTION, FUNCTION_ECHO, TOOLS
+from behaviour.samples import CALLED, CHOICES, FUNCTION, FUNCTION_ECHO, TOOLS
 from behaviour.wire import ask, refuse
 from manifest import names
 
@@ -18,6 +18,15 @@ def test_a_function_is_offered_and_called(server: Any) -> None:
         "function_call",
         "look_up",
     )
+
+
+CLIENT_TOOLS = [name for name in names("tools", "implemented") if name != "function"]
+
+
+@pytest.mark.parametrize("name", CLIENT_TOOLS)
+def test_a_tool_of_the_client_is_offered_and_called(server: Any, name: str) -> None:
+    response = ask(server, f"use {name}!", tools=[TOOLS[name]])
+    assert (response["status"], [item["type"] for item in response["output"]]) == ("completed", [CALLED[name][1]])
 
 
 @pytest.mark.parametrize("name", names("tools", "refused"))
@@ -36,7 +45,9 @@ def test_web_search_is_left_out_and_told(server: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", names("choices", "implemented"))
 def test_a_choice_is_taken_and_echoed(server: Any, name: str) -> None:
-    assert ask(server, "hi", tools=[FUNCTION], tool_choice=CHOICES[name])["tool_choice"] == CHOICES[name]
+    choice = CHOICES.get(name, {"type": name})
+    offered = [FUNCTION, *(TOOLS[each] for each in ("custom", "shell", "apply_patch", "computer"))]
+    assert ask(server, "hi", tools=offered, tool_choice=choice)["tool_choice"] == choice
 
 
 @pytest.mark.parametrize("name", names("choices", "refused"))

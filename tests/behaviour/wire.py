@@ -7,7 +7,7 @@ from antiphon.protocol.codec import EVENTS
 from antiphon.stream.sse import Decoder
 from behaviour.event_samples import make_event
 from behaviour.item_samples import ITEMS
-from behaviour.samples import ANNOTATIONS
+from behaviour.samples import ANNOTATIONS, CALLED
 from live_server import Running
 
 Json = dict[str, Any]
@@ -26,6 +26,7 @@ FULL_ANSWER = [
 ]
 SCRIPT: Json = {
     "models": ["scripted", "another"],
+    "native_tools": ["function"],
     "rules": [
         *(
             {"user": f"item {kind}!", "answers": [[{"item": item}, {"text": "Ok."}]]}
@@ -40,6 +41,7 @@ SCRIPT: Json = {
             {"user": f"event {kind}!", "answers": [[{"event": make_event(kind)}, {"text": "Ok."}]]}
             for kind in EVENTS.members
         ),
+        *({"user": f"use {kind}!", "answers": [[{"tool_call": each}]]} for kind, (each, _) in CALLED.items()),
         {"user": "everything", "answers": [FULL_ANSWER]},
         {"user": "recall", "text": "ada", "answers": ["Your name is ada."]},
         {"user": "recall", "answers": ["I do not know."]},

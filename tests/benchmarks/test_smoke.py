@@ -63,6 +63,14 @@ ROWS = {
     ],
     "resolving a chain, ms": ["1 turn", "20 turns", "1,000 turns"],
     "resident memory with 50 idle streams, MB": ["foreground", "background"],
+    "resident memory with 50 idle WebSockets, MB": ["after a turn each"],
+    "turns over a WebSocket": [
+        "turns a second, 1 at once",
+        "turns a second, 32 at once",
+        "CPU of the server, µs a turn, 32 at once",
+        "CPU of the server, µs an event",
+        "first event, p50, 1 at once, ms",
+    ],
 }
 
 

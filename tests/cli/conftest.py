@@ -88,6 +88,12 @@ def start_server(*options: str, log: int = subprocess.PIPE, cwd: Path | None = N
 
 
 @pytest.fixture
+def start() -> Callable[..., AbstractContextManager[Server]]:
+    """Start a server with these options alone."""
+    return start_server
+
+
+@pytest.fixture
 def serve(script) -> Callable[..., AbstractContextManager[Server]]:
     """Start a server for one test."""
     return functools.partial(start_server, "--script", str(script))

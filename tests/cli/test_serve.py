@@ -57,8 +57,13 @@ def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--upstream", "http://127.0.0.1:1/v1"], "--upstream: no backend for another server is installed yet."),
-        (["--upstream-kind", "chat"], "There are: embedded, scripted."),
+        (["--upstream", "127.0.0.1:1"], "backends.upstream.base_url: not the address of a server"),
+        (["--upstream-kind", "chat"], "--upstream-kind: give the upstream's address too, with --upstream."),
+        (["--upstream-key-env", "UNSET_KEY"], "--upstream-key-env: give the upstream's address too, with --upstream."),
+        (
+            ["--upstream", "http://127.0.0.1:1/v1", "--upstream-key-env", "UNSET_KEY"],
+            "--upstream-key-env: the environment variable UNSET_KEY is not set.",
+        ),
         (["--script", "nowhere.json"], "nowhere.json"),
         (["--script", "{script}", "--store", "papyrus:"], "There is no 'papyrus' store."),
         (["--port", "99999"], "--port: "),

@@ -49,7 +49,8 @@ def read_page(path: Path) -> Page:
     return Page(path, server[1] if server else "embedded", snippets)
 
 
-PAGES = [read_page(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+DOCS = (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [read_page(path) for path in (ROOT / "README.md", *sorted(DOCS))]
 
 
 @contextmanager

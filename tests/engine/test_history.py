@@ -6,9 +6,14 @@ from antiphon.backends.base import EVERYTHING, Capabilities
 from antiphon.engine.history import check_input, check_pairs
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
+from antiphon.protocol.hosted import (
+    LocalShellAction,
+    LocalShellCall,
+    LocalShellCallOutput,
+    ToolSearchCall,
+    ToolSearchOutput,
+)
 from antiphon.protocol.items import (
-    CompactionTrigger,
-    ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -19,6 +24,7 @@ from antiphon.protocol.items import (
 from antiphon.protocol.open import Unknown
 
 CALL = FunctionCall("call_1", "f", "{}")
+LOCAL = LocalShellCall("lsh_1", "call_l", LocalShellAction(["ls"], {}), "completed")
 OUTPUT = FunctionCallOutput("done", "call_1")
 
 
@@ -31,6 +37,9 @@ OUTPUT = FunctionCallOutput("done", "call_1")
         [CustomToolCall("c", "patch", "x"), CustomToolCallOutput("c", "ok")],
         [FunctionCallOutput("from nowhere", name="f")],
         [CALL, OUTPUT, Unknown(b'{"type":"acme:x"}')],
+        [LOCAL, LocalShellCallOutput("call_l", "a.txt")],
+        [ToolSearchCall({}, call_id="call_s", execution="client"), ToolSearchOutput([], call_id="call_s")],
+        [ToolSearchCall({}, execution="server"), ToolSearchOutput([], execution="server")],
     ],
 )
 def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
@@ -46,6 +55,9 @@ def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
         ([CALL], "No tool output found for function call call_1."),
         ([CALL, OUTPUT, FunctionCall("call_2", "g", "{}")], "No tool output found for function call call_2."),
         ([CustomToolCall("c", "patch", "x")], "No tool output found for custom tool call c."),
+        ([LOCAL], "No tool output found for local shell call call_l."),
+        ([LocalShellCallOutput("call_l", "a")], "No tool call found for local shell call output with call_id call_l."),
+        ([ToolSearchCall({}, call_id="call_s")], "No tool output found for tool search call call_s."),
     ],
 )
 def test_a_lone_call_or_output_is_refused_naming_its_call_id(items: list[Item | Unknown], message: str) -> None:
@@ -79,11 +91,3 @@ def test_what_cannot_be_taken_is_refused_by_its_place(item: Item, param: str, me
 
 def test_a_capable_model_takes_every_medium() -> None:
     check_input([Message("user", [InputText("a"), IMAGE, FILE])], EVERYTHING, "big")
-
-
-def test_items_without_effect_are_named_in_a_warning() -> None:
-    items: list[Item | Unknown] = [Message("user", "hi"), CompactionTrigger(), ConfigurationUpdate()]
-    assert check_input(items, Capabilities(), "tiny") == [
-        "input[1]: compaction_trigger has no effect here",
-        "input[2]: configuration_update has no effect here",
-    ]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from antiphon.engine.history import check_pairs
 from antiphon.engine.repair import LOST_OUTPUT, Repaired, repair
 from antiphon.protocol.content import InputText
-from antiphon.protocol.hosted import ShellAction, ShellCall
+from antiphon.protocol.hosted import ShellAction, ShellCall, ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -54,6 +54,11 @@ def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:
         "the call call_2 had no output and got a note instead",
         "the call call_3 had no output and was left out",
     ]
+
+
+def test_a_search_of_the_server_has_no_call_to_answer() -> None:
+    sound = [USER, ToolSearchCall({}, "tsc_1"), ToolSearchOutput([], "tso_1"), ANSWER]
+    assert repair(sound) == Repaired(sound, [])
 
 
 def test_an_output_without_its_call_is_left_out() -> None:

@@ -63,7 +63,7 @@ def test_an_unknown_route_is_404(server: Any, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("GET", "/v1/responses", "POST, OPTIONS"),
+        ("DELETE", "/v1/responses", "POST, OPTIONS, GET, HEAD"),
         ("POST", "/v1/responses/resp_1", "GET, HEAD, OPTIONS, DELETE"),
         ("DELETE", "/v1/models", "GET, HEAD, OPTIONS"),
     ],

@@ -176,10 +176,20 @@ def test_an_offer_of_http_2_is_declined_and_the_request_answered(server: Any) ->
         assert read_answer(client)[0] == 200
 
 
-def test_a_websocket_is_refused_as_a_wrong_method(server: Any) -> None:
+def test_a_websocket_follows_answers_on_the_same_connection(server: Any) -> None:
     with server.connect() as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_answer(client) == (200, {"status": "ok"})
         client.sendall(
             b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
-        assert read_answer(client)[0] == 405
+        assert client.recv(13) == b"HTTP/1.1 101 "
+
+
+def test_a_broken_handshake_is_refused(server: Any) -> None:
+    with server.connect() as client:
+        client.sendall(
+            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        )
+        assert client.recv(13) == b"HTTP/1.1 400 "

@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 
+from antiphon.errors import RateLimited
+
 
 def headers_of(message: dict[str, Any]) -> dict[bytes, bytes]:
     return {name: value for name, value in message["headers"] if name != b"openai-processing-ms"}
@@ -33,6 +35,13 @@ async def test_an_answer_is_a_start_and_one_body(wire: Any) -> None:
     )
     assert line.sent[1:] == [{"type": "http.response.body", "body": b"{}", "more_body": False}]
     assert (exchange.status, exchange.sent) == (201, 2)
+
+
+@pytest.mark.parametrize(("wait", "told"), [(1.2, b"2"), (0.0, b"0"), (60.0, b"60"), (None, None)])
+async def test_an_error_that_passes_says_when(wire: Any, wait: float | None, told: bytes | None) -> None:
+    line = wire()
+    await line.exchange().answer_error(RateLimited("Later.", retry_after=wait))
+    assert (line.sent[0]["status"], headers_of(line.sent[0]).get(b"retry-after")) == (429, told)
 
 
 async def test_a_head_request_gets_the_length_without_the_body(wire: Any) -> None:

@@ -3,7 +3,18 @@ from typing import Any
 
 import pytest
 
-from antiphon.errors import ModelNotFound
+from antiphon.errors import (
+    AntiphonError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelError,
+    ModelNotFound,
+    RateLimited,
+    ServerError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from antiphon.protocol.items import Message
 from antiphon.protocol.response import Response, ResponseError
 from antiphon.server.failure import describe, describe_failed
@@ -35,7 +46,31 @@ def test_all_four_keys_are_there() -> None:
 def test_a_failed_response_without_output_is_an_error(error: ResponseError | None, body: dict[str, object]) -> None:
     described = describe_failed(make_response(status="failed", error=error))
     assert described is not None
-    assert json.loads(described) == {"error": body}
+    status, told = described
+    assert (status, json.loads(told)) == (500, {"error": body})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimited("Later."),
+        RateLimited("Spent.", code="insufficient_quota"),
+        InvalidRequest("No.", param="input", code="invalid_value"),
+        ContextLengthExceeded("Too long."),
+        UpstreamError("It broke off."),
+        UpstreamError("A wrong key.", code="upstream_authentication"),
+        UpstreamTimeout("Silence."),
+        Unavailable("No room."),
+        Unavailable("No room there.", code="upstream_overloaded"),
+        Unavailable("Left alone.", code="upstream_unavailable"),
+        ModelError("Nonsense."),
+        ServerError("Our fault."),
+    ],
+    ids=lambda error: error.code,
+)
+def test_a_failed_response_has_the_status_that_its_error_would_have_had_before(error: AntiphonError) -> None:
+    told = ResponseError(error.code or "", error.message, error.param, error.type)
+    assert describe_failed(make_response(status="failed", error=told)) == (error.status, describe(error))
 
 
 @pytest.mark.parametrize(

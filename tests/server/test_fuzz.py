@@ -15,7 +15,7 @@ from schemathesis.checks import (
 )
 
 from antiphon.engine.engine import Engine
-from antiphon.engine.parameters import UNIMPLEMENTED
+from antiphon.engine.parameters import OF_WEBSOCKETS, UNIMPLEMENTED
 from antiphon.server.openapi import make_document
 from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
@@ -57,7 +57,7 @@ def tame(case: Case, target: Running) -> None:
     if "model" in names:
         case.path_parameters["model"] = "scripted"
     if isinstance(case.body, dict) and case.path.startswith("/v1/responses"):
-        for name in (*UNIMPLEMENTED, "prompt", "previous_response_id", "conversation"):
+        for name in (*UNIMPLEMENTED, *OF_WEBSOCKETS, "prompt", "previous_response_id", "conversation"):
             case.body.pop(name, None)
         case.body["model"] = "scripted"
     if isinstance(case.body, dict) and case.path == "/v1/prompts":
@@ -93,7 +93,7 @@ def test_what_the_document_allows_is_answered_as_it_says(name: str, target: Runn
         seen.add(call(case, target))
 
     send()
-    assert 200 in seen
+    assert 200 in seen or name == "connectResponses"
 
 
 @pytest.mark.parametrize("name", REFUSABLE)

@@ -105,7 +105,7 @@ def test_an_operation_lists_the_statuses_it_answers_with() -> None:
     described = operations(make_document(ROUTER, guarded=True))
     statuses = {name: " ".join(described[name]["responses"]) for name in ("createResponse", "getItem", "checkLife")}
     assert statuses == {
-        "createResponse": "200 400 401 404 413 500 503",
+        "createResponse": "200 400 401 404 413 429 500 502 503 504",
         "getItem": "200 400 401 404 500",
         "checkLife": "200 400 500",
     }
@@ -243,6 +243,9 @@ def test_what_the_sdk_sends_and_gets_fits(server: Any) -> None:
     exchanges = {
         ("CreateRequest", "Response"): client.responses.with_raw_response.create(model="scripted", input="hello"),
         ("CountRequest", "InputTokens"): client.responses.input_tokens.with_raw_response.count(
+            model="scripted", input="hello"
+        ),
+        ("CompactRequest", "CompactedResponse"): client.responses.with_raw_response.compact(
             model="scripted", input="hello"
         ),
         ("CreateConversation", "Conversation"): client.conversations.with_raw_response.create(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from antiphon.protocol import codec, content, events, items
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
-from antiphon.protocol.response import Response, Usage
+from antiphon.protocol.response import IncompleteDetails, Response, Usage
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.fold import fold
@@ -75,6 +75,105 @@ def test_a_call_closes_the_message_before_it() -> None:
         "output_item.done",
         "completed",
     ]
+
+
+def test_what_is_closed_is_followed_by_an_item_of_its_own() -> None:
+    assert final(d.Text("a"), d.CloseItem(), d.Text("b"), d.CloseItem(ending="incomplete"), d.Finish()).output == [
+        items.Message("assistant", [content.OutputText("a")], "msg_1", "completed"),
+        items.Message("assistant", [content.OutputText("b")], "msg_2", "incomplete"),
+    ]
+
+
+def test_a_call_that_is_closed_is_told_so_at_once() -> None:
+    assert told(d.ToolCall(0, "{}", "f"), d.CloseItem(0), d.ToolCall(1, "{}", "g"))[4:] == [
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+    ]
+
+
+def test_closing_what_is_not_there_tells_nothing() -> None:
+    assert compose(d.CloseItem(), d.CloseItem(7), d.Amend({}, 7), d.NewPart()) == compose()
+
+
+def test_a_phase_is_that_of_the_next_message() -> None:
+    turn = (d.Phase("commentary"), d.Reasoning("hm"), d.Text("a"), d.CloseItem(), d.Text("b"), d.Finish())
+    assert final(*turn).output[1:] == [
+        items.Message("assistant", [content.OutputText("a")], "msg_2", "completed", "commentary"),
+        items.Message("assistant", [content.OutputText("b")], "msg_3", "completed"),
+    ]
+    announced = [event.item for event in compose(*turn) if isinstance(event, events.OutputItemAdded)]
+    assert announced[1] == items.Message("assistant", [], "msg_2", "in_progress", "commentary")
+
+
+def test_a_new_part_stays_in_its_item() -> None:
+    turn = (d.Reasoning("r"), d.NewPart(), d.Reasoning("s"), d.Text("a"), d.NewPart(), d.Text("b"), d.Finish())
+    assert final(*turn).output == [
+        items.Reasoning([], "rs_1", [content.ReasoningText("r"), content.ReasoningText("s")], None, "completed"),
+        items.Message("assistant", [content.OutputText("a"), content.OutputText("b")], "msg_2", "completed"),
+    ]
+    assert fold(compose(*turn)) == final(*turn)
+
+
+def test_amendments_are_in_the_item_when_it_is_done() -> None:
+    known, new = {"created_by": msgspec.Raw(b'"me"')}, {"mood": msgspec.Raw(b"1.50")}
+    turn = (d.ToolCall(0, "{}", "f", "call_1"), d.Amend(known, 0), d.Text("a"), d.Amend(new), d.Finish())
+    assert final(*turn).output == [
+        items.FunctionCall("call_1", "f", "{}", "fc_1", "completed", created_by="me"),
+        Unknown(
+            b'{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a","annotations":[]}],'
+            b'"id":"msg_2","status":"completed","mood":1.50}'
+        ),
+    ]
+
+
+SEARCH = items.WebSearchCall("ws_up", {"type": "search"}, "completed")
+SEARCHING = Unknown(b'{"type":"response.web_search_call.searching","item_id":"ws_up","output_index":9,"x":1.50}')
+
+
+def test_a_carried_item_keeps_its_events_under_an_id_of_ours() -> None:
+    begun = Unknown(b'{"type":"web_search_call","id":"ws_up","status":"in_progress"}')
+    turn = (d.Text("a"), d.OpenItem(3, begun, "ws"), d.ItemEvent(SEARCHING, 3), d.CloseItem(3, SEARCH))
+    assert compose(*turn)[-3:] == [
+        events.OutputItemAdded(8, 1, Unknown(b'{"type":"web_search_call","id":"ws_2","status":"in_progress"}')),
+        Unknown(
+            b'{"type":"response.web_search_call.searching","item_id":"ws_2","output_index":1,"x":1.50,'
+            b'"sequence_number":9}'
+        ),
+        events.OutputItemDone(10, 1, items.WebSearchCall("ws_2", {"type": "search"}, "completed")),
+    ]
+
+
+def test_an_event_about_what_is_said_gets_its_id() -> None:
+    event = Unknown(b'{"type":"acme.glow","item_id":"msg_up","item":{"id":"msg_up","n":1}}')
+    assert compose(d.Text("a"), d.ItemEvent(event))[-1] == Unknown(
+        b'{"type":"acme.glow","item_id":"msg_1","item":{"id":"msg_1","n":1},"sequence_number":5}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "left"),
+    [
+        (items.WebSearchCall("ws_up", {}, "searching"), items.WebSearchCall("ws_1", {}, "incomplete")),
+        (
+            Unknown(b'{"type":"acme","status":"in_progress"}'),
+            Unknown(b'{"type":"acme","status":"incomplete","id":"ws_1"}'),
+        ),
+        (Unknown(b'{"type":"acme"}'), Unknown(b'{"type":"acme","id":"ws_1"}')),
+    ],
+)
+def test_a_carried_item_that_is_never_closed_is_incomplete_in_the_end(item: Any, left: Any) -> None:
+    assert final(d.OpenItem(0, item, "ws"), d.Finish("length")).output == [left]
+
+
+def test_a_key_is_opened_once() -> None:
+    with pytest.raises(IllegalDelta, match="taken"):
+        compose(d.OpenItem(0, SEARCH), d.CloseItem(0), d.OpenItem(0, SEARCH))
+
+
+def test_an_incomplete_answer_may_have_a_reason_of_its_own() -> None:
+    assert final(d.Finish("length", "steered")).incomplete_details == IncompleteDetails("steered")
 
 
 def test_interleaved_calls_stay_apart() -> None:
@@ -296,7 +395,9 @@ def test_every_item_added_is_done_once_under_the_same_id_and_index(turn: list[d.
 @given(turns)
 def test_events_survive_encoding(turn: list[d.Delta]) -> None:
     stream = compose(*turn)
-    assert [codec.decode_event(codec.encode(event)) for event in stream] == stream
+    encoded = [codec.encode(event) for event in stream]
+    decoded = [codec.encode(codec.decode_event(raw)) for raw in encoded]
+    assert list(map(msgspec.json.decode, decoded)) == list(map(msgspec.json.decode, encoded))
 
 
 @given(turns, st.data())

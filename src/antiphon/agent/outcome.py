@@ -60,6 +60,13 @@ class TurnStarted(RunEvent, tag="turn.started"):
     number: int
 
 
+class TurnRestarted(RunEvent, tag="turn.restarted"):
+    """The turn broke off and is taken again from its beginning: what was shown of it is to be forgotten."""
+
+    number: int
+    reason: str
+
+
 class TextDelta(RunEvent, tag="text.delta"):
     text: str
 

@@ -106,7 +106,7 @@ class Provider:
             try:
                 return await self._chain(previous, items, sent, tools)
             except AntiphonError as error:
-                if previous is None or previous not in self._remembered or not _is_forgetful(error):
+                if previous is None or previous not in self._remembered or not is_forgetful(error):
                     raise
                 self.state = "client"
         return await self._replay(previous, items, tools)
@@ -144,7 +144,7 @@ class Provider:
     ) -> Turn:
         known = self._remembered.get(previous) if previous is not None else None
         before = known.history if known is not None else []
-        output = [_replayable(item) for item in response["output"]]
+        output = [replayable(item) for item in response["output"]]
         calls = [_as_call(item) for item in response["output"] if item.get("type") == "function_call"]
         response_id = str(response.get("id") or "")
         self._remembered[response_id] = _Remembered([*before, *items, *output], tools, [call.id for call in calls])
@@ -160,7 +160,7 @@ class Provider:
         return gathering.finish()
 
 
-def _is_forgetful(error: AntiphonError) -> bool:
+def is_forgetful(error: AntiphonError) -> bool:
     """Whether the server cannot continue a response, though it could answer a whole history."""
     if isinstance(error, PreviousResponseNotFound) or error.code == "previous_response_not_found":
         return True
@@ -201,7 +201,7 @@ def _as_call(item: JsonObject) -> ToolCall:
     return ToolCall(str(item.get("call_id") or item.get("id") or ""), str(item.get("name") or ""), text)
 
 
-def _replayable(item: JsonObject) -> JsonObject:
+def replayable(item: JsonObject) -> JsonObject:
     """An output item as input: without its id, which a server that did not store it would look up in vain."""
     return {name: value for name, value in item.items() if name not in ("id", "status") and value is not None}
 

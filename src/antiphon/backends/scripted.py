@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, ValidationError
 
-from antiphon.backends.base import EVERYTHING, Deltas, Model, Turn, locate, read_options
+from antiphon.backends.base import EVERYTHING, Capabilities, Deltas, Model, Turn, locate, read_options
 from antiphon.errors import ConfigError
 from antiphon.protocol import items
 from antiphon.protocol.content import text_of
@@ -97,6 +97,14 @@ class Cue:
         return plan
 
 
+def _read_capabilities(script: Script) -> Capabilities:
+    """It can be told to say anything, so it lacks nothing, unless the script says so."""
+    lacking: dict[str, Any] = dict.fromkeys(script.lacks, False)
+    if script.native_tools is not None:
+        lacking |= {"tools": frozenset(script.native_tools), "any_tool": False}
+    return msgspec.structs.replace(EVERYTHING, **lacking)
+
+
 def _contains(text: str, words: str | Pattern) -> bool:
     return words in text if isinstance(words, str) else re.search(words.regex, text) is not None
 
@@ -123,10 +131,8 @@ class Gate:
 class ScriptedBackend:
     """Plays a script. `cancelled` counts the turns that were stopped before their end; each sets `cancellation`."""
 
-    # It can be told to say anything, so it lacks nothing.
-    capabilities = EVERYTHING
-
     def __init__(self, name: str, script: Script) -> None:
+        self.capabilities = _read_capabilities(script)
         self.cancelled = 0
         self.cancellation = asyncio.Event()
         self._models = [Model(id=model, created=0, owned_by=name) for model in script.models]

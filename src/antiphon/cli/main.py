@@ -37,6 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_models(commands)
     _add_prompts(commands)
     _add_codex(commands)
+    _add_command(
+        commands, "rotate", "make a new key for the content that clients carry sealed; the old ones still open it"
+    )
     return parser
 
 
@@ -76,9 +79,15 @@ def _add_serve(commands: Commands) -> None:
     source.add_argument(
         "--script", type=Path, metavar="FILE", help="serve scripted answers instead of a model: for demos"
     )
-    source.add_argument("--upstream", metavar="URL", help="serve the models of another server")
+    source.add_argument("--upstream", metavar="URL", help="serve the models of another server, at http://HOST:PORT/v1")
+    _add_upstream_details(command)
+
+
+def _add_upstream_details(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--upstream-kind", choices=("chat", "responses", "anthropic"), help="the API the upstream speaks"
+        "--upstream-kind",
+        choices=("chat", "responses", "anthropic"),
+        help="the API that the upstream speaks (default: chat)",
     )
     command.add_argument("--upstream-key-env", metavar="VAR", help="the environment variable that holds its key")
 
@@ -101,8 +110,11 @@ def _add_pull(commands: Commands) -> None:
 
 def _add_models(commands: Commands) -> None:
     command = _add_command(commands, "models", "list the models that 'antiphon serve' would serve, and where they are")
-    command.add_argument("--url", help="ask this running server instead")
+    place = command.add_mutually_exclusive_group()
+    place.add_argument("--url", help="ask this running server instead")
+    place.add_argument("--upstream", metavar="URL", help="as with 'antiphon serve --upstream URL'")
     command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+    _add_upstream_details(command)
 
 
 def _add_prompts(commands: Commands) -> None:

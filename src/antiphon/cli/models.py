@@ -1,13 +1,17 @@
 """`antiphon models`: what a server serves, or what the settings would make it serve."""
 
+import asyncio
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
+from antiphon.backends.base import Backend, Model
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.backends.registry import create
 from antiphon.cli.remote import Remote
 from antiphon.cli.settings import load_settings, read_secret
+from antiphon.cli.upstream import choose_upstream
 from antiphon.config import BackendSettings, Settings
 from antiphon.errors import ConfigError
 
@@ -20,7 +24,7 @@ def run(arguments: Namespace) -> int:
         key = read_secret(arguments.key_env, option="--key-env") if arguments.key_env else None
         _print([(model, arguments.url) for model in Remote(arguments.url, key=key).models()])
         return 0
-    settings = load_settings(arguments)
+    settings = load_settings(arguments, backends=choose_upstream(arguments))
     rows: Rows = []
     problems: list[str] = []
     for name, chosen in settings.backends.items():
@@ -34,9 +38,20 @@ def run(arguments: Namespace) -> int:
 
 
 def _read_backend(name: str, chosen: BackendSettings, settings: Settings) -> Rows:
-    """The models of one backend. It is made but not started, so that nothing is loaded."""
+    """The models of one backend. It is not started, so that nothing is loaded, unless it has to ask for them."""
     backend = create(chosen.kind, name=name, options=chosen.options, data_dir=settings.data_dir)
-    return [(model.id, f"{name} ({_describe(model.id, chosen, settings)})") for model in backend.models()]
+    models = backend.models() or asyncio.run(_ask(backend))
+    if not models:
+        raise ConfigError(f"backends.{name}: its server does not list any models.")
+    return [(model.id, f"{name} ({_describe(model.id, chosen, settings)})") for model in models]
+
+
+async def _ask(backend: Backend) -> Sequence[Model]:
+    await backend.start()
+    try:
+        return backend.models()
+    finally:
+        await backend.close()
 
 
 def _describe(model: str, chosen: BackendSettings, settings: Settings) -> str:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
-from antiphon.backends.registry import kinds
 from antiphon.cli.settings import load_settings, reachable_url
+from antiphon.cli.upstream import choose_upstream
 from antiphon.config import Settings, hide_password
 from antiphon.engine.assemble import build_engine
 from antiphon.engine.engine import Engine
-from antiphon.errors import ConfigError
 from antiphon.server.log import configure
 from antiphon.server.process import serve
 
@@ -35,10 +34,9 @@ def run(arguments: Namespace) -> int:
 
 def _choose_backends(arguments: Namespace) -> dict[str, dict[str, Any]] | None:
     """The backend that the options name in place of the configured ones, if they do."""
-    if arguments.upstream or arguments.upstream_kind or arguments.upstream_key_env:
-        raise ConfigError(
-            f"--upstream: no backend for another server is installed yet. There are: {', '.join(kinds())}."
-        )
+    upstream = choose_upstream(arguments)
+    if upstream is not None:
+        return upstream
     if arguments.script:
         return {"scripted": {"kind": "scripted", "script": str(arguments.script)}}
     if arguments.model:
@@ -57,11 +55,11 @@ def introduce(url: str, engine: Engine, settings: Settings) -> str:
     models = [model.id for model in engine.models()]
     lines = [
         f"antiphon {__version__} listens on {url}",
-        f"  models  {', '.join(models)}",
+        f"  models  {', '.join(models) or 'none is known: the upstream does not list any'}",
         f"  data    {'none is kept' if settings.stateless else hide_password(settings.store)}",
         f"  keys    {'required' if settings.api_keys else 'not required: whoever reaches this address is let in'}",
         "Ctrl-C stops it. To try it, in another terminal:",
-        f"  {_example(reachable_url(url), models[0], keyed=bool(settings.api_keys))}",
+        f"  {_example(reachable_url(url), models[0] if models else 'NAME', keyed=bool(settings.api_keys))}",
     ]
     return "\n".join(lines)
 

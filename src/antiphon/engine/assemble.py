@@ -38,6 +38,7 @@ def make_policy(settings: Settings) -> Policy:
         background_lease_seconds=settings.background_lease_seconds,
         opening_seconds=settings.opening_seconds,
         models=settings.models,
+        unsupported_tools=settings.unsupported_tools,
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
     )

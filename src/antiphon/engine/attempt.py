@@ -48,7 +48,7 @@ class QueuedRequest(msgspec.Struct, kw_only=True):
 
 
 MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], RunKey], Awaitable[Turn]]
-StartTurn = Callable[[Turn, RunKey], Awaitable[Serving]]
+StartTurn = Callable[[Turn, RunKey, Sequence[Delta]], Awaitable[Serving]]
 
 
 def announce(response: Response) -> list[Event]:
@@ -145,7 +145,7 @@ class Attempt:
         key = RunKey(self._claimed.project, self._claimed.response_id)
         turn = await self._make_turn(queued, asked, key)
         retelling = Retelling(told)
-        serving = await self._start_turn(turn, key)
+        serving = await self._start_turn(turn, key, told)
         yield [serving.told]
         async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:

@@ -1,12 +1,15 @@
 """What a request builds on: the chain or the conversation it continues, with its references filled in."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
+from antiphon.engine.compaction.expansion import expand
 from antiphon.engine.history import OUTPUTS
 from antiphon.engine.ids import find_owner
 from antiphon.engine.repair import find_lone_calls, repair
+from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.items import Item, ItemReference
@@ -17,9 +20,13 @@ from antiphon.store.base import Store
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """The items that come before the request's own, and the tools of the response it continues."""
+    """The items that come before the request's own, and the tools of the response it continues.
+
+    `left_out` are items of which a compaction has taken the place.
+    """
 
     items: list[Item | Unknown] = []
+    left_out: list[Item | Unknown] = []
     tools: list[Tool | Unknown] | None = None
     repairs: list[str] = []
 
@@ -31,7 +38,13 @@ def conversation_of(request: CreateRequest) -> str | None:
 
 
 async def fetch_context(
-    request: CreateRequest, *, project: str, store: Store, inherit_tools: bool, session: Session | None = None
+    request: CreateRequest,
+    *,
+    project: str,
+    store: Store,
+    sealer: Sealer,
+    inherit_tools: bool,
+    session: Session | None = None,
 ) -> Context:
     """Fetch what the request continues: from its connection's memory or from the store. Raises if it is in neither."""
     conversation = conversation_of(request)
@@ -39,8 +52,7 @@ async def fetch_context(
         items = await store.conversation_items(project, conversation)
         if items is None:
             raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
-        mended = repair(items, answered_next=_answers(request))
-        return Context(items=mended.items, repairs=mended.repairs)
+        return _read(items, request, sealer, project)
     if request.previous_response_id is None:
         return Context()
     wants_tools = inherit_tools and request.tools is None
@@ -49,16 +61,28 @@ async def fetch_context(
         # Whoever deletes a stored response does not want it to be continued.
         if remembered.stored and await store.load(project, remembered.id) is None:
             raise _previous_not_found(remembered.id)
-        mended = repair(remembered.items, answered_next=_answers(request))
-        return Context(
-            items=mended.items, repairs=mended.repairs, tools=remembered.tools if wants_tools else None
-        )
+        return _read(remembered.items, request, sealer, project, tools=remembered.tools if wants_tools else None)
     chain, tools = await asyncio.gather(
         _fetch_chain(store, project, request.previous_response_id),
         _fetch_tools(store, project, request.previous_response_id) if wants_tools else _no_tools(),
     )
-    mended = repair(chain, answered_next=_answers(request))
-    return Context(items=mended.items, repairs=mended.repairs, tools=tools)
+    return _read(chain, request, sealer, project, tools=tools)
+
+
+def _read(
+    items: Sequence[Item | Unknown],
+    request: CreateRequest,
+    sealer: Sealer,
+    project: str,
+    *,
+    tools: list[Tool | Unknown] | None = None,
+) -> Context:
+    """What was kept, as a model can read it."""
+    # Compactions first: the half of a pair that one covers must not be mended.
+    expanded = expand(items, sealer, project=project)
+    mended = repair(expanded.items, answered_next=_answers(request))
+    repairs = [*expanded.warnings, *mended.repairs]
+    return Context(items=mended.items, left_out=expanded.left_out, repairs=repairs, tools=tools)
 
 
 def _answers(request: CreateRequest) -> set[str]:

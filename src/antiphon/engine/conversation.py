@@ -6,6 +6,8 @@ from copy import copy
 import msgspec
 
 from antiphon.backends.base import Capabilities, Model, Turn
+from antiphon.engine.compaction.expansion import check_trigger, ends_in_trigger, expand, repair_before_trigger
+from antiphon.engine.configuration import apply_updates, check_updates
 from antiphon.engine.context import check_ids, conversation_of, fetch_context, fill_references
 from antiphon.engine.history import check_input, check_pairs
 from antiphon.engine.ids import BrandedMint, Mint
@@ -15,7 +17,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.reasoning import screen
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
-from antiphon.engine.toolset import select_tools
+from antiphon.engine.toolset import check_brought_tools, select_tools
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
@@ -44,25 +46,49 @@ async def resolve(
     policy: Policy,
     sealer: Sealer,
     session: Session | None = None,
+    mend: bool = False,
 ) -> Resolved:
-    """Check the request, fetch what it builds on, and lay out the turn."""
+    """Check the request, fetch what it builds on, and lay out the turn.
+
+    With `mend`, calls and outputs that do not belong together are mended as those in the store are, not refused; so
+    are those that are to be compacted.
+    """
     warnings = check_capabilities(request, capabilities, model.id)
     context = await fetch_context(
-        request, project=project, store=store, inherit_tools=policy.inherit_tools, session=session
+        request,
+        project=project,
+        store=store,
+        sealer=sealer,
+        inherit_tools=policy.inherit_tools,
+        session=session,
     )
     if request.tools is None and context.tools:
         request = msgspec.structs.replace(request, tools=context.tools)
-    tools, left_out = select_tools(request, drop_others=policy.stateless)
+    tools, left_out = select_tools(
+        request,
+        capabilities=capabilities,
+        unsupported=policy.unsupported_tools,
+        functions_only=policy.stateless,
+    )
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     asked = read_input(request, mint)
     if request.store is not False or request.conversation is not None:
         check_ids(asked)
-    new_items, repeated = await fill_references(asked, earlier=context.items, project=project, store=store)
-    inert = check_input(new_items, capabilities, model.id)
-    items, unopened = screen(context.items + new_items, sealer, project=project)
-    check_pairs(items)
-    request = copy(request)
-    request.tools = list(tools) or None
+    earlier = [*context.items, *context.left_out]
+    new_items, repeated = await fill_references(asked, earlier=earlier, project=project, store=store)
+    check_trigger(new_items)
+    check_input(new_items, capabilities, model.id)
+    check_updates(new_items)
+    left_out += check_brought_tools(new_items, capabilities=capabilities, unsupported=policy.unsupported_tools)
+    expanded = expand(context.items + new_items, sealer, project=project)
+    items, unopened = screen(expanded.items, sealer, project=project)
+    if mend or ends_in_trigger(items):
+        items, unpaired = repair_before_trigger(items)
+    else:
+        check_pairs(items)
+        unpaired = []
+    request = copy(apply_updates(request, items))
+    request.tools = tools or None
     if request.temperature is None:
         request.temperature = model.temperature
     if request.top_p is None:
@@ -76,8 +102,7 @@ async def resolve(
         warnings=[
             *warnings,
             *left_out,
-            *(f"history: {each}" for each in (*context.repairs, *unopened)),
-            *inert,
+            *(f"history: {each}" for each in (*context.repairs, *expanded.warnings, *unopened, *unpaired)),
             *repeated,
         ],
     )

@@ -9,18 +9,19 @@ import msgspec
 from antiphon.backends.base import Backend, Deltas, Model, Turn
 from antiphon.engine.attempt import QueuedRequest
 from antiphon.engine.background import Background, BackgroundRun
+from antiphon.engine.compaction.compactor import Compactor
+from antiphon.engine.compaction.expansion import expand, repair_before_trigger, strip
 from antiphon.engine.context import fetch_context
 from antiphon.engine.conversation import Resolved, resolve
 from antiphon.engine.conversations import Conversations
 from antiphon.engine.emulation.emulator import Emulator
-from antiphon.engine.items import ItemPage, make_page
+from antiphon.engine.items import ItemPage, identify, make_page
 from antiphon.engine.keeping import ForegroundKeeper, SessionKeeper, expiry
 from antiphon.engine.opening import LateDeltas, open_turn
 from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.reasoning import ReasoningSealer, screen
-from antiphon.engine.repair import repair
 from antiphon.engine.retention import Retention
 from antiphon.engine.routing import Router, Serving
 from antiphon.engine.run import Events, Keeper, Run, prepare_only
@@ -32,8 +33,9 @@ from antiphon.protocol import codec
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.response import FINAL_STATUSES, Response
+from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
 from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.stream.deltas import Delta
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Engine:
             name: Emulator(ReasoningSealer(name, backend, self._sealer)) for name, backend in backends.items()
         }
         self._router = Router(self._backends, self._policy.models)
+        self._compactor = Compactor(self._sealer)
         self._store = store
         self._running: dict[RunKey, Run] = {}
         self._background = Background(
@@ -126,8 +129,12 @@ class Engine:
     async def _open(self, resolved: Resolved, *, streamed: bool) -> Deltas:
         """Begin the turn. What is known about it by then, the response says from the first."""
         route = self._router.find(resolved.turn.request.model or "")
+        compacting = await self._compactor.start(route, resolved.turn)
+        if compacting is not None:
+            return compacting
+        turn = strip(resolved.turn)
         # A stream has other ways to tell of an error, so it need not stay silent until its model speaks.
-        opened = await open_turn(route, resolved.turn, patience=self._policy.opening_seconds if streamed else None)
+        opened = await open_turn(route, turn, patience=self._policy.opening_seconds if streamed else None)
         if isinstance(opened, LateDeltas):
             return opened
         if opened.dropped:
@@ -139,7 +146,19 @@ class Engine:
     async def count_input_tokens(self, request: CreateRequest, *, project: str) -> int:
         """How many tokens the model would read for this request."""
         resolved = await self._resolve(request, project)
-        return await self._router.find(resolved.turn.request.model or "").count_tokens(resolved.turn)
+        return await self._router.find(resolved.turn.request.model or "").count_tokens(strip(resolved.turn))
+
+    async def compact(self, request: CreateRequest, *, project: str) -> tuple[CompactedResponse, list[str]]:
+        """Compact what the request holds and continues, and say what should be known about it."""
+        resolved = await self._resolve(request, project, mend=True)
+        compacted = await self._compactor.compact(self._router.find(request.model or ""), resolved.turn)
+        mint = resolved.mint
+        output = [identify(item, mint) for item in (*compacted.retained, compacted.item)]
+        # Nothing is kept under this id, so it does not look like that of a response.
+        response = CompactedResponse(
+            id=mint("compact"), created_at=int(resolved.response.created_at), output=output, usage=compacted.usage
+        )
+        return response, resolved.warnings
 
     async def cancel(self, project: str, response_id: str) -> Response:
         """End a response that is under way, and give it as it is then. One that has ended stays as it is."""
@@ -172,7 +191,9 @@ class Engine:
         for run in tuple(self._running.values()):
             run.stop()
 
-    async def _resolve(self, request: CreateRequest, project: str, session: Session | None = None) -> Resolved:
+    async def _resolve(
+        self, request: CreateRequest, project: str, session: Session | None = None, *, mend: bool = False
+    ) -> Resolved:
         ignored: list[str] = []
         if self._policy.stateless:
             request, ignored = leave_state_aside(request, remembers=session is not None)
@@ -188,6 +209,7 @@ class Engine:
             policy=self._policy,
             sealer=self._sealer,
             session=session,
+            mend=mend,
         )
         resolved.warnings[:0] = ignored
         return resolved
@@ -203,20 +225,27 @@ class Engine:
 
     async def _make_turn(self, queued: QueuedRequest, asked: Sequence[Item | Unknown], key: RunKey) -> Turn:
         """The turn of a queued request, on whatever it continues as that is now."""
-        context = await fetch_context(queued.request, project=key.project, store=self._store, inherit_tools=False)
+        context = await fetch_context(
+            queued.request, project=key.project, store=self._store, sealer=self._sealer, inherit_tools=False
+        )
         # Another turn may have come in between: what was sound when it was queued may not be so any more.
-        readable, unopened = screen([*context.items, *asked], self._sealer, project=key.project)
-        mended = repair(readable)
-        for each in (*context.repairs, *unopened, *mended.repairs):
+        expanded = expand([*context.items, *asked], self._sealer, project=key.project)
+        readable, unopened = screen(expanded.items, self._sealer, project=key.project)
+        items, repairs = repair_before_trigger(readable)
+        for each in (*context.repairs, *expanded.warnings, *unopened, *repairs):
             logger.warning("history: %s", each, extra={"response_id": key.response_id})
-        return Turn(request=queued.request, items=mended.items, project=key.project)
+        return Turn(request=queued.request, items=items, project=key.project)
 
-    async def _start_turn(self, turn: Turn, key: RunKey) -> Serving:
+    async def _start_turn(self, turn: Turn, key: RunKey, told: Sequence[Delta]) -> Serving:
         # A queued request may name a model that is no longer configured: this raises then.
-        serving = await self._router.find(turn.request.model or "").start(turn)
+        route = self._router.find(turn.request.model or "")
+        compacting = await self._compactor.start(route, turn, told=told)
+        if compacting is not None:
+            return Serving(compacting, route.first, 0)
+        serving = await route.start(strip(turn))
         if serving.dropped:
-            told = "truncation: the %d oldest items were left out"
-            logger.warning(told, serving.dropped, extra={"response_id": key.response_id})
+            shortened = "truncation: the %d oldest items were left out"
+            logger.warning(shortened, serving.dropped, extra={"response_id": key.response_id})
         return serving
 
     async def retrieve(self, project: str, response_id: str) -> Response:

@@ -6,17 +6,18 @@ from antiphon.backends.base import Capabilities
 from antiphon.errors import InvalidRequest, UnsupportedParameter
 from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo
 from antiphon.protocol.hosted import (
-    AdditionalTools,
     ApplyPatchCall,
     ApplyPatchCallOutput,
     ComputerCall,
     ComputerCallOutput,
+    LocalShellCall,
+    LocalShellCallOutput,
     ShellCall,
     ShellCallOutput,
+    ToolSearchCall,
+    ToolSearchOutput,
 )
 from antiphon.protocol.items import (
-    CompactionTrigger,
-    ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -27,8 +28,17 @@ from antiphon.protocol.items import (
 from antiphon.protocol.open import Unknown
 
 # Tuples: asking isinstance about a union takes several times as long, and every item is asked.
-CALLS = (FunctionCall, CustomToolCall, ComputerCall, ShellCall, ApplyPatchCall)
-OUTPUTS = (FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput, ShellCallOutput, ApplyPatchCallOutput)
+# A search for tools that the server carried out has no call id: there is nothing to pair.
+CALLS = (FunctionCall, CustomToolCall, ComputerCall, ShellCall, LocalShellCall, ApplyPatchCall, ToolSearchCall)
+OUTPUTS = (
+    FunctionCallOutput,
+    CustomToolCallOutput,
+    ComputerCallOutput,
+    ShellCallOutput,
+    LocalShellCallOutput,
+    ApplyPatchCallOutput,
+    ToolSearchOutput,
+)
 
 
 def check_pairs(items: Sequence[Item | Unknown]) -> None:
@@ -37,7 +47,8 @@ def check_pairs(items: Sequence[Item | Unknown]) -> None:
     answered: set[str] = set()
     for item in items:
         if isinstance(item, CALLS):
-            owed[item.call_id] = _noun(item)
+            if item.call_id is not None:
+                owed[item.call_id] = _noun(item)
         elif isinstance(item, OUTPUTS) and item.call_id is not None:
             if owed.pop(item.call_id, None) is None:
                 found = "More than one output" if item.call_id in answered else "No tool call"
@@ -51,19 +62,13 @@ def _noun(item: Item) -> str:
     return item.type.replace("_", " ")
 
 
-def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> list[str]:
-    """Raise on new items that this model cannot take, naming the place. Returns warnings for those without effect."""
+def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
+    """Raise on new items that this model cannot take, naming the place."""
     for index, item in enumerate(items):
         if isinstance(item, Message) and not isinstance(item.content, str):
             _check_parts(item.content, capabilities, model, f"input[{index}].content")
         elif isinstance(item, (FunctionCallOutput, CustomToolCallOutput)) and not isinstance(item.output, str):
             _check_parts(item.output, capabilities, model, f"input[{index}].output")
-    return [f"input[{index}]: {item.type} has no effect here" for index, item in enumerate(items) if _is_inert(item)]
-
-
-def _is_inert(item: Item | Unknown) -> bool:
-    """Items that ask the server for something it does not do yet: they are kept, and shown to the model as they are."""
-    return isinstance(item, (AdditionalTools, CompactionTrigger, ConfigurationUpdate))
 
 
 def _check_parts(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:

@@ -8,14 +8,13 @@ from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchem
 
 # Parameters this server does not implement: any value but null (or what `_harmless` lists) is refused.
 UNIMPLEMENTED = (
-    "context_management",
     "moderation",
     "image",
     "access_programs",
 )
 # What only the messages of a WebSocket may have.
 OF_WEBSOCKETS = ("generate", "stream_id")
-_harmless: dict[str, object] = {"generate": True, "context_management": []}
+_harmless: dict[str, object] = {"generate": True}
 
 
 def check_parameters(request: CreateRequest, *, on_websocket: bool = False) -> None:
@@ -38,11 +37,21 @@ def check_parameters(request: CreateRequest, *, on_websocket: bool = False) -> N
             raise UnsupportedParameter(
                 f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.", param=name
             )
+    _check_context_management(request)
     if request.input is None and not request.instructions:
         raise MissingParameter("Either input or instructions is required.", param="input")
     text_format = request.text.format if request.text is not None else None
     if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
         raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
+
+
+def _check_context_management(request: CreateRequest) -> None:
+    for index, entry in enumerate(request.context_management or ()):
+        if entry.type != "compaction":
+            raise UnsupportedParameter(
+                f"Context management of type '{entry.type}' is not supported: there is only 'compaction'.",
+                param=f"context_management[{index}].type",
+            )
 
 
 def _is_set(request: CreateRequest, name: str) -> bool:

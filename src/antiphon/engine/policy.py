@@ -1,6 +1,7 @@
 """How the engine treats state: the settings that change what a request means."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +14,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `background_lease_seconds`: when a process dies, another one goes on with its background responses after this time.
     `opening_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
     `models`: the names that models have here, see `routing.Router`.
+    `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and the others
+    are refused.
     `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
     """
 
@@ -22,5 +25,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     background_lease_seconds: float = 15.0
     opening_seconds: float = 5.0
     models: Mapping[str, Sequence[str]] = {}
+    unsupported_tools: Literal["default", "drop", "refuse"] = "default"
     stateless: bool = False
     id_prefix: str = ""

@@ -110,6 +110,8 @@ class ReasoningSealer:
 
 
 _OF_REASONING = (deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal)
+# What may come while reasoning goes on.
+_BESIDE = (deltas.Tokens, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemEvent)
 
 
 class _Envelope:
@@ -130,7 +132,7 @@ class _Envelope:
             if isinstance(delta, deltas.Reasoning):
                 self._words.append(delta.text)
             return None
-        if self.is_empty or isinstance(delta, deltas.Tokens | deltas.Passthrough):
+        if self.is_empty or isinstance(delta, _BESIDE):
             return None
         thought = self._close(None)
         return thought if self._always else None

@@ -59,7 +59,8 @@ def _pair(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Un
         if item.id is not None:
             seen.add(item.id)
         if isinstance(item, CALLS):
-            waiting.add(item.call_id)
+            if item.call_id is not None:
+                waiting.add(item.call_id)
         elif isinstance(item, OUTPUTS) and item.call_id is not None:
             waiting.discard(item.call_id)
     return kept
@@ -105,7 +106,8 @@ def find_lone_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
     waiting: dict[str, int] = {}
     for index, item in enumerate(items):
         if isinstance(item, CALLS):
-            waiting[item.call_id] = index
+            if item.call_id is not None:
+                waiting[item.call_id] = index
         elif isinstance(item, OUTPUTS) and item.call_id is not None:
             waiting.pop(item.call_id, None)
     return {index: call_id for call_id, index in waiting.items()}

@@ -12,6 +12,7 @@ from antiphon.engine.conversation import Resolved
 from antiphon.engine.history import CALLS
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import McpApprovalRequest, ToolSearchCall
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response, Usage
 from antiphon.store.base import LeaseLost
@@ -21,6 +22,9 @@ from antiphon.stream.deltas import Delta, Failure, Finish, Tokens
 logger = logging.getLogger(__name__)
 
 READER_PATIENCE_SECONDS = 2.0
+
+# What a client has to answer before anything else can be said.
+_ASKING = (*CALLS, ToolSearchCall, McpApprovalRequest)
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
@@ -118,7 +122,7 @@ class Run:
 
         Calls are not cut off. They come to their end, and the client's words wait for their outputs.
         """
-        if not self._composer.has_calls and not any(isinstance(item, CALLS) for item in self._composer.output):
+        if not self._composer.has_calls and not any(isinstance(item, _ASKING) for item in self._composer.output):
             self._interrupt(Finish("steered"))
 
     def take_number(self) -> int:

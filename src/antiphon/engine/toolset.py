@@ -1,62 +1,199 @@
 """The tools of a turn: which of the offered ones can be served, and whether `tool_choice` fits them."""
 
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from antiphon.backends.base import Capabilities
+from antiphon.engine.emulation.grammar import find_fault
 from antiphon.errors import InvalidRequest, UnsupportedTool
+from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
+from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.tools import AllowedToolsChoice, FunctionChoice, FunctionTool, Tool, WebSearchTool
+from antiphon.protocol.tools import (
+    AllowedToolsChoice,
+    CustomChoice,
+    CustomTool,
+    FunctionChoice,
+    FunctionTool,
+    GrammarInput,
+    JsonObject,
+    McpTool,
+    NamespaceTool,
+    ShellTool,
+    Tool,
+    WebSearchTool,
+)
+
+# What becomes of tools that cannot be served; by default web search is dropped and everything else refused.
+Unsupported = Literal["default", "drop", "refuse"]
+Tools = list[Tool | Unknown]
 
 
-def select_tools(request: CreateRequest, *, drop_others: bool = False) -> tuple[list[FunctionTool], list[str]]:
+def select_tools(
+    request: CreateRequest,
+    *,
+    capabilities: Capabilities,
+    unsupported: Unsupported = "default",
+    functions_only: bool = False,
+) -> tuple[Tools, list[str]]:
     """The tools to show the model, and warnings about those left out.
 
-    Raises on a tool that cannot be served, unless the others are to be dropped.
+    Raises on a tool that cannot be served, unless it is to be dropped. `functions_only` drops all but functions.
     """
-    kept: dict[str, FunctionTool] = {}
+    kept: Tools = []
     warnings: list[str] = []
     for index, tool in enumerate(request.tools or ()):
-        if isinstance(tool, WebSearchTool) or (drop_others and not isinstance(tool, FunctionTool)):
-            # Codex offers web search whether or not the server has it, and cannot be told not to.
-            warnings.append(f"tools[{index}]: {tool.type} is not available here and was left out")
+        if functions_only and not isinstance(tool, FunctionTool):
+            warnings.append(_leave_out(tool, f"tools[{index}]"))
+        else:
+            kept += _select(tool, f"tools[{index}]", capabilities, unsupported, warnings)
+    _check_names(request.tools or (), kept)
+    _check_choice(request, kept + _list_brought(request), capabilities)
+    return kept, warnings
+
+
+def _list_brought(request: CreateRequest) -> Tools:
+    items = request.input if isinstance(request.input, list) else []
+    return [tool for item in items if isinstance(item, AdditionalTools | ToolSearchOutput) for tool in item.tools]
+
+
+def check_brought_tools(
+    items: Sequence[Item | Unknown], *, capabilities: Capabilities, unsupported: Unsupported = "default"
+) -> list[str]:
+    """The same for the tools that come with a request's items. They stay in the items; the model is not shown them."""
+    warnings: list[str] = []
+    for index, item in enumerate(items):
+        if isinstance(item, AdditionalTools | ToolSearchOutput):
+            for place, tool in enumerate(item.tools):
+                _select(tool, f"input[{index}].tools[{place}]", capabilities, unsupported, warnings)
+    return warnings
+
+
+def _select(
+    tool: Tool | Unknown, path: str, capabilities: Capabilities, unsupported: Unsupported, warnings: list[str]
+) -> Tools:
+    if capabilities.any_tool:
+        return [tool]
+    fault = _find_fault(tool, path, capabilities)
+    if fault is None:
+        return [tool]
+    # Codex offers web search whether or not the server has it, and cannot be told not to.
+    default = "drop" if isinstance(tool, WebSearchTool) else "refuse"
+    if (default if unsupported == "default" else unsupported) == "refuse":
+        raise fault
+    warnings.append(_leave_out(tool, path))
+    return []
+
+
+def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> UnsupportedTool | None:
+    if tool.type not in capabilities.tools:
+        return UnsupportedTool(f"Tools of type '{tool.type}' are not supported by this server.", param=path)
+    if isinstance(tool, ShellTool) and (tool.environment or {}).get("type", "local") != "local":
+        where = tool.environment["type"] if tool.environment else None
+        return UnsupportedTool(f"This server has no shell of its own ('{where}').", param=f"{path}.environment")
+    if isinstance(tool, CustomTool):
+        _check_grammar(tool, path)
+    if isinstance(tool, NamespaceTool):
+        for index, child in enumerate(tool.tools):
+            inner = f"{path}.tools[{index}]"
+            if not isinstance(child, FunctionTool | CustomTool):
+                told = f"A namespace can hold functions and custom tools, not '{child.type}'."
+                return UnsupportedTool(told, param=inner)
+            if isinstance(child, CustomTool):
+                _check_grammar(child, inner)
+    return None
+
+
+def _check_grammar(tool: CustomTool, path: str) -> None:
+    fault = find_fault(tool.format) if isinstance(tool.format, GrammarInput) else None
+    if fault is not None:
+        raise InvalidRequest(
+            f"The grammar of the tool '{tool.name}' cannot be read: {fault}",
+            param=f"{path}.format.definition",
+            code="invalid_value",
+        )
+
+
+def _leave_out(tool: Tool | Unknown, path: str) -> str:
+    return f"{path}: {tool.type} is not available here and was left out"
+
+
+def _check_names(offered: Sequence[Tool | Unknown], kept: Tools) -> None:
+    """A name stands for one tool of its namespace, and of the tools without a name there is one."""
+    seen: set[tuple[str | None, str]] = set()
+    for index, tool in enumerate(offered):
+        if tool not in kept or isinstance(tool, Unknown):
             continue
-        function = _require_function(tool, index)
-        if function.name in kept:
-            raise InvalidRequest(
-                f"The tool name '{function.name}' is used twice.", param=f"tools[{index}].name", code="duplicate_tool"
-            )
-        kept[function.name] = function
-    _check_choice(request, kept)
-    return list(kept.values()), warnings
+        for path, identity in _identify(tool, f"tools[{index}]"):
+            if identity in seen:
+                raise InvalidRequest(f"The tool name '{identity[1]}' is used twice.", param=path, code="duplicate_tool")
+            seen.add(identity)
 
 
-def _require_function(tool: Tool | Unknown, index: int) -> FunctionTool:
-    if isinstance(tool, FunctionTool):
-        return tool
-    raise UnsupportedTool(f"Tools of type '{tool.type}' are not supported by this server.", param=f"tools[{index}]")
+def _identify(tool: Tool, path: str) -> Iterator[tuple[str, tuple[str | None, str]]]:
+    if isinstance(tool, FunctionTool | CustomTool):
+        yield f"{path}.name", (None, tool.name)
+    elif isinstance(tool, NamespaceTool):
+        for index, child in enumerate(tool.tools):
+            if isinstance(child, FunctionTool | CustomTool):
+                yield f"{path}.tools[{index}].name", (tool.name, child.name)
+    elif isinstance(tool, McpTool):
+        yield f"{path}.server_label", ("mcp", tool.server_label)
+    elif tool.type in _SINGLE:
+        yield path, ("", tool.type)
 
 
-def _check_choice(request: CreateRequest, tools: dict[str, FunctionTool]) -> None:
+_SINGLE = frozenset({"tool_search", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview"})
+# A choice may call the same tool by another name.
+_ALIASES = {"computer_use": "computer", "computer_use_preview": "computer", "tool": "function"}
+
+
+def _check_choice(request: CreateRequest, tools: Tools, capabilities: Capabilities) -> None:
     choice = request.tool_choice
     if choice == "required" and not tools:
         raise InvalidRequest(
             "'tool_choice' is 'required', but there are no tools.", param="tool_choice", code="invalid_value"
         )
-    if choice is None or isinstance(choice, str):
+    if choice is None or isinstance(choice, str) or capabilities.any_tool:
         return
-    if isinstance(choice, FunctionChoice):
+    if isinstance(choice, FunctionChoice | CustomChoice):
         _check_name(choice.name, tools, "tool_choice.name")
     elif isinstance(choice, AllowedToolsChoice):
         for index, allowed in enumerate(choice.tools):
             _check_allowed(allowed, tools, f"tool_choice.tools[{index}]")
     else:
-        raise UnsupportedTool(f"A 'tool_choice' of type '{choice.type}' is not supported.", param="tool_choice")
+        _check_type(choice.type, tools, "tool_choice")
 
 
-def _check_allowed(allowed: dict[str, object], tools: dict[str, FunctionTool], param: str) -> None:
-    if allowed.get("type") not in ("function", "tool"):
-        raise UnsupportedTool(f"Only functions can be allowed, not '{allowed.get('type')}'.", param=f"{param}.type")
-    _check_name(allowed.get("name"), tools, f"{param}.name")
+def _check_allowed(allowed: JsonObject, tools: Tools, path: str) -> None:
+    kind, name, namespace = allowed.get("type"), allowed.get("name"), allowed.get("namespace")
+    if kind in ("function", "tool", "custom"):
+        _check_name(name, tools, f"{path}.name", namespace=namespace)
+    elif kind == "namespace":
+        if name not in {tool.name for tool in tools if isinstance(tool, NamespaceTool)}:
+            raise InvalidRequest(
+                f"There is no namespace '{name}' in 'tools'.", param=f"{path}.name", code="invalid_value"
+            )
+    else:
+        _check_type(str(kind), tools, f"{path}.type")
 
 
-def _check_name(name: object, tools: dict[str, FunctionTool], param: str) -> None:
-    if name not in tools:
-        raise InvalidRequest(f"There is no tool named '{name}' in 'tools'.", param=param, code="invalid_value")
+def _check_name(name: object, tools: Tools, path: str, *, namespace: object = None) -> None:
+    """A child may be named without its namespace, as long as only one has that name."""
+    found = [
+        identity
+        for tool in tools
+        if not isinstance(tool, Unknown)
+        for _, identity in _identify(tool, path)
+        if identity[1] == name and identity[0] != "" and namespace in (None, identity[0])
+    ]
+    if not found:
+        raise InvalidRequest(f"There is no tool named '{name}' in 'tools'.", param=path, code="invalid_value")
+    if len(found) > 1 and (None, name) not in found:
+        raise InvalidRequest(f"More than one namespace has a tool named '{name}'.", param=path, code="invalid_value")
+
+
+def _check_type(kind: str, tools: Tools, path: str) -> None:
+    if _ALIASES.get(kind, kind) not in {_ALIASES.get(tool.type, tool.type) for tool in tools}:
+        raise UnsupportedTool(f"There is no tool of type '{kind}' that could be called.", param=path)

@@ -7,6 +7,7 @@ import msgspec
 from antiphon.backends.base import Backend, Deltas, Turn
 from antiphon.engine.history import CALLS, OUTPUTS
 from antiphon.errors import ContextLengthExceeded
+from antiphon.protocol.hosted import AdditionalTools
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
 
@@ -55,18 +56,18 @@ async def _search(backend: Backend, turn: Turn, blocks: Sequence[Sequence[int]])
 
 
 def split_turns(items: Sequence[Item | Unknown]) -> list[list[int]]:
-    """The indexes of the items that can be dropped, turn by turn, oldest first; system messages are never among them.
+    """The indexes of the items that can be dropped, turn by turn, oldest first; system messages and tools are never among them.
 
     A turn begins with a user message. A call and its output are never parted: turns that share one are one.
     """
     blocks: list[list[int]] = []
     home: dict[str, int] = {}
     for index, item in enumerate(items):
-        if isinstance(item, Message) and item.role in ("system", "developer"):
+        if isinstance(item, AdditionalTools) or (isinstance(item, Message) and item.role in ("system", "developer")):
             continue
         if not blocks or (isinstance(item, Message) and item.role == "user"):
             blocks.append([])
-        if isinstance(item, CALLS):
+        if isinstance(item, CALLS) and item.call_id is not None:
             home[item.call_id] = len(blocks) - 1
         elif isinstance(item, OUTPUTS) and item.call_id in home:
             first = home[item.call_id]

@@ -14,7 +14,7 @@ from antiphon.protocol.hosted_events import HOSTED_EVENTS
 from antiphon.protocol.items import ITEMS, Item
 from antiphon.protocol.open import Family, Unknown
 from antiphon.protocol.prompt import PromptDefinition
-from antiphon.protocol.request import CountRequest, CreateRequest
+from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.protocol.websocket import Glance, SteerRequest
 
@@ -35,7 +35,9 @@ encode_into = _encoder.encode_into
 
 _request = msgspec.json.Decoder(CreateRequest)
 _response = msgspec.json.Decoder(Response)
+_elements = msgspec.json.Decoder(list[Raw])
 _count = msgspec.json.Decoder(CountRequest)
+_compact = msgspec.json.Decoder(CompactRequest)
 _create_conversation = msgspec.json.Decoder(CreateConversation)
 _update_conversation = msgspec.json.Decoder(UpdateConversation)
 _add_items = msgspec.json.Decoder(AddItems)
@@ -67,6 +69,11 @@ def decode_request(body: bytes) -> DecodedRequest:
 def decode_count(body: bytes) -> Decoded[CountRequest]:
     """The body of a call that counts tokens. These raise like `decode_request`."""
     return Decoded(*_decode_leniently(_count.decode, body))
+
+
+def decode_compact(body: bytes) -> Decoded[CompactRequest]:
+    """The body of a call that compacts a conversation."""
+    return Decoded(*_decode_leniently(_compact.decode, body))
 
 
 def decode_create_conversation(body: bytes) -> Decoded[CreateConversation]:
@@ -101,8 +108,30 @@ def decode_response(body: bytes) -> Response:
 
 
 def decode_items(body: bytes) -> list[Item | Unknown]:
-    """An array of items."""
-    return _decode_leniently(ITEMS.many, body)[0]
+    """An array of items that were kept. One that we know by name but not in this form stays as it is."""
+    try:
+        return _decode_leniently(ITEMS.many, body)[0]
+    except InvalidRequest:
+        kept = _keep_items(body)
+        if kept is None:
+            raise
+        return kept
+
+
+def _keep_items(body: bytes) -> list[Item | Unknown] | None:
+    """The items one by one; None if something in the array is none at all."""
+    try:
+        kept = [_keep_item(bytes(raw)) for raw in _elements.decode(body)]
+    except msgspec.DecodeError:
+        return None
+    return kept if all(item.type for item in kept) else None
+
+
+def _keep_item(raw: bytes) -> Item | Unknown:
+    try:
+        return _decode_leniently(ITEMS.one, raw)[0]
+    except InvalidRequest:
+        return Unknown(raw)
 
 
 def decode_event(body: bytes) -> Event | Unknown:

@@ -78,11 +78,13 @@ class Error(Event, tag="error"):
 
 
 class OutputItemEvent(Event):
+    """An item that is told of may have more in it than we know, or, under way, less than it will have."""
+
     output_index: int
     item: OneItem
 
     def __post_init__(self) -> None:
-        self.item = ITEMS.field(self.item, "item", required=True)
+        self.item = ITEMS.kept_field(self.item, "item")
 
 
 class OutputItemAdded(OutputItemEvent, tag="response.output_item.added"):

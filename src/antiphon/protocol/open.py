@@ -133,6 +133,16 @@ class Family(Generic[T]):
         except ValidationError:
             return self._look_and_decode(raw)
 
+    def keep(self, raw: Raw | bytes) -> T | Unknown:
+        """Decode one object, or keep it as it is if it is not in the form we know, or has more in it."""
+        try:
+            return self.one(raw)
+        except ValidationError:
+            kept = Unknown(bytes(raw))
+            if not kept.type:
+                raise
+            return kept
+
     def _look_and_decode(self, raw: Raw | bytes) -> T | Unknown:
         peek = _PEEK.decode(raw)
         sent = peek.type if isinstance(peek.type, str) else None
@@ -176,6 +186,10 @@ class Family(Generic[T]):
     def field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds one member."""
         return self._decode_field(value, name, self.one, required=required) if isinstance(value, Raw) else value
+
+    def kept_field(self, value: Any, name: str) -> Any:
+        """A field that holds one member, of whatever form."""
+        return self._decode_field(value, name, self.keep, required=True) if isinstance(value, Raw) else value
 
     def list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds an array of members."""

@@ -78,7 +78,7 @@ class ReasoningConfig(Wire):
 
 class ContextManagement(Wire):
     type: str
-    compact_threshold: int | None = None
+    compact_threshold: Annotated[int, Meta(ge=1)] | None = None
 
 
 class ConversationRef(Wire):
@@ -182,3 +182,20 @@ class CountRequest(Wire, kw_only=True):
         self.input = ITEMS.text_or_list_field(self.input, "input")
         self.tools = TOOLS.list_field(self.tools, "tools")
         self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
+
+
+class CompactRequest(Wire, kw_only=True):
+    """The body of `POST /v1/responses/compact`."""
+
+    model: str | None = None
+    input: OptionalInput = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    service_tier: ServiceTier | None = None
+    image: ImageOptions | None = None
+
+    def __post_init__(self) -> None:
+        self.input = ITEMS.text_or_list_field(self.input, "input")

@@ -97,6 +97,19 @@ class IncompleteDetails(Reply):
     reason: str
 
 
+class CompactedResponse(Reply, kw_only=True):
+    """What `POST /v1/responses/compact` gives: a context to go on with. It is not a response, and has no id of one."""
+
+    id: str
+    object: Literal["response.compaction"] = always("response.compaction")
+    created_at: int
+    output: Output
+    usage: Usage
+
+    def __post_init__(self) -> None:
+        self.output = ITEMS.list_field(self.output, "output", required=True)
+
+
 class Response(Reply, kw_only=True):
     id: str
     object: Literal["response"] = always("response")

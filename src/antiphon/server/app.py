@@ -8,7 +8,10 @@ from antiphon.errors import AntiphonError, InvalidApiKey, ServerError
 from antiphon.server.auth import CHALLENGE, Gate
 from antiphon.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from antiphon.server.log import write_access
+from antiphon.server.router import Router
 from antiphon.server.routes import make_router
+from antiphon.server.websocket.handler import WebSocketHandler
+from antiphon.server.websocket.wire import Upgrade
 
 logger = logging.getLogger(__name__)
 
@@ -23,19 +26,28 @@ class App:
         self._engine = engine
         self._gate = Gate(settings.api_keys)
         self._router = make_router(engine, settings)
+        self._websockets = WebSocketHandler(engine, settings)
+        self._upgrades = Router()
+        self._upgrades.add("GET", "/v1/responses", self._websockets.serve)
         self.startup_error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._answer(Exchange(scope, receive, send))
+            await self._answer(Exchange(scope, receive, send), self._router)
+        elif scope["type"] == "websocket":
+            await self._answer(Upgrade(scope, receive, send), self._upgrades)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
             raise NotImplementedError(f"Antiphon does not speak {scope['type']}.")
 
-    async def _answer(self, exchange: Exchange) -> None:
+    def retire(self) -> None:
+        """The server is about to stop: connections that would stay open for ever are to end."""
+        self._websockets.retire()
+
+    async def _answer(self, exchange: Exchange, router: Router) -> None:
         try:
-            route = self._router.find(exchange)
+            route = router.find(exchange)
             if not route.public:
                 exchange.project = self._gate.admit(exchange.headers)
             await route.handler(exchange)

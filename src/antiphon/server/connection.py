@@ -81,8 +81,15 @@ class Connection(HttpToolsProtocol):
         self._head_is_open = False
         self._stop_timing()
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():  # what follows is no HTTP
+            return
         if self.scope["method"] != "HEAD":  # whose answer is all head
             self.cycle.transport = Outlet(self.transport)
+
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        # The two hold each other. An idle WebSocket shall not hold both until the collector comes round.
+        self.parser = None  # type: ignore[assignment]  # as uvicorn does when a connection ends
 
     def _time_head(self) -> None:
         self._head_timer = self.loop.call_later(_SLOWEST_HEAD_SECONDS, self._give_up)

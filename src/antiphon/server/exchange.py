@@ -1,6 +1,7 @@
 """One request and its answer, over plain ASGI, and what the access log will say of them."""
 
 import asyncio
+import math
 import string
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -10,6 +11,7 @@ from antiphon.engine.ids import random_hex
 from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.server.failure import describe
+from antiphon.server.keepalive import encode_beat
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -105,6 +107,8 @@ class Exchange:
 
     async def answer_error(self, error: AntiphonError) -> None:
         self.error_code = error.code or error.type
+        if error.retry_after is not None:
+            self.extra_headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
         await self.answer(error.status, describe(error))
 
     async def answer(self, status: int, body: bytes) -> None:
@@ -139,9 +143,9 @@ class Exchange:
         """Whether a part of the stream is waiting for the client to read."""
         return self._writing or self._beat is not None
 
-    def start_beat(self, chunk: bytes) -> None:
-        """Send a chunk in a pause of the stream, without waiting for it: the next write does."""
-        self._beat = asyncio.get_running_loop().create_task(self._send_beat(chunk))
+    def start_beat(self, number: int) -> None:
+        """Send a sign of life in a pause of the stream, without waiting for it: the next write does."""
+        self._beat = asyncio.get_running_loop().create_task(self._send_beat(encode_beat(number)))
 
     async def _send_beat(self, chunk: bytes) -> None:
         try:

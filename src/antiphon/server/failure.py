@@ -2,9 +2,23 @@
 
 from msgspec import Struct
 
-from antiphon.errors import AntiphonError
+from antiphon.errors import (
+    AntiphonError,
+    InvalidRequest,
+    RateLimited,
+    ServerError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from antiphon.protocol import codec
-from antiphon.protocol.response import Response
+from antiphon.protocol.response import Response, ResponseError
+
+_STATUSES = {kind.type: kind.status for kind in (InvalidRequest, RateLimited)}
+_CODE_STATUSES = {kind.default_code: kind.status for kind in (UpstreamTimeout, Unavailable)} | {
+    "upstream_overloaded": Unavailable.status,
+    "upstream_unavailable": Unavailable.status,
+}
 
 
 class ErrorDetail(Struct):
@@ -25,14 +39,23 @@ def describe(error: AntiphonError) -> bytes:
     return codec.encode(ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code)))
 
 
-def describe_failed(response: Response) -> bytes | None:
-    """The error body for a response that failed with nothing to show; None for every other response.
+def describe_failed(response: Response) -> tuple[int, bytes] | None:
+    """The status and error body for a response that failed with nothing to show; None for every other response.
 
     A failed response that has output is still an answer: the client gets it, with its status and its error.
     """
     if response.status != "failed" or response.output:
         return None
-    error = response.error
-    if error is None:
-        return codec.encode(ErrorBody(ErrorDetail("The response failed.", "server_error", None, "server_error")))
-    return codec.encode(ErrorBody(ErrorDetail(error.message, error.type or "server_error", error.param, error.code)))
+    error = response.error or ResponseError("server_error", "The response failed.")
+    detail = ErrorDetail(error.message, error.type or "server_error", error.param, error.code)
+    return _find_status(detail), codec.encode(ErrorBody(detail))
+
+
+def _find_status(detail: ErrorDetail) -> int:
+    """The status that the error would have been answered with, had it been known before the model began."""
+    code = detail.code or ""
+    if detail.type in _STATUSES:
+        return _STATUSES[detail.type]
+    if code in _CODE_STATUSES:
+        return _CODE_STATUSES[code]
+    return UpstreamError.status if code.startswith("upstream_") else ServerError.status

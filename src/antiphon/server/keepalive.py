@@ -3,14 +3,26 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import msgspec
 
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
-from antiphon.server.exchange import Exchange
 
 _LOOKS_PER_GAP = 4
+
+
+class Stream(Protocol):
+    """What is looked after: how much it has sent, and whether some of that waits for its reader."""
+
+    sent: int
+
+    @property
+    def is_writing(self) -> bool: ...
+
+    def start_beat(self, number: int) -> None:
+        """Send a sign of life, without waiting for it to be read."""
 
 
 class Pulse:
@@ -33,38 +45,38 @@ class Keepalive:
 
     def __init__(self, gap: float) -> None:
         self._gap = gap
-        self._pulses: dict[Exchange, Pulse] = {}
+        self._pulses: dict[Stream, Pulse] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watch(self, exchange: Exchange, *, after: int | None = None) -> Iterator[Pulse]:
+    def watch(self, stream: Stream, *, after: int | None = None) -> Iterator[Pulse]:
         """Within this block, the stream does not stay silent once it has begun.
 
         It has when the block says so by setting the pulse's `last`, or if it goes on `after` an event of another one.
         """
         loop = asyncio.get_running_loop()
-        pulse = Pulse(exchange.sent, loop.time(), after)
+        pulse = Pulse(stream.sent, loop.time(), after)
         if not self._gap:
             yield pulse
             return
-        self._pulses[exchange] = pulse
+        self._pulses[stream] = pulse
         if self._timer is None:
             self._timer = loop.call_later(self._gap / _LOOKS_PER_GAP, self._look, loop)
         try:
             yield pulse
         finally:
-            del self._pulses[exchange]
+            del self._pulses[stream]
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         if not self._pulses:
             return
         now = loop.time()
-        for exchange, pulse in self._pulses.items():
-            if exchange.is_writing or exchange.sent != pulse.sent:
-                pulse.sent, pulse.since = exchange.sent, now
+        for stream, pulse in self._pulses.items():
+            if stream.is_writing or stream.sent != pulse.sent:
+                pulse.sent, pulse.since = stream.sent, now
             elif pulse.last is not None and now - pulse.since >= self._gap:
-                exchange.start_beat(encode_beat(_number(pulse.last)))
+                stream.start_beat(_number(pulse.last))
         self._timer = loop.call_later(self._gap / _LOOKS_PER_GAP, self._look, loop)
 
 
@@ -73,7 +85,12 @@ def encode_beat(number: int) -> bytes:
 
     It repeats the number of the event before it: clients take the last number they saw as the place to go on from.
     """
-    return b'event: keepalive\ndata: {"type":"keepalive","sequence_number":%d}\n\n' % number
+    return b"event: keepalive\ndata: %b\n\n" % encode_beat_line(number)
+
+
+def encode_beat_line(number: int) -> bytes:
+    """The event's JSON alone."""
+    return b'{"type":"keepalive","sequence_number":%d}' % number
 
 
 class _Numbered(msgspec.Struct):

@@ -66,6 +66,14 @@ def write_access(exchange: Exchange) -> None:
     access.handle(_record(line))
 
 
+def write_line(line: AccessLine) -> None:
+    """Write a line about something that is not an exchange of its own."""
+    if access.isEnabledFor(logging.INFO):
+        line.path, line.model = line.path[:_LONGEST], line.model and line.model[:_LONGEST]
+        line.warnings = [warning[:_LONGEST] for warning in line.warnings]
+        access.handle(_record(line))
+
+
 # A record like all others but for what changes: to make one anew would look up threads, files and clocks each time.
 _BLANK = vars(logging.LogRecord(access.name, logging.INFO, __file__, 0, None, (), None))
 

@@ -29,6 +29,10 @@ _STREAM = (
     "What each of the server-sent events is: its name is the `type` of its data. The last one is `[DONE]`. A silent "
     "stream carries events of the type `keepalive`, which repeat the last number."
 )
+_SWITCH = (
+    "The connection is a WebSocket now. Each message of the client is the body of a POST request to this path with "
+    "`type: response.create`, or a `response.steer`; each message of the server is an event of a stream."
+)
 _HEADERS = {
     "x-request-id": "The request's id: the client's own, if it sent one that fits into a header.",
     "openai-processing-ms": "The time until the answer began, in milliseconds.",
@@ -82,7 +86,7 @@ def make_document(router: Router, *, guarded: bool) -> Document:
 
 
 def _gather(operations: Sequence[Operation]) -> Components:
-    sent = [ErrorBody, *(operation.answer for operation in operations)]
+    sent = [ErrorBody, *(operation.answer for operation in operations if operation.answer is not None)]
     if any(operation.streams for operation in operations):
         sent.append(_EVENT)
     return Components(read=[operation.body for operation in operations if operation.body is not None], sent=sent)
@@ -114,7 +118,9 @@ def _describe_operation(entry: Entry, operation: Operation, components: Componen
         "tags": [entry.path.split("/")[2] if entry.path.startswith("/v1/") else "server"],
         "security": _describe_security(entry, guarded=guarded),
         "parameters": [*_describe_path(entry.path), *_describe_query(operation)],
-        "responses": {"200": _describe_answer(operation, components)},
+        "responses": {"101": {"description": _SWITCH}}
+        if operation.answer is None
+        else {"200": _describe_answer(operation, components)},
     }
     if operation.body is not None:
         schema = components.describe(operation.body, read=True)

@@ -10,13 +10,13 @@ from antiphon.errors import AntiphonError
 class Operation(Struct, frozen=True, kw_only=True):
     """`body`, `query` and `answer` are the types that the handler itself decodes and encodes.
 
-    `streams` says that the answer may be a stream of events instead. `errors` are those that do not follow from the
-    route's form, as a missing key does, or a path that leads to nothing.
+    One without an `answer` switches to a WebSocket. `streams` says that the answer may be a stream of events instead.
+    `errors` are those that do not follow from the route's form, as a missing key does, or a path that leads to nothing.
     """
 
     id: str
     summary: str
-    answer: Any
+    answer: Any = None
     body: Any = None
     optional_body: bool = False
     query: type[Struct] | None = None

@@ -20,6 +20,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
 from antiphon.server.connection import Connection
+from antiphon.server.websocket.transport import Transport
 
 # How long runs that were told to stop may take for their last words, before they are cut off.
 _LAST_WORDS_SECONDS = 5
@@ -62,7 +63,12 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 self._app,
                 http=Connection,
-                ws="none",
+                ws=Transport,
+                ws_max_size=settings.max_body_bytes,
+                ws_per_message_deflate=False,  # it would take 40 KiB for each connection, and most are near
+                # A client that is slow to answer a ping is slow to read, no more: the socket tells if it is gone.
+                ws_ping_interval=settings.keepalive_seconds or None,
+                ws_ping_timeout=None,
                 interface="asgi3",
                 lifespan="on",
                 log_config=None,
@@ -92,6 +98,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         grace = self._settings.shutdown_grace_seconds
         end = asyncio.get_running_loop().call_later(grace, self._engine.stop_runs)
+        self._app.retire()
         try:
             await super().shutdown(sockets=sockets)
         finally:

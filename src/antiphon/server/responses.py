@@ -114,6 +114,16 @@ class ResponseHandlers:
             counted = await self._engine.count_input_tokens(request, project=exchange.project)
         await exchange.answer_with(InputTokens(counted))
 
+    async def compact(self, exchange: Exchange) -> None:
+        asked, ignored = codec.decode_compact(await read_body(exchange, self._max_body_bytes))
+        exchange.model = asked.model
+        exchange.note_ignored(ignored)
+        request = CreateRequest(**msgspec.structs.asdict(asked) | {"input": asked.input or []})
+        with Watch(exchange):
+            compacted, warnings = await self._engine.compact(request, project=exchange.project)
+        exchange.warnings += warnings
+        await exchange.answer_with(compacted)
+
     async def _follow(self, exchange: Exchange, after: int | None) -> None:
         """Send the events of a background response from the first, or from the one after `after`, and what follows."""
         exchange.stream = True
@@ -144,8 +154,8 @@ class ResponseHandlers:
 
 
 async def _answer(exchange: Exchange, response: Response) -> None:
-    error = describe_failed(response)
-    if error is None:
+    failure = describe_failed(response)
+    if failure is None:
         await exchange.answer_with(response)
     else:
-        await exchange.answer(500, error)
+        await exchange.answer(*failure)

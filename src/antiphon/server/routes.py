@@ -5,12 +5,12 @@ from typing import Any
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
-from antiphon.errors import NotFound, Unavailable
+from antiphon.errors import NotFound, RateLimited, Unavailable, UpgradeRequired, UpstreamError, UpstreamTimeout
 from antiphon.protocol.conversation import AddItems, Conversation, CreateConversation, UpdateConversation
 from antiphon.protocol.events import OneItem
 from antiphon.protocol.prompt import Prompt, PromptDefinition
-from antiphon.protocol.request import CountRequest, CreateRequest
-from antiphon.protocol.response import Response
+from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
+from antiphon.protocol.response import CompactedResponse, Response
 from antiphon.server.conversations import ConversationHandlers, DeletedConversation
 from antiphon.server.health import Greeting, Health, HealthHandlers
 from antiphon.server.keepalive import Keepalive
@@ -21,6 +21,7 @@ from antiphon.server.prompts import DeletedPrompt, PromptHandlers, PromptList
 from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery, VersionQuery
 from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHandlers
 from antiphon.server.router import Router
+from antiphon.server.websocket.handler import require_upgrade
 
 
 def make_router(engine: Engine, settings: Settings) -> Router:
@@ -30,6 +31,7 @@ def make_router(engine: Engine, settings: Settings) -> Router:
         engine, max_body_bytes=settings.max_body_bytes, keepalive=keepalive, compat=settings.compat
     )
     _add_responses(router, responses)
+    _add_websocket(router)
     if not settings.stateless:
         conversations = ConversationHandlers(engine, max_body_bytes=settings.max_body_bytes)
         _add_conversations(router, conversations)
@@ -58,7 +60,7 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
             body=CreateRequest,
             answer=Response,
             streams=True,
-            errors=(NotFound, Unavailable),
+            errors=(NotFound, RateLimited, UpstreamError, Unavailable, UpstreamTimeout),
         ),
     )
     router.add(
@@ -70,6 +72,18 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
             summary="Count the tokens that the model would read.",
             body=CountRequest,
             answer=InputTokens,
+            errors=(NotFound,),
+        ),
+    )
+    router.add(
+        "POST",
+        "/v1/responses/compact",
+        responses.compact,
+        Operation(
+            id="compactResponse",
+            summary="Make a conversation short enough to go on with.",
+            body=CompactRequest,
+            answer=CompactedResponse,
             errors=(NotFound,),
         ),
     )
@@ -103,6 +117,19 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
         responses.list_input_items,
         Operation(
             id="listInputItems", summary="List what a stored response was asked.", query=PageQuery, answer=ItemPage
+        ),
+    )
+
+
+def _add_websocket(router: Router) -> None:
+    router.add(
+        "GET",
+        "/v1/responses",
+        require_upgrade,
+        Operation(
+            id="connectResponses",
+            summary="Open a WebSocket, on which responses can be created and steered.",
+            errors=(UpgradeRequired, Unavailable),
         ),
     )
 

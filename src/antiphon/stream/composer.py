@@ -17,6 +17,7 @@ import msgspec
 
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
@@ -24,13 +25,23 @@ from antiphon.stream import deltas
 from antiphon.stream.carried import CarriedDraft, amend, retell
 from antiphon.stream.deltas import Delta
 from antiphon.stream.drafts import CallDraft, CustomCallDraft, Ending, MessageDraft, ReasoningDraft
+from antiphon.stream.shell import tell_commands
 
 S = TypeVar("S", MessageDraft, ReasoningDraft)
 Key = int | str | None
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter", "steered": "steered"}
 # How ids of items begin that come whole, and without one.
-_PREFIXES = {"message": MessageDraft.prefix, "reasoning": ReasoningDraft.prefix}
+_PREFIXES = {
+    "message": MessageDraft.prefix,
+    "reasoning": ReasoningDraft.prefix,
+    "shell_call": "sh",
+    "local_shell_call": "lsh",
+    "apply_patch_call": "apc",
+    "computer_call": "cu",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+}
 
 
 class IllegalDelta(Exception):
@@ -196,13 +207,24 @@ class Composer:
     def _whole_item(self, delta: deltas.WholeItem) -> list[Event]:
         told = self._fall_silent()
         index = self._reserve()
-        item = delta.item
-        if item.id is None and not isinstance(item, Unknown):
-            item = msgspec.structs.replace(item, id=self._new_id(_PREFIXES.get(item.type, "item")))
+        item = self._identify(delta.item)
         self._output[index] = item
         told.append(events.OutputItemAdded(next(self._numbers), index, item))
+        if isinstance(item, ShellCall):
+            told += tell_commands(item, index, self._numbers)
         told.append(events.OutputItemDone(next(self._numbers), index, item))
         return told
+
+    def _identify(self, item: OutputItem | Unknown) -> OutputItem | Unknown:
+        """The item with the ids that its maker left out."""
+        if isinstance(item, Unknown):
+            return item
+        changes: dict[str, str] = {}
+        if not item.id:
+            changes["id"] = self._new_id(_PREFIXES.get(item.type, "item"))
+        if getattr(item, "call_id", None) == "":
+            changes["call_id"] = _call_id(changes.get("id") or str(item.id))
+        return msgspec.structs.replace(item, **changes) if changes else item
 
     def _passthrough(self, delta: deltas.Passthrough) -> list[Unknown]:
         return [retell(delta.event, next(self._numbers), None)]
@@ -210,6 +232,8 @@ class Composer:
     # Items that another server tells of
 
     def _open_item(self, delta: deltas.OpenItem) -> list[Event]:
+        if delta.key in self._carried:
+            raise ValueError(f"the key {delta.key!r} is taken")
         told = self._fall_silent()
         index = self._reserve()
         draft = CarriedDraft(self._new_id(delta.prefix), index, self._numbers, delta.item)

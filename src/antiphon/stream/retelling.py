@@ -173,7 +173,7 @@ class Retelling:
                 self._expected.append(piece)
 
     def _feed(self, delta: Delta) -> Sequence[Delta]:
-        if isinstance(delta, deltas.Tokens | deltas.Failure):
+        if isinstance(delta, deltas.Served | deltas.Tokens | deltas.Failure):
             return [delta]
         if isinstance(delta, deltas.Finish):
             return self._end(delta)
@@ -306,7 +306,9 @@ class _Names:
             case deltas.Text() | deltas.Refusal():
                 return self._read_words(delta)
             case deltas.WholeItem() if not isinstance(delta.item, Unknown):
-                return [deltas.WholeItem(msgspec.structs.replace(delta.item, id=None))]  # the id may be of our making
+                # The ids may be of our making, and a model calls by another id each time.
+                ids = {name: None for name in ("id", "call_id") if name in delta.item.__struct_fields__}
+                return [deltas.WholeItem(msgspec.structs.replace(delta.item, **ids))]
             case _:
                 return [delta]
 

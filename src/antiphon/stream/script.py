@@ -13,6 +13,9 @@ The first rule that fits answers. A rule may ask for a `model`, for words in the
 `text` the model reads, and for the type of the `last_item`; words are a part of the text, or `{"regex": "…"}`. The n-th
 time a rule answers, it gives the n-th of its `answers`, and the last one from then on.
 
+The model takes every kind of tool, unless `native_tools` lists those it takes, and can do everything but what `lacks`
+lists: json_schema, images, files, audio, video, logprobs, penalties, reasoning.
+
 An answer is a text, or a list of steps; each step is an object with one of these keys:
 
     text, reasoning, refusal  a string, sent word by word, or a list of strings, sent as they are; in `text`, `{input}`
@@ -145,8 +148,13 @@ class Rule(_Part):
     last_item: str | None = None
 
 
+Feature = Literal["json_schema", "images", "files", "audio", "video", "logprobs", "penalties", "reasoning"]
+
+
 class Script(_Part):
     models: Annotated[list[str], Meta(min_length=1)] = msgspec.field(default_factory=lambda: ["scripted"])
+    native_tools: list[str] | None = None
+    lacks: list[Feature] = []
     rules: list[Rule] = []
     default: Answer = "You said: {input}"
 

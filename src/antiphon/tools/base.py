@@ -37,7 +37,8 @@ class Tool(Struct, frozen=True, kw_only=True):
 
     `parameters` is its JSON Schema, strict if `strict` says so. `invoke` takes the arguments as the model wrote them;
     it may raise, and may be cancelled. `timeout` in seconds, `retries` after an error, `concurrency` at once, and
-    `needs_approval` before: always, never, or depending on the arguments.
+    `needs_approval` before: always, never, or depending on the arguments. A `repeatable` one may be called again and
+    again with the same arguments, as one that asks for the time: others are then taken to be in a loop.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False
     on_interrupt: OnInterrupt = "ask"
+    repeatable: bool = False
 
     def describe(self) -> dict[str, Any]:
         """The tool as a request offers it."""

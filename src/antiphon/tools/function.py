@@ -36,6 +36,7 @@ def tool(
     concurrency: int | None = None,
     needs_approval: bool | Callable[[Mapping[str, Any]], bool] = False,
     on_interrupt: OnInterrupt = "ask",
+    repeatable: bool = False,
 ) -> Callable[[Function], Tool]: ...
 
 

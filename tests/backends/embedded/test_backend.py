@@ -249,7 +249,7 @@ async def test_left_to_itself_the_model_talks_or_calls_as_fits() -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format.schema.not"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}}, "text.format.schema"),
         ({"tools": [WEATHER, function("f", "", a={"pattern": "(?!a)b", "type": "string"})]}, "tools[1].parameters"),
-        ({"tools": [{"type": "custom", "name": "c"}]}, "tools[0].type"),
+        ({"tools": [{"type": "local_shell"}]}, "tools[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
             "input[0].content[0].type",

@@ -39,6 +39,32 @@ def test_every_form_of_tool_choice_is_read(
     assert (list(rules.tools), rules.may_answer, rules.most_calls) == (names, may_answer, most_calls)
 
 
+@pytest.mark.parametrize(
+    ("choice", "functions", "customs", "may_answer", "most_calls"),
+    [
+        (None, ["a"], ["x", "y"], True, 8),
+        ("none", [], [], True, 0),
+        ({"type": "custom", "name": "y"}, [], ["y"], False, 1),
+        ({"type": "function", "name": "a"}, ["a"], [], False, 1),
+        (allow("required", "x"), [], ["x"], False, 8),
+    ],
+)
+def test_custom_tools_are_chosen_like_functions(
+    choice: Any, functions: list[str], customs: list[str], may_answer: bool, most_calls: int
+) -> None:
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "a/b"}
+    tools = [TOOLS[0], {"type": "custom", "name": "x"}, {"type": "custom", "name": "y", "format": grammar}]
+    rules = read_rules(request(tools=tools, tool_choice=choice))
+    assert (list(rules.tools), list(rules.inputs), rules.may_answer, rules.most_calls) == (
+        functions,
+        customs,
+        may_answer,
+        most_calls,
+    )
+    assert rules.open_ended == {"y"} & set(customs)
+    assert rules.grammars == ({"tools[2].format.definition": r"start: /(?:a\/b)/"} if "y" in customs else {})
+
+
 def test_schemas_keep_the_place_they_come_from() -> None:
     rules = read_rules(request(tools=TOOLS[:2], text={"format": {"type": "json_object"}}))
     assert list(rules.schemas) == ["tools[0].parameters", "tools[1].parameters", "text.format"]

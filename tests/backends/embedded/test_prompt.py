@@ -5,7 +5,7 @@ import pytest
 
 from antiphon.backends.base import Turn
 from antiphon.backends.embedded.grammar import read_rules
-from antiphon.backends.embedded.prompt import lay_out, write_call
+from antiphon.backends.embedded.prompt import lay_out, write_call, write_custom_call
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 
@@ -91,6 +91,31 @@ def test_tools_and_format_are_described_in_the_system_message() -> None:
     assert '{"name": "f", "description": "Do it", "parameters": {"type": "object"}}' in text
     assert "<tool_call>" in text
     assert '{"const": 1}' in text
+
+
+def test_a_custom_tool_is_described_with_its_grammar_and_how_to_call_it() -> None:
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "d[468]"}
+    tools = [
+        {"type": "custom", "name": "dice", "description": "Roll", "format": grammar},
+        {"type": "custom", "name": "n"},
+    ]
+    for examples in (False, True):
+        text = lay(say("user", "Hi"), tools=tools, examples=examples)[0][1]
+        assert (
+            '{"name": "dice", "description": "Roll", "input": "text that matches this regex grammar: d[468]"}\n'
+            '{"name": "n", "description": "", "input": "text"}\n'
+        ) in text
+        assert text.endswith(write_custom_call("<name>", "<input>"))
+
+
+def test_a_custom_call_and_its_result_are_turns_of_assistant_and_user() -> None:
+    call = {"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "line 1\nline 2"}
+    result = {"type": "custom_tool_call_output", "call_id": "1", "output": "done"}
+    assert lay(say("user", "Go"), call, result) == [
+        ("user", "Go"),
+        ("assistant", '<tool_call>\n{"name": "c"}\nline 1\nline 2\n</tool_call>'),
+        ("user", "<tool_response>\ndone\n</tool_response>"),
+    ]
 
 
 def test_examples_come_before_the_conversation_but_not_after_a_result() -> None:

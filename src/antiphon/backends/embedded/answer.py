@@ -1,19 +1,24 @@
 """What the model says, as deltas: text, or calls in the form the grammar gives them."""
 
 import json
+import re
+from collections.abc import Collection
+from typing import Protocol
 
-from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_NAME
+from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_END, CALL_INPUT, CALL_NAME
 from antiphon.backends.embedded.model import Chunk, Timings, Token
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
-from antiphon.stream.deltas import Delta, Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, Tokens, ToolCall
 
 
 class Answer:
     """Reads an answer as it comes. `finished` once its last delta is out."""
 
-    def __init__(self, *, may_call: bool) -> None:
+    def __init__(self, *, may_call: bool, open_ended: Collection[str] = ()) -> None:
+        """`open_ended` are the tools whose calls end with the answer alone."""
         self.finished = False
+        self._open_ended = open_ended
         self._calls: Calls | None = None
         self._opening = may_call
         self._held = ""
@@ -41,7 +46,7 @@ class Answer:
         if self._opening:
             # Which of the two it is shows as soon as the text leaves, or completes, the beginning of a call.
             if self._held.startswith(CALL_NAME):
-                self._calls = Calls()
+                self._calls = Calls(self._open_ended)
                 return self._calls.read(self._held)
             if CALL_NAME.startswith(self._held):
                 return []
@@ -72,71 +77,92 @@ class Calls:
     again, and `repeating` tells that nothing new will come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, open_ended: Collection[str] = ()) -> None:
         self.repeating = False
+        self._open_ended = open_ended
         self._buffer = ""
         self._made: list[tuple[str, str]] = []
-        self._name: str | None = None
-        self._scanner = Scanner()
-        self._arguments = ""
+        self._call: Call | None = None
 
     def read(self, text: str) -> list[Delta]:
         self._buffer += text
         deltas: list[Delta] = []
-        while not self.repeating and (self._name is not None or self._read_name()):
-            more, closed = self._scanner.scan(self._buffer)
-            self._arguments += more
-            if not self._made:
-                deltas += self._tell(more)
+        while not self.repeating and (call := self._call or self._open_call()):
+            more, self._buffer, closed = call.scanner.scan(self._buffer)
+            call.said += more
             if not closed:
-                self._buffer = ""
-                break
-            self._buffer = self._buffer[len(more) + 1 :]
-            deltas += self._close_call()
+                return deltas if self._made else [*deltas, *call.tell(0)]
+            deltas += self._close_call(call)
         return deltas
 
     def end(self) -> list[Delta]:
-        """What is left of a call that was cut off."""
-        if self._name is None or not self._made or self.repeating:
+        """What is left of a call that was cut off, or that ends here."""
+        if self._call is None or self.repeating:
             return []
-        return self._tell(self._arguments)
+        self._call.said += self._buffer
+        return self._call.tell(len(self._made), last=True)
 
-    def _read_name(self) -> bool:
+    def _open_call(self) -> "Call | None":
         # The grammar lets nothing else come here but the end of one call and the beginning of the next.
-        head, found, tail = self._buffer.partition(CALL_ARGUMENTS)
-        if not found:
-            return False
-        self._name = json.loads(head[head.index(CALL_NAME) + len(CALL_NAME) :])
-        self._buffer = tail
-        self._scanner = Scanner()
-        self._arguments = ""
-        return True
+        found = _HEAD.search(self._buffer)
+        if found is None:
+            return None
+        self._buffer = self._buffer[found.end() :]
+        name = json.loads(found[1])
+        if found[2] == CALL_ARGUMENTS:
+            self._call = Call(name, Arguments(), custom=False)
+        else:
+            self._call = Call(name, OpenInput() if name in self._open_ended else Input(), custom=True)
+        return self._call
 
-    def _tell(self, arguments: str) -> list[Delta]:
-        if not arguments:
-            return []
-        name = self._name if arguments == self._arguments else None
-        return [ToolCall(len(self._made), arguments, name or "")]
-
-    def _close_call(self) -> list[Delta]:
-        call = (self._name or "", self._arguments)
-        self.repeating = call in self._made
-        deltas = self._tell(self._arguments) if self._made and not self.repeating else []
-        self._made.append(call)
-        self._name = None
+    def _close_call(self, call: "Call") -> list[Delta]:
+        made = (call.name, call.said)
+        self.repeating = made in self._made
+        deltas = [] if self.repeating else call.tell(len(self._made), last=True)
+        self._made.append(made)
+        self._call = None
         return deltas
 
 
-class Scanner:
-    """Finds where the arguments end: at a brace that none of their own has opened."""
+_HEAD = re.compile(rf'{re.escape(CALL_NAME)}("(?:[^"\\]|\\.)*")({re.escape(CALL_ARGUMENTS)}|{re.escape(CALL_INPUT)})')
+
+
+class Call:
+    """A call as it comes: what was said of its arguments or input, and how much of that was told."""
+
+    def __init__(self, name: str, scanner: "Scanner", *, custom: bool) -> None:
+        self.name = name
+        self.scanner = scanner
+        self.said = ""
+        self._custom = custom
+        self._told: int | None = None
+
+    def tell(self, key: int, *, last: bool = False) -> list[Delta]:
+        more = self.said[self._told or 0 :]
+        # Arguments are never empty once they are whole, but an input may be.
+        if not more and not (last and self._custom and self._told is None):
+            return []
+        name = self.name if self._told is None else ""
+        self._told = len(self.said)
+        return [CustomToolCall(key, more, name) if self._custom else ToolCall(key, more, name)]
+
+
+class Scanner(Protocol):
+    """Finds where a call ends."""
+
+    def scan(self, text: str) -> tuple[str, str, bool]:
+        """What of the text belongs to the call, what is to be looked at again, and whether the end was found."""
+
+
+class Arguments:
+    """They end at a brace that none of their own has opened."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._quoted = False
         self._escaped = False
 
-    def scan(self, text: str) -> tuple[str, bool]:
-        """The part of the text that belongs to the arguments, and whether their end was in it."""
+    def scan(self, text: str) -> tuple[str, str, bool]:
         for position, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -149,9 +175,29 @@ class Scanner:
                 self._depth += 1
             elif character in "}]":
                 if self._depth == 0:
-                    return text[:position], True
+                    return text[:position], text[position + 1 :], True
                 self._depth -= 1
-        return text, False
+        return text, "", False
+
+
+class Input:
+    """It ends at the sign that ends a call, or at the end of the line before it. What may become that waits."""
+
+    def scan(self, text: str) -> tuple[str, str, bool]:
+        said, found, rest = text.partition(CALL_END)
+        if found:
+            return said.removesuffix("\n"), rest, True
+        for length in range(min(len(CALL_END), len(text)), 0, -1):
+            if CALL_CLOSING.startswith(text[-length:]) or CALL_END.startswith(text[-length:]):
+                return text[:-length], text[-length:], False
+        return text, "", False
+
+
+class OpenInput:
+    """It ends with the answer."""
+
+    def scan(self, text: str) -> tuple[str, str, bool]:
+        return text, "", False
 
 
 def _translate(token: Token) -> LogProb:

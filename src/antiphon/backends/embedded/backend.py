@@ -8,12 +8,12 @@ from msgspec import Meta, Struct
 
 from antiphon.backends.base import Capabilities, Deltas, Model, Turn, read_options
 from antiphon.backends.embedded.answer import Answer
-from antiphon.backends.embedded.grammar import Rules, build_grammar, read_rules, schema_grammar
+from antiphon.backends.embedded.grammar import Rules, build_grammar, input_grammar, read_rules, schema_grammar
 from antiphon.backends.embedded.model import Llama
 from antiphon.backends.embedded.prompt import lay_out
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
-from antiphon.protocol.items import FunctionCall
+from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.request import CreateRequest
 
 Count = Annotated[int, Meta(ge=1)]
@@ -41,7 +41,9 @@ class Options(Struct, kw_only=True):
 class EmbeddedBackend:
     """Answers turns with llama.cpp."""
 
-    capabilities = Capabilities(tools=frozenset({"function"}), json_schema=True, logprobs=True, penalties=True)
+    capabilities = Capabilities(
+        tools=frozenset({"function", "custom"}), json_schema=True, logprobs=True, penalties=True
+    )
 
     def __init__(
         self,
@@ -81,7 +83,9 @@ class EmbeddedBackend:
         prompt = await self._read(turn, rules)
         room = self._check_length(len(prompt), turn.request.max_output_tokens)
         # A model that sees calls goes on to write some, even when there are no tools.
-        guarded = bool(turn.request.tools) or any(isinstance(item, FunctionCall) for item in turn.items)
+        guarded = bool(turn.request.tools) or any(
+            isinstance(item, FunctionCall | CustomToolCall) for item in turn.items
+        )
         grammar = build_grammar(rules, guarded=guarded)
         if grammar is not None:
             await self._check_grammar(grammar, rules)
@@ -91,7 +95,7 @@ class EmbeddedBackend:
         elif sampling["temperature"]:
             sampling |= _FREE_TEXT
         body = {"prompt": prompt, "max_tokens": room}
-        return self._answer(body | sampling, Answer(may_call=bool(rules.tools)))
+        return self._answer(body | sampling, Answer(may_call=rules.may_call, open_ended=rules.open_ended))
 
     async def _read(self, turn: Turn, rules: Rules) -> list[int]:
         return await self._llama.read(lay_out(turn, rules, examples=self._examples))
@@ -118,9 +122,16 @@ class EmbeddedBackend:
                     param=place,
                     code="unsupported_schema",
                 )
+        for place, input_rules in rules.grammars.items():
+            if not await self._llama.accepts(input_grammar(input_rules)):
+                raise InvalidRequest(
+                    "The embedded model cannot be held to this grammar: its grammar compiler does not take it.",
+                    param=place,
+                    code="unsupported_grammar",
+                )
         raise InvalidRequest(
-            "The embedded model cannot be held to all these schemas at once: together they are too large a grammar.",
-            param="tools" if rules.tools else "text.format",
+            "The embedded model cannot be held to all of this at once: together it is too large a grammar.",
+            param="tools" if rules.may_call else "text.format",
             code="unsupported_schema",
         )
 

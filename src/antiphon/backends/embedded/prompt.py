@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from antiphon.backends.base import Turn
-from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_NAME, Rules
+from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_INPUT, CALL_NAME, Rules
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec, content, items
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-from antiphon.protocol.tools import FunctionTool
+from antiphon.protocol.tools import CustomTool, FunctionTool, GrammarInput
 
 Message = dict[str, str]
 
@@ -22,6 +22,11 @@ _GREETING = "You are a helpful assistant."
 def write_call(name: str, arguments: str) -> str:
     """A call in the words the model is to use for one."""
     return CALL_NAME + json.dumps(name) + CALL_ARGUMENTS + arguments + "}" + CALL_CLOSING
+
+
+def write_custom_call(name: str, text: str) -> str:
+    """The same for a custom tool, whose input is text."""
+    return CALL_NAME + json.dumps(name) + CALL_INPUT + text + CALL_CLOSING
 
 
 def _write_result(output: str) -> str:
@@ -62,13 +67,13 @@ def lay_out(turn: Turn, rules: Rules, *, examples: bool) -> list[Message]:
     system = [text for role, text in spoken if role == "system"]
     if turn.request.instructions:
         system.insert(0, turn.request.instructions)
-    if rules.tools:
+    if rules.may_call:
         system.append(_describe_tools(turn.request, greet=not system, examples=examples))
     if rules.answer is not None:
         system.append(_describe_format(turn.request))
     messages = [("system", "\n\n".join(system or [_GREETING]))]
     # After a result, the conversation is its own example, and what there is to do is to talk.
-    if rules.tools and examples and not _ends_in_result(turn):
+    if rules.may_call and examples and not _ends_in_result(turn):
         messages += _EXAMPLES
     messages += [(role, text) for role, text in spoken if role in {"user", "assistant"}]
     return _merge(messages)
@@ -91,13 +96,25 @@ def _merge(messages: Iterable[tuple[str, str]]) -> list[Message]:
 
 def _describe_tools(request: CreateRequest, *, greet: bool, examples: bool) -> str:
     lines = [f"{_GREETING} You can call these tools:" if greet else "You can call these tools:"]
-    for tool in request.tools or ():
+    tools = request.tools or ()
+    for tool in tools:
         if isinstance(tool, FunctionTool):
             described = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
             lines.append(json.dumps(described, ensure_ascii=False))
+        elif isinstance(tool, CustomTool):
+            lines.append(_describe_custom(tool))
     if not examples:
         lines.append(f"To call a tool, write only:\n{write_call('<name>', '<arguments as JSON>')}")
+    if any(isinstance(tool, CustomTool) for tool in tools):
+        lines.append(f"To call a tool that has an input, write only:\n{write_custom_call('<name>', '<input>')}")
     return "\n".join(lines)
+
+
+def _describe_custom(tool: CustomTool) -> str:
+    described = {"name": tool.name, "description": tool.description or "", "input": "text"}
+    if isinstance(tool.format, GrammarInput):
+        described["input"] = f"text that matches this {tool.format.syntax} grammar: {tool.format.definition}"
+    return json.dumps(described, ensure_ascii=False)
 
 
 def _describe_format(request: CreateRequest) -> str:
@@ -119,7 +136,7 @@ def _speak(item: items.Item | Unknown, place: str) -> tuple[str, str]:
         case items.FunctionCall():
             return "assistant", write_call(item.name, _json_or_text(item.arguments))
         case items.CustomToolCall():
-            return "assistant", write_call(item.name, json.dumps({"input": item.input}, ensure_ascii=False))
+            return "assistant", write_custom_call(item.name, item.input)
         case items.FunctionCallOutput() | items.CustomToolCallOutput():
             return "user", _write_result(_read(item.output, f"{place}.output"))
         case items.Reasoning():

@@ -1,0 +1,95 @@
+"""The backend for servers that speak Anthropic's Messages API."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from antiphon.backends.anthropic_messages.options import Options
+from antiphon.backends.anthropic_messages.reader import MessagesReader
+from antiphon.backends.anthropic_messages.request import COUNTED, Composition, compose
+from antiphon.backends.anthropic_messages.traits import Traits, find_traits
+from antiphon.backends.base import Capabilities, Deltas, Turn, read_options
+from antiphon.backends.upstream.backend import UpstreamBackend
+from antiphon.backends.upstream.failure import REFUSED
+from antiphon.errors import AntiphonError, InvalidRequest
+
+# From this version on, the API refuses any temperature, whatever the model takes.
+_NO_SAMPLING_SINCE = "2026-10-21"
+_BAD_THOUGHT = re.compile(r"thinking.*\bblocks?\b|signature", re.IGNORECASE | re.DOTALL)
+
+
+class _Count(msgspec.Struct):
+    input_tokens: int
+
+
+class AnthropicMessagesBackend(UpstreamBackend):
+    """One upstream with all of its models: those it lists, and those it has beside them."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        headers = _write_headers(options)
+        super().__init__(name, options, headers=headers, owned_by="anthropic", models_path="/models?limit=1000")
+        self._options = options
+        self._counts = True
+        self.capabilities = Capabilities(
+            tools=frozenset({"function"}),
+            any_model=options.models is None,
+            json_schema=options.json_schema,
+            images=True,
+            files=True,
+            reasoning=True,
+        )
+
+    async def stream(self, turn: Turn) -> Deltas:
+        composition = self._compose(turn)
+        try:
+            return await self._ask(composition)
+        except InvalidRequest as error:
+            # Newer models take their thinking back only while nothing before it has changed.
+            if not composition.has_thoughts or not _BAD_THOUGHT.search(error.message):
+                raise
+        return await self._ask(self._compose(turn, thoughts=False))
+
+    async def count_tokens(self, turn: Turn) -> int:
+        """As the upstream counts. A server that does not is not asked twice."""
+        if self._counts:
+            body = self._compose(turn).body
+            counted = msgspec.json.encode({name: body[name] for name in COUNTED if name in body})
+            try:
+                answer = await self.upstream.post_json("/messages/count_tokens", counted)
+                return msgspec.json.decode(answer, type=_Count).input_tokens
+            except AntiphonError as error:
+                self._counts = error.code != REFUSED
+            except msgspec.DecodeError:
+                self._counts = False
+        return await super().count_tokens(turn)
+
+    async def _ask(self, composition: Composition) -> Deltas:
+        def make_reader() -> MessagesReader:
+            return MessagesReader(composition.names, secrets=self.upstream.secrets)
+
+        return await self.upstream.stream("/messages", msgspec.json.encode(composition.body), make_reader)
+
+    def _compose(self, turn: Turn, *, thoughts: bool = True) -> Composition:
+        traits = self._find_traits(turn.request.model or "")
+        return compose(turn, traits, answer=self._options.max_tokens, thoughts=thoughts)
+
+    def _find_traits(self, model: str) -> Traits:
+        traits = find_traits(self._options.like or model)
+        refuses = self._options.version >= _NO_SAMPLING_SINCE
+        return msgspec.structs.replace(traits, sampling=traits.sampling and not refuses)
+
+
+def _write_headers(options: Options) -> dict[str, str]:
+    headers = {"anthropic-version": options.version}
+    if options.api_key is not None:
+        bearer = options.auth == "bearer"
+        headers |= {"Authorization": f"Bearer {options.api_key}"} if bearer else {"x-api-key": options.api_key}
+    return headers
+
+
+def create(name: str, options: Mapping[str, Any], data_dir: Path) -> AnthropicMessagesBackend:
+    """What the registry calls."""
+    return AnthropicMessagesBackend(name, read_options(options, Options, name=name))

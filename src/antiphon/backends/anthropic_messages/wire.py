@@ -1,0 +1,78 @@
+"""What we read of the Messages API's events. Everything in them may be missing, and more may be there."""
+
+import msgspec
+from msgspec import Raw, Struct
+
+
+class ThinkingTokens(Struct):
+    thinking_tokens: int | None = None
+
+
+class TokenCounts(Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    output_tokens_details: ThinkingTokens | None = None
+
+
+class StopDetails(Struct):
+    explanation: str | None = None
+
+
+class BlockDelta(Struct):
+    """What is new in a block, or, in `message_delta`, about the message."""
+
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
+    citation: Raw = Raw()
+    stop_reason: str | None = None
+    stop_details: StopDetails | None = None
+
+
+class Block(Struct):
+    type: str = ""
+    id: str | None = None
+    name: str | None = None
+    input: Raw = Raw()
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    citations: list[Raw] | None = None
+
+
+class WholeMessage(Struct):
+    content: list[Raw] = []
+    stop_reason: str | None = None
+    stop_details: StopDetails | None = None
+    usage: TokenCounts | None = None
+
+
+class StreamEvent(Struct):
+    type: str = ""
+    index: int = 0
+    delta: BlockDelta | None = None
+    content_block: Raw = Raw()
+    message: WholeMessage | None = None
+    usage: TokenCounts | None = None
+
+
+class Citation(Struct):
+    type: str = ""
+    url: str | None = None
+    title: str | None = None
+
+
+class ThinkingBlock(Struct, tag="thinking"):
+    """A block of thinking, as it has to be given back."""
+
+    thinking: str
+    signature: str
+
+
+decode_event = msgspec.json.Decoder(StreamEvent).decode
+decode_block = msgspec.json.Decoder(Block).decode
+decode_citation = msgspec.json.Decoder(Citation).decode

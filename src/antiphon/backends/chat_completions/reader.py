@@ -1,0 +1,226 @@
+"""From the chunks of a Chat Completions stream to deltas.
+
+An answer is over when the server says `[DONE]`, or closes the stream after a `finish_reason`. The chunk with that
+reason is not the last: the usage comes after it, and some servers give several calls a chunk with a reason each.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.backends.chat_completions.calls import Calls
+from antiphon.backends.chat_completions.chunks import CallPiece, Choice, Chunk, Said, decode_chunk
+from antiphon.backends.chat_completions.citations import read_annotation
+from antiphon.backends.chat_completions.endings import Reason, read_ending
+from antiphon.backends.chat_completions.keepsake import Keepsake
+from antiphon.backends.chat_completions.logprobs import read_logprobs
+from antiphon.backends.chat_completions.quirks import Quirks
+from antiphon.backends.chat_completions.speech import Speech
+from antiphon.backends.chat_completions.usage import read_usage
+from antiphon.backends.upstream.failure import break_off, explain_event
+from antiphon.backends.upstream.report import is_error
+from antiphon.errors import UpstreamError
+from antiphon.protocol.content import LogProb
+from antiphon.protocol.response import Usage
+from antiphon.stream.deltas import (
+    Annotate,
+    Delta,
+    Finish,
+    Reasoning,
+    ReasoningSeal,
+    ReasoningSummary,
+    Refusal,
+    Text,
+    Tokens,
+    ToolCall,
+)
+from antiphon.stream.sse import Message
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class ChatReader:
+    """Reads one answer. `estimate` makes the usage from the answer's text if the server tells none.
+
+    `secrets` are what errors must not show.
+    """
+
+    def __init__(self, quirks: Quirks, *, estimate: Callable[[str], Usage], secrets: Collection[str] = ()) -> None:
+        self.finished = False
+        self._quirks = quirks
+        self._estimate = estimate
+        self._secrets = secrets
+        self._speech = Speech(tags=quirks.thinking_tags, thinking=quirks.thinking_open)
+        self._calls = Calls()
+        self._kept = Keepsake()
+        self._usage: Usage | None = None
+        self._reason: Reason | None = None
+        self._said: list[str] = []
+
+    def read(self, message: Message) -> Sequence[Delta]:
+        data = message.data
+        if not data.startswith(b"{"):
+            data = data.strip()
+            if data in (b"", b"[DONE]"):
+                return self._finish() if data else ()
+        chunk = self._decode(data, named_error=message.event == "error")
+        if chunk.usage is not None or chunk.x_groq is not None:
+            self._usage = read_usage(chunk.usage) or read_usage(chunk.x_groq) or self._usage
+        if not chunk.choices:
+            # After the reason, an empty list of choices comes with the usage and with nothing more to follow.
+            return self._finish() if chunk.usage and self._reason is not None else ()
+        told: list[Delta] = []
+        for choice in chunk.choices:
+            if not choice.index:  # others are other answers to the same question
+                told += self._read_choice(choice)
+        return told
+
+    def end(self) -> Sequence[Delta]:
+        if self._reason is None:
+            raise break_off()
+        return self._finish()
+
+    def _decode(self, data: bytes, *, named_error: bool) -> Chunk:
+        try:
+            chunk = decode_chunk(data)
+            if not named_error and not chunk.is_error():
+                return chunk
+        except _UNREADABLE:
+            if not named_error and not is_error(_decode_anything(data)):
+                raise UpstreamError("The model's server sent what is no chunk of a chat completion.") from None
+        raise explain_event(_decode_anything(data), secrets=self._secrets)
+
+    # What is said
+
+    def _read_choice(self, choice: Choice) -> Sequence[Delta]:
+        said = choice.delta
+        if self._speech.is_flowing and choice.is_plain() and said is not None and said.is_plain():
+            # Most of all chunks: the next word, and nothing else.
+            assert isinstance(said.content, str)
+            self._said.append(said.content)
+            return (Text(said.content),)
+        if choice.error:
+            raise explain_event({"error": choice.error}, secrets=self._secrets)
+        if choice.message is not None and not self._said:  # some repeat all of it at the end
+            said = choice.message
+            self._reason = "stop"
+        told: list[Delta] = []
+        if said is not None:
+            for delta in self._read_said(said, read_logprobs(choice.logprobs) if choice.logprobs else ()):
+                self._note(delta)
+                told.append(delta)
+        if choice.finish_reason:
+            reason = read_ending(choice.finish_reason)
+            if reason is None:
+                raise UpstreamError(f"The model's server broke off with the reason '{choice.finish_reason}'.")
+            self._reason = reason
+        return told
+
+    def _read_said(self, said: Said, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
+        yield from self._read_reasoning(said)
+        if said.content:
+            for delta in self._read_content(said.content, logprobs):
+                yield from self._hand_over(delta)
+        if said.refusal:
+            yield from self._hand_over(Refusal(said.refusal))
+        for told in said.annotations or ():
+            annotation = read_annotation(told)
+            if annotation is not None:
+                yield from self._hand_over(Annotate(annotation))
+        for piece in said.tool_calls or ():
+            yield from self._read_call(piece)
+        if said.function_call is not None:
+            yield from self._read_call(CallPiece(-1, function=said.function_call))
+
+    def _hand_over(self, delta: Delta) -> Iterator[Delta]:
+        """A delta that ends the reasoning: what is kept for the server goes with that, before it."""
+        if (self._kept.details or self._kept.calls) and not isinstance(delta, Reasoning):
+            yield self._seal()
+        yield delta
+
+    def _seal(self) -> ReasoningSeal:
+        kept, self._kept = self._kept, Keepsake()
+        return ReasoningSeal(kept.write())
+
+    def _read_reasoning(self, said: Said) -> Iterator[Delta]:
+        details = [each for each in said.reasoning_details or () if isinstance(each, dict)]
+        if self._quirks.reasoning_field == "reasoning_details":
+            for detail in details:
+                self._kept.add_detail(detail)
+        told = list(_read_details(details))
+        if not told:
+            text = said.reasoning_content or said.reasoning  # some send it under both names
+            told = [Reasoning(text)] if isinstance(text, str) and text else []
+        if told:
+            self._speech.pause()
+        yield from told
+
+    def _read_content(self, content: str | list[Any], logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
+        if isinstance(content, str):
+            yield from self._speech.write(content, logprobs)
+            return
+        for part in content:
+            if not isinstance(part, Mapping):
+                continue
+            if part.get("type") == "thinking":
+                self._speech.pause()
+                yield Reasoning(_join_texts(part.get("thinking")))
+            else:
+                yield from self._speech.write(_join_texts(part.get("text")), ())
+
+    def _read_call(self, piece: CallPiece) -> Iterator[Delta]:
+        told = self._calls.read(piece)
+        if self._quirks.keep_call_extras and piece.extra_content is not None:
+            call_id = self._calls.find_id(piece)
+            if call_id is not None:
+                self._kept.calls[call_id] = piece.extra_content
+        if told is not None:
+            yield from self._speech.flush()
+            self._speech.pause()
+            yield from self._hand_over(told)
+
+    def _note(self, delta: Delta) -> None:
+        """Remember what was said, for an estimate of its length."""
+        if isinstance(delta, ToolCall):
+            self._said.append(delta.name + delta.arguments)
+        elif isinstance(delta, Text | Reasoning | ReasoningSummary | Refusal):
+            self._said.append(delta.text)
+
+    # The end
+
+    def _finish(self) -> Sequence[Delta]:
+        if self._reason is None and not self._said:
+            raise UpstreamError("The model's server ended the answer without having said anything.")
+        told: list[Delta] = [*self._speech.close(alone=not self._said)]
+        if self._reason in (None, "stop"):
+            told += self._calls.fill_empty()
+        if self._kept.details or self._kept.calls:
+            told.append(self._seal())
+        self.finished = True
+        usage = self._usage or self._estimate("".join(self._said))
+        return [*told, Tokens(usage), Finish(self._reason or "stop")]
+
+
+def _decode_anything(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except _UNREADABLE:
+        return data.decode(errors="replace")
+
+
+def _read_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:
+    for detail in details:
+        text, summary = detail.get("text"), detail.get("summary")
+        if detail.get("type") == "reasoning.text" and isinstance(text, str) and text:
+            yield Reasoning(text)
+        elif detail.get("type") == "reasoning.summary" and isinstance(summary, str) and summary:
+            index = detail.get("index")
+            yield ReasoningSummary(summary, index if isinstance(index, int) else 0)
+
+
+def _join_texts(told: Any) -> str:
+    """The text of a part: a string, or parts of its own."""
+    if isinstance(told, list):
+        return "".join(_join_texts(each.get("text")) for each in told if isinstance(each, Mapping))
+    return told if isinstance(told, str) else ""

@@ -1,0 +1,102 @@
+"""A turn as the body of a Chat Completions request."""
+
+from typing import Any
+
+from antiphon.backends.base import Turn
+from antiphon.backends.chat_completions.messages import lay_out
+from antiphon.backends.chat_completions.quirks import Quirks
+from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.tools import AllowedToolsChoice, FunctionChoice, FunctionTool
+
+Json = dict[str, Any]
+
+# What both APIs call by the same name. `store` is not among them: the state is ours.
+_SAME = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+
+
+def make_body(turn: Turn, quirks: Quirks) -> Json:
+    """What to send. Nothing is in it that the request does not ask for: servers have their own defaults."""
+    request = turn.request
+    body: Json = {"model": request.model or "", "messages": lay_out(turn, quirks), "stream": True}
+    if quirks.stream_usage:
+        body["stream_options"] = {"include_usage": True}
+    body |= _write_tools(request, quirks)
+    body |= {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    if request.max_output_tokens is not None:
+        body[quirks.max_tokens_field] = request.max_output_tokens
+    if request.top_logprobs or "message.output_text.logprobs" in (request.include or ()):
+        body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    body |= _write_format(request)
+    body |= _write_effort(request, quirks)
+    body |= _write_hints(request, quirks)
+    return body
+
+
+def _write_tools(request: CreateRequest, quirks: Quirks) -> Json:
+    """The tools the model may call, and whether it must. Where it may call none, none are shown."""
+    choice, tools = request.tool_choice, [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
+    if isinstance(choice, AllowedToolsChoice):
+        names = {allowed.get("name") for allowed in choice.tools}
+        choice, tools = choice.mode, [tool for tool in tools if tool.name in names]
+    elif isinstance(choice, FunctionChoice) and not quirks.named_choice:
+        name = choice.name
+        choice, tools = "required", [tool for tool in tools if tool.name == name]
+    if choice == "none" or not tools:
+        return {}
+    written: Json = {"tools": [_write_tool(tool) for tool in tools]}
+    if isinstance(choice, FunctionChoice):
+        written["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice == "required":
+        written["tool_choice"] = "required"
+    if request.parallel_tool_calls is not None:
+        written["parallel_tool_calls"] = request.parallel_tool_calls
+    return written
+
+
+def _write_tool(tool: FunctionTool) -> Json:
+    function: Json = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _write_format(request: CreateRequest) -> Json:
+    asked = request.text.format if request.text is not None else None
+    if isinstance(asked, JsonObjectFormat):
+        return {"response_format": {"type": "json_object"}}
+    if not isinstance(asked, JsonSchemaFormat):
+        return {}
+    schema: Json = {"name": asked.name, "schema": asked.schema or {}}
+    if asked.description is not None:
+        schema["description"] = asked.description
+    if asked.strict is not None:
+        schema["strict"] = asked.strict
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _write_effort(request: CreateRequest, quirks: Quirks) -> Json:
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    if effort is None or quirks.reasoning_effort == "omit":
+        return {}
+    word = quirks.effort_words.get(effort, effort)
+    if quirks.reasoning_effort == "reasoning.effort":
+        return {"reasoning": {"effort": word}}
+    return {"reasoning_effort": word}
+
+
+def _write_hints(request: CreateRequest, quirks: Quirks) -> Json:
+    """What the answer does not depend on goes only to servers that know it: others would refuse the whole request."""
+    known: Json = {
+        "prompt_cache_key": request.prompt_cache_key,
+        "prompt_cache_retention": "in_memory"
+        if request.prompt_cache_retention == "in-memory"
+        else request.prompt_cache_retention,
+        "safety_identifier": request.safety_identifier,
+        "service_tier": request.service_tier,
+        "user": request.user,
+        "verbosity": request.text.verbosity if request.text is not None else None,
+    }
+    return {name: known[name] for name in quirks.hints if known[name] is not None}

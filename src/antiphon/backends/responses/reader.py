@@ -1,0 +1,303 @@
+"""From another server's Responses stream to deltas: what is known is told anew, so that order and numbers are right.
+
+Words, calls and reasoning become deltas, and our composer gives them ids and indexes that hold. Items of other types
+keep their own events, under ids of ours. What nobody here knows passes through as it is.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
+
+from msgspec import Raw
+
+from antiphon.backends.responses import wire
+from antiphon.backends.responses.closing import Closing
+from antiphon.backends.responses.tracking import Kind, Track, Tracks, Voice, find_kind
+from antiphon.backends.upstream.failure import break_off, explain_event
+from antiphon.errors import UpstreamError
+from antiphon.protocol.open import Unknown
+from antiphon.stream import deltas
+from antiphon.stream.carried import find_prefix, keep_item
+from antiphon.stream.deltas import Delta
+from antiphon.stream.sse import Message
+
+DONE = b"[DONE]"
+_SIGNS_OF_LIFE = frozenset({"keepalive", "response.keepalive", "ping", "heartbeat"})
+_TOO_LONG = (None, "max_output_tokens", "max_tokens", "length")
+
+Settle = Callable[[str, Sequence[Raw]], None]
+
+
+class ResponsesReader:
+    """Reads one answer. `settle` is told the id and the output of a response that was completed."""
+
+    def __init__(self, *, secrets: Collection[str] = (), settle: Settle | None = None) -> None:
+        self.finished = False
+        self._secrets = secrets
+        self._settle = settle
+        self._response_id = ""
+        self._tracks = Tracks()
+        self._voice = Voice()
+        self._held: list[tuple[wire.Event, bytes]] = []
+        self._done: list[Raw] = []
+
+    def read(self, message: Message) -> Sequence[Delta]:
+        if message.data == DONE:
+            return ()
+        event = wire.read_event(message.data)
+        kind = event.type = event.type if isinstance(event.type, str) else message.event or ""
+        handle = self._HANDLERS.get(kind)
+        if handle is not None:
+            return handle(self, event)
+        if kind == "error" or (event.error is not None and not kind):
+            raise explain_event(wire.read_object(message.data), secrets=self._secrets)
+        if event.object == "response":  # the whole answer in one piece, from a server that does not stream
+            return self._end(wire.read_outcome(message.data))
+        if not kind or kind in _SIGNS_OF_LIFE:
+            return ()
+        return self._pass_on(event, message.data)
+
+    def end(self) -> Sequence[Delta]:
+        raise break_off()
+
+    # What is said
+
+    def _text_delta(self, event: wire.Event) -> Sequence[Delta]:
+        track, part = self._tracks.follow(event, "message"), wire.read_index(event.content_index)
+        if track.closed:
+            return ()
+        text = wire.read_text(event.delta)
+        if not text:
+            return ()
+        track.say("text", part, text)
+        said = deltas.Text(text, wire.read_logprobs(event.logprobs) if event.logprobs else ())
+        if track is self._voice.speaker and part == track.part:  # nearly always
+            return (said,)
+        return (*self._voice.take(track, part), said)
+
+    def _text_done(self, event: wire.Event) -> Sequence[Delta]:
+        return self._complete(event, "message", {"type": "output_text", "text": event.text, "logprobs": event.logprobs})
+
+    def _refusal_delta(self, event: wire.Event) -> Sequence[Delta]:
+        track, part = self._tracks.follow(event, "message"), wire.read_index(event.content_index)
+        if track.closed:
+            return ()
+        return (*self._voice.take(track, part), deltas.Refusal(track.say("refusal", part, wire.read_text(event.delta))))
+
+    def _refusal_done(self, event: wire.Event) -> Sequence[Delta]:
+        return self._complete(event, "message", {"type": "refusal", "refusal": event.refusal})
+
+    def _annotation(self, event: wire.Event) -> Sequence[Delta]:
+        track, part = self._tracks.follow(event, "message"), wire.read_index(event.content_index)
+        if track.closed:
+            return ()
+        track.annotations[part] = track.annotations.get(part, 0) + 1
+        return (*self._voice.take(track, part), deltas.Annotate(wire.read_annotation(event.annotation)))
+
+    def _part_done(self, event: wire.Event) -> Sequence[Delta]:
+        part = event.part if isinstance(event.part, dict) else {}
+        return self._complete(event, "reasoning" if part.get("type") == "reasoning_text" else "message", part)
+
+    def _reasoning_delta(self, event: wire.Event) -> Sequence[Delta]:
+        track, part = self._tracks.follow(event, "reasoning"), wire.read_index(event.content_index)
+        if track.closed:
+            return ()
+        return (*self._voice.take(track, part), deltas.Reasoning(track.say("text", part, wire.read_text(event.delta))))
+
+    def _reasoning_done(self, event: wire.Event) -> Sequence[Delta]:
+        return self._complete(event, "reasoning", {"type": "reasoning_text", "text": event.text})
+
+    def _summary_delta(self, event: wire.Event) -> Sequence[Delta]:
+        track, index = self._tracks.follow(event, "reasoning"), wire.read_index(event.summary_index)
+        if track.closed:
+            return ()
+        text = track.say("summary", index, wire.read_text(event.delta))
+        return (*self._voice.take(track), deltas.ReasoningSummary(text, index))
+
+    def _summary_done(self, event: wire.Event) -> Sequence[Delta]:
+        text = event.text if event.text is not None else (event.part or {}).get("text")
+        track = self._tracks.find(event.item_id, event.output_index, "reasoning")
+        if track is None or track.closed:
+            return ()
+        return Closing(track, self._voice).complete_summary(wire.read_index(event.summary_index), text)
+
+    def _complete(self, event: wire.Event, kind: Kind, part: dict[str, Any]) -> Sequence[Delta]:
+        """A text as a whole: what its deltas left out is said now."""
+        track = self._tracks.find(event.item_id, event.output_index, kind)
+        if track is None or track.closed:
+            return ()
+        return Closing(track, self._voice).complete_part(wire.read_index(event.content_index), part)
+
+    # Calls
+
+    def _arguments_delta(self, event: wire.Event) -> Sequence[Delta]:
+        track = self._tracks.follow(event, "function_call")
+        text = track.say("call", 0, wire.read_text(event.delta)) if not track.closed else ""
+        return (deltas.ToolCall(track.key, text),) if text else ()
+
+    def _arguments_done(self, event: wire.Event) -> Sequence[Delta]:
+        return self._complete_call(event, "function_call", {"arguments": event.arguments, "name": event.name})
+
+    def _input_delta(self, event: wire.Event) -> Sequence[Delta]:
+        track = self._tracks.follow(event, "custom_tool_call")
+        text = track.say("call", 0, wire.read_text(event.delta)) if not track.closed else ""
+        return (deltas.CustomToolCall(track.key, text),) if text else ()
+
+    def _input_done(self, event: wire.Event) -> Sequence[Delta]:
+        return self._complete_call(event, "custom_tool_call", {"input": event.input, "name": event.name})
+
+    def _complete_call(self, event: wire.Event, kind: Kind, call: dict[str, Any]) -> Sequence[Delta]:
+        track = self._tracks.find(event.item_id, event.output_index, kind)
+        if track is None or track.closed:
+            return ()
+        return Closing(track, self._voice).complete_call(call)
+
+    # Items
+
+    def _item_added(self, event: wire.Event) -> Sequence[Delta]:
+        item = wire.read_object(event.item)
+        known = self._tracks.find(item.get("id"), None)
+        if known is not None and not known.closed:
+            return ()
+        return self._begin(event.item, item, event.output_index)[1]
+
+    def _begin(self, raw: Raw, item: dict[str, Any], output_index: Any) -> tuple[Track, Sequence[Delta]]:
+        track = self._tracks.begin(find_kind(item.get("type")), item.get("id"), output_index)
+        track.type, track.call_id, track.phase = item.get("type"), item.get("call_id"), item.get("phase")
+        if track.kind in ("function_call", "custom_tool_call"):
+            told = Closing(track, self._voice).announce_call(item)
+        elif track.kind == "carried":
+            opened = keep_item(bytes(raw))
+            told = [deltas.OpenItem(track.key, opened, find_prefix(opened)), *self._release(track, item, output_index)]
+            self._voice.fall_silent()
+        else:
+            told = []
+        return track, told
+
+    def _release(self, track: Track, item: dict[str, Any], output_index: Any) -> list[Delta]:
+        """The events about an item that came before it was announced."""
+        mine = [
+            (event, data)
+            for event, data in self._held
+            if (event.item_id is not None and event.item_id == item.get("id"))
+            or (event.output_index is not None and event.output_index == output_index)
+        ]
+        self._held = [held for held in self._held if held not in mine]
+        return [deltas.ItemEvent(Unknown(data), track.key) for _, data in mine]
+
+    def _item_done(self, event: wire.Event) -> Sequence[Delta]:
+        item = wire.read_object(event.item)
+        kind = find_kind(item.get("type"))
+        track = self._tracks.find(item.get("id"), event.output_index, kind)
+        if track is not None and self._tracks.is_over(track, item.get("id")):
+            track = None
+        elif track is not None and track.closed:
+            return ()
+        self._done.append(event.item)
+        return self._finish_item(track, event.item, item, event.output_index)
+
+    def _finish_item(
+        self, track: Track | None, raw: Raw, item: dict[str, Any], output_index: Any = None
+    ) -> Sequence[Delta]:
+        told: list[Delta] = []
+        if track is None:
+            track, begun = self._begin(raw, item, output_index)
+            told += begun
+        told += Closing(track, self._voice).close(raw, item)
+        return told
+
+    def _pass_on(self, event: wire.Event, data: bytes) -> Sequence[Delta]:
+        track = self._tracks.find(event.item_id, event.output_index)
+        if track is None and (event.item_id is not None or event.output_index is not None):
+            self._held.append((event, data))  # what it is about may still be announced
+            return ()
+        if track is None or (track.kind in ("message", "reasoning") and track is not self._voice.speaker):
+            return (deltas.Passthrough(Unknown(data)),)
+        return (deltas.ItemEvent(Unknown(data), None if track is self._voice.speaker else track.key),)
+
+    # The response
+
+    def _begun(self, event: wire.Event) -> Sequence[Delta]:
+        outcome = wire.read_outcome(event.response)
+        self._response_id = outcome.id if isinstance(outcome.id, str) else self._response_id
+        return ()
+
+    def _ended(self, event: wire.Event) -> Sequence[Delta]:
+        outcome = wire.read_outcome(event.response)
+        name = event.type.removeprefix("response.")
+        if name != "completed" or outcome.status not in ("failed", "incomplete", "cancelled"):
+            outcome.status = name
+        return self._end(outcome)
+
+    def _end(self, outcome: wire.Outcome) -> Sequence[Delta]:
+        if outcome.status not in ("completed", "incomplete"):
+            raise self._explain(outcome)
+        told = self._tell_rest(outcome.output or [])
+        usage = wire.read_usage(outcome.usage)
+        if usage is not None:
+            told.append(deltas.Tokens(usage))
+        told.append(_find_finish(outcome))
+        self.finished = True
+        if self._settle is not None and outcome.status == "completed":
+            response_id = outcome.id if isinstance(outcome.id, str) else self._response_id
+            self._settle(response_id, outcome.output or self._done)
+        return told
+
+    def _tell_rest(self, output: list[Raw]) -> list[Delta]:
+        """What the final list has and the stream has not told: items never announced, or never done."""
+        told: list[Delta] = []
+        items = [wire.read_object(raw) for raw in output]
+        for raw, item, track in zip(output, items, self._tracks.match(items), strict=True):
+            if track is None or not track.closed:
+                told += self._finish_item(track, raw, item)
+        return told + [deltas.Passthrough(Unknown(data)) for _, data in self._held]
+
+    def _explain(self, outcome: wire.Outcome) -> Exception:
+        if outcome.error:
+            return explain_event({"error": outcome.error}, secrets=self._secrets)
+        return UpstreamError(f"The upstream ended its response with the status '{outcome.status}' and no reason.")
+
+    def _nothing(self, _: wire.Event) -> Sequence[Delta]:
+        return ()
+
+    _HANDLERS: ClassVar[dict[str, Callable[["ResponsesReader", wire.Event], Sequence[Delta]]]] = {
+        "response.output_text.delta": _text_delta,
+        "response.created": _begun,
+        "response.queued": _begun,
+        "response.in_progress": _begun,
+        "response.completed": _ended,
+        "response.incomplete": _ended,
+        "response.failed": _ended,
+        "response.cancelled": _ended,
+        "response.output_item.added": _item_added,
+        "response.output_item.done": _item_done,
+        "response.content_part.added": _nothing,
+        "response.content_part.done": _part_done,
+        "response.output_text.done": _text_done,
+        "response.output_text.annotation.added": _annotation,
+        "response.refusal.delta": _refusal_delta,
+        "response.refusal.done": _refusal_done,
+        "response.reasoning_text.delta": _reasoning_delta,
+        "response.reasoning_text.done": _reasoning_done,
+        "response.reasoning.delta": _reasoning_delta,
+        "response.reasoning.done": _reasoning_done,
+        "response.reasoning_summary_part.added": _nothing,
+        "response.reasoning_summary_part.done": _summary_done,
+        "response.reasoning_summary_text.delta": _summary_delta,
+        "response.reasoning_summary_text.done": _summary_done,
+        "response.reasoning_summary.delta": _summary_delta,
+        "response.reasoning_summary.done": _summary_done,
+        "response.function_call_arguments.delta": _arguments_delta,
+        "response.function_call_arguments.done": _arguments_done,
+        "response.custom_tool_call_input.delta": _input_delta,
+        "response.custom_tool_call_input.done": _input_done,
+    }
+
+
+def _find_finish(outcome: wire.Outcome) -> deltas.Finish:
+    if outcome.status == "completed":
+        return deltas.Finish()
+    details = outcome.incomplete_details
+    reason = details.get("reason") if isinstance(details, dict) else None
+    if reason == "content_filter":
+        return deltas.Finish("content_filter")
+    return deltas.Finish("length", None if reason in _TOO_LONG else str(reason))

@@ -1,0 +1,126 @@
+"""What another server sends, read leniently: null where the API has a value, old names, fields that are not there."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from antiphon.errors import UpstreamError
+from antiphon.protocol.content import ANNOTATIONS, Annotation, LogProb, TopLogProb
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+
+_NOTHING = Raw(b"null")
+
+
+class Event(Struct, gc=False):
+    """Any event: those of its fields that some event is told by."""
+
+    type: Any = None
+    item_id: Any = None
+    output_index: Any = None
+    content_index: Any = 0
+    summary_index: Any = 0
+    delta: Any = None
+    text: Any = None
+    refusal: Any = None
+    arguments: Any = None
+    input: Any = None
+    name: Any = None
+    logprobs: Any = None
+    item: Raw = _NOTHING
+    part: Any = None
+    annotation: Raw = _NOTHING
+    response: Raw = _NOTHING
+    error: Any = None
+    object: Any = None
+
+
+class Outcome(Struct):
+    """A response: what there is to know of it at its end."""
+
+    id: Any = None
+    status: Any = None
+    error: Any = None
+    incomplete_details: Any = None
+    output: list[Raw] | None = None
+    usage: Any = None
+
+
+_events: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
+_outcomes: "msgspec.json.Decoder[Outcome]" = msgspec.json.Decoder(Outcome)
+
+
+def read_event(data: bytes) -> Event:
+    try:
+        return _events.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UpstreamError("The upstream sent an event that cannot be read.") from None
+
+
+def read_outcome(raw: Raw | bytes) -> Outcome:
+    try:
+        return _outcomes.decode(raw)
+    except msgspec.DecodeError:
+        return Outcome()
+
+
+def read_object(raw: Raw | bytes) -> dict[str, Any]:
+    """An object with all of its fields; empty if it is something else."""
+    value = msgspec.json.decode(raw)
+    return value if isinstance(value, dict) else {}
+
+
+def read_text(value: Any) -> str:
+    """Arguments that should be a string; some servers send the object itself."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return msgspec.json.encode(value).decode()
+
+
+def read_index(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def read_annotation(value: Any) -> Annotation | Unknown:
+    raw = bytes(value) if isinstance(value, Raw) else msgspec.json.encode(value)
+    try:
+        return ANNOTATIONS.one(raw)
+    except msgspec.ValidationError:
+        return Unknown(raw)
+
+
+def read_logprobs(value: Any) -> tuple[LogProb, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(
+        LogProb(*_read_token(entry), [TopLogProb(*_read_token(top)) for top in entry.get("top_logprobs") or ()])
+        for entry in value
+        if isinstance(entry, dict)
+    )
+
+
+def _read_token(entry: Mapping[str, Any]) -> tuple[str, float, list[int]]:
+    return str(entry.get("token") or ""), float(entry.get("logprob") or 0.0), entry.get("bytes") or []
+
+
+def read_usage(value: Any) -> Usage | None:
+    """The tokens, under the names of this API or of the older one."""
+    if not isinstance(value, dict):
+        return None
+    read = _count(value, "input_tokens", "prompt_tokens")
+    written = _count(value, "output_tokens", "completion_tokens")
+    inputs = value.get("input_tokens_details") or value.get("prompt_tokens_details") or {}
+    outputs = value.get("output_tokens_details") or value.get("completion_tokens_details") or {}
+    return Usage(
+        read,
+        written,
+        _count(value, "total_tokens") or read + written,
+        InputTokensDetails(_count(inputs, "cached_tokens"), _count(inputs, "cache_write_tokens")),
+        OutputTokensDetails(_count(outputs, "reasoning_tokens")),
+    )
+
+
+def _count(value: Mapping[str, Any], *names: str) -> int:
+    return next((int(found) for name in names if isinstance(found := value.get(name), int | float)), 0)

@@ -1,0 +1,115 @@
+"""An answer as it comes in: bytes off a connection to deltas, one batch for each read."""
+
+from collections.abc import Collection, Sequence
+
+import aiohttp
+import msgspec
+
+from antiphon.backends.upstream.failure import REFUSED, break_off, explain_event
+from antiphon.backends.upstream.network import Lifeline, explained
+from antiphon.backends.upstream.reader import Reader
+from antiphon.backends.upstream.redaction import redact
+from antiphon.backends.upstream.report import is_error, read_body
+from antiphon.errors import UpstreamError
+from antiphon.stream.deltas import Delta
+from antiphon.stream.sse import Decoder, Message
+
+LARGEST_BODY = 64 * 1024 * 1024
+
+_SPACE = b" \t\r\n\xef\xbb\xbf"
+
+
+class Answer:
+    """Reads the body of a response with a good status: an event stream, or one JSON body from who does not stream.
+
+    Which of them it is, the first byte tells: the content types of some servers are wrong.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, reader: Reader, *, secrets: Collection[str]) -> None:
+        self.response = response
+        self._reader = reader
+        self._secrets = secrets
+        self._decoder: Decoder | None = None
+        self._head = b""
+        self._lifeline = Lifeline(response)
+
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+    def close(self) -> None:
+        """Hang up, unless all of it has been read: the connection serves others then."""
+        self._lifeline.release()
+        self.response.close()
+
+    async def read(self) -> Sequence[Delta]:
+        """What the next read off the connection says, which may be nothing. Raises if the answer ends unfinished."""
+        with explained():
+            chunk = await self.response.content.readany()
+        if self._decoder is None:
+            chunk = self._head + chunk
+            head = chunk.lstrip(_SPACE)
+            if head[:1] in (b"{", b"["):
+                return self._read_whole(await self._read_rest(chunk))
+            if head[:1] == b"<":
+                raise self._complain(await self._read_rest(chunk))
+            if not head and not self.response.content.at_eof():
+                self._head = chunk
+                return ()
+            self._decoder = Decoder()
+        messages = self._decoder.feed(chunk) if chunk else self._decoder.close()
+        deltas = self._read_messages(messages)
+        if chunk or self._reader.finished:
+            return deltas
+        return self._finish(deltas)
+
+    def _read_messages(self, messages: Sequence[Message]) -> list[Delta]:
+        deltas: list[Delta] = []
+        try:
+            for message in messages:
+                if self._reader.finished:
+                    break
+                deltas += self._reader.read(message)
+        except msgspec.MsgspecError:
+            raise UpstreamError("The upstream sent something that cannot be read.") from None
+        return deltas
+
+    def _finish(self, deltas: list[Delta]) -> list[Delta]:
+        deltas += self._reader.end()
+        if not self._reader.finished:
+            raise break_off()
+        return deltas
+
+    def _read_whole(self, body: bytes) -> list[Delta]:
+        try:
+            payload = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise break_off() from None
+        if is_error(payload):
+            raise explain_event(payload, secrets=self._secrets)
+        deltas = self._read_messages([Message(None, body)])
+        return deltas if self._reader.finished else self._finish(deltas)
+
+    def _complain(self, body: bytes) -> UpstreamError:
+        said = redact(read_body(body).message, self._secrets)
+        return UpstreamError(
+            f"The upstream answered with a web page: its base_url may be wrong ({said}).", code=REFUSED
+        )
+
+    async def _read_rest(self, head: bytes) -> bytes:
+        return await read_bounded(self.response, limit=LARGEST_BODY, head=head)
+
+
+async def read_bounded(response: aiohttp.ClientResponse, *, limit: int, head: bytes = b"") -> bytes:
+    """The body of a response, of which `head` was read before."""
+    chunks = [head]
+    size = len(head)
+    with explained():
+        while chunk := await response.content.readany():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                break
+    if size > limit:
+        raise UpstreamError(f"The upstream's answer is larger than {limit} bytes.", code=REFUSED)
+    return b"".join(chunks)

@@ -1,0 +1,59 @@
+"""A conversation in steps: the smallest pieces that can be kept or left out, each with all that belongs together."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.protocol.hosted import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
+from antiphon.protocol.items import Item, Reasoning
+from antiphon.protocol.open import Unknown
+
+Step = list[Item | Unknown]
+
+
+class _Link(msgspec.Struct):
+    call_id: str | None = None
+
+
+def split_steps(items: Sequence[Item | Unknown]) -> list[Step]:
+    """A call and its output are in one step, with all between them, and reasoning is with what it led to."""
+    owed = Counter(answered for item in items if (answered := _find_answered(item)) is not None)
+    steps: list[Step] = []
+    waiting: set[str] = set()
+    leads_on = False
+    for item in items:
+        if not steps or not (waiting or leads_on):
+            steps.append([])
+        steps[-1].append(item)
+        leads_on = isinstance(item, Reasoning)
+        answered = _find_answered(item)
+        if answered is not None:
+            owed[answered] -= 1
+            waiting.discard(answered)
+        elif (asked := _find_asked(item)) is not None and owed[asked]:
+            waiting.add(asked)
+    return steps
+
+
+def _find_answered(item: Item | Unknown) -> str | None:
+    """The call that an item answers."""
+    if isinstance(item, LocalShellCallOutput):
+        return item.id
+    if isinstance(item, McpApprovalResponse):
+        return item.approval_request_id
+    return _find_call_id(item) if item.type.endswith("_output") else None
+
+
+def _find_asked(item: Item | Unknown) -> str | None:
+    """What an item may be answered by."""
+    return item.id if isinstance(item, McpApprovalRequest) else _find_call_id(item)
+
+
+def _find_call_id(item: Item | Unknown) -> str | None:
+    if not isinstance(item, Unknown):
+        return getattr(item, "call_id", None)
+    try:
+        return msgspec.json.decode(item.raw, type=_Link).call_id
+    except msgspec.ValidationError:
+        return None

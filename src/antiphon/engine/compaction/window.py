@@ -1,0 +1,77 @@
+"""How much a model can read, how much of that is taken, and how much a compacted conversation may take."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.backends.base import Turn
+from antiphon.engine.compaction.expansion import is_rule, strip
+from antiphon.engine.routing import Route
+from antiphon.errors import ContextLengthExceeded
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+
+# What a window is taken for when nobody knows it, and how full it may become when the request does not say.
+ASSUMED_WINDOW = 128_000
+FULL = 0.8
+# So much of the room may be taken: the next turn must find some, too.
+_TAKEN = 0.75
+# Below this there is no summary worth the name.
+_LEAST_GOAL = 256
+
+
+class Window(msgspec.Struct, frozen=True):
+    """In tokens: all that the model can read and write, what it reads in any case, and the room for a conversation.
+
+    `goal` is how much of the room the request wants to be used, `limit` how much a turn may count in all.
+    """
+
+    size: int
+    rules: int
+    room: int
+    goal: int
+
+    @property
+    def limit(self) -> int:
+        return self.rules + int(self.room * _TAKEN)
+
+
+async def count(route: Route, turn: Turn, conversation: Sequence[Item | Unknown]) -> int:
+    """The tokens of the turn with this conversation instead of its own."""
+    stripped = strip(turn)
+    rules = [item for item in stripped.items if is_rule(item)]
+    return await route.count_tokens(msgspec.structs.replace(stripped, items=[*rules, *conversation]))
+
+
+async def measure_window(route: Route, turn: Turn) -> Window:
+    """Raises ContextLengthExceeded if what no compaction can shorten takes all of it."""
+    size = _find_size(route)
+    rules = await count(route, turn, [])
+    spare = size - rules
+    room = spare - min(turn.request.max_output_tokens or spare // 4, spare // 2)
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"This model's context window is {size} tokens. System and developer messages, instructions and tools take "
+            f"{rules} of them, which leaves no room for a conversation. A compaction cannot shorten these.",
+            param="input",
+        )
+    wanted = max(_find_threshold(route, turn) - rules, _LEAST_GOAL)
+    return Window(size, rules, room, min(room, wanted))
+
+
+async def is_over(route: Route, turn: Turn) -> bool:
+    """Whether the turn takes more than its request wants it to."""
+    if not turn.request.context_management:
+        return False
+    return await route.count_tokens(strip(turn)) > _find_threshold(route, turn)
+
+
+def _find_threshold(route: Route, turn: Turn) -> int:
+    asked = [each.compact_threshold for each in turn.request.context_management or ()]
+    return min([each for each in asked if each is not None] or [int(_find_size(route) * FULL)])
+
+
+def _find_size(route: Route) -> int:
+    # Whoever steps in for the first must be able to read it as well.
+    known = [candidate.model.context_window for candidate in route.candidates]
+    return min([window for window in known if window is not None] or [ASSUMED_WINDOW])

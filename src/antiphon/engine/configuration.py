@@ -1,0 +1,55 @@
+"""`configuration_update` items: settings that hold from their place on, until another one changes them."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import InvalidRequest, MissingParameter
+from antiphon.protocol import faults
+from antiphon.protocol.items import ConfigurationUpdate, Item
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest, Effort, Format, JsonSchemaFormat, ReasoningConfig, TextConfig
+
+
+def check_updates(items: Sequence[Item | Unknown]) -> None:
+    """Raise on an update among the new items that sets what cannot be, naming the place."""
+    for index, item in enumerate(items):
+        if isinstance(item, ConfigurationUpdate):
+            _read(item, f"input[{index}]")
+
+
+def apply_updates(request: CreateRequest, items: Sequence[Item | Unknown]) -> CreateRequest:
+    """The request with what the newest updates set. `items` is the whole history, in order."""
+    updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
+    if not updates:
+        return request
+    request = copy(request)
+    for update in updates:
+        effort, form = _read(update, "input")
+        if update.reasoning is not None:
+            before = request.reasoning or ReasoningConfig()
+            request.reasoning = msgspec.structs.replace(before, effort=effort)
+        if form is not None:
+            request.text = msgspec.structs.replace(request.text or TextConfig(), format=form)
+    return request
+
+
+def _read(update: ConfigurationUpdate, path: str) -> tuple[Effort | None, Format | None]:
+    effort = update.reasoning.effort if update.reasoning is not None else None
+    given = update.text.format if update.text is not None else None
+    form = _convert(given, Format | None, f"{path}.text.format")
+    if isinstance(form, JsonSchemaFormat) and form.schema is None:
+        place = f"{path}.text.format.schema"
+        raise MissingParameter(f"Missing required parameter: '{place}'.", param=place)
+    return _convert(effort, Effort | None, f"{path}.reasoning.effort"), form
+
+
+def _convert(value: Any, kind: Any, path: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        fault = faults.read(error)
+        where = f"{path}.{fault.path}" if fault.path else path
+        raise InvalidRequest(f"Invalid '{where}': {fault.reason}.", param=where, code="invalid_value") from None

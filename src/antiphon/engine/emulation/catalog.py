@@ -1,0 +1,173 @@
+"""All tools of a turn, in one list: namespaces opened, deferred ones marked, each with the name the backend sees."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from antiphon.engine.emulation.kinds import declare
+from antiphon.engine.emulation.names import Identity, Names
+from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.tools import CustomTool, FunctionTool, NamespaceTool, Tool, ToolSearchTool
+
+# Tools that can be shown as functions. A namespace is not among them: it is opened.
+AS_FUNCTIONS = frozenset(
+    {
+        "function",
+        "custom",
+        "tool_search",
+        "local_shell",
+        "shell",
+        "apply_patch",
+        "computer",
+        "computer_use_preview",
+    }
+)
+
+
+class Entry(msgspec.Struct):
+    """A tool, the namespace it stands in, and the name it has for the backend."""
+
+    identity: Identity
+    tool: Tool
+    name: str
+    namespace: NamespaceTool | None = None
+    loaded: bool = True
+
+
+class Namer(Protocol):
+    """Says what a tool is called."""
+
+    def name_of(self, identity: Identity) -> str: ...
+
+
+class Catalog:
+    """The tools of the request and those that came with its items; `native` are the types the backend takes itself."""
+
+    def __init__(
+        self, tools: Sequence[Tool | Unknown], items: Iterable[Item | Unknown], native: frozenset[str]
+    ) -> None:
+        self._native = native
+        self._names = Names()
+        self._entries: dict[Identity, Entry] = {}
+        self._by_name: dict[str, Entry] = {}
+        self._bare: dict[str, list[Entry]] = {}
+        # Those of a type that only the backend knows: what they are, and how they are called, is between it and them.
+        self._others = [tool for tool in tools if tool.type in native - AS_FUNCTIONS]
+        brought = [(item, item.tools) for item in items if isinstance(item, AdditionalTools | ToolSearchOutput)]
+        everything = [*tools, *(tool for _, each in brought for tool in each)]
+        for tool in everything:
+            if isinstance(tool, FunctionTool):  # first of all: these keep their names
+                self._names.keep(Identity("named", None, tool.name))
+        self.search = next((tool for tool in everything if isinstance(tool, ToolSearchTool)), None)
+        for tool in tools:
+            self._add(tool, loaded=False)
+        for item, each in brought:
+            for tool in each:
+                self._add(tool, loaded=isinstance(item, ToolSearchOutput))
+
+    def _add(self, tool: Tool | Unknown, *, loaded: bool) -> None:
+        for namespace, each in _open(tool):
+            identity = identify(each, namespace.name if namespace is not None else None)
+            if identity in self._entries:
+                self._entries[identity].loaded |= loaded
+                continue
+            shown = loaded or self.search is None or not getattr(each, "defer_loading", None)
+            entry = Entry(identity, each, self.name_of(identity), namespace, shown)
+            self._entries[identity] = self._by_name[entry.name] = entry
+            if namespace is not None:
+                self._bare.setdefault(identity.name, []).append(entry)
+
+    def name_of(self, identity: Identity) -> str:
+        """What the backend calls this tool; one that is no longer offered still has its name."""
+        return self._names.give(identity)
+
+    def find(self, name: str) -> Entry | None:
+        """The tool that a model means by this name: some leave the namespace away."""
+        entry = self._by_name.get(name)
+        if entry is None:
+            children = self._bare.get(name, ())
+            entry = children[0] if len(children) == 1 else None
+        return entry
+
+    def get(self, identity: Identity) -> Entry | None:
+        return self._entries.get(identity)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def is_native(self, entry: Entry) -> bool:
+        return entry.tool.type in self._native
+
+    def show(self, allowed: frozenset[str] | None = None) -> list[Tool | Unknown]:
+        """The tools as the backend takes them: those that are loaded, and no others than those allowed."""
+        shown: list[Tool | Unknown] = []
+        namespaces: set[str | None] = {None}
+        for entry in self:
+            if entry.loaded and (allowed is None or entry.name in allowed) and self._is_useful(entry):
+                tool = self._show(entry)
+                if entry.identity.namespace not in namespaces:
+                    tool = _introduce(tool, entry.namespace)
+                namespaces.add(entry.identity.namespace)
+                shown.append(tool)
+        return shown + [tool for tool in self._others if allowed is None or tool.type in allowed]
+
+    def _show(self, entry: Entry) -> Tool:
+        tool = entry.tool
+        if not self.is_native(entry):
+            return declare(self._invite(tool) if isinstance(tool, ToolSearchTool) else tool, entry.name)
+        if isinstance(tool, FunctionTool | CustomTool) and tool.name != entry.name:
+            return msgspec.structs.replace(tool, name=entry.name)
+        return tool
+
+    def _is_useful(self, entry: Entry) -> bool:
+        """There must be something to search for, unless it is the client who knows what there is."""
+        tool = entry.tool
+        return not isinstance(tool, ToolSearchTool) or tool.execution == "client" or any(self.hidden())
+
+    def hidden(self) -> Iterator[Entry]:
+        """The tools that wait to be found."""
+        return (entry for entry in self if not entry.loaded)
+
+    def _invite(self, tool: ToolSearchTool) -> ToolSearchTool:
+        """The search with a list of what it can find, for otherwise nobody would look for it."""
+        if tool.execution == "client":
+            return tool
+        listed: dict[str, None] = {}
+        for entry in self.hidden():
+            about = entry.namespace or entry.tool
+            listed[f"- {getattr(about, 'name', '')}: {_first_line(getattr(about, 'description', None))}"] = None
+        told = "Finds tools by words and loads them, so that they can be called. These wait to be loaded:\n"
+        return msgspec.structs.replace(tool, description=told + "\n".join(listed), parameters=None)
+
+
+def identify(tool: Tool, namespace: str | None) -> Identity:
+    if isinstance(tool, FunctionTool | CustomTool):
+        return Identity("named", namespace, tool.name)
+    return Identity("computer" if tool.type == "computer_use_preview" else tool.type)
+
+
+def _open(tool: Tool | Unknown) -> Iterator[tuple[NamespaceTool | None, Tool]]:
+    if isinstance(tool, NamespaceTool):
+        for child in tool.tools:
+            if isinstance(child, FunctionTool | CustomTool):
+                yield tool, child
+    elif not isinstance(tool, Unknown) and tool.type in AS_FUNCTIONS:
+        yield None, tool
+
+
+def _introduce(tool: Tool, namespace: NamespaceTool | None) -> Tool:
+    """What a namespace says of itself, its first tool says: told with each of them, it would take a lot of room."""
+    if namespace is None or not namespace.description or not isinstance(tool, FunctionTool | CustomTool):
+        return tool
+    told = f"{tool.description or ''}\n\nAll tools of {namespace.name}: {namespace.description}".strip()
+    return msgspec.structs.replace(tool, description=told)
+
+
+_LONGEST_LINE = 160
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0][:_LONGEST_LINE]

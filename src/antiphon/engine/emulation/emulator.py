@@ -1,0 +1,67 @@
+"""A backend that can do more than the one it wraps: what that one lacks is put in terms of what it has.
+
+A turn is lowered (`lowering`), the backend answers, and the answer is raised (`raising`). Where the backend must be
+asked again, because a call makes no sense or a search has found tools, that happens within the same response.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from antiphon.backends.base import Backend, Capabilities, Deltas, Model, Turn
+from antiphon.engine.emulation.budget import Budget
+from antiphon.engine.emulation.catalog import AS_FUNCTIONS
+from antiphon.engine.emulation.lowering import Lowered, lower, needs_lowering
+from antiphon.engine.emulation.raising import Round
+
+
+class Emulator:
+    """Wraps a backend, and is one. `native` is what the wrapped one does itself."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.native = backend.capabilities
+        self.capabilities = widen(self.native)
+
+    async def start(self) -> None:
+        await self._backend.start()
+        # Some backends only know then what they can do.
+        self.native = self._backend.capabilities
+        self.capabilities = widen(self.native)
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    def models(self) -> Sequence[Model]:
+        return self._backend.models()
+
+    async def stream(self, turn: Turn) -> Deltas:
+        if not needs_lowering(turn, self.native):
+            return await self._backend.stream(turn)
+        lowered = lower(turn, self.native)
+        return self._speak(lowered, await self._backend.stream(lowered.turn))
+
+    async def count_tokens(self, turn: Turn) -> int:
+        if needs_lowering(turn, self.native):
+            turn = lower(turn, self.native).turn
+        return await self._backend.count_tokens(turn)
+
+    async def _speak(self, lowered: Lowered, answer: Deltas) -> Deltas:
+        budget = Budget(most_searches=lowered.turn.request.max_tool_calls)
+        while True:
+            spoken = Round(lowered, budget)
+            async with aclosing(answer):
+                async for batch in answer:
+                    if told := spoken.feed(batch):
+                        yield told
+            if spoken.following is None:
+                return
+            lowered = lowered.go_on(spoken.following)
+            answer = await self._backend.stream(lowered.turn)
+
+
+def widen(native: Capabilities) -> Capabilities:
+    """What a backend can do with this help."""
+    tools = native.tools | AS_FUNCTIONS | {"namespace"} if "function" in native.tools else native.tools
+    return msgspec.structs.replace(native, tools=tools, json_schema=True)

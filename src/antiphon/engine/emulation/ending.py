@@ -1,0 +1,157 @@
+"""What follows when the backend has ended its answer: the end, another try, or a search and more."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.engine.emulation.budget import Budget
+from antiphon.engine.emulation.calls import Call, Key, MutedCall, SearchCall
+from antiphon.engine.emulation.lowering import Lowered
+from antiphon.engine.emulation.rendering import Items, tell_found
+from antiphon.engine.emulation.search import regroup, search
+from antiphon.protocol.content import InputText
+from antiphon.protocol.hosted import ToolSearchCall, ToolSearchOutput
+from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Message
+from antiphon.protocol.response import Response
+from antiphon.stream import deltas
+from antiphon.stream.composer import Composer
+from antiphon.stream.deltas import Delta
+
+
+class Said:
+    """What a backend has said in one round: as it came, its calls, and the answer that is held back to be checked."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.heard: list[Delta] = []
+        self.calls: dict[Key, Call] = {}
+        self.answer: list[str] = []
+        self.notes: list[Delta] = []
+        self.refused = False
+        self.has_custom = False
+
+    def list_items(self) -> Items:
+        """What was said, as items that the backend can read again."""
+        place = f"round{self.number}"
+        numbers = iter(range(len(self.heard) + 1))
+        composer = Composer(
+            Response(id=place, created_at=0, model=""), new_id=lambda kind: f"{kind}_{place}_{next(numbers)}", now=int
+        )
+        composer.compose([*self.heard, deltas.Finish()])
+        return composer.response.output
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """What the client is told, and the items with which the backend is asked again, if it is."""
+
+    told: Sequence[Delta]
+    following: Items | None = None
+
+
+def conclude(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget) -> Ending:
+    if finish.reason != "stop":
+        return Ending([*_say_answer(said), finish])
+    faults = [call.fault for call in said.calls.values() if call.fault is not None]
+    if faults:
+        return _reject_calls(said, faults, budget)
+    if any(isinstance(call, SearchCall) for call in said.calls.values()):
+        return _search(said, finish, lowered, budget)
+    if said.calls and not _may_end(said) and budget.retries:
+        budget.retries -= 1
+        return Ending([], _reply(said, lambda call: call.reply))
+    return _check_answer(said, finish, lowered, budget)
+
+
+def _may_end(said: Said) -> bool:
+    """Whether anything was said but calls that may not be."""
+    spoken = said.refused or said.has_custom or any(isinstance(each, deltas.Text) for each in said.heard)
+    return spoken or not all(isinstance(call, MutedCall) for call in said.calls.values())
+
+
+def _check_answer(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget) -> Ending:
+    has_calls = said.has_custom or any(not isinstance(call, MutedCall) for call in said.calls.values())
+    if lowered.check is None or said.refused or (has_calls and not said.answer):
+        return Ending([*_say_answer(said), finish])
+    text, faults = lowered.check.read("".join(said.answer))
+    if not faults:
+        said.answer = [text]
+        return Ending([*_say_answer(said), finish])
+    fault = "; ".join(faults)
+    if not budget.retries:
+        message = f"The model's answer is not what was asked for: {fault}"
+        return Ending([deltas.Failure(message, "invalid_output", "model_error")])
+    budget.retries -= 1
+    wish = InputText(f"This answer is not what was asked for: {fault}. Answer again, with nothing but the JSON.")
+    return Ending([], [*said.list_items(), Message("user", [wish], status="completed")])
+
+
+def _say_answer(said: Said) -> list[Delta]:
+    text = "".join(said.answer)
+    return [deltas.Text(text), *said.notes] if text else []
+
+
+def say_commentary(said: Said) -> list[Delta]:
+    """Words before a call are no answer, so they need not be what an answer must be."""
+    text, said.answer = "".join(said.answer), []
+    if not text.strip():
+        return []
+    return [deltas.Phase("commentary"), deltas.Text(text), deltas.CloseItem()]
+
+
+def _reject_calls(said: Said, faults: Sequence[str], budget: Budget) -> Ending:
+    told = say_commentary(said)
+    if not budget.retries:
+        message = f"The model called a tool with what it does not take: {'; '.join(faults)}"
+        return Ending([*told, deltas.Failure(message, "invalid_tool_input", "model_error")])
+    budget.retries -= 1
+    budget.calls -= len(faults)
+    return Ending(told, _reply(said, lambda call: call.reply if call.fault is None else _ask_again(call.fault)))
+
+
+def _ask_again(fault: str) -> str:
+    return (
+        f"The call was not carried out, since its arguments are wrong: {fault}. Call the tool again, with right ones."
+    )
+
+
+def _search(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget) -> Ending:
+    """Carry out the searches and ask the model again: unless the client has a call to answer first."""
+    told = say_commentary(said)
+    for call in said.calls.values():
+        if isinstance(call, SearchCall):
+            told += _find(call, lowered, budget)
+    others = said.has_custom or any(not isinstance(call, SearchCall | MutedCall) for call in said.calls.values())
+    # A model that goes on searching when it may not any more is not asked for ever.
+    if others or budget.searches < -1:
+        return Ending([*told, finish])
+    return Ending(told, _reply(said, lambda call: call.reply))
+
+
+def _find(call: SearchCall, lowered: Lowered, budget: Budget) -> list[Delta]:
+    budget.calls -= 1  # it is not the client's to answer
+    budget.searches -= 1
+    if budget.searches < 0:
+        call.reply = "No more searches can be made."
+        return []
+    found = search(call.arguments, lowered.catalog.hidden())
+    for entry in found:
+        entry.loaded = True
+    tools: list[Any] = regroup(found)
+    call.reply = tell_found(tools, lowered.catalog)
+    return [
+        deltas.WholeItem(ToolSearchCall(call.arguments, execution="server", status="completed")),
+        deltas.WholeItem(ToolSearchOutput(tools, execution="server", status="completed")),
+    ]
+
+
+def _reply(said: Said, tell: Callable[[Call], str]) -> Items:
+    """What the model said, and what its calls came to."""
+    calls = iter(said.calls.values())
+    spoken = said.list_items()
+    outputs = [
+        FunctionCallOutput(tell(next(calls)), item.call_id, status="completed")
+        for item in spoken
+        if isinstance(item, FunctionCall)
+    ]
+    return [*spoken, *outputs]

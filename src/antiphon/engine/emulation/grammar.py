@@ -1,0 +1,55 @@
+"""Whether the text of a custom tool's call fits the tool's grammar: the same dialects that the API itself takes."""
+
+import functools
+from typing import TYPE_CHECKING
+
+from antiphon.protocol.tools import GrammarInput
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_SHOWN = 60
+
+
+def find_fault(grammar: GrammarInput) -> str | None:
+    """What is wrong with the grammar itself."""
+    return _find_fault(grammar.syntax, grammar.definition)
+
+
+@functools.lru_cache(maxsize=256)
+def _find_fault(syntax: str, definition: str) -> str | None:
+    matcher = _match(syntax, definition)
+    return matcher.get_error().strip() if matcher.is_error() else None
+
+
+def find_mismatch(text: str, grammar: GrammarInput) -> str | None:
+    """Where the text leaves the grammar, told so that a model can do better."""
+    matcher = _match(grammar.syntax, grammar.definition)
+    if matcher.is_error():
+        return f"the grammar cannot be read: {matcher.get_error().strip()}"
+    written = text.encode(errors="replace")
+    read = matcher.try_consume_tokens(list(written))
+    if read == len(written):
+        return None if matcher.is_accepting() else f"it ends too early, after {_tail(written)!r}"
+    rest = written[read : read + _SHOWN].decode(errors="replace")
+    return f"it does not fit the grammar from {rest!r} on, which follows {_tail(written[:read])!r}"
+
+
+def _tail(text: bytes) -> str:
+    return text[-_SHOWN:].decode(errors="replace")
+
+
+def _match(syntax: str, definition: str) -> "LLMatcher":
+    # It takes a while to load, and few requests bring a grammar.
+    from llguidance import LLMatcher
+
+    read = LLMatcher.grammar_from_lark if syntax == "lark" else LLMatcher.grammar_from_regex
+    return LLMatcher(_make_tokenizer(), read(definition), log_level=0)
+
+
+@functools.cache
+def _make_tokenizer() -> "LLTokenizer":
+    """One token a byte."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")

@@ -1,0 +1,89 @@
+"""A turn in the terms of a backend that only knows functions, and perhaps no schemas."""
+
+from copy import copy
+
+import msgspec
+
+from antiphon.backends.base import Capabilities, Turn
+from antiphon.engine.emulation.answer import AnswerCheck, find_check
+from antiphon.engine.emulation.catalog import Catalog
+from antiphon.engine.emulation.choice import Limits, lower_choice, read_limits
+from antiphon.engine.emulation.rendering import Items, are_readable, render
+from antiphon.protocol.open import Tagged, Unknown
+from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.tools import AllowedToolsChoice, CustomChoice, FunctionChoice
+
+
+class Lowered(msgspec.Struct, frozen=True):
+    """The turn to give to the backend, and what is needed to understand its answer."""
+
+    turn: Turn
+    catalog: Catalog
+    limits: Limits
+    check: AnswerCheck | None
+
+    def go_on(self, said: Items) -> "Lowered":
+        """The turn after these items, with the tools that are loaded by now."""
+        request = copy(self.turn.request)
+        request.tools = self.catalog.show(self.limits.allowed) or None
+        turn = msgspec.structs.replace(self.turn, request=request, items=[*self.turn.items, *said])
+        return msgspec.structs.replace(self, turn=turn)
+
+
+def needs_lowering(turn: Turn, native: Capabilities) -> bool:
+    """Whether there is anything in the turn that the backend does not take as it is."""
+    request = turn.request
+    if not native.json_schema and wants_json(request):
+        return True
+    if native.any_tool:
+        return False
+    tools = request.tools or ()
+    return (
+        # By kind, not one by one: every turn is asked, and few have more than a kind or two.
+        not all(_is_native(kind, native) for kind in set(map(type, tools)))
+        or not _is_plain_choice(request, native)
+        or (bool(tools) and (request.parallel_tool_calls is False or request.tool_choice == "none"))
+        or not are_readable(turn.items)
+    )
+
+
+def _is_native(kind: type, native: Capabilities) -> bool:
+    return issubclass(kind, Tagged) and kind.__struct_config__.tag in native.tools
+
+
+def wants_json(request: CreateRequest) -> bool:
+    return request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)
+
+
+def _is_plain_choice(request: CreateRequest, native: Capabilities) -> bool:
+    choice = request.tool_choice
+    if isinstance(choice, CustomChoice):
+        return "custom" in native.tools
+    return choice is None or isinstance(choice, str | Unknown | FunctionChoice)
+
+
+def lower(turn: Turn, native: Capabilities) -> Lowered:
+    """Put the turn in the backend's terms. Raises on a schema that is none."""
+    check = None if native.json_schema else find_check(turn.request)
+    request = turn.request if check is None else _tell_format(turn.request, check)
+    if native.any_tool:
+        return Lowered(msgspec.structs.replace(turn, request=request), Catalog([], [], native.tools), Limits(), check)
+    catalog = Catalog(request.tools or [], turn.items, native.tools)
+    limits = read_limits(request, catalog)
+    request = copy(request)
+    request.tool_choice = lower_choice(request.tool_choice, catalog)
+    request.tools = catalog.show(limits.allowed) or None
+    if request.tools is None or isinstance(request.tool_choice, AllowedToolsChoice):
+        request.tool_choice = None
+    items = render(turn.items, catalog, custom="custom" in native.tools, images=native.images)
+    return Lowered(msgspec.structs.replace(turn, request=request, items=items), catalog, limits, check)
+
+
+def _tell_format(request: CreateRequest, check: AnswerCheck) -> CreateRequest:
+    assert request.text is not None
+    told = [request.instructions] if request.instructions else []
+    return msgspec.structs.replace(
+        request,
+        instructions="\n\n".join([*told, check.instruct()]),
+        text=msgspec.structs.replace(request.text, format=None),
+    )

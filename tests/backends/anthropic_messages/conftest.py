@@ -1,0 +1,32 @@
+"""Requests as this backend would send them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from anthropic_types import check_request
+from antiphon.backends.anthropic_messages.request import compose
+from antiphon.backends.anthropic_messages.traits import find_traits
+from antiphon.backends.base import Turn
+from antiphon.protocol import codec
+
+Write = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def write() -> Write:
+    """The body for these items and parameters, checked against the types of the official package."""
+
+    def write_body(*items: Any, model: str = "claude-sonnet-4-5", **parameters: Any) -> dict[str, Any]:
+        turn = make_turn(*items, model=model, **parameters)
+        return check_request(msgspec.json.encode(compose(turn, find_traits(model)).body))
+
+    return write_body
+
+
+def make_turn(*items: Any, **parameters: Any) -> Turn:
+    request = codec.decode_request(json.dumps({"input": "unread", **parameters}).encode()).request
+    return Turn(request=request, items=codec.decode_items(json.dumps(items).encode()))

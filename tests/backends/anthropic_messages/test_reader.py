@@ -1,0 +1,138 @@
+"""Recorded streams, each read whole and cut at every place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic.types import RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from antiphon.backends.anthropic_messages.reader import MessagesReader
+from antiphon.errors import Unavailable, UpstreamError
+from antiphon.stream import deltas
+from antiphon.stream.sse import Message
+from replay import cut, replay
+
+WIRE = Path(__file__).parents[2] / "wire" / "anthropic"
+EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+STREAMS = sorted(path.stem for path in WIRE.glob("*.sse"))
+
+
+def make_reader() -> MessagesReader:
+    return MessagesReader({})
+
+
+def read_all(raw: bytes, *, names: dict[str, str] | None = None) -> list[deltas.Delta]:
+    return list(MessagesReader(names or {}).read(Message(None, raw)))
+
+
+def sum_up(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What came of it."""
+    response = events[-1]["response"]
+    return {key: response[key] for key in ("status", "incomplete_details", "error", "output", "usage")}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_recorded_stream_becomes_this_response(name: str) -> None:
+    events = replay(make_reader, [(WIRE / f"{name}.sse").read_bytes()])
+    assert sum_up(events) == json.loads((WIRE / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_wherever_a_stream_is_cut_the_events_are_the_same(name: str) -> None:
+    raw = (WIRE / f"{name}.sse").read_bytes()
+    whole = replay(make_reader, [raw])
+    assert all(replay(make_reader, cut(raw, place)) == whole for place in range(1, len(raw)))
+    assert replay(make_reader, cut(raw, *range(1, len(raw)))) == whole
+
+
+def test_thinking_is_sealed_with_its_signature_before_the_next_thing_is_told() -> None:
+    reader = make_reader()
+    told = _read(reader, (WIRE / "interleaved_thinking.sse").read_bytes())
+    assert [type(delta).__name__ for delta in told] == [
+        "Reasoning", "ReasoningSeal", "ToolCall", "ToolCall",
+        "Reasoning", "ReasoningSeal", "ToolCall", "ToolCall", "Tokens", "Finish",
+    ]  # fmt: skip
+    assert [json.loads(delta.encrypted_content) for delta in told if isinstance(delta, deltas.ReasoningSeal)] == [
+        [{"type": "thinking", "thinking": "Two cities.", "signature": "sig-a"}],
+        [
+            {"type": "thinking", "thinking": "And the other.", "signature": "sig-b"},
+            {"type": "redacted_thinking", "data": "EmwKAhgBEgy3"},
+        ],
+    ]
+
+
+def _read(reader: MessagesReader, raw: bytes) -> list[deltas.Delta]:
+    messages = [Message(None, line[6:]) for line in raw.splitlines() if line.startswith(b"data: ")]
+    return [delta for message in messages for delta in reader.read(message)]
+
+
+def test_a_tool_gets_its_own_name_back() -> None:
+    body = b'{"type":"message","content":[{"type":"tool_use","id":"toolu_1","name":"a_b_1234","input":{"x": 1.0}}]}'
+    assert read_all(body, names={"a_b_1234": "a.b"})[:2] == [
+        deltas.ToolCall(0, name="a.b", call_id="toolu_1"),
+        deltas.ToolCall(0, '{"x": 1.0}'),
+    ]
+
+
+def test_an_answer_that_was_not_streamed_is_read_in_one() -> None:
+    message = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+            {"type": "text", "text": "Looking."},
+            {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}},
+        ],
+        "stop_reason": "tool_use",
+        "usage": {"input_tokens": 5, "output_tokens": 7},
+    }
+    told = read_all(json.dumps(message).encode())
+    sealed = '[{"type":"thinking","thinking":"Hm.","signature":"s"}]'
+    assert told[:-2] == [
+        deltas.Reasoning("Hm."),
+        deltas.ReasoningSeal(sealed),
+        deltas.Text("Looking."),
+        deltas.ToolCall(2, name="look", call_id="toolu_1"),
+        deltas.ToolCall(2, "{}"),
+    ]
+    assert isinstance(told[-2], deltas.Tokens)
+    assert told[-1] == deltas.Finish("stop")
+
+
+def test_an_overloaded_upstream_is_raised() -> None:
+    with pytest.raises(Unavailable, match="Overloaded"):
+        _read(make_reader(), (WIRE / "overloaded.sse").read_bytes())
+
+
+def test_an_error_shows_no_key() -> None:
+    body = b'{"type":"error","error":{"type":"api_error","message":"bad key abcdef"}}'
+    with pytest.raises(UpstreamError, match=r"bad key \*\*\*"):
+        MessagesReader({}, secrets=["abcdef"]).read(Message("error", body))
+
+
+def test_a_stream_that_ends_too_early_is_an_error_of_the_upstream() -> None:
+    reader = make_reader()
+    _read(reader, (WIRE / "broken_off.sse").read_bytes())
+    with pytest.raises(UpstreamError, match="before the answer ended"):
+        reader.end()
+
+
+@pytest.mark.parametrize("data", [b"not json", b'{"type":"content_block_delta","index":"one"}', b"\xff\xfe{}"])
+def test_what_cannot_be_read_is_an_error_of_the_upstream(data: bytes) -> None:
+    with pytest.raises(UpstreamError, match="cannot be read"):
+        make_reader().read(Message(None, data))
+
+
+# What no version of the API sends, on purpose.
+STRANGE = {"strange_lines", "unknown_reason"}
+
+
+@pytest.mark.parametrize("name", sorted(set(STREAMS) - STRANGE))
+def test_a_recorded_stream_is_made_of_events_that_the_official_package_knows(name: str) -> None:
+    raw = (WIRE / f"{name}.sse").read_bytes()
+    for line in raw.splitlines():
+        if line.startswith(b"data: ") and not line.startswith((b'data: {"type":"ping"', b'data: {"type":"error"')):
+            EVENTS.validate_json(line.removeprefix(b"data: "))

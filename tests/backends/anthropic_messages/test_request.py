@@ -1,0 +1,72 @@
+"""The rest of a request."""
+
+from typing import Any
+
+import pytest
+
+HELLO = {"role": "user", "content": "Hi"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}
+
+
+def test_a_plain_request_says_no_more_than_it_must(write: Any) -> None:
+    assert write(HELLO) == {
+        "model": "claude-sonnet-4-5",
+        "max_tokens": 32_000,
+        "stream": True,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+    }
+
+
+def test_the_longest_answer_is_the_requests_word(write: Any) -> None:
+    assert write(HELLO, max_output_tokens=7)["max_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("tier", "written"),
+    [("auto", "auto"), ("default", "standard_only"), ("flex", "standard_only"), ("priority", "auto"), (None, None)],
+)
+def test_the_service_tier_is_told_as_far_as_there_is_one(write: Any, tier: str | None, written: str | None) -> None:
+    assert write(HELLO, service_tier=tier).get("service_tier") == written
+
+
+@pytest.mark.parametrize(
+    ("parameters", "metadata"),
+    [
+        ({"safety_identifier": "s", "user": "u"}, {"user_id": "s"}),
+        ({"user": "u"}, {"user_id": "u"}),
+        ({"metadata": {"k": "v"}}, None),
+    ],
+)
+def test_who_asks_is_told_by_the_identifier_alone(write: Any, parameters: Any, metadata: Any) -> None:
+    assert write(HELLO, **parameters).get("metadata") == metadata
+
+
+def test_a_schema_is_enforced_upstream(write: Any) -> None:
+    body = write(HELLO, text={"format": FORMAT}, reasoning={"effort": "high"}, model="claude-opus-5")
+    assert body["output_config"] == {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}
+    assert "system" not in body
+
+
+@pytest.mark.parametrize(
+    ("model", "schema"),
+    [("claude-opus-4-1", SCHEMA), ("claude-opus-5", {"type": "object", "additionalProperties": {"type": "string"}})],
+)
+def test_a_schema_that_cannot_be_enforced_is_asked_for(write: Any, model: str, schema: Any) -> None:
+    body = write(HELLO, text={"format": {**FORMAT, "schema": schema}}, model=model)
+    assert "output_config" not in body
+    assert '"type": "object"' in body["system"][0]["text"]
+
+
+def test_a_json_object_and_a_verbosity_are_asked_for(write: Any) -> None:
+    body = write(HELLO, text={"format": {"type": "json_object"}, "verbosity": "low"}, instructions="Be kind.")
+    assert [block["text"] for block in body["system"]] == [
+        "Be kind.",
+        "Keep your answers short.",
+        "Answer with a JSON object and nothing else.",
+    ]

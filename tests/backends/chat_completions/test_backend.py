@@ -1,0 +1,146 @@
+"""The backend against a server on a loopback socket."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.backends.base import Model, Turn
+from antiphon.backends.chat_completions.backend import ChatCompletionsBackend, create
+from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimited, UpstreamError
+from antiphon.protocol import codec
+from antiphon.protocol.response import Usage
+from antiphon.stream.deltas import Delta, Finish, Text, Tokens
+from upstream_server import STALL, json_of, serve, stream_of
+
+CORPUS = Path(__file__).parents[2] / "wire" / "chat"
+
+
+def recorded(name: str) -> bytes:
+    return (CORPUS / f"{name}.sse").read_bytes()
+
+
+def make_turn(**fields: Any) -> Turn:
+    body = {"model": "m", "input": [{"role": "user", "content": "hi"}]} | fields
+    request = codec.decode_request(json.dumps(body).encode()).request
+    assert isinstance(request.input, list)
+    return Turn(request=request, items=request.input)
+
+
+@asynccontextmanager
+async def running(url: str, **options: Any) -> AsyncIterator[ChatCompletionsBackend]:
+    quick = {"models": ["m"], "request_retries": 0, "stream_retries": 0}
+    backend = create("up", {"base_url": url} | quick | options, Path("unused"))
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def listen(backend: ChatCompletionsBackend, turn: Turn) -> list[Delta]:
+    return [delta async for batch in await backend.stream(turn) for delta in batch]
+
+
+async def test_a_turn_is_sent_and_its_answer_told() -> None:
+    async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, api_key="sk-up") as backend:
+        told = await listen(backend, make_turn(temperature=0.5))
+        (request,) = upstream.requests
+    assert (request.path, request.headers["authorization"]) == ("/v1/chat/completions", "Bearer sk-up")
+    assert request.json == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+    }
+    assert told == [Text("Hel"), Text("lo. Größe 🎈"), Tokens(Usage(5, 3, 8)), Finish("stop")]
+
+
+async def test_without_a_key_none_is_sent() -> None:
+    async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url) as backend:
+        await listen(backend, make_turn())
+        assert "authorization" not in upstream.requests[0].headers
+
+
+async def test_the_settings_can_add_to_every_request() -> None:
+    more = {"top_k": 5, "stream_options": None}
+    async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, extra_body=more) as backend:
+        await listen(backend, make_turn())
+        sent = upstream.requests[0].json
+    assert (sent["top_k"], sent["stream_options"]) == (5, None)
+
+
+async def test_a_server_that_does_not_stream_is_understood() -> None:
+    whole = json_of(json.loads(recorded("whole_completion").removeprefix(b"data: ")))
+    async with serve([whole]) as upstream, running(upstream.url) as backend:
+        told = await listen(backend, make_turn())
+    assert told[-2:] == [Tokens(Usage(5, 3, 8)), Finish("stop")]
+
+
+async def test_usage_that_is_not_told_is_estimated() -> None:
+    async with serve([stream_of(recorded("usage_missing"))]) as upstream, running(upstream.url) as backend:
+        turn = make_turn()
+        told = await listen(backend, turn)
+        counted = await backend.count_tokens(turn)
+    assert isinstance(told[-2], Tokens)
+    assert (told[-2].usage.estimated, told[-2].usage.input_tokens) == (True, counted)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (json_of({"error": {"message": "No such model.", "code": "model_not_found"}}, 404), ModelNotFound),
+        (json_of({"error": {"message": "Slow down."}}, 429), RateLimited),
+        (stream_of(recorded("error_text")), UpstreamError),
+        (stream_of(recorded("nothing")), UpstreamError),
+        (stream_of(recorded("nothing_but_done")), UpstreamError),
+    ],
+)
+async def test_what_goes_wrong_before_the_first_words_is_raised_at_once(reply: Any, kind: type[AntiphonError]) -> None:
+    async with serve([reply]) as upstream, running(upstream.url) as backend:
+        with pytest.raises(kind):
+            await backend.stream(make_turn())
+
+
+async def test_an_error_within_the_stream_does_not_show_the_key() -> None:
+    failing = stream_of(b'data: {"error": {"message": "Bad key my-secret-key.", "code": 500}}\n\n')
+    async with serve([failing]) as upstream, running(upstream.url, api_key="my-secret-key") as backend:
+        with pytest.raises(UpstreamError) as caught:
+            await backend.stream(make_turn())
+    assert "my-secret-key" not in caught.value.message
+
+
+async def test_leaving_hangs_up() -> None:
+    begun = stream_of(b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\n', STALL)
+    async with serve([begun]) as upstream, running(upstream.url) as backend:
+        deltas = await backend.stream(make_turn())
+        assert await anext(deltas) == [Text("Hi")]
+        await deltas.aclose()
+        await upstream.until_hang_ups()
+
+
+async def test_the_models_are_those_of_the_server_and_it_is_asked_for_any_other() -> None:
+    listed = {"/v1/models": json_of({"data": [{"id": "a", "created": 7, "owned_by": "x", "max_model_len": 100}]})}
+    async with serve(fixed=listed) as upstream, running(upstream.url, models=None) as backend:
+        assert list(backend.models()) == [Model(id="a", created=7, owned_by="x", context_window=100)]
+        assert backend.capabilities.any_model
+    async with running("http://127.0.0.1:9/v1", models=["a"]) as backend:
+        assert [model.id for model in backend.models()] == ["a"]
+        assert not backend.capabilities.any_model
+
+
+def test_a_server_without_schemas_says_so() -> None:
+    made = [
+        create("up", {"base_url": url}, Path()) for url in ("https://api.deepseek.com", "https://api.openai.com/v1")
+    ]
+    assert [backend.capabilities.json_schema for backend in made] == [False, True]
+
+
+def test_an_option_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        create("up", {"base_url": "http://127.0.0.1/v1", "quirks": {"nope": 1}}, Path())
+    assert caught.value.message == "backends.up.quirks: Object contains unknown field nope"

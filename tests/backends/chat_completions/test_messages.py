@@ -1,0 +1,364 @@
+"""A conversation in the words of Chat Completions."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
+from antiphon.backends.chat_completions.request import make_body
+from antiphon.errors import InvalidRequest
+from backends.chat_completions.wording import (
+    PICTURE,
+    PLAIN,
+    assistant,
+    call,
+    chat_call,
+    make_turn,
+    messages,
+    output,
+    picture,
+    say,
+    text,
+    think,
+    tool,
+    user,
+)
+
+# Messages
+
+
+def test_s3_8_a_conversation_keeps_its_order_and_roles() -> None:
+    items = [
+        say("user", "one"),
+        say("assistant", "two"),
+        call("call_a", '{"q": 1}'),
+        output("call_a", "found"),
+        say("assistant", "three"),
+        say("user", "four"),
+    ]
+    assert messages(items, instructions="Be brief.") == [
+        {"role": "system", "content": "Be brief."},
+        user("one"),
+        assistant("two", chat_call("call_a", '{"q": 1}')),
+        tool("call_a", "found"),
+        assistant("three"),
+        user("four"),
+    ]
+
+
+def test_s3_8_a_text_as_input_is_a_user_message() -> None:
+    assert messages("hi") == [user("hi")]
+
+
+def test_system_and_developer_messages_are_merged_at_the_front_in_order() -> None:
+    items = [
+        say("user", "one"),
+        say("developer", "B"),
+        say("assistant", "two"),
+        say("system", "C"),
+        say("user", "three"),
+    ]
+    assert messages(items, instructions="A") == [
+        {"role": "system", "content": "A\n\nB\n\nC"},
+        user("one"),
+        assistant("two"),
+        user("three"),
+    ]
+
+
+def test_system_messages_can_keep_their_places() -> None:
+    items = [say("user", "one"), say("developer", "B"), say("user", "two")]
+    assert messages(items, Quirks(merge_system=False, system_role="developer"), instructions="A") == [
+        {"role": "developer", "content": "A"},
+        user("one"),
+        {"role": "developer", "content": "B"},
+        user("two"),
+    ]
+
+
+def test_a_model_without_a_system_role_reads_it_from_the_user() -> None:
+    items = [
+        say("user", "one"),
+        say("user", "two"),
+        say("assistant", "three"),
+        say("user", "four", {"type": "input_image", "image_url": PICTURE}),
+        say("user", "five"),
+    ]
+    assert messages(items, Quirks(system_role="user", alternate=True), instructions="A") == [
+        user("A\n\none\n\ntwo"),
+        assistant("three"),
+        user([text("four"), picture(), text("five")]),
+    ]
+
+
+def test_s3_9_parts_of_a_user_message() -> None:
+    parts = [
+        "look",
+        {"type": "input_image", "image_url": PICTURE, "detail": "original"},
+        {"type": "input_image", "image_url": "https://example.com/a.png", "detail": "low"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,aGk="},
+        {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+        {"type": "acme:thing", "x": 1},
+    ]
+    assert messages([say("user", *parts)]) == [
+        user(
+            [
+                text("look"),
+                picture(detail="high"),
+                picture("https://example.com/a.png", detail="low"),
+                {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,aGk="}},
+                {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+                text('{"type": "acme:thing", "x": 1}'),
+            ]
+        )
+    ]
+
+
+def test_s3_9_text_alone_is_plain_text() -> None:
+    items = [
+        say("user", "one", "two"),
+        say("assistant", "a", "b"),
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    ]
+    assert messages(items) == [user("one\ntwo"), assistant("ab\n\nNo.")]
+
+
+def test_a_text_file_is_read_to_the_model() -> None:
+    data = "data:text/markdown;charset=utf-8;base64," + base64.b64encode("# Größe".encode()).decode()
+    assert messages([say("user", {"type": "input_file", "filename": "a.md", "file_data": data})]) == [
+        user("[File: a.md]\n# Größe")
+    ]
+
+
+def test_a_file_that_is_no_text_after_all_is_sent_as_it_is() -> None:
+    data = "data:text/plain;base64,/w=="
+    sent = messages([say("user", {"type": "input_file", "file_data": data})])
+    assert sent == [user([{"type": "file", "file": {"filename": "file", "file_data": data}}])]
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "input_file", "file_id": "file_1"}, "input[0].content[0].file_id"),
+        ({"type": "input_file", "file_url": "https://example.com/a.pdf"}, "input[0].content[0].file_url"),
+        ({"type": "input_image", "file_id": "file_1"}, "input[0].content[0].file_id"),
+    ],
+)
+def test_what_the_server_could_not_fetch_is_refused(part: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        messages([say("user", part)])
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+def test_files_by_id_or_address_go_to_servers_that_take_them() -> None:
+    by_id = say("user", {"type": "input_file", "file_id": "file_1"})
+    by_url = say("user", {"type": "input_file", "file_url": "https://example.com/a.pdf", "filename": "a.pdf"})
+    assert messages([by_id, by_url], Quirks(file_ids=True, file_urls=True)) == [
+        user([{"type": "file", "file": {"file_id": "file_1"}}]),
+        user([{"type": "file", "file": {"filename": "a.pdf", "file_data": "https://example.com/a.pdf"}}]),
+    ]
+
+
+def test_pictures_of_others_follow_in_a_user_message() -> None:
+    image = {"type": "input_image", "image_url": PICTURE}
+    items = [say("developer", "Look:", image), say("assistant", "So.", image), say("user", "hi")]
+    assert messages(items) == [
+        {"role": "system", "content": "Look:"},
+        user([text("[Attached to the developer message]"), picture()]),
+        assistant("So."),
+        user([text("[Attached to the assistant message]"), picture()]),
+        user("hi"),
+    ]
+
+
+def test_an_item_that_nobody_knows_is_shown_as_it_is() -> None:
+    assert messages([{"type": "acme:note", "id": "n_1", "x": 1}]) == [
+        user('{"type": "acme:note", "id": "n_1", "x": 1}')
+    ]
+
+
+# Calls and outputs
+
+
+def test_parallel_calls_are_one_message_and_their_outputs_follow_in_their_order() -> None:
+    items = [
+        say("user", "go"),
+        say("assistant", "I look."),
+        call("call_a"),
+        call("call_b"),
+        output("call_b", "second"),
+        say("user", "meanwhile"),
+        output("call_a", "first"),
+    ]
+    assert messages(items) == [
+        user("go"),
+        assistant("I look.", chat_call("call_a"), chat_call("call_b")),
+        tool("call_a", "first"),
+        tool("call_b", "second"),
+        user("meanwhile"),
+    ]
+
+
+def test_text_between_a_call_and_its_output_joins_the_call() -> None:
+    items = [call("call_a"), say("assistant", "Now I wait."), output("call_a")]
+    assert messages(items) == [assistant("Now I wait.", chat_call("call_a")), tool("call_a")]
+
+
+def test_one_call_after_the_other_stays_so() -> None:
+    items = [call("call_a"), output("call_a"), call("call_b"), output("call_b")]
+    assert messages(items) == [
+        assistant(None, chat_call("call_a")),
+        tool("call_a"),
+        assistant(None, chat_call("call_b")),
+        tool("call_b"),
+    ]
+
+
+def test_a_call_id_that_comes_again_is_told_apart() -> None:
+    items = [call("call_0"), output("call_0", "one"), call("call_0"), output("call_0", "two")]
+    assert messages(items) == [
+        assistant(None, chat_call("call_0")),
+        tool("call_0", "one"),
+        assistant(None, chat_call("call_0_2")),
+        tool("call_0_2", "two"),
+    ]
+
+
+def test_two_calls_at_once_with_one_id_have_an_output_each() -> None:
+    items = [call("call_0"), call("call_0"), output("call_0", "one"), output("call_0", "two")]
+    assert messages(items) == [
+        assistant(None, chat_call("call_0"), chat_call("call_0_2")),
+        tool("call_0", "one"),
+        tool("call_0_2", "two"),
+    ]
+
+
+def test_a_call_without_an_output_is_told_as_such() -> None:
+    lost = "No output was recorded for this call. Whether it was carried out is not known."
+    assert messages([call("call_a"), say("user", "well?")]) == [
+        assistant(None, chat_call("call_a")),
+        tool("call_a", lost),
+        user("well?"),
+    ]
+
+
+def test_an_output_without_a_call_is_told_with_its_name() -> None:
+    image = {"type": "input_image", "image_url": PICTURE}
+    items = [output(None, "42", name="meter"), output("call_x", [image])]
+    assert messages(items) == [user("[Output of meter]\n42"), user([text("[Output of call_x]"), picture()])]
+
+
+def test_pictures_in_outputs_follow_behind_all_outputs() -> None:
+    image = {"type": "input_image", "image_url": PICTURE}
+    items = [
+        call("call_a"),
+        call("call_b"),
+        output("call_a", [{"type": "input_text", "text": "see"}, {"type": "input_text", "text": "this"}, image]),
+        output("call_b", [image]),
+    ]
+    assert messages(items) == [
+        assistant(None, chat_call("call_a"), chat_call("call_b")),
+        tool("call_a", "see\nthis"),
+        tool("call_b", "The output follows in the next message."),
+        user([text("[Output of the call call_a to look_up]"), picture()]),
+        user([text("[Output of the call call_b to look_up]"), picture()]),
+    ]
+
+
+def test_pictures_stay_in_outputs_where_the_server_takes_them() -> None:
+    image = {"type": "input_image", "image_url": PICTURE}
+    turn = make_turn([call("call_a"), output("call_a", [image])])
+    assert make_body(turn, Quirks(tool_images=True))["messages"][1] == tool("call_a", [picture()])
+
+
+@pytest.mark.parametrize(
+    ("form", "call_id", "sent"),
+    [
+        ("any", "x" * 64, "x" * 64),
+        ("short", "call_abc", "call_abc"),
+        ("short", "x" * 41, "call_3164596df4fdd018b2c567ec"),
+        ("nine", "abcDEF123", "abcDEF123"),
+        ("nine", "call_abc", "ed01972d3"),
+    ],
+)
+def test_a_call_id_has_the_form_that_the_server_wants(form: Any, call_id: str, sent: str) -> None:
+    told = messages([call(call_id), output(call_id)], Quirks(call_ids=form))
+    assert (told[0]["tool_calls"][0]["id"], told[1]["tool_call_id"]) == (sent, sent)
+
+
+# Reasoning
+
+REASONED = [
+    say("user", "one"),
+    think("First."),
+    call("call_a"),
+    output("call_a"),
+    think("Then."),
+    say("assistant", "two"),
+    say("user", "three"),
+    think("Again."),
+    call("call_b"),
+    output("call_b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "replayed"),
+    [
+        ("never", [None, None, None]),
+        ("loop", [None, None, "Again."]),
+        ("calls", ["First.", None, "Again."]),
+        ("always", ["First.", "Then.", "Again."]),
+    ],
+)
+def test_reasoning_goes_back_as_the_rule_says(rule: Any, replayed: list[str | None]) -> None:
+    body = make_body(make_turn(REASONED), Quirks(replay_reasoning=rule, reasoning_field="reasoning"))
+    spoken = [message for message in body["messages"] if message["role"] == "assistant"]
+    assert [message.get("reasoning") for message in spoken] == replayed
+
+
+def test_a_call_without_reasoning_says_so_where_it_must() -> None:
+    body = make_body(make_turn([call("call_a"), output("call_a")]), Quirks(replay_reasoning="calls"))
+    assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_content="")
+
+
+def test_reasoning_alone_is_a_message_only_where_it_is_sent() -> None:
+    turn = make_turn([think("Hm.")])
+    assert make_body(turn, PLAIN)["messages"] == []
+    assert make_body(turn, Quirks(replay_reasoning="always"))["messages"] == [assistant("", reasoning_content="Hm.")]
+
+
+def test_a_summary_stands_in_for_reasoning_that_was_not_shown() -> None:
+    item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Sum."}]}
+    body = make_body(make_turn([item, say("assistant", "two")]), Quirks(replay_reasoning="always"))
+    assert body["messages"] == [assistant("two", reasoning_content="Sum.")]
+
+
+def test_details_go_back_as_they_came() -> None:
+    details = [{"type": "reasoning.encrypted", "data": "ZZZ", "index": 0}]
+    sealed = json.dumps({"of": "chat_completions", "details": details})
+    item = think("Hm.") | {"encrypted_content": sealed}
+    quirks = find_quirks("anthropic/claude", "https://openrouter.ai/api/v1")
+    body = make_body(make_turn([item, call("call_a"), output("call_a")]), quirks)
+    assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_details=details)
+    body = make_body(make_turn([think("Hm."), call("call_a"), output("call_a")]), quirks)
+    words = [{"type": "reasoning.text", "text": "Hm."}]
+    assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_details=words)
+
+
+def test_what_a_call_brought_along_goes_back_with_it() -> None:
+    extra = {"google": {"thought_signature": "c2ln"}}
+    sealed = json.dumps({"of": "chat_completions", "calls": {"call_a": extra}})
+    items = [{"type": "reasoning", "summary": [], "encrypted_content": sealed}, call("call_a"), output("call_a")]
+    gemini = find_quirks("gemini-3-pro", "https://generativelanguage.googleapis.com/v1beta/openai")
+    sent = make_body(make_turn(items), gemini)["messages"][0]["tool_calls"]
+    assert sent == [chat_call("call_a") | {"extra_content": extra}]
+    assert make_body(make_turn(items), PLAIN)["messages"][0]["tool_calls"] == [chat_call("call_a")]
+
+
+def test_what_another_model_has_sealed_is_left_out() -> None:
+    item = think("Hm.") | {"encrypted_content": "gAAAA"}
+    body = make_body(make_turn([item, say("assistant", "two")]), Quirks(replay_reasoning="always"))
+    assert body["messages"] == [assistant("two", reasoning_content="Hm.")]

@@ -1,0 +1,84 @@
+"""What is known of servers and models, and how settings change it."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.backends.chat_completions.options import Options, check_quirks
+from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
+from antiphon.errors import ConfigError
+
+ANYWHERE = "http://127.0.0.1:8000/v1"
+
+
+def differences(model: str, url: str = ANYWHERE, **options: Any) -> dict[str, Any]:
+    found = find_quirks(model, url, **options)
+    return {
+        name: value for name in Quirks.__struct_fields__ if (value := getattr(found, name)) != getattr(Quirks(), name)
+    }
+
+
+def test_nothing_is_known_of_an_unknown_model_somewhere() -> None:
+    assert differences("llama-3") == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "expected"),
+    [
+        ("m", "http://127.0.0.1:11434/v1", {"reasoning_field": "reasoning", "named_choice": False}),
+        ("m", "http://localhost:1234/v1", {"named_choice": False}),
+        ("m", "https://api.deepseek.com", {"json_schema": False, "replay_reasoning": "calls"}),
+        ("m", "https://api.mistral.ai/v1", {"call_ids": "nine", "stream_usage": False}),
+        ("m", "https://generativelanguage.googleapis.com/v1beta/openai", {"keep_call_extras": True}),
+        ("deepseek-ai/DeepSeek-R1", ANYWHERE, {}),
+        (
+            "deepseek-ai/DeepSeek-V3.2",
+            ANYWHERE,
+            {"replay_reasoning": "calls", "reasoning_effort": "reasoning_effort"},
+        ),
+        ("google/gemma-2-9b-it", ANYWHERE, {"system_role": "user", "alternate": True}),
+    ],
+)
+def test_what_is_known_goes_by_the_model_and_the_address(model: str, url: str, expected: dict[str, Any]) -> None:
+    assert differences(model, url) == expected
+
+
+def test_an_openai_model_that_reasons_has_a_developer_role() -> None:
+    found = [find_quirks(model, "https://api.openai.com/v1").system_role for model in ("gpt-4o", "o3-mini", "gpt-5.1")]
+    assert found == ["system", "developer", "developer"]
+
+
+def test_a_program_that_can_be_anywhere_is_named_in_the_settings() -> None:
+    fields = [find_quirks("gpt-oss-20b", ANYWHERE, server=server).reasoning_field for server in (None, "llama.cpp")]
+    assert fields == ["reasoning", "reasoning_content"]
+
+
+def test_a_named_server_counts_more_than_the_address() -> None:
+    assert differences("m", "https://api.mistral.ai/v1", server="sglang") == {}
+
+
+def test_settings_have_the_last_word_and_patterns_after_them() -> None:
+    options = Options(
+        base_url="https://api.mistral.ai/v1",
+        quirks={"call_ids": "any", "stream_usage": True},
+        model_quirks={"Magistral-*": {"thinking_open": True, "call_ids": "short"}},
+    )
+    assert options.find_quirks("mistral-small") == Quirks()
+    assert options.find_quirks("magistral-medium") == Quirks(thinking_open=True, call_ids="short")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quirks": {"replay": 1}}, "backends.up.quirks: Object contains unknown field replay"),
+        ({"quirks": {"hints": ["x"]}}, "backends.up.quirks.hints[0]: Invalid enum value 'x'"),
+        (
+            {"model_quirks": {"a*": {"call_ids": 9}}},
+            "backends.up.model_quirks.'a*'.call_ids: Expected str, got int",
+        ),
+    ],
+)
+def test_a_quirk_that_there_is_none_of_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_quirks(Options(base_url=ANYWHERE, **options), name="up")
+    assert caught.value.message == message

@@ -1,0 +1,122 @@
+"""Antiphon in front of llama.cpp's own HTTP server, over Chat Completions, with the real model and the real SDK."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, BadRequestError, OpenAI
+
+from antiphon.backends.chat_completions.backend import create
+from live_server import Running, make_settings
+from llama_server import LlamaServer, open_llama_server
+
+MODEL = "smollm2-135m"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[LlamaServer]:
+    with open_llama_server() as server:
+        yield server
+
+
+def start(llama: LlamaServer, **options: Any) -> Running:
+    backend: Any = create("upstream", {"base_url": llama.url, "api_key": llama.key} | options, Path("unused"))
+    return Running({}, make_settings(), backend=backend)
+
+
+@pytest.fixture(scope="module")
+def running(llama: LlamaServer) -> Iterator[Running]:
+    running = start(llama)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[OpenAI]:
+    with running.client() as client:
+        yield client
+
+
+def test_its_models_are_listed(client: OpenAI) -> None:
+    assert [(model.id, model.owned_by) for model in client.models.list().data] == [(MODEL, "llamacpp")]
+
+
+def test_it_answers(client: OpenAI) -> None:
+    response = client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=16, temperature=0)
+    assert response.status in ("completed", "incomplete")
+    assert response.output_text
+    assert response.usage is not None
+    assert response.usage.input_tokens > 10
+    assert 1 <= response.usage.output_tokens <= 16
+
+
+def test_it_streams_word_by_word(client: OpenAI) -> None:
+    asked = {"model": MODEL, "input": "Count from one to ten.", "max_output_tokens": 12, "temperature": 0}
+    with client.responses.create(stream=True, **asked) as stream:
+        *events, last = list(stream)
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(pieces) > 5
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == "".join(pieces)
+    assert last.response.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_continuation_brings_the_history(client: OpenAI) -> None:
+    asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    first = client.responses.create(input="My name is Ada.", **asked)
+    alone = client.responses.create(input="What is my name?", **asked)
+    second = client.responses.create(input="What is my name?", previous_response_id=first.id, **asked)
+    assert second.usage is not None
+    assert alone.usage is not None
+    assert second.usage.input_tokens > alone.usage.input_tokens + 5
+
+
+def test_a_schema_is_kept_to(client: OpenAI) -> None:
+    answer = client.responses.create(
+        model=MODEL,
+        input="Ada is 36 years old.",
+        max_output_tokens=60,
+        temperature=0,
+        text={"format": {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}},
+    )
+    told = json.loads(answer.output_text)
+    assert (sorted(told), type(told["age"])) == (["age", "name"], int)
+
+
+def test_a_context_that_is_too_long_is_refused_as_such(client: OpenAI, llama: LlamaServer) -> None:
+    with pytest.raises(BadRequestError) as raised:
+        client.responses.create(model=MODEL, input="word " * 2 * llama.context)
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "input")
+
+
+def test_a_client_that_leaves_stops_the_model(client: OpenAI) -> None:
+    # The server has one slot: it answers again only when the first answer was given up.
+    with client.responses.stream(model=MODEL, input="Tell a long story.", max_output_tokens=900) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+    assert client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=4).output_text
+
+
+def test_a_wrong_key_is_our_fault_and_is_not_told(llama: LlamaServer) -> None:
+    running = start(llama, api_key="sk-wrong-0123456789", models=[MODEL])
+    try:
+        with running.client() as client, pytest.raises(APIStatusError) as raised:
+            client.responses.create(model=MODEL, input="Say hello.")
+    finally:
+        running.stop()
+    assert (raised.value.status_code, raised.value.code) == (502, "upstream_authentication")
+    assert raised.value.body == {
+        "message": "The upstream refused this server's key for it, or what the key is used for: Invalid API Key",
+        "type": "server_error",
+        "param": None,
+        "code": "upstream_authentication",
+    }

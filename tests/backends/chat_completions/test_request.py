@@ -1,0 +1,176 @@
+"""What is asked for beside the messages, as the official SDK's own types have it."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
+from antiphon.backends.chat_completions.request import make_body
+from backends.chat_completions.wording import make_turn, write
+
+LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}, "strict": False}
+
+
+# Parameters
+
+
+def test_what_a_request_does_not_say_is_not_sent() -> None:
+    assert write() == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_what_a_request_says_is_sent() -> None:
+    body = write(
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        max_output_tokens=7,
+        top_logprobs=2,
+        tools=[LOOK_UP],
+        parallel_tool_calls=False,
+        metadata={"a": "b"},
+        store=True,
+    )
+    assert {name: body[name] for name in body.keys() - {"messages", "model", "stream", "stream_options", "tools"}} == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "max_tokens": 7,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "parallel_tool_calls": False,
+    }
+
+
+def test_logprobs_are_asked_for_by_include_too() -> None:
+    body = write(include=["message.output_text.logprobs"])
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 0)
+
+
+def test_a_server_may_want_another_field_and_no_stream_options() -> None:
+    body = write(max_output_tokens=7, quirks=Quirks(max_tokens_field="max_completion_tokens", stream_usage=False))
+    assert body["max_completion_tokens"] == 7
+    assert not {"max_tokens", "stream_options"} & body.keys()
+
+
+def test_hints_go_only_to_servers_that_know_them() -> None:
+    hints = {
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "in-memory",
+        "safety_identifier": "s",
+        "service_tier": "flex",
+        "user": "u",
+        "text": {"verbosity": "low"},
+    }
+    openai = find_quirks("gpt-4o", "https://api.openai.com/v1")
+    sent = write(quirks=openai, **hints)
+    assert {name: sent[name] for name in openai.hints} == {
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "in_memory",
+        "safety_identifier": "s",
+        "service_tier": "flex",
+        "user": "u",
+        "verbosity": "low",
+    }
+    assert write(**hints) == write()
+
+
+@pytest.mark.parametrize(
+    ("quirks", "expected"),
+    [
+        (Quirks(), {}),
+        (Quirks(reasoning_effort="reasoning_effort"), {"reasoning_effort": "xhigh"}),
+        (Quirks(reasoning_effort="reasoning_effort", effort_words={"xhigh": "high"}), {"reasoning_effort": "high"}),
+    ],
+)
+def test_the_effort_goes_where_the_model_takes_it(quirks: Quirks, expected: dict[str, Any]) -> None:
+    body = write(quirks=quirks, reasoning={"effort": "xhigh", "summary": "auto"})
+    assert {name: body[name] for name in body if name.startswith("reasoning")} == expected
+
+
+def test_the_effort_may_stand_in_an_object() -> None:
+    turn = make_turn(reasoning={"effort": "low"})
+    assert make_body(turn, Quirks(reasoning_effort="reasoning.effort"))["reasoning"] == {"effort": "low"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (
+            {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True, "description": "d"},
+            {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "object"}, "description": "d", "strict": True},
+            },
+        ),
+        (
+            {"type": "json_schema", "name": "n", "schema": {}},
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+        ),
+    ],
+)
+def test_the_format_of_the_answer(asked: dict[str, Any], expected: Any) -> None:
+    assert write(text={"format": asked}).get("response_format") == expected
+
+
+# Tools
+
+
+def test_a_tool_is_shown_with_what_it_has() -> None:
+    full = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    bare = {"type": "function", "name": "g", "parameters": None, "strict": None}
+    assert write(tools=[full, bare])["tools"] == [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True},
+        },
+        {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "sent"),
+    [
+        (None, ["look_up", "other"], None),
+        ("auto", ["look_up", "other"], None),
+        ("none", None, None),
+        ("required", ["look_up", "other"], "required"),
+        (
+            {"type": "function", "name": "other"},
+            ["look_up", "other"],
+            {"type": "function", "function": {"name": "other"}},
+        ),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}, ["other"], None),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]},
+            ["other"],
+            "required",
+        ),
+        ({"type": "allowed_tools", "mode": "none", "tools": [{"type": "function", "name": "other"}]}, None, None),
+    ],
+)
+def test_s3_11_the_choice_of_tools(choice: Any, names: list[str] | None, sent: Any) -> None:
+    body = write(tools=[LOOK_UP, LOOK_UP | {"name": "other"}], tool_choice=choice)
+    tools = body.get("tools")
+    assert (None if tools is None else [each["function"]["name"] for each in tools], body.get("tool_choice")) == (
+        names,
+        sent,
+    )
+
+
+def test_a_server_that_takes_no_named_choice_is_shown_that_tool_alone() -> None:
+    chosen = {"type": "function", "name": "other"}
+    body = write(tools=[LOOK_UP, LOOK_UP | {"name": "other"}], tool_choice=chosen, quirks=Quirks(named_choice=False))
+    assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (["other"], "required")
+
+
+def test_without_tools_nothing_is_said_of_parallel_calls() -> None:
+    assert "parallel_tool_calls" not in write(parallel_tool_calls=True)

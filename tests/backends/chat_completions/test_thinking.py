@@ -1,0 +1,56 @@
+"""Reasoning between tags at the beginning of an answer."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.backends.chat_completions.thinking import Splitter
+
+
+def split(pieces: list[str], *, thinking: bool = False) -> tuple[str, str]:
+    splitter = Splitter(thinking=thinking)
+    told = [splitter.feed(piece) for piece in pieces] + [splitter.close()]
+    return "".join(each.reasoning for each in told), "".join(each.text for each in told)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Hello", ("", "Hello")),
+        ("", ("", "")),
+        ("  \n", ("", "  \n")),
+        ("<think>Hm.</think>Yes", ("Hm.", "Yes")),
+        ("\n<think>\n Hm. \n</think>\n\n Yes \n", ("Hm.", "Yes \n")),
+        ("<think></think>Yes", ("", "Yes")),
+        ("<think>a </think b</think>c", ("a </think b", "c")),
+        ("<think>Hm.", ("Hm.", "")),
+        ("<think>Hm. </th", ("Hm. </th", "")),
+        ("<think>\n", ("", "")),
+        ("<thinking>", ("", "<thinking>")),
+        ("So <think>a</think>", ("", "So <think>a</think>")),
+        ("<think>a</think>b<think>c</think>", ("a", "b<think>c</think>")),
+        ("</think>", ("", "</think>")),
+    ],
+)
+def test_only_what_an_answer_begins_with_is_reasoning(answer: str, expected: tuple[str, str]) -> None:
+    assert split([answer]) == expected
+
+
+def test_an_answer_may_begin_within_its_reasoning() -> None:
+    assert split(["Hm.", "</think>", "\nYes"], thinking=True) == ("Hm.", "Yes")
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think", ">", " ", "\n", "a", "é"]), max_size=12),
+    st.lists(st.integers(0, 80), max_size=6),
+    st.booleans(),
+)
+def test_it_does_not_matter_where_the_answer_is_cut(words: list[str], places: list[int], thinking: bool) -> None:
+    answer = "".join(words)
+    edges = sorted({0, len(answer), *(place for place in places if place < len(answer))})
+    pieces = [answer[start:end] for start, end in itertools.pairwise(edges)]
+    whole = split([answer], thinking=thinking)
+    assert split(pieces, thinking=thinking) == whole
+    assert split(list(answer), thinking=thinking) == whole

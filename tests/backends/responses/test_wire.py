@@ -1,0 +1,146 @@
+"""Streams of servers that speak Responses, well and badly. Beside each is what it must come to, and in which events."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.backends.responses.reader import ResponsesReader
+from antiphon.errors import AntiphonError
+from antiphon.protocol import codec
+from antiphon.stream.deltas import Finish, Text, Tokens
+from antiphon.stream.fold import fold
+from antiphon.stream.sse import Decoder, Message
+from replay import cut, replay
+
+CORPUS = Path(__file__).parents[2] / "wire" / "responses"
+NAMES = sorted(path.stem for path in CORPUS.glob("*.sse"))
+
+
+def load(name: str) -> bytes:
+    return (CORPUS / f"{name}.sse").read_bytes()
+
+
+def play(name: str) -> list[dict[str, Any]]:
+    return replay(ResponsesReader, [load(name)])
+
+
+def judge(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output that a client makes of these events; raises on any that may not come where it comes."""
+    # The last event repeats the items, and an item may have more in it than we know: their own events say it all.
+    bare = [
+        event | {"response": event["response"] | {"output": []}} if "response" in event else event for event in told
+    ]
+    output: list[dict[str, Any]] = json.loads(
+        codec.encode(fold(codec.decode_event(json.dumps(event).encode()) for event in bare).output)
+    )
+    return output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_comes_to_what_is_written_beside_it(name: str) -> None:
+    expected = json.loads((CORPUS / f"{name}.json").read_text("utf-8"))
+    told = play(name)
+    response = told[-1]["response"]
+    come_to = {field: response[field] for field in ("status", "output", "usage", "error", "incomplete_details")}
+    come_to = {field: value for field, value in come_to.items() if value is not None or field == "usage"}
+    assert come_to | {"events": [event["type"] for event in told[2:]]} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_is_legal_as_it_leaves_us(name: str) -> None:
+    told = play(name)
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert judge(told) == told[-1]["response"]["output"]
+
+
+def split(chunks: list[bytes]) -> list[Message]:
+    decoder = Decoder()
+    return [message for chunk in chunks for message in decoder.feed(chunk)] + decoder.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_is_the_same_wherever_it_is_cut(name: str) -> None:
+    raw = load(name)
+    assert replay(ResponsesReader, [raw[i : i + 1] for i in range(len(raw))]) == play(name)
+    # The reader sees messages, whole ones, so it is enough that these are the same.
+    whole = split([raw])
+    assert [place for place in range(1, len(raw)) if split(cut(raw, place)) != whole] == []
+
+
+def test_a_4_ids_that_change_with_every_event_become_one() -> None:
+    told = play("ids_that_change")
+    ids = {
+        (event["output_index"], event.get("item_id") or event["item"]["id"])
+        for event in told
+        if "output_index" in event
+    }
+    assert ids == {(0, "rs_0"), (1, "msg_1"), (2, "fc_2")}
+
+
+def test_the_events_of_a_hosted_tool_stand_between_its_beginning_and_its_end() -> None:
+    told = [event for event in play("web_search") if event.get("output_index") == 0]
+    assert [(event["type"], event.get("item_id") or event["item"]["id"]) for event in told] == [
+        ("response.output_item.added", "ws_0"),
+        ("response.web_search_call.in_progress", "ws_0"),
+        ("response.web_search_call.searching", "ws_0"),
+        ("response.web_search_call.completed", "ws_0"),
+        ("response.output_item.done", "ws_0"),
+    ]
+
+
+def test_what_nobody_knows_passes_as_it_came() -> None:
+    told = {event["type"]: event for event in play("unknown_item_and_events")}
+    assert told["acme.tick"] == {
+        "type": "acme.tick",
+        "sequence_number": told["acme.tick"]["sequence_number"],
+        "at": 1.5,
+    }
+    glowing = told["response.hologram_call.glowing"]
+    assert (glowing["item_id"], glowing["output_index"], glowing["glow"]) == ("holo_0", 0, 1.0)
+
+
+def test_an_event_passes_byte_for_byte_but_for_its_number() -> None:
+    raw = b'{"type":"acme.tick","sequence_number":7,"at":1.50e+00,"big":12345678901234567890123}'
+    [delta] = ResponsesReader().read(Message("acme.tick", raw))
+    assert delta.event.raw == raw  # type: ignore[union-attr]
+
+
+def test_an_answer_that_comes_whole_is_read_too() -> None:
+    response = {
+        "object": "response",
+        "id": "resp_up",
+        "status": "completed",
+        "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}],
+        "usage": {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3},
+    }
+    reader = ResponsesReader()
+    told = reader.read(Message(None, json.dumps(response).encode()))
+    assert [delta for delta in told if isinstance(delta, Text)] == [Text("Hi")]
+    assert isinstance(told[-2], Tokens)
+    assert told[-1] == Finish()
+    assert reader.finished
+
+
+@pytest.mark.parametrize("data", [b"{", b"[1]", b'"x"', b"\xff"])
+def test_what_is_no_event_is_the_upstreams_fault(data: bytes) -> None:
+    with pytest.raises(AntiphonError, match="cannot be read"):
+        ResponsesReader().read(Message(None, data))
+
+
+def test_secrets_in_an_error_are_blotted_out() -> None:
+    data = b'{"type":"error","error":{"message":"The key hunter2 is wrong","type":"authentication_error"}}'
+    with pytest.raises(AntiphonError) as caught:
+        ResponsesReader(secrets={"hunter2"}).read(Message("error", data))
+    assert "hunter2" not in caught.value.message
+
+
+def test_the_id_and_the_output_of_a_completed_response_are_settled() -> None:
+    settled: list[tuple[str, int]] = []
+    replay(lambda: ResponsesReader(settle=lambda name, output: settled.append((name, len(output)))), [load("phases")])
+    replay(lambda: ResponsesReader(settle=lambda name, output: settled.append((name, len(output)))), [load("failed")])
+    replay(
+        lambda: ResponsesReader(settle=lambda name, output: settled.append((name, len(output)))), [load("empty_output")]
+    )
+    assert settled == [("resp_up", 2), ("resp_up", 1)]

@@ -1,0 +1,80 @@
+"""What an answer may look like, read off a real connection."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from antiphon.errors import ModelError, RateLimited, UpstreamError
+from antiphon.stream import sse
+from antiphon.stream.deltas import Delta, Finish, Text
+from antiphon.stream.sse import Message
+from upstream_server import Reply, json_of, stream_of
+
+
+class WholeReader:
+    """Takes every message for an answer, and ends with the stream."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self.heard: list[Message] = []
+
+    def read(self, message: Message) -> Sequence[Delta]:
+        self.heard.append(message)
+        return [Text(message.data.decode())]
+
+    def end(self) -> Sequence[Delta]:
+        self.finished = bool(self.heard)
+        return [Finish()] if self.finished else []
+
+
+async def read(line: Any) -> list[Delta]:
+    deltas = await line.upstream.stream("/chat", b"{}", WholeReader)
+    return [delta async for batch in deltas for delta in batch]
+
+
+@pytest.mark.parametrize("content_type", ["text/event-stream", "application/json", "text/plain", None])
+@pytest.mark.parametrize(
+    ("pieces", "deltas"),
+    [
+        ([b"data: a\n\n"], [Text("a"), Finish()]),
+        ([b"\xef\xbb\xbf", b"data: a\n\n"], [Text("a"), Finish()]),
+        ([b"\n", b"\n", b": alive\n\n", b"event: x\ndata: a\n\n"], [Text("a"), Finish()]),
+        ([b"data: a"], [Text("a"), Finish()]),
+        ([b' {"a": ', b"1}\n"], [Text(' {"a": 1}\n'), Finish()]),
+        ([b"\r\n", b"[1]"], [Text("\r\n[1]"), Finish()]),
+    ],
+)
+async def test_a_stream_is_told_from_a_whole_body_by_its_beginning(
+    connect: Any, content_type: str | None, pieces: Any, deltas: list[Delta]
+) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    async with connect(Reply(headers=headers, pieces=pieces), stream_retries=0) as line:
+        assert await read(line) == deltas
+
+
+@pytest.mark.parametrize("pieces", [[], [b" \n "], [b"OK"], [b": alive\n\n"]])
+async def test_an_answer_that_says_nothing_is_an_error(connect: Any, pieces: Any) -> None:
+    async with connect(stream_of(*pieces), stream_retries=0) as line:
+        with pytest.raises(UpstreamError, match="before the answer ended"):
+            await read(line)
+
+
+async def test_an_error_in_a_whole_body_is_raised_as_what_it_is(connect: Any) -> None:
+    async with connect(json_of({"error": {"message": "Slow down.", "code": 429}}), stream_retries=0) as line:
+        with pytest.raises(RateLimited, match=r"^Slow down\.$"):
+            await read(line)
+
+
+async def test_a_message_without_end_is_not_collected_for_ever(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sse.Decoder.__init__.__kwdefaults__, "limit", 100)
+    async with connect(stream_of(b"data: " + b"x" * 200)) as line:
+        with pytest.raises(ModelError, match="larger than 100 bytes"):
+            await read(line)
+
+
+async def test_a_body_without_end_is_not_collected_for_ever(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.backends.upstream.answer.LARGEST_BODY", 100)
+    async with connect(Reply(pieces=[b'{"a": "', b"x" * 200])) as line:
+        with pytest.raises(UpstreamError, match="larger than 100 bytes"):
+            await read(line)

@@ -1,0 +1,72 @@
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from antiphon.backends.upstream.options import UpstreamOptions
+from antiphon.backends.upstream.retry import Patience, read_retry_after
+from antiphon.errors import AntiphonError, ModelNotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
+
+
+def make(**options: int) -> Patience:
+    return Patience(UpstreamOptions(base_url="http://127.0.0.1/v1", **options))
+
+
+def test_waits_double_up_to_a_bound() -> None:
+    patience = make(request_retries=100)
+    waits = [patience.wait_after(UpstreamError("x")) for _ in range(101)]
+    bases = [min(0.2 * 2**number, 30) for number in range(100)]
+    assert waits[100] is None
+    assert [base * 0.9 <= (wait or 0) <= base * 1.1 for wait, base in zip(waits, bases, strict=False)] == [True] * 100
+
+
+def test_the_two_kinds_of_failures_are_counted_apart() -> None:
+    patience = make(request_retries=1, stream_retries=1)
+    waits = [patience.wait_after(UpstreamError("x"))]
+    patience.answered = True
+    waits += [patience.wait_after(UpstreamError("x")), patience.wait_after(UpstreamError("x"))]
+    assert [wait is None for wait in waits] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (UpstreamError("x"), True),
+        (UpstreamTimeout("x"), True),
+        (Unavailable("x", code="upstream_overloaded"), True),
+        (RateLimited("x"), True),
+        (RateLimited("x", retry_after=60), True),
+        (RateLimited("x", retry_after=60.1), False),
+        (RateLimited("x", code="insufficient_quota"), False),
+        (UpstreamError("x", code="upstream_authentication"), False),
+        (UpstreamError("x", code="upstream_refused"), False),
+        (ModelNotFound("x"), False),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(error: AntiphonError, again: bool) -> None:
+    assert (make().wait_after(error) is not None) is again
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "3"}, 3),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after": "3", "retry-after-ms": "1500"}, 1.5),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": ""}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        ({"retry-after": "Wed, 99 Oct 2015 07:28:00 GMT"}, None),
+    ],
+)
+def test_the_wait_is_read_from_the_headers(headers: dict[str, str], seconds: float | None) -> None:
+    assert read_retry_after(headers) == seconds
+
+
+def test_a_date_is_a_wait_until_then() -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert read_retry_after({"retry-after": date}) == pytest.approx(30, abs=2)

@@ -1,0 +1,339 @@
+"""Complaints about servers that translate to Chat Completions: what gets lost on that bridge. Nothing does here.
+
+What the model's server says, and what it is asked, is on a loopback socket: `upstream`. C42, D43 to D52, E53, E54, E58,
+and G67 to G69 once more.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from antiphon.backends.chat_completions.backend import create
+from behaviour.wire import Json, of_type, read_stream, say
+from live_server import Answer, Running, make_settings
+from upstream_server import RESET, STALL, Reply, UpstreamServer, json_of, serve, stream_of
+
+CORPUS = Path(__file__).parents[1] / "wire" / "chat"
+LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
+PICTURE = "data:image/png;base64,aGk="
+NO_RETRIES = {"request_retries": 0, "stream_retries": 0}
+
+
+def recorded(name: str) -> Reply:
+    return stream_of((CORPUS / f"{name}.sse").read_bytes())
+
+
+def streamed(*deltas: Json, finish: str = "stop") -> Reply:
+    chunks: list[Json] = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"finish_reason": finish}], "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
+    return stream_of(*(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks), b"data: [DONE]\n\n")
+
+
+class Bridge:
+    """A server of ours, and behind it the one with the model."""
+
+    def __init__(self, running: Running, upstream: UpstreamServer, model: str) -> None:
+        self.upstream = upstream
+        self._running = running
+        self._model = model
+
+    async def post(self, path: str, body: Json) -> Answer:
+        return await asyncio.to_thread(self._running.ask, "POST", path, body)
+
+    async def ask(self, asked: Any, **fields: Any) -> Json:
+        answer = await self.post("/v1/responses", {"model": self._model, "input": asked} | fields)
+        assert answer.status == 200, answer.body
+        response: Json = answer.json
+        return response
+
+    async def stream(self, asked: Any, **fields: Any) -> list[Json]:
+        answer = await self.post("/v1/responses", {"model": self._model, "input": asked, "stream": True} | fields)
+        return read_stream(answer.body)
+
+    async def get(self, path: str) -> Json:
+        found: Json = (await asyncio.to_thread(self._running.ask, "GET", path)).json
+        return found
+
+    def client(self) -> AsyncOpenAI:
+        return self._running.async_client()
+
+    @property
+    def sent(self) -> list[Json]:
+        return [request.json for request in self.upstream.requests]
+
+
+@asynccontextmanager
+async def bridge(*replies: Reply, model: str = "m", **options: Any) -> AsyncIterator[Bridge]:
+    async with serve(replies) as upstream:
+        settings = {"base_url": upstream.url, "models": [model]} | NO_RETRIES | options
+        backend: Any = create("up", settings, Path("unused"))
+        running = await asyncio.to_thread(Running, {}, make_settings(), backend=backend)
+        try:
+            yield Bridge(running, upstream, model)
+        finally:
+            await asyncio.to_thread(running.stop)
+
+
+def call(call_id: str) -> Json:
+    return {"type": "function_call", "call_id": call_id, "name": "look_up", "arguments": "{}"}
+
+
+def output(call_id: str, said: Any) -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": said}
+
+
+def shape(response: Json) -> list[tuple[str, ...]]:
+    """Each item as its type and what it says."""
+    return [
+        (item["type"], item["name"], item["arguments"])
+        if item["type"] == "function_call"
+        else (item["type"], "".join(part["text"] for part in item["content"]))
+        for item in response["output"]
+    ]
+
+
+async def test_pain_c_42_a_model_that_does_not_reason_is_not_asked_to() -> None:
+    """BerriAI/litellm#38842"""
+    async with bridge(recorded("text")) as it:
+        response = await it.ask("hi", reasoning={"effort": "high", "summary": "auto"})
+        assert [name for name in it.sent[0] if name.startswith("reasoning")] == []
+    assert response["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("text_and_call", [("message", "Let me look."), ("function_call", "look_up", '{"q":1}')]),
+        ("text_and_call_in_one_chunk", [("message", "Wait."), ("function_call", "look_up", '{"q":1}')]),
+        ("arguments_in_the_last_chunk", [("function_call", "look_up", '{"q":1}')]),
+        ("arguments_as_an_object", [("function_call", "look_up", '{"q":1}')]),
+        ("index_always_zero", [("function_call", "one", '{"x":1}'), ("function_call", "two", '{"y":2}')]),
+    ],
+)
+async def test_pain_d_43_calls_and_their_arguments_are_never_lost(name: str, expected: list[Any]) -> None:
+    """BerriAI/litellm#17246, #27144, #18238, #36262"""
+    async with bridge(recorded(name), recorded(name)) as it:
+        response = await it.ask("hi", tools=[LOOK_UP])
+        events = await it.stream("hi", tools=[LOOK_UP])
+    assert shape(response) == shape(events[-1]["response"]) == expected
+    told = of_type(events, "response.function_call_arguments.done")
+    assert [event["arguments"] for event in told] == [item[2] for item in expected if item[0] == "function_call"]
+
+
+async def test_pain_d_44_a_server_that_speaks_chat_is_asked_nothing_else() -> None:
+    """BerriAI/litellm#13130"""
+    async with bridge(recorded("text")) as it:
+        await it.ask("hi")
+        assert [request.path for request in it.upstream.requests] == ["/v1/chat/completions"]
+
+
+async def test_pain_d_45_a_refused_key_is_told_as_such() -> None:
+    """BerriAI/litellm#41385"""
+    refused = json_of({"error": {"message": "Incorrect API key provided: sk-secret-123456"}}, 401)
+    async with bridge(refused, api_key="sk-secret-123456") as it:
+        answer = await it.post("/v1/responses", {"model": "m", "input": "hi"})
+    assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_authentication")
+    assert b"sk-secret" not in answer.body
+
+
+async def test_pain_d_46_system_messages_are_at_the_beginning_wherever_they_came() -> None:
+    """ai-dynamo/dynamo#10206, vllm-project/vllm#41114, ogx-ai/ogx#6069, BerriAI/litellm#39852,
+    ggml-org/llama.cpp#20215"""
+    history = [say("user", "one"), say("developer", "B"), say("assistant", "two"), say("system", "C"), say("user", "3")]
+    async with bridge(recorded("text")) as it:
+        await it.ask(history, instructions="A")
+        assert it.sent[0]["messages"] == [
+            {"role": "system", "content": "A\n\nB\n\nC"},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "two"},
+            {"role": "user", "content": "3"},
+        ]
+
+
+async def test_pain_d_47_a_picture_in_an_output_reaches_the_model() -> None:
+    """ggml-org/llama.cpp#23542, #23380, #23890, #23465"""
+    seen = [{"type": "input_text", "text": "done"}, {"type": "input_image", "image_url": PICTURE}]
+    async with bridge(recorded("text")) as it:
+        await it.ask([say("user", "go"), call("call_a"), output("call_a", seen)])
+        assert it.sent[0]["messages"][2:] == [
+            {"role": "tool", "tool_call_id": "call_a", "content": "done"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "[Output of the call call_a to look_up]"},
+                    {"type": "image_url", "image_url": {"url": PICTURE}},
+                ],
+            },
+        ]
+
+
+async def test_pain_d_48_every_one_of_several_parallel_calls_arrives() -> None:
+    """vllm-project/vllm#57791"""
+    async with bridge(recorded("interleaved_calls")) as it:
+        response = await it.ask("hi", tools=[LOOK_UP])
+    assert shape(response) == [("function_call", "one", '{"x":1}'), ("function_call", "two", '{"y":2}')]
+
+
+async def test_pain_d_49_a_schema_is_asked_for_and_reasoning_stays_out_of_the_answer() -> None:
+    """vllm-project/vllm#44012"""
+    asked = {"type": "json_schema", "name": "sum", "schema": {"type": "object"}, "strict": True}
+    answer = streamed({"reasoning": "Two and two."}, {"content": '{"sum":'}, {"content": " 4}"})
+    async with bridge(answer) as it:
+        response = await it.ask("2+2?", text={"format": asked})
+        assert it.sent[0]["response_format"] == {
+            "type": "json_schema",
+            "json_schema": {"name": "sum", "schema": {"type": "object"}, "strict": True},
+        }
+    assert shape(response) == [("reasoning", "Two and two."), ("message", '{"sum": 4}')]
+
+
+async def test_pain_d_50_a_conversation_goes_on() -> None:
+    """praxis-proxy/ai#665"""
+    async with bridge(recorded("text"), recorded("text")) as it:
+        made = (await it.post("/v1/conversations", {})).json["id"]
+        await it.ask("one", conversation=made)
+        await it.ask("two", conversation=made)
+        assert it.sent[1]["messages"] == [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "Hello. Größe 🎈"},
+            {"role": "user", "content": "two"},
+        ]
+        assert "conversation" not in it.sent[1]
+
+
+async def test_pain_d_51_what_is_the_default_anyway_is_accepted() -> None:
+    """stdapi-ai/stdapi.ai#160"""
+    async with bridge(recorded("text")) as it:
+        response = await it.ask("hi", truncation="disabled", store=True, background=False, service_tier="auto")
+        assert it.sent[0].keys() == {"model", "messages", "stream", "stream_options"}
+    assert (response["status"], response["truncation"]) == ("completed", "disabled")
+
+
+async def test_pain_d_52_a_call_keeps_its_id_both_ways() -> None:
+    """agent0ai/agent-zero#1724"""
+    odd = "chatcmpl-tool-0a1b2c:функция/1"
+    made = {"tool_calls": [{"index": 0, "id": odd, "function": {"name": "look_up", "arguments": "{}"}}]}
+    async with bridge(streamed(made, finish="tool_calls"), recorded("text")) as it:
+        first = await it.ask("hi", tools=[LOOK_UP])
+        assert first["output"][0]["call_id"] == odd
+        await it.ask([output(odd, "ok")], previous_response_id=first["id"], tools=[LOOK_UP])
+        asked, answered = it.sent[1]["messages"][1:]
+    assert (asked["tool_calls"][0]["id"], answered["tool_call_id"]) == (odd, odd)
+
+
+async def test_pain_e_53_reasoning_that_led_to_a_call_is_passed_back() -> None:
+    """maximhq/bifrost#7320"""
+    async with bridge(recorded("reasoning_then_call"), recorded("text"), model="deepseek-v4-pro") as it:
+        first = await it.ask("hi", tools=[LOOK_UP])
+        await it.ask([output("call_a", "ok")], previous_response_id=first["id"], tools=[LOOK_UP])
+        assert it.sent[1]["messages"][1]["reasoning_content"] == "I must look."
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_pain_e_53_what_the_server_has_signed_is_passed_back_unchanged(stored: bool) -> None:
+    """maximhq/bifrost#7320"""
+    fields = {"tools": [LOOK_UP], "store": stored, "include": ["reasoning.encrypted_content"]}
+    outputs = [output("fc_a", "ok"), output("fc_b", "ok")]
+    async with bridge(recorded("gemini_signature"), recorded("text"), server="gemini") as it:
+        first = await it.ask("hi", **fields)
+        if stored:
+            await it.ask(outputs, previous_response_id=first["id"], **fields)
+        else:
+            await it.ask([say("user", "hi"), *first["output"], *outputs], **fields)
+        calls = it.sent[1]["messages"][1]["tool_calls"]
+    assert [(each["id"], each.get("extra_content")) for each in calls] == [
+        ("fc_a", {"google": {"thought_signature": "c2ln"}}),
+        ("fc_b", None),
+    ]
+    assert "c2ln" not in json.dumps(first)
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("deepseek-ai/DeepSeek-R1", None),
+        ("deepseek-ai/DeepSeek-V3.2", "reasoning_content"),
+        ("openai/gpt-oss-120b", "reasoning"),
+        ("llama-3", None),
+    ],
+)
+async def test_pain_e_54_whether_reasoning_goes_back_depends_on_the_model(model: str, field: str | None) -> None:
+    """vercel/ai#14740"""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    async with bridge(recorded("text"), model=model) as it:
+        await it.ask([say("user", "go"), thought, call("call_a"), output("call_a", "ok")])
+        spoken = it.sent[0]["messages"][1]
+    assert {name: spoken[name] for name in spoken if name.startswith("reasoning")} == ({field: "Hm."} if field else {})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking_tags"])
+async def test_pain_e_58_reasoning_is_streamed_wherever_the_server_puts_it(name: str) -> None:
+    """BerriAI/litellm#20246"""
+    async with bridge(recorded(name)) as it:
+        events = await it.stream("2+2?")
+    deltas = of_type(events, "response.reasoning_text.delta")
+    assert len(deltas) > 1
+    assert "".join(event["delta"] for event in deltas) == "Two and two."
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message"]
+
+
+WORD = b'data: {"choices":[{"delta":{"content":"So "}}]}\n\n'
+
+
+async def test_pain_g_67_the_models_server_is_left_when_the_client_leaves() -> None:
+    """ggml-org/llama.cpp#24496, vllm-project/vllm#54947, cubist38/mlx-openai-server#269"""
+    async with bridge(stream_of(WORD, STALL)) as it:
+        async with it.client() as client:
+            events = await client.responses.create(model="m", input="hi", stream=True)
+            async for event in events:
+                if event.type == "response.output_text.delta":
+                    break
+            await events.close()
+        await it.upstream.until_hang_ups()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"error": {"message": "Out of memory.", "code": 500}},
+        {"object": "error", "message": "Out of memory.", "type": "InternalServerError", "code": 500},
+        {"choices": [{"delta": {}, "finish_reason": "error"}]},
+    ],
+)
+async def test_pain_g_68_an_error_in_the_stream_of_the_models_server_is_told_and_stored(said: Json) -> None:
+    """vllm-project/semantic-router#3063, Wei-Shaw/sub2api#5289"""
+    gate = asyncio.Event()
+    async with bridge(stream_of(WORD, gate, f"data: {json.dumps(said)}\n\n".encode())) as it:
+        events = []
+        async with it.client() as client:
+            raw = await client.responses.with_raw_response.create(model="m", input="hi", stream=True)
+            async for line in raw.http_response.aiter_lines():
+                if line.startswith("data: {"):
+                    events.append(json.loads(line.removeprefix("data: ")))
+                    gate.set()
+        failed = events[-1]["response"]
+        stored = await it.get(f"/v1/responses/{failed['id']}")
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert (failed["error"]["code"], stored) == ("upstream_error", failed)
+
+
+@pytest.mark.parametrize("reply", [stream_of(RESET), stream_of(), stream_of(b"data: [DONE]\n\n"), Reply(raw=RESET)])
+async def test_pain_g_69_a_models_server_that_says_nothing_is_no_success(reply: Reply) -> None:
+    """BerriAI/litellm#33222"""
+    async with bridge(reply) as it:
+        answer = await it.post("/v1/responses", {"model": "m", "input": "hi"})
+    assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_error")
+
+
+@pytest.mark.parametrize("ending", [(RESET,), ()], ids=["reset", "closed"])
+async def test_pain_g_69_a_models_server_that_breaks_off_is_no_success(ending: Any) -> None:
+    """BerriAI/litellm#33222"""
+    async with bridge(stream_of(WORD, *ending)) as it:
+        failed = (await it.stream("hi"))[-1]
+    assert (failed["type"], failed["response"]["error"]["code"]) == ("response.failed", "upstream_error")

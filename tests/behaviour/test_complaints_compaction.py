@@ -1,0 +1,34 @@
+"""Complaints F59 to F61 about servers of this kind: compaction that is missing or lost. None of them is true here."""
+
+from typing import Any
+
+from behaviour.wire import ask, of_type, say, stream, text_of
+
+# As Codex sends it: rules first, then what was said, and the trigger last.
+HISTORY = [say("developer", "You are a coding agent."), say("user", "my name is ada"), say("assistant", "hello ada")]
+TRIGGER = {"type": "compaction_trigger"}
+
+
+def test_pain_f_59_compacting_is_answered_and_the_session_goes_on(server: Any) -> None:
+    """caozhiyuan/copilot-api#359"""
+    answer = server.ask("POST", "/v1/responses/compact", {"model": "scripted", "input": HISTORY, "instructions": "x"})
+    assert (answer.status, answer.json["object"]) == (200, "response.compaction")
+    assert text_of(ask(server, [*answer.json["output"], say("user", "recall")])) == "Your name is ada."
+
+
+def test_pain_f_60_a_trigger_is_answered_with_exactly_one_compaction(server: Any) -> None:
+    """router-for-me/CLIProxyAPI#4848, #5857"""
+    for store in (True, False):
+        events = stream(server, [*HISTORY, TRIGGER], store=store, tools=[], parallel_tool_calls=True)
+        (done,) = of_type(events, "response.output_item.done")
+        assert done["item"]["type"] == "compaction"
+        assert events[-1]["type"] == "response.completed"
+        assert events[-1]["response"]["output"] == [done["item"]]
+
+
+def test_pain_f_61_a_compaction_is_no_empty_promise(server: Any) -> None:
+    """QuantumNous/new-api#5965, qxcnm/Codex-Manager#48, lidge-jun/opencodex#2833"""
+    (item,) = ask(server, [*HISTORY, TRIGGER], store=False)["output"]
+    assert item["encrypted_content"]
+    # Codex puts its rules in front anew, and goes on from the item.
+    assert text_of(ask(server, [HISTORY[0], item, say("user", "recall")], store=False)) == "Your name is ada."

@@ -1,0 +1,196 @@
+"""What users of such servers complain about: the tools of Codex, on a model that only knows functions."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from behaviour.item_samples import ITEMS
+from behaviour.wire import Json, ask, refuse, say
+from emulation_bench import Recorder, call
+from live_server import Running, make_settings
+
+GET = {
+    "type": "function",
+    "name": "get_issue",
+    "description": "Get an issue.",
+    "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}},
+    "strict": False,
+}
+MCP = {"type": "namespace", "name": "mcp__github", "description": "Tools of GitHub.", "tools": [GET]}
+EXEC = GET | {"name": "exec_command", "description": "Runs a command."}
+PATCH_GRAMMAR = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+hunk: "*** Add File: " /(.+)/ LF ("+" /(.*)/ LF)+
+%import common.LF
+"""
+PATCH_TOOL = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR},
+}
+PATCH = "*** Begin Patch\n*** Add File: a.txt\n+hi\n*** End Patch\n"
+PATCHED = {
+    "type": "custom_tool_call",
+    "call_id": "call_1",
+    "name": "apply_patch",
+    "input": PATCH,
+    "status": "completed",
+}
+
+
+class Watched(Running):
+    """A server whose model keeps what it was given."""
+
+    backend: Recorder
+
+    def __init__(self, settings: Any, *steps: Any, **script: Any) -> None:
+        super().__init__({}, settings, backend=Recorder(script | ({"default": list(steps)} if steps else {})))
+
+    @property
+    def shown(self) -> list[Any]:
+        return self.backend.turns[-1].request.tools or []
+
+
+Watch = Callable[..., Watched]
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    started: list[Watched] = []
+
+    def start(*steps: Any, settings: Json | None = None, **script: Any) -> Watched:
+        started.append(Watched(make_settings(**(settings or {})), *steps, **script))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+def called(response: Json) -> list[tuple[str, str | None, str]]:
+    return [(item["type"], item.get("namespace"), item.get("name", "")) for item in response["output"]]
+
+
+def test_pain_c_30_the_tools_of_a_namespace_can_be_called(watch: Watch) -> None:
+    server = watch(call("mcp__github__get_issue", {"number": 1}))
+    assert called(ask(server, "hi", tools=[MCP])) == [("function_call", "mcp__github", "get_issue")]
+
+
+@pytest.mark.parametrize("tool", [MCP, PATCH_TOOL, {"type": "tool_search"}, {"type": "shell"}, {"type": "apply_patch"}])
+def test_pain_c_31_tools_that_are_no_functions_are_taken(watch: Watch, tool: Json) -> None:
+    assert ask(watch({"text": "Ok."}), "hi", tools=[tool])["status"] == "completed"
+
+
+def test_pain_c_32_no_tool_is_skipped_in_silence(watch: Watch) -> None:
+    server = watch({"text": "Ok."})
+    ask(server, "hi", tools=[EXEC, MCP, PATCH_TOOL, {"type": "local_shell"}, {"type": "computer"}])
+    assert [tool.name for tool in server.shown] == [
+        "exec_command",
+        "mcp__github__get_issue",
+        "apply_patch",
+        "local_shell",
+        "computer",
+    ]
+
+
+def test_pain_c_33_a_tool_of_a_namespace_keeps_its_description_and_parameters(watch: Watch) -> None:
+    server = watch({"text": "Ok."})
+    ask(server, "hi", tools=[MCP])
+    (tool,) = server.shown
+    assert (tool.type, tool.description, tool.parameters) == (
+        "function",
+        "Get an issue.\n\nAll tools of mcp__github: Tools of GitHub.",
+        GET["parameters"],
+    )
+
+
+def test_pain_c_34_a_freeform_patch_is_a_function_with_a_schema(watch: Watch) -> None:
+    server = watch(call("apply_patch", {"input": PATCH}))
+    (item,) = ask(server, "hi", tools=[PATCH_TOOL])["output"]
+    assert item | {"id": None} == PATCHED | {"id": None}
+    assert server.shown[0].parameters["properties"] == {"input": {"type": "string"}}
+
+
+@pytest.mark.parametrize("form", ["{patch}", '{{"input": {json}}}', '{{"patch": {json}}}', "{json}"])
+def test_pain_c_35_json_for_a_freeform_tool_comes_out_as_the_bare_text(watch: Watch, form: str) -> None:
+    written = form.format(patch=PATCH, json=json.dumps(PATCH))
+    for tool in (PATCH_TOOL, PATCH_TOOL | {"format": {"type": "text"}}):
+        server = watch(call("apply_patch", written))
+        assert ask(server, "hi", tools=[tool])["output"][0]["input"] == PATCH
+
+
+def test_pain_c_36_apply_patch_is_there_for_any_model(watch: Watch) -> None:
+    server = watch(call("apply_patch", {"type": "create_file", "path": "a.txt", "diff": "+hi"}))
+    (item,) = ask(server, "hi", tools=[{"type": "apply_patch"}])["output"]
+    assert (item["type"], item["operation"]["path"]) == ("apply_patch_call", "a.txt")
+
+
+def test_pain_c_37_a_search_for_tools_may_stand_in_the_history(watch: Watch) -> None:
+    server = watch({"text": "Ok."})
+    history = [say("user", "hi"), ITEMS["tool_search_call"], ITEMS["tool_search_output"], say("user", "go on")]
+    assert ask(server, history)["status"] == "completed"
+    assert [tool.name for tool in server.shown] == ["look_up"]
+
+
+def test_pain_c_38_tools_that_come_with_the_input_keep_their_types(watch: Watch) -> None:
+    server = watch(call("apply_patch", {"input": PATCH}))
+    brought = {"type": "additional_tools", "role": "developer", "tools": [EXEC, PATCH_TOOL, MCP]}
+    assert called(ask(server, [brought, say("user", "hi")])) == [("custom_tool_call", None, "apply_patch")]
+
+
+def test_pain_c_39_a_command_is_offered_and_called(watch: Watch) -> None:
+    server = watch(call("exec_command", {"cmd": "ls"}))
+    assert called(ask(server, "hi", tools=[EXEC])) == [("function_call", None, "exec_command")]
+
+
+def test_pain_c_40_what_codex_sends_is_taken_whole(watch: Watch) -> None:
+    server = watch({"text": "Done."})
+    output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "ok"}
+    response = ask(
+        server,
+        [say("developer", "You are an agent."), say("user", "hi"), ITEMS["reasoning"], PATCHED, output],
+        tools=[EXEC, MCP, PATCH_TOOL, {"type": "web_search", "external_web_access": False}],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"summary": "auto"},
+        store=False,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        client_metadata={"session": "s"},
+    )
+    assert response["status"] == "completed"
+
+
+def test_pain_c_41_one_tool_that_nobody_can_run_need_not_fail_the_request(watch: Watch) -> None:
+    search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+    assert refuse(watch(), {"tools": [EXEC, search]}) == (400, "tools[1]", "unsupported_tool")
+    server = watch({"text": "Ok."}, settings={"unsupported_tools": "drop"})
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "tools": [EXEC, search]})
+    assert (answer.status, [tool["name"] for tool in answer.json["tools"]]) == (200, ["exec_command"])
+    assert "tools[1]: file_search is not available here and was left out" in answer.headers["x-antiphon-warnings"]
+
+
+def test_pain_d_48_every_one_of_several_searches_is_carried_out(watch: Watch) -> None:
+    tools = [EXEC | {"defer_loading": True}, MCP | {"tools": [GET | {"defer_loading": True}]}, {"type": "tool_search"}]
+    searches = [call("tool_search", {"query": "command"}), call("tool_search", {"query": "issue"}, "call_2")]
+    server = watch(*searches, rules=[{"last_item": "function_call_output", "answers": ["Found."]}])
+    response = ask(server, "hi", tools=tools)
+    assert [item["type"] for item in response["output"]] == ["tool_search_call", "tool_search_output"] * 2 + ["message"]
+    assert {tool.name for tool in server.shown} == {"exec_command", "mcp__github__get_issue"}
+
+
+def test_pain_d_49_a_schema_holds_when_the_model_reasons(watch: Watch) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    server = watch(
+        {"reasoning": "So many."},
+        {"text": '{"n": "one"}'},
+        rules=[{"user": "is not of type 'integer'", "answers": [[{"reasoning": "Oh."}, {"text": '{"n": 1}'}]]}],
+        lacks=["json_schema"],
+    )
+    response = ask(server, "hi", text={"format": {"type": "json_schema", "name": "n", "schema": schema}})
+    (message,) = (item for item in response["output"] if item["type"] == "message")
+    assert message["content"][0]["text"] == '{"n": 1}'

@@ -1,0 +1,104 @@
+"""A model with a window of any size that counts characters, and the words to compact turns with it."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.backends.base import EVERYTHING, Deltas, Model, Turn
+from antiphon.engine.compaction.compactor import Compactor
+from antiphon.engine.compaction.expansion import expand, strip
+from antiphon.engine.compaction.memory import Memory, unseal
+from antiphon.engine.routing import Candidate, Route
+from antiphon.engine.sealing import Sealer
+from antiphon.errors import ContextLengthExceeded
+from antiphon.protocol import codec
+from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Usage
+from antiphon.stream import deltas
+
+PROJECT = "default"
+SEALER = Sealer([bytes(32)])
+SUMMARY = "Ada wants a bridge. It must be red."
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def assistant(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def call(call_id: str, arguments: str = "{}") -> FunctionCall:
+    return FunctionCall(call_id, "look", arguments)
+
+
+def output(call_id: str, text: str) -> FunctionCallOutput:
+    return FunctionCallOutput(text, call_id)
+
+
+class CountingBackend:
+    """Reads `per_token` characters as one token, and answers with what it is told to say."""
+
+    capabilities = EVERYTHING
+
+    def __init__(self, window: int | None, *, per_token: int = 3, says: str | Exception | None = SUMMARY) -> None:
+        self._window = window
+        self._per_token = per_token
+        self._says = says
+        self.read: list[Turn] = []
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def models(self) -> Sequence[Model]:
+        return [Model(id="counting", created=0, owned_by="test", context_window=self._window)]
+
+    async def count_tokens(self, turn: Turn) -> int:
+        text = (turn.request.instructions or "") + "".join(codec.encode(item).decode() for item in turn.items)
+        return len(text) // self._per_token
+
+    async def stream(self, turn: Turn) -> Deltas:
+        if self._window is not None and await self.count_tokens(turn) >= self._window:
+            raise ContextLengthExceeded("too long", param="input")
+        self.read.append(turn)
+        if isinstance(self._says, Exception):
+            raise self._says
+        return self._answer()
+
+    async def _answer(self) -> Deltas:
+        if self._says is None:
+            await asyncio.get_running_loop().create_future()
+        yield [deltas.Text(str(self._says)), deltas.Tokens(Usage(10, 5, 15)), deltas.Finish()]
+
+    @property
+    def route(self) -> Route:
+        return Route([Candidate("test", self, self.models()[0])])
+
+
+def make_turn(items: Sequence[Item | Unknown], **fields: Any) -> Turn:
+    request = CreateRequest(model="counting", **fields)
+    return Turn(request=request, items=list(items), project=PROJECT)
+
+
+def lay_out(items: Sequence[Item | Unknown]) -> list[Item | Unknown]:
+    """The items of a turn as the engine has them, with the sign of the last compaction among them."""
+    return expand(items, SEALER, project=PROJECT).items
+
+
+def with_items(turn: Turn, items: Sequence[Item | Unknown]) -> Turn:
+    """The turn as a model reads it if these are its items."""
+    return strip(msgspec.structs.replace(turn, items=lay_out(items)))
+
+
+async def compact(backend: CountingBackend, turn: Turn, *, patience: float = 5) -> tuple[Any, Memory]:
+    """The compacted turn, and what is in the item."""
+    compacted = await Compactor(SEALER, patience=patience).compact(backend.route, turn)
+    memory = unseal(compacted.item, SEALER, project=PROJECT)
+    assert memory is not None
+    return compacted, memory

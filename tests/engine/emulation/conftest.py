@@ -1,0 +1,26 @@
+"""Engines on a model that only knows functions."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from emulation_bench import EmulationBench
+
+
+@pytest.fixture
+async def emulate() -> AsyncIterator[Callable[..., Awaitable[EmulationBench]]]:
+    """Start an engine whose model says these steps, or plays a script."""
+    started: list[EmulationBench] = []
+
+    async def make(*steps: Any, policy: dict[str, Any] | None = None, **script: Any) -> EmulationBench:
+        if steps:
+            script["default"] = list(steps)
+        bench = EmulationBench(script, **(policy or {}))
+        await bench.engine.start()
+        started.append(bench)
+        return bench
+
+    yield make
+    for bench in started:
+        await bench.engine.close()

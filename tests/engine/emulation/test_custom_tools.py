@@ -1,0 +1,128 @@
+"""Custom tools on a model that only knows functions."""
+
+from typing import Any
+
+import pytest
+
+from emulation_bench import call
+
+DRAW = {"type": "custom", "name": "draw", "description": "Draws."}
+LINE = DRAW | {"format": {"type": "grammar", "syntax": "regex", "definition": "-+>"}}
+
+
+def drawing(text: str) -> dict[str, Any]:
+    return {"type": "custom_tool_call", "call_id": "call_1", "name": "draw", "input": text, "status": "completed"}
+
+
+async def test_the_text_of_a_call_streams(emulate: Any) -> None:
+    bench = await emulate(call("draw", ['{"input', '": "a c', 'at\\n"}']))
+    answer = await bench.ask(tools=[DRAW])
+    assert answer.output == [drawing("a cat\n")]
+    assert [event["delta"] for event in answer.told("custom_tool_call_input.delta")] == ["a c", "at", "\n"]
+    assert answer.response["tools"] == [DRAW]
+
+
+async def test_the_model_sees_a_function_with_one_string(emulate: Any) -> None:
+    bench = await emulate(call("draw", {"input": "-->"}))
+    answer = await bench.ask(tools=[LINE])
+    (tool,) = answer.turns[0].request.tools or ()
+    assert (tool.type, tool.name, tool.parameters) == (
+        "function",
+        "draw",
+        {
+            "type": "object",
+            "properties": {"input": {"type": "string"}},
+            "required": ["input"],
+            "additionalProperties": False,
+        },
+    )
+    assert tool.description.startswith("Draws.\n")
+    assert tool.description.endswith("regular expression:\n-+>")
+
+
+async def test_a_call_and_its_output_are_read_again_as_a_functions(emulate: Any) -> None:
+    bench = await emulate({"text": "Nice."})
+    history = [
+        {"role": "user", "content": "draw"},
+        drawing("a cat"),
+        {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"},
+    ]
+    answer = await bench.ask(history, tools=[DRAW])
+    assert [{name: item[name] for name in item if name not in ("id", "status")} for item in answer.read[1:]] == [
+        {"type": "function_call", "call_id": "call_1", "name": "draw", "arguments": '{"input":"a cat"}'},
+        {"type": "function_call_output", "call_id": "call_1", "output": "done"},
+    ]
+
+
+async def test_text_that_fits_the_grammar_is_told_whole(emulate: Any) -> None:
+    bench = await emulate(call("draw", ['{"input": "-', '->"}']))
+    answer = await bench.ask(tools=[LINE])
+    assert answer.output == [drawing("-->")]
+    assert [event["delta"] for event in answer.told("custom_tool_call_input.delta")] == ["-->"]
+
+
+@pytest.mark.parametrize("written", ['{"input": "```\\n-->\\n```"}', '{"input": "{\\"line\\": \\"-->\\"}"}', "-->"])
+async def test_what_is_wrapped_around_fitting_text_comes_off(emulate: Any, written: str) -> None:
+    bench = await emulate(call("draw", written))
+    assert (await bench.ask(tools=[LINE])).output == [drawing("-->")]
+
+
+async def test_text_that_does_not_fit_gets_one_more_chance_with_the_reason(emulate: Any) -> None:
+    rules = [{"text": "arguments are wrong", "answers": [[call("draw", {"input": "->"})]]}]
+    bench = await emulate({"text": "So: "}, call("draw", {"input": "--"}, "call_0"), rules=rules)
+    answer = await bench.ask(tools=[LINE])
+    assert [item["type"] for item in answer.output] == ["message", "custom_tool_call"]
+    assert answer.output[1] == drawing("->")
+    assert [item["type"] for item in answer.read] == ["message", "message", "function_call", "function_call_output"]
+    assert "it ends too early, after '--'" in answer.read[-1]["output"]
+
+
+async def test_the_tokens_of_both_tries_are_counted(emulate: Any) -> None:
+    first = {"usage": {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}}
+    second = {
+        "usage": {
+            "input_tokens": 10,
+            "output_tokens": 4,
+            "total_tokens": 14,
+            "input_tokens_details": {"cached_tokens": 7},
+            "output_tokens_details": {"reasoning_tokens": 1},
+        }
+    }
+    rules = [{"text": "arguments are wrong", "answers": [[call("draw", {"input": "->"}), second]]}]
+    bench = await emulate(call("draw", {"input": "--"}, "call_0"), first, rules=rules)
+    assert (await bench.ask(tools=[LINE])).response["usage"] == {
+        "input_tokens": 13,
+        "output_tokens": 6,
+        "total_tokens": 19,
+        "input_tokens_details": {"cached_tokens": 7, "cache_write_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 1},
+    }
+
+
+async def test_text_that_never_fits_fails_clearly(emulate: Any) -> None:
+    bench = await emulate(call("draw", {"input": "--"}))
+    answer = await bench.ask(tools=[LINE])
+    assert (answer.response["status"], answer.response["error"], answer.output, len(answer.turns)) == (
+        "failed",
+        {
+            "code": "invalid_tool_input",
+            "message": "The model called a tool with what it does not take: it ends too early, after '--'",
+        },
+        [],
+        2,
+    )
+
+
+async def test_a_call_that_is_cut_off_is_told_as_far_as_it_came(emulate: Any) -> None:
+    bench = await emulate(call("draw", '{"input": "--'), {"finish": "length"})
+    answer = await bench.ask(tools=[LINE])
+    assert (answer.response["status"], answer.output) == ("incomplete", [drawing("--") | {"status": "incomplete"}])
+
+
+async def test_a_model_that_has_custom_tools_gets_them_as_they_are(emulate: Any) -> None:
+    step = {"custom_tool_call": {"name": "n__draw", "input": "x", "call_id": "call_1"}}
+    bench = await emulate(step, native_tools=["function", "custom"])
+    answer = await bench.ask(tools=[{"type": "namespace", "name": "n", "description": "d", "tools": [LINE]}])
+    (tool,) = answer.turns[0].request.tools or ()
+    assert (tool.type, tool.name, tool.format.definition) == ("custom", "n__draw", "-+>")
+    assert answer.output == [drawing("x") | {"namespace": "n"}]

@@ -1,0 +1,71 @@
+"""Text against the grammars of custom tools."""
+
+import pytest
+
+from antiphon.engine.emulation.grammar import find_fault, find_mismatch
+from antiphon.protocol.tools import GrammarInput
+
+# The grammar that Codex sends with its `apply_patch`.
+APPLY_PATCH = GrammarInput(
+    """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+""",
+    "lark",
+)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "*** Begin Patch\n*** Add File: a.txt\n+hello\n+\n*** End Patch\n",
+        "*** Begin Patch\n*** Delete File: a b.txt\n*** End Patch",
+        (
+            "*** Begin Patch\n*** Update File: ä.py\n*** Move to: b.py\n@@ def f():\n-x\n+ü\n y\n*** End of File\n"
+            "*** End Patch\n"
+        ),
+    ],
+)
+def test_patches_as_codex_takes_them_fit(patch: str) -> None:
+    assert find_mismatch(patch, APPLY_PATCH) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("*** Begin Patch\n", "it ends too early, after '*** Begin Patch\\n'"),
+        (
+            "*** Begin Patch\n*** Make File: a\n",
+            "it does not fit the grammar from 'Make File: a\\n' on, which follows '*** Begin Patch\\n*** '",
+        ),
+    ],
+)
+def test_the_place_where_text_leaves_the_grammar_is_told(text: str, fault: str) -> None:
+    assert find_mismatch(text, APPLY_PATCH) == fault
+
+
+def test_a_regular_expression_must_match_the_whole_text() -> None:
+    digits = GrammarInput("[a-z]+[0-9]", "regex")
+    assert [find_mismatch(text, digits) is None for text in ("ab1", "ab", "ab12", "")] == [True, False, False, False]
+
+
+def test_a_grammar_that_is_none_is_told() -> None:
+    assert find_fault(APPLY_PATCH) is None
+    assert "unknown name" in (find_fault(GrammarInput("start: nothing", "lark")) or "")
+    assert "unclosed" in (find_fault(GrammarInput("([", "regex")) or "")

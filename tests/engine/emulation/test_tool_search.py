@@ -1,0 +1,156 @@
+"""Deferred tools, the search for them, and tools that come with the input."""
+
+from typing import Any
+
+from emulation_bench import call
+
+SEARCH = {"type": "tool_search"}
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {"type": "object"},
+    "strict": None,
+    "defer_loading": True,
+}
+MAIL = {
+    "type": "namespace",
+    "name": "mail",
+    "description": "Letters",
+    "tools": [WEATHER | {"name": "send", "description": "Send a letter"}],
+}
+LOOK = call("tool_search", {"query": "weather in Bern"}, "call_0")
+
+
+def searched(arguments: Any, *tools: Any) -> list[dict[str, Any]]:
+    place = {"execution": "server", "status": "completed"}
+    return [
+        {"type": "tool_search_call", "arguments": arguments, **place},
+        {"type": "tool_search_output", "tools": list(tools), **place},
+    ]
+
+
+async def test_the_server_searches_and_the_model_goes_on_with_what_was_found(emulate: Any) -> None:
+    rules = [{"text": "can be called now: get_weather", "answers": [[call("get_weather", {"city": "Bern"})]]}]
+    bench = await emulate({"text": "Let me see."}, LOOK, rules=rules)
+    answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL])
+    message, *search, called = answer.output
+    assert (message["type"], search, called["name"]) == (
+        "message",
+        searched({"query": "weather in Bern"}, WEATHER),
+        "get_weather",
+    )
+    assert [[tool.name for tool in turn.request.tools or ()] for turn in answer.turns] == [
+        ["tool_search"],
+        ["tool_search", "get_weather"],
+    ]
+    assert [item["type"] for item in answer.read] == ["message", "message", "function_call", "function_call_output"]
+    about = answer.turns[0].request.tools[0].description
+    assert ("- get_weather: The weather of a city" in about, "- mail: Letters" in about) == (True, True)
+
+
+async def test_what_was_found_stays_found_in_the_next_turn(emulate: Any) -> None:
+    rules = [
+        {"last_item": "function_call_output", "text": "mild", "answers": ["It is mild."]},
+        {"text": "can be called now", "answers": [[call("get_weather", {})]]},
+    ]
+    bench = await emulate(LOOK, rules=rules)
+    first = await bench.ask(tools=[SEARCH, WEATHER, MAIL])
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "mild"}
+    second = await bench.ask([output], previous_response_id=first.response["id"])
+    assert second.shown == ["tool_search", "get_weather"]
+    assert [item.get("call_id") for item in second.read[1:3]] == ["call_search_1", "call_search_1"]
+
+
+async def test_a_call_for_the_client_ends_the_turn_and_the_search_is_not_lost(emulate: Any) -> None:
+    bench = await emulate(LOOK, call("f", {}))
+    answer = await bench.ask(tools=[SEARCH, WEATHER, {"type": "function", "name": "f"}])
+    assert [item["type"] for item in answer.output] == ["function_call", "tool_search_call", "tool_search_output"]
+    assert len(answer.turns) == 1
+
+
+async def test_a_limit_of_calls_holds_for_searches(emulate: Any) -> None:
+    rules = [
+        {"text": "No more searches", "answers": ["I give up."]},
+        {"text": "No tools were found", "answers": [[call("tool_search", {"query": "letter"}, "call_2")]]},
+    ]
+    bench = await emulate(call("tool_search", {"query": "rocket"}), rules=rules)
+    answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL], max_tool_calls=1)
+    assert answer.output[:-1] == searched({"query": "rocket"})
+    assert (answer.output[-1]["content"][0]["text"], len(answer.turns)) == ("I give up.", 3)
+
+
+async def test_a_model_that_only_searches_is_not_asked_for_ever(emulate: Any) -> None:
+    bench = await emulate(call("tool_search", {"query": "rocket"}))
+    answer = await bench.ask(tools=[SEARCH, WEATHER], max_tool_calls=2)
+    assert (answer.response["status"], answer.output, len(answer.turns)) == (
+        "completed",
+        searched({"query": "rocket"}) * 2,
+        4,
+    )
+
+
+async def test_without_a_search_deferred_tools_are_shown(emulate: Any) -> None:
+    bench = await emulate({"text": "Ok."})
+    assert (await bench.ask(tools=[WEATHER, MAIL])).shown == ["get_weather", "mail__send"]
+
+
+async def test_a_deferred_tool_that_must_be_called_is_shown(emulate: Any) -> None:
+    bench = await emulate(call("get_weather", {}))
+    answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice={"type": "function", "name": "get_weather"})
+    assert answer.shown == ["tool_search", "get_weather"]
+
+
+CLIENT_SEARCH = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "Ask me.",
+    "parameters": {"type": "object", "properties": {"goal": {"type": "string"}}},
+}
+
+
+async def test_the_client_searches_and_what_it_found_can_be_called(emulate: Any) -> None:
+    rules = [{"text": "can be called now: get_weather, mail__send", "answers": [[call("mail__send", {})]]}]
+    bench = await emulate(call("tool_search", {"goal": "write"}), rules=rules)
+    first = await bench.ask(tools=[CLIENT_SEARCH])
+    (search,) = first.output
+    assert search == {
+        "type": "tool_search_call",
+        "call_id": "call_1",
+        "execution": "client",
+        "status": "completed",
+        "arguments": {"goal": "write"},
+    }
+    assert (first.turns[0].request.tools[0].description, first.turns[0].request.tools[0].parameters) == (
+        "Ask me.",
+        CLIENT_SEARCH["parameters"],
+    )
+    found = {"type": "tool_search_output", "call_id": "call_1", "execution": "client", "tools": [WEATHER, MAIL]}
+    second = await bench.ask([found], previous_response_id=first.response["id"])
+    assert (second.output[0]["namespace"], second.output[0]["name"]) == ("mail", "send")
+    assert second.shown == ["tool_search", "get_weather", "mail__send"]
+    assert second.warnings == []
+
+
+async def test_tools_that_come_with_the_input_can_be_called(emulate: Any) -> None:
+    bench = await emulate(call("crm__draw", {"input": "x"}))
+    custom = {"type": "custom", "name": "draw"}
+    namespace = {"type": "namespace", "name": "crm", "description": "d", "tools": [custom]}
+    brought = {"type": "additional_tools", "role": "developer", "tools": [namespace]}
+    answer = await bench.ask([brought, {"role": "user", "content": "draw"}])
+    assert answer.output == [
+        {
+            "type": "custom_tool_call",
+            "call_id": "call_1",
+            "name": "draw",
+            "namespace": "crm",
+            "input": "x",
+            "status": "completed",
+        }
+    ]
+    assert (answer.shown, [item["type"] for item in answer.read]) == (["crm__draw"], ["message"])
+    again = await bench.ask(
+        [{"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}],
+        previous_response_id=answer.response["id"],
+    )
+    assert again.shown == ["crm__draw"]

@@ -1,0 +1,164 @@
+"""`POST /v1/responses/compact`, and its item on its way back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import openresponses
+from antiphon.config import ApiKey
+from live_server import Running
+
+NOTES = "Goal: a red bridge."
+SCRIPT = {
+    "rules": [
+        {"text": "You write the notes", "answers": [NOTES]},
+        {"user": "recall", "text": NOTES, "answers": ["It was to be red."]},
+        {"user": "recall", "answers": ["I do not know."]},
+        {"user": "count", "answers": ["{history}"]},
+    ]
+}
+RULE = {"role": "developer", "content": "Be kind."}
+TASK = {"role": "user", "content": "Build a bridge."}
+# More than the assumed window has room for, so that some of it is summarised.
+LONG: list[Any] = [RULE, TASK, *({"role": "assistant", "content": f"Beam {n}. {'word ' * 4000}"} for n in range(40))]
+
+
+@pytest.fixture
+def running(serve: Callable[..., Running]) -> Running:
+    return serve(SCRIPT)
+
+
+def compact(running: Running, body: dict[str, Any], *, key: str = "any") -> Any:
+    return running.ask("POST", "/v1/responses/compact", body, headers={"Authorization": f"Bearer {key}"})
+
+
+def ask(running: Running, asked: list[Any], *, key: str = "any") -> Any:
+    body = {"model": "scripted", "input": asked}
+    return running.ask("POST", "/v1/responses", body, headers={"Authorization": f"Bearer {key}"})
+
+
+def say(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def text_of(answer: Any) -> str:
+    assert answer.status == 200, answer.body
+    text: str = answer.json["output"][-1]["content"][0]["text"]
+    return text
+
+
+def test_it_answers_with_what_to_go_on_with(running: Running) -> None:
+    answer = compact(running, {"model": "scripted", "input": LONG})
+    compacted = answer.json
+    openresponses.validate_compaction(compacted)
+    assert (answer.status, compacted["object"]) == (200, "response.compaction")
+    assert [(item["type"], item.get("role")) for item in compacted["output"]] == [
+        ("message", "developer"),
+        ("message", "user"),
+        ("compaction", None),
+    ]
+    assert compacted["output"][1]["content"] == [{"type": "input_text", "text": "Build a bridge."}]
+    assert compacted["output"][2]["id"].startswith("cmp_")
+    assert compacted["usage"]["output_tokens"] == len(NOTES.split())
+
+
+def test_its_output_is_the_next_input_and_nothing_is_doubled(running: Running) -> None:
+    output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
+    assert text_of(ask(running, [*output, say("recall")])) == "It was to be red."
+    whole = int(text_of(ask(running, [*output, say("count")])))
+    alone = int(text_of(ask(running, [output[-1], say("count")])))
+    assert whole == alone + 1  # the rule, which only clients keep
+
+
+def test_it_is_not_a_response(running: Running) -> None:
+    compacted = compact(running, {"model": "scripted", "input": LONG}).json
+    assert not compacted["id"].startswith("resp_")
+    assert running.ask("GET", f"/v1/responses/{compacted['id']}").status == 404
+    answer = ask(running, [say("hi")])
+    body = {"model": "scripted", "input": "hi", "previous_response_id": compacted["id"]}
+    assert (answer.status, running.ask("POST", "/v1/responses", body).status) == (200, 400)
+
+
+def test_it_compacts_what_a_response_has_left(running: Running) -> None:
+    first = ask(running, LONG[:3]).json
+    body = {"model": "scripted", "previous_response_id": first["id"]}
+    output = compact(running, body).json["output"]
+    assert text_of(ask(running, [*output, say("count")])) == "5"
+
+
+def test_an_earlier_compaction_is_compacted_with_the_rest(running: Running) -> None:
+    output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
+    again = compact(running, {"model": "scripted", "input": [*output, *LONG[2:]]}).json["output"]
+    assert [item["type"] for item in again] == ["message", "message", "compaction"]
+    assert text_of(ask(running, [*again, say("recall")])) == "It was to be red."
+
+
+@pytest.mark.parametrize("asked", [{}, {"input": None}, {"input": []}, {"instructions": "Be kind."}])
+def test_nothing_becomes_one_compaction(running: Running, asked: dict[str, Any]) -> None:
+    answer = compact(running, {"model": "scripted"} | asked)
+    assert (answer.status, [item["type"] for item in answer.json["output"]]) == (200, ["compaction"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        ({"input": "hi"}, 400, "model", "missing_required_parameter"),
+        ({"model": None, "input": "hi"}, 400, "model", "missing_required_parameter"),
+        ({"model": "no", "input": "hi"}, 404, "model", "model_not_found"),
+        (
+            {"model": "scripted", "previous_response_id": "resp_no"},
+            400,
+            "previous_response_id",
+            "previous_response_not_found",
+        ),
+        ({"model": "scripted", "input": 7}, 400, "input", "invalid_type"),
+        (
+            {"model": "scripted", "input": [{"role": "system", "content": "word " * 130_000}]},
+            400,
+            "input",
+            "context_length_exceeded",
+        ),
+    ],
+)
+def test_what_cannot_be_compacted_is_refused_by_name(
+    running: Running, body: dict[str, Any], status: int, param: str, code: str
+) -> None:
+    answer = compact(running, body)
+    assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (status, param, code)
+
+
+def test_a_field_that_nobody_knows_is_told(running: Running) -> None:
+    answer = compact(running, {"model": "scripted", "input": "hi", "colour": "red"})
+    assert (answer.status, "colour" in answer.headers["x-antiphon-warnings"]) == (200, True)
+
+
+def test_the_official_client_can_use_it(running: Running) -> None:
+    with running.client() as client:
+        compacted = client.responses.compact(model="scripted", input=LONG)
+        # Its type has no word for a user's message in an output, though its documentation has.
+        passed_back = [item.to_dict(warnings=False) for item in compacted.output]
+        answer = client.responses.create(model="scripted", input=[*passed_back, say("recall")])  # type: ignore[list-item]
+    assert answer.output_text == "It was to be red."
+
+
+def test_another_project_cannot_open_it(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, api_keys=(ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b")))
+    item = compact(running, {"model": "scripted", "input": LONG}, key="sk-ada").json["output"][-1]
+    assert text_of(ask(running, [item, say("recall")], key="sk-ada")) == "It was to be red."
+    other = ask(running, [item, say("recall")], key="sk-bob")
+    assert (text_of(other), item["id"] in other.headers["x-antiphon-warnings"]) == ("I do not know.", True)
+
+
+def test_one_that_was_tampered_with_is_left_out_and_told(running: Running) -> None:
+    item = compact(running, {"model": "scripted", "input": LONG}).json["output"][-1]
+    middle = len(item["encrypted_content"]) // 2
+    changed = item["encrypted_content"][:middle] + "AAAA" + item["encrypted_content"][middle + 4 :]
+    answer = ask(running, [item | {"encrypted_content": changed}, say("recall")])
+    assert (text_of(answer), item["id"] in answer.headers["x-antiphon-warnings"]) == ("I do not know.", True)
+
+
+def test_a_server_without_state_compacts_too(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, stateless=True)
+    output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
+    assert text_of(ask(running, [*output, say("recall")])) == "It was to be red."

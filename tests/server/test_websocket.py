@@ -1,0 +1,496 @@
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from antiphon.server import process
+from antiphon.server.websocket import connection
+from antiphon.server.websocket.transport import Transport
+from live_server import PATIENCE, Running
+from websocket_client import Client, normalise, text_of
+
+GATED = {"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}
+SCRIPT = {
+    "rules": [
+        GATED,
+        {"user": "weather", "answers": [[{"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}]]},
+        {"user": "fail", "answers": [[{"text": "So "}, {"failure": {"message": "No.", "code": "model_error"}}]]},
+        {"user": "crash at once", "answers": [[{"crash": "a secret of the inside"}]]},
+        {"user": "crash later", "answers": [[{"text": "So "}, {"crash": "a secret of the inside"}]]},
+    ],
+    "default": "{history}",
+}
+FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture
+def running(serve: Callable[..., Running]) -> Running:
+    return serve(SCRIPT)
+
+
+@pytest.fixture
+def client(running: Running) -> Any:
+    with Client(running) as client:
+        yield client
+
+
+def codes(errors: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    return [(error["status"], error["error"]["code"]) for error in errors]
+
+
+# The way in
+
+
+def test_a_get_request_without_an_upgrade_is_told_what_to_do(server: Any) -> None:
+    answer = server.ask("GET", "/v1/responses")
+    assert (answer.status, answer.headers["upgrade"]) == (426, "websocket")
+    assert answer.json == {
+        "error": {
+            "message": "A GET request opens a WebSocket here: send it as one, or use POST.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "upgrade_required",
+        }
+    }
+
+
+def refuse_upgrade(running: Running, path: str, **headers: str) -> tuple[int, str, Any]:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"{running.url.replace('http', 'ws')}{path}", additional_headers=headers, proxy=None)
+    response = refused.value.response
+    return response.status_code, json.loads(response.body)["error"]["code"], response.headers
+
+
+def test_there_is_no_websocket_anywhere_else(server: Any) -> None:
+    assert refuse_upgrade(server, "/v1/models")[:2] == (404, "unknown_url")
+
+
+def test_a_websocket_needs_a_key_like_everything_else(guarded: Any) -> None:
+    status, code, headers = refuse_upgrade(guarded, "/v1/responses")
+    assert (status, code, headers["www-authenticate"]) == (401, "invalid_api_key", 'Bearer realm="antiphon"')
+    assert refuse_upgrade(guarded, "/v1/responses", Authorization="Bearer sk-wrong")[0] == 401
+    with Client(guarded, key="sk-ada") as client:
+        client.ask()
+
+
+def test_a_websocket_belongs_to_the_project_of_its_key(guarded: Any) -> None:
+    with Client(guarded, key="sk-ada") as ada, Client(guarded, key="sk-bob") as bob:
+        made = ada.ask()
+        assert ada.ask(previous_response_id=made["id"])["previous_response_id"] == made["id"]
+        assert bob.refuse(previous_response_id=made["id"])["error"]["code"] == "previous_response_not_found"
+
+
+# Responses
+
+
+def test_the_events_are_those_of_a_stream_and_nothing_follows_the_last(running: Running, client: Client) -> None:
+    for text, options in (("hi", {}), ("weather", {"tools": [FUNCTION]}), ("fail", {})):
+        client.create(text, **options)
+        body = {"model": "scripted", "input": text, "stream": True, **options}
+        streamed = running.ask("POST", "/v1/responses", body).body.decode()
+        lines = [line.removeprefix("data: ") for line in streamed.splitlines() if line.startswith("data: {")]
+        assert normalise(client.finish()) == normalise([json.loads(line) for line in lines])
+    client.create()
+    assert client.next()["type"] == "response.created"
+
+
+def test_requests_without_a_lane_run_one_after_the_other(running: Running, client: Client) -> None:
+    client.create("slowly")
+    client.create("hi")
+    client.until("response.output_text.delta")
+    running.do(lambda: running.backend.release("gate"))
+    assert [text_of(client.finish()[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
+
+
+def test_lanes_run_beside_each_other_and_their_events_name_them(running: Running, client: Client) -> None:
+    client.create("slowly", stream_id="a")
+    client.create("hi", stream_id="a")
+    client.create("hi", stream_id="b")
+    client.create("hi")
+    events = client.finish("b")
+    assert (events[-1]["type"], {event["stream_id"] for event in events}) == ("response.completed", {"b"})
+    assert "stream_id" not in client.finish()[0]
+    running.do(lambda: running.backend.release("gate"))
+    assert [text_of(client.finish("a")[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
+
+
+def test_a_lane_may_continue_what_was_said_on_another(client: Client) -> None:
+    first = client.ask(store=False, stream_id="a")
+    assert text_of(client.ask(previous_response_id=first["id"], store=False, stream_id='"b"')) == "3"
+
+
+def test_stream_is_implied_and_may_be_said(client: Client) -> None:
+    assert text_of(client.ask(stream=True)) == "1"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [({"stream": False}, "stream"), ({"background": True}, "background"), ({"stream_id": "x" * 257}, "stream_id")],
+)
+def test_what_has_no_place_in_a_message_is_refused_by_name(client: Client, options: Any, param: str) -> None:
+    client.create(**options)
+    error = client.next()
+    assert (error["status"], error["error"]["param"]) == (400, param)
+
+
+# Errors
+
+
+def test_an_error_has_a_status_and_its_lane_and_the_connection_goes_on(client: Client) -> None:
+    assert client.refuse(temperature=3, stream_id="a") == {
+        "type": "error",
+        "status": 400,
+        "error": {
+            "type": "invalid_request_error",
+            "code": "invalid_value",
+            "message": "Invalid value for 'temperature': Expected `float` <= 2.0.",
+            "param": "temperature",
+        },
+        "stream_id": "a",
+    }
+    wrong = ["no json", b"{}", "[]", {"type": "response.stop"}, {"model": "scripted", "input": "hi"}]
+    for message in wrong:
+        client.send(message)
+    assert codes([client.next() for _ in wrong]) == [
+        (400, "invalid_json"),
+        (400, "invalid_json"),
+        (400, "invalid_type"),
+        (400, "invalid_value"),
+        (400, "missing_required_parameter"),
+    ]
+    assert client.refuse(model="other")["status"] == 404
+    assert text_of(client.ask()) == "1"
+
+
+def test_an_error_without_a_code_of_its_own_gets_that_of_its_kind(client: Client) -> None:
+    lone = [{"type": "function_call_output", "call_id": "call_1", "output": "x"}]
+    assert client.refuse(lone)["error"]["code"] == "invalid_request_error"
+
+
+def test_the_inside_of_the_server_stays_inside(client: Client) -> None:
+    client.create("crash at once")
+    client.create("crash later")
+    at_once, later = client.finish()[-1], client.finish()[-1]
+    assert codes([at_once]) == [(500, "server_error")]
+    assert (later["type"], "secret" in str([at_once, later])) == ("response.failed", False)
+
+
+# Memory
+
+
+def test_a_response_that_is_not_stored_can_be_continued_on_its_connection_alone(
+    running: Running, client: Client
+) -> None:
+    first = client.ask(store=False)
+    second = client.ask(store=False, previous_response_id=first["id"])
+    assert text_of(second) == "3"
+    with Client(running) as other:
+        error = other.refuse(previous_response_id=second["id"])
+    assert error["error"] == {
+        "type": "invalid_request_error",
+        "code": "previous_response_not_found",
+        "message": f"Previous response with id '{second['id']}' not found.",
+        "param": "previous_response_id",
+    }
+    assert running.ask("GET", f"/v1/responses/{second['id']}").status == 404
+    assert text_of(client.ask(previous_response_id=first["id"])) == "3"
+
+
+def test_a_stored_response_can_be_continued_from_anywhere(running: Running, client: Client) -> None:
+    first = client.ask()
+    with Client(running) as other:
+        assert text_of(other.ask(previous_response_id=first["id"])) == "3"
+    assert running.ask("GET", f"/v1/responses/{first['id']}").json == first
+
+
+def test_a_stored_response_on_an_unstored_one_goes_on_here_until_it_is_deleted(
+    running: Running, client: Client
+) -> None:
+    first = client.ask(store=False)
+    second = client.ask(previous_response_id=first["id"])
+    assert text_of(client.ask(previous_response_id=second["id"])) == "5"
+    running.ask("DELETE", f"/v1/responses/{second['id']}")
+    assert client.refuse(previous_response_id=second["id"])["error"]["code"] == "previous_response_not_found"
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        {"text": [{"type": "function_call_output", "call_id": "unknown", "output": "x"}]},
+        {"temperature": 3},
+        {"background": True},
+        {"text": "fail"},
+    ],
+    ids=["refused", "invalid", "unsupported", "failed"],
+)
+def test_a_failed_continuation_forgets_what_it_was_to_continue(client: Client, failing: dict[str, Any]) -> None:
+    lost, stored = client.ask(store=False), client.ask()
+    for previous in (lost, stored):
+        client.create(**{"text": "hi", **failing}, previous_response_id=previous["id"])
+        assert client.finish()[-1]["type"] in ("error", "response.failed")
+    assert client.refuse(previous_response_id=lost["id"])["error"]["code"] == "previous_response_not_found"
+    assert text_of(client.ask(previous_response_id=stored["id"])) == "3"
+
+
+def test_a_continuation_has_the_tools_of_an_unstored_response(client: Client) -> None:
+    first = client.ask(tools=[FUNCTION], store=False)
+    assert client.ask(previous_response_id=first["id"], store=False)["tools"] == first["tools"] != []
+
+
+def test_a_stateless_server_remembers_within_a_connection(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, stateless=True)
+    with Client(running) as client, Client(running) as other:
+        first = client.ask()
+        assert text_of(client.ask(previous_response_id=first["id"])) == "3"
+        assert other.refuse(previous_response_id=first["id"])["error"]["code"] == "previous_response_not_found"
+
+
+# Preparing without generating
+
+
+def test_a_request_that_generates_nothing_prepares_the_next_one(client: Client) -> None:
+    client.create("hi", generate=False, store=False, tools=[FUNCTION])
+    events = client.finish()
+    prepared = events[-1]["response"]
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
+    assert (prepared["status"], prepared["output"], prepared["usage"]["total_tokens"]) == ("completed", [], 0)
+    after = client.ask("and now", store=False, previous_response_id=prepared["id"])
+    assert (text_of(after), after["tools"]) == ("2", prepared["tools"])
+
+
+def test_a_request_that_generates_nothing_is_checked_all_the_same(client: Client) -> None:
+    assert client.refuse(generate=False, model="other")["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["generate", "stream_id"])
+def test_what_belongs_to_a_websocket_is_refused_elsewhere(server: Any, name: str) -> None:
+    value: Any = {"generate": False, "stream_id": "a"}[name]
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", name: value})
+    assert answer.json["error"] == {
+        "message": f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.",
+        "type": "invalid_request_error",
+        "param": name,
+        "code": "unsupported_parameter",
+    }
+
+
+# Bounds
+
+
+def test_only_so_many_requests_wait(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_WAITING", 2)
+    kept = client.ask(store=False)
+    client.create("slowly")
+    client.until("response.output_text.delta")
+    for _ in range(3):
+        client.create("hi", previous_response_id=kept["id"], store=False)
+    error = client.until_error()
+    assert codes([error]) == [(429, "too_many_waiting_requests")]
+    running.do(lambda: running.backend.release("gate"))
+    assert [text_of(client.finish()[-1]["response"]) for _ in range(3)] == ["One two.", "3", "3"]
+
+
+def test_only_so_much_waits(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, max_body_bytes=2000)
+    with Client(running) as client:
+        client.create("slowly")
+        client.until("response.output_text.delta")
+        for _ in range(3):
+            client.create("x" * 700)
+        assert codes([client.until_error()]) == [(429, "too_many_waiting_requests")]
+
+
+def test_only_so_many_lanes_are_in_use(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_LANES", 1)
+    for lane in "abc":  # one that is done with makes room
+        client.ask(stream_id=lane)
+    client.create("slowly", stream_id="a")
+    client.until("response.output_text.delta", "a")
+    assert codes([client.refuse(stream_id="b")]) == [(429, "too_many_lanes")]
+    running.do(lambda: running.backend.release("gate"))
+
+
+def test_a_message_that_is_too_large_ends_the_connection(serve: Callable[..., Running]) -> None:
+    with Client(serve(SCRIPT, max_body_bytes=1000)) as client:
+        client.create("x" * 1000)
+        assert closing_code(client) == 1009
+
+
+def closing_code(client: Client) -> int | None:
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            client.read()
+    return closed.value.rcvd.code if closed.value.rcvd is not None else None
+
+
+def test_a_slow_reader_makes_the_model_wait(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for its next words only when there is room for them, so nothing piles up."""
+    pieces, paused = 64, threading.Event()
+
+    class Watched(Transport):
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            paused.set()
+
+    monkeypatch.setattr(process, "Transport", Watched)
+    step = [{"text": ["x" * 2**18]}, {"wait": "step"}]
+    running = serve({"rules": [{"user": "go", "answers": [step * pieces]}]})
+    gate = running.backend._gates["step"]
+    for _ in range(pieces):
+        running.do(lambda: running.backend.release("step"))
+    with Client(running, max_queue=1) as client:
+        client.create("go", store=False)
+        assert paused.wait(PATIENCE)
+        said = gate.arrivals._value
+        for _ in range(3 * pieces):
+            running.do(lambda: None)
+        assert gate.arrivals._value - said <= 1 < pieces - said
+        (transport,) = (each.transport for each in running.server.server_state.connections)
+        assert transport.get_write_buffer_size() < 2**20
+        assert len(text_of(client.finish()[-1]["response"])) == pieces * 2**18
+
+
+# The way out
+
+
+def test_a_connection_has_an_end(serve: Callable[..., Running]) -> None:
+    with Client(serve(SCRIPT, websocket_max_seconds=0.05)) as client:
+        assert client.next() == {
+            "type": "error",
+            "status": 400,
+            "error": {
+                "type": "invalid_request_error",
+                "code": "websocket_connection_limit_reached",
+                "message": "This connection has reached its limit of 0.05 seconds: open a new one.",
+                "param": None,
+            },
+        }
+        assert closing_code(client) == 1001
+
+
+def test_a_response_that_runs_at_the_end_may_finish_and_those_that_wait_are_refused(
+    serve: Callable[..., Running],
+) -> None:
+    running = serve(SCRIPT, websocket_max_seconds=0.5)
+    with Client(running) as client:
+        client.create("slowly")
+        client.create("hi", stream_id="a")
+        client.create("slowly", stream_id="a")
+        client.create("hi", stream_id="a")
+        assert client.finish("a")[-1]["type"] == "response.completed"
+        while (event := client.next("a"))["type"] != "error":
+            pass
+        assert codes([event, client.refuse(stream_id="a")]) == [(400, "websocket_connection_limit_reached")] * 2
+        for _ in range(2):
+            running.do(lambda: running.backend.release("gate"))
+        assert client.finish()[-1]["type"] == client.finish("a")[-1]["type"] == "response.completed"
+        assert codes([client.next()]) == [(400, "websocket_connection_limit_reached")]
+        assert closing_code(client) == 1001
+
+
+def test_a_stopping_server_ends_what_runs_and_closes(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT)
+    with Client(running) as idle, Client(running) as busy:
+        idle.ask()
+        busy.create("slowly")
+        busy.create("slowly", stream_id="a")
+        busy.create("hi", stream_id="a")
+        busy.until("response.output_text.delta")
+        busy.until("response.output_text.delta", "a")
+        running.server.should_exit = True
+        for lane in (None, "a"):
+            last = busy.finish(lane)
+            if "status" in last[-1]:
+                assert codes(last[-1:]) == [(503, "server_unavailable")]
+                last = busy.finish(lane)
+            assert (last[-1]["type"], last[-1]["response"]["error"]["code"]) == ("response.failed", "server_shutdown")
+        assert [closing_code(each) for each in (idle, busy)] == [1001, 1001]
+
+
+def test_a_stopping_server_lets_a_response_finish_in_time(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, shutdown_grace_seconds=PATIENCE)
+    with Client(running) as client:
+        client.create("slowly")
+        client.until("response.output_text.delta")
+        running.server.should_exit = True
+        running.do(lambda: running.backend.release("gate"))
+        assert text_of(client.finish()[-1]["response"]) == "One two."
+        assert closing_code(client) == 1001
+
+
+def test_a_client_that_leaves_stops_every_lane(running: Running) -> None:
+    with Client(running) as client:
+        ids = []
+        for lane in (None, "a", "b"):
+            client.create("slowly", **({} if lane is None else {"stream_id": lane}))
+            ids.append(client.until("response.created", lane)["response"]["id"])
+            client.until("response.output_text.delta", lane)
+        client.create("hi", stream_id="a")
+    running.wait_for(running.backend.cancellation.wait)
+    stored = [wait_for_end(running, each) for each in ids]
+    assert (running.backend.cancelled, stored) == (3, ["cancelled"] * 3)
+
+
+def wait_for_end(running: Running, response_id: str) -> str:
+    while True:
+        status: str = running.ask("GET", f"/v1/responses/{response_id}").json["status"]
+        if status != "in_progress":
+            return status
+
+
+# Signs of life
+
+
+def test_a_silent_lane_gets_signs_of_life(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, keepalive_seconds=0.05)
+    with Client(running) as client:
+        client.create("slowly", stream_id="a")
+        before = client.until("response.output_text.delta", "a")
+        while (beat := client.next("a"))["type"] != "keepalive":
+            before = beat
+        assert beat == {"type": "keepalive", "sequence_number": before["sequence_number"], "stream_id": "a"}
+        running.do(lambda: running.backend.release("gate"))
+        assert client.finish("a")[-1]["type"] == "response.completed"
+
+
+def test_an_idle_connection_is_pinged(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, keepalive_seconds=0.05)
+    with running.connect() as raw:
+        raw.sendall(
+            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        received = b""
+        while received.count(b"\x89\x04") < 2:  # it goes on although none is answered
+            received += raw.recv(4096)
+    assert received.startswith(b"HTTP/1.1 101 ")
+
+
+# The log
+
+
+def test_the_log_has_a_line_for_each_response_and_one_for_the_connection(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "antiphon.access")
+    with Client(running) as client:
+        made = client.ask(stream_id="a", top_k=3)
+        client.refuse(model="other")
+        client.create("fail")
+        client.finish()
+    running.stop()
+    lines = [record.msg for record in caplog.records if record.name == "antiphon.access"]
+    told = [(line.method, line.status, line.model, line.error, line.warnings) for line in lines]
+    assert told == [
+        ("WS", 200, "scripted", None, ["ignored: top_k"]),
+        ("WS", 404, "other", "model_not_found", []),
+        ("WS", 200, "scripted", "model_error", []),
+        ("GET", 101, None, None, []),
+    ]
+    assert (lines[0].response_id, lines[0].stream, len({line.request_id for line in lines})) == (made["id"], True, 1)
+    assert all(0 <= line.ms < PATIENCE * 1000 and line.bytes > 100 for line in lines)

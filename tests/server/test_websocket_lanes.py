@@ -1,0 +1,88 @@
+"""The law of lanes: however they are interleaved, each tells what it would tell alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from live_server import Running, make_settings
+from websocket_client import Client, normalise
+
+LANES = ("a", "b", None)
+TURNS = ("text", "call", "fail")
+GATES = 2
+
+
+def gate(lane: str | None, turn: str) -> str:
+    return f"{lane}-{turn}"
+
+
+def answer(lane: str | None, turn: str) -> list[dict[str, Any]]:
+    """Some words between gates, and an end of the turn's kind."""
+    ends = {
+        "text": [{"text": "done."}],
+        "call": [{"reasoning": "so"}, {"tool_call": {"name": "f", "arguments": {"lane": lane}}}],
+        "fail": [{"failure": {"message": "No.", "code": "model_error"}}],
+    }
+    steps: list[dict[str, Any]] = []
+    for number in range(GATES):
+        steps += [{"text": f"{lane} {number} "}, {"wait": gate(lane, turn)}]
+    return steps + ends[turn]
+
+
+SCRIPT = {
+    "rules": [{"user": gate(lane, turn), "answers": [answer(lane, turn)]} for lane in LANES for turn in TURNS],
+}
+TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    running = Running(SCRIPT, make_settings())
+    yield running
+    running.stop()
+
+
+def ask(client: Client, lane: str | None, turn: str) -> None:
+    options = {} if lane is None else {"stream_id": lane}
+    client.create(gate(lane, turn), tools=TOOLS, store=False, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(running: Running) -> dict[str | None, list[Any]]:
+    """What each lane tells when nothing else goes on."""
+    told: dict[str | None, list[Any]] = {}
+    with Client(running) as client:
+        for lane in LANES:
+            told[lane] = []
+            for turn in TURNS:
+                for _ in range(GATES):
+                    running.do(lambda lane=lane, turn=turn: running.backend.release(gate(lane, turn)))
+                ask(client, lane, turn)
+                told[lane].append(normalise(client.finish(lane)))
+    return told
+
+
+# Each step asks for a lane's next turn, or lets a lane take its next step: only the order differs.
+ASKS = [("ask", lane) for lane in LANES for _ in TURNS]
+STEPS = [("step", lane) for lane in LANES for _ in TURNS for _ in range(GATES)]
+
+
+@settings(max_examples=25)
+@given(st.permutations(ASKS + STEPS))
+def test_lanes_tell_the_same_in_any_order_as_alone(
+    running: Running, alone: dict[str | None, list[Any]], order: list[tuple[str, str | None]]
+) -> None:
+    asks = {lane: iter(TURNS) for lane in LANES}
+    steps = {lane: (turn for turn in TURNS for _ in range(GATES)) for lane in LANES}
+    with Client(running) as client:
+        for act, lane in order:
+            if act == "ask":
+                ask(client, lane, next(asks[lane]))
+            else:
+                name = gate(lane, next(steps[lane]))
+                running.do(lambda name=name: running.backend.release(name))
+        together = {lane: [normalise(client.finish(lane)) for _ in TURNS] for lane in LANES}
+    assert together == alone

@@ -1,0 +1,246 @@
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from antiphon.server.websocket import connection
+from live_server import Running
+from websocket_client import Client, text_of
+
+CALL = {"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}
+SCRIPT = {
+    "rules": [
+        {"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]},
+        {"user": "think", "answers": [[{"reasoning": "Hm"}, {"wait": "gate"}, {"text": "two."}]]},
+        {"user": "call", "answers": [[{"text": "So "}, CALL, {"wait": "gate"}]]},
+        {"user": "fail", "answers": [[{"text": "So "}, {"wait": "gate"}, {"failure": {"message": "No."}}]]},
+        {"user": "bad", "answers": [[{"raise": {"message": "Too hot.", "status": 400, "code": "too_hot"}}]]},
+    ],
+    "default": "{history} {input}",
+}
+FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture
+def running(serve: Callable[..., Running]) -> Running:
+    return serve(SCRIPT)
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Client]:
+    with Client(running) as client:
+        yield client
+
+
+def begin(running: Running, client: Client, text: str = "slowly", **options: Any) -> str:
+    """Create a response that waits in its middle, and give its id."""
+    client.create(text, **options)
+    response_id: str = client.until("response.created", options.get("stream_id"))["response"]["id"]
+    running.wait_for(lambda: running.backend.reached("gate"))
+    return response_id
+
+
+def release(running: Running) -> None:
+    running.do(lambda: running.backend.release("gate"))
+
+
+def fail(client: Client, *arguments: Any, **options: Any) -> dict[str, Any]:
+    client.steer(*arguments, **options)
+    return client.until("response.steer.failed")
+
+
+@pytest.mark.parametrize("options", [{}, {"store": False}, {"store": False, "stream_id": "a"}])
+def test_a_response_makes_room_for_what_the_client_says_and_a_successor_answers_it(
+    running: Running, client: Client, options: dict[str, Any]
+) -> None:
+    lane = options.get("stream_id")
+    response_id = begin(running, client, instructions="Be brief.", temperature=0.5, tools=[FUNCTION], **options)
+    client.steer(response_id, "turn left")
+    accepted = client.until("response.steer.accepted", lane)
+    steered = client.finish(lane)
+    numbers = [event["sequence_number"] for event in (accepted, *steered)]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert accepted["steer"]["previous_response_id"] == response_id
+    assert steered[-1]["type"] == "response.incomplete"
+    ended = steered[-1]["response"]
+    assert (ended["incomplete_details"], text_of(ended)) == ({"reason": "steered"}, "One ")
+    successor = client.finish(lane)[-1]["response"]
+    assert (successor["status"], text_of(successor)) == ("completed", "3 turn left")
+    same = ("model", "instructions", "temperature", "tools", "store")
+    assert [successor[name] for name in same] == [ended[name] for name in same]
+    assert successor["previous_response_id"] == response_id
+    assert (running.backend.cancelled, text_of(client.ask(previous_response_id=successor["id"]))) == (1, "5 hi")
+
+
+def test_the_successor_comes_before_what_waits(running: Running, client: Client) -> None:
+    response_id = begin(running, client)
+    client.create("wait")
+    client.steer(response_id)
+    assert [text_of(client.finish()[-1]["response"]) for _ in range(3)] == ["One ", "3 turn left", "1 wait"]
+
+
+def test_a_successor_can_be_steered_again(running: Running, client: Client) -> None:
+    first = begin(running, client)
+    client.steer(first, "slowly please")
+    client.finish()
+    second = client.until("response.created")["response"]["id"]
+    running.wait_for(lambda: running.backend.reached("gate"))
+    client.steer(second)
+    client.finish()
+    assert text_of(client.finish()[-1]["response"]) == "5 turn left"
+
+
+def test_reasoning_that_was_cut_off_does_not_keep_the_successor_from_its_answer(
+    running: Running, client: Client
+) -> None:
+    response_id = begin(running, client, "think", store=False)
+    client.steer(response_id)
+    assert client.finish()[-1]["response"]["output"][0]["type"] == "reasoning"
+    assert text_of(client.finish()[-1]["response"]) == "2 turn left"
+
+
+def test_a_call_is_not_cut_off_and_the_input_goes_with_its_output(running: Running, client: Client) -> None:
+    response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
+    client.steer(response_id, "turn left")
+    client.steer(response_id, [{"role": "user", "content": [{"type": "input_text", "text": "and stop"}]}])
+    accepted = [client.until("response.steer.accepted", "a")["steer"] for _ in range(2)]
+    release(running)
+    completed = client.finish("a")[-1]
+    call = completed["response"]["output"][-1]
+    assert (completed["type"], call["type"]) == ("response.completed", "function_call")
+    pending = [client.next("a") for _ in range(2)]
+    assert pending[0] == {
+        "type": "response.steer.pending",
+        "sequence_number": completed["sequence_number"] + 1,
+        "steer": accepted[0],
+        "required_input": [{"type": "function_call_output", "call_id": call["call_id"], "name": "get_weather"}],
+        "reason": "waiting_for_required_input",
+        "stream_id": "a",
+    }
+    assert pending[1]["steer"] == accepted[1]
+    output = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
+    client.create(output, previous_response_id=response_id, stream_id="a")
+    made = client.finish("a")[-1]["response"]
+    # the question, a message, the call; then what was said, and the output
+    assert text_of(made) == "6 and stop"
+    items = running.ask("GET", f"/v1/responses/{made['id']}/input_items?order=asc").json["data"]
+    assert [item["type"] for item in items] == ["message", "message", "function_call_output"]
+    assert client.ask(store=False, stream_id="a")["status"] == "completed"
+
+
+def test_input_that_waits_goes_back_when_its_continuation_fails(running: Running, client: Client) -> None:
+    response_id = begin(running, client, "call", tools=[FUNCTION], store=False)
+    client.steer(response_id, "turn left")
+    accepted = client.until("response.steer.accepted")["steer"]
+    release(running)
+    client.until("response.steer.pending")
+    assert client.refuse("no output", previous_response_id=response_id)["status"] == 400
+    failed = client.next()
+    assert (failed["type"], failed["error"]["code"]) == ("response.steer.failed", "successor_creation_failed")
+    assert failed["steer"] == {**accepted, "input": "turn left"}
+
+
+def test_input_goes_back_when_no_successor_can_be_created(running: Running, client: Client) -> None:
+    response_id = begin(running, client, stream_id="a")
+    client.steer(response_id, "bad")
+    accepted = client.until("response.steer.accepted", "a")["steer"]
+    assert client.finish("a")[-1]["type"] == "response.incomplete"
+    assert client.next("a") == {
+        "type": "response.steer.failed",
+        "sequence_number": 0,
+        "error": {
+            "code": "successor_creation_failed",
+            "message": "The response that was to go on could not be created: Too hot.",
+            "type": "invalid_request_error",
+        },
+        "steer": {**accepted, "input": "bad"},
+        "stream_id": "a",
+    }
+
+
+def test_input_goes_back_when_the_response_fails(running: Running, client: Client) -> None:
+    response_id = begin(running, client, "call", tools=[FUNCTION])
+    client.steer(response_id)
+    client.until("response.steer.accepted")
+    running.do(running.engine.stop_runs)
+    assert client.finish()[-1]["type"] == "response.failed"
+    assert client.next()["error"]["code"] == "response_not_active"
+
+
+def test_what_runs_on_other_lanes_is_left_alone(running: Running, client: Client) -> None:
+    steered = begin(running, client, stream_id="a")
+    begin(running, client, stream_id="b")
+    client.steer(steered)
+    assert client.finish("a")[-1]["type"] == "response.incomplete"
+    release(running)
+    assert text_of(client.finish("b")[-1]["response"]) == "One two."
+
+
+def test_a_response_that_is_not_there_cannot_be_steered(running: Running, client: Client) -> None:
+    with Client(running) as other:
+        elsewhere = begin(running, other)
+        for response_id in ("resp_1", elsewhere):
+            assert fail(client, response_id, "kept") == {
+                "type": "response.steer.failed",
+                "sequence_number": 0,
+                "error": {
+                    "code": "response_not_found",
+                    "message": f"No response with id '{response_id}' on this connection.",
+                    "type": "invalid_request_error",
+                },
+                "steer": {"previous_response_id": response_id, "input": "kept"},
+            }
+
+
+def test_a_response_that_has_ended_cannot_be_steered(client: Client) -> None:
+    assert fail(client, client.ask()["id"])["error"]["code"] == "response_already_completed"
+
+
+def test_a_response_that_has_failed_cannot_be_steered(running: Running, client: Client) -> None:
+    response_id = begin(running, client, "fail")
+    release(running)
+    assert client.finish()[-1]["type"] == "response.failed"
+    assert fail(client, response_id)["error"]["code"] == "response_not_active"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        None,
+        7,
+        [{"role": "developer", "content": "x"}],
+        [{"type": "function_call_output", "call_id": "x", "output": "y"}],
+        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "mp3"}}]}],
+    ],
+)
+def test_only_what_a_user_says_can_steer(running: Running, client: Client, given: Any) -> None:
+    response_id = begin(running, client)
+    failed = fail(client, response_id, given)
+    assert (failed["error"]["code"], failed["steer"]) == (
+        "invalid_input",
+        {"previous_response_id": response_id, "input": given},
+    )
+    assert fail(client, response_id, stream_id="a")["error"]["message"] == (
+        "A steering message does not take 'stream_id'."
+    )
+
+
+def test_a_steering_message_without_a_target_or_input_is_an_error(client: Client) -> None:
+    for message in ({"input": "x"}, {"previous_response_id": "resp_1"}):
+        client.send({"type": "response.steer", **message})
+    assert [client.next()["error"]["param"] for _ in range(2)] == ["previous_response_id", "input"]
+
+
+def test_a_response_of_a_conversation_cannot_be_steered(running: Running, client: Client) -> None:
+    conversation = running.ask("POST", "/v1/conversations", {}).json["id"]
+    response_id = begin(running, client, conversation=conversation)
+    assert fail(client, response_id)["error"]["code"] == "steering_not_supported"
+
+
+def test_only_so_much_input_waits(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_STEERS", 1)
+    response_id = begin(running, client, "call", tools=[FUNCTION])
+    client.steer(response_id)
+    client.until("response.steer.accepted")
+    assert fail(client, response_id)["error"]["code"] == "too_many_pending_steers"
