@@ -35,7 +35,7 @@ test: setup
 
 # Without node the other clients are still tested, and nobody can overlook what was not.
 test-clients: setup
-	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) --no-print-directory .node/.lock; else \
+	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) --silent .node/.lock; else \
 		echo "!!! node or npm is missing: CODEX CLI IS NOT TESTED. Install Node.js 20 or newer to have it tested. !!!" >&2; fi
 	@$(BIN)/python -m pytest tests/clients $(ARGS)
 

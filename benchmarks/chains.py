@@ -7,6 +7,7 @@ from pathlib import Path
 from antiphon.backends.base import Capabilities, Model
 from antiphon.engine.conversation import resolve
 from antiphon.engine.policy import Policy
+from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import CreateRequest
@@ -17,6 +18,7 @@ from benchmarks.workloads import SENTENCE
 
 TURNS = (1, 20, 1000)
 _MODEL = Model(id="short", created=0, owned_by="benchmarks")
+_SEALER = Sealer([make_secret()])
 
 
 async def measure(folder: Path, *, rounds: int) -> dict[int, list[tuple[float, float]]]:
@@ -37,7 +39,9 @@ async def measure(folder: Path, *, rounds: int) -> dict[int, list[tuple[float, f
 async def _time(store: SqliteStore, previous: str | None) -> float:
     request = CreateRequest(model=_MODEL.id, input="And then?", previous_response_id=previous)
     began = time.perf_counter()
-    await resolve(request, project="p", model=_MODEL, capabilities=Capabilities(), store=store, policy=Policy())
+    await resolve(
+        request, project="p", model=_MODEL, capabilities=Capabilities(), store=store, policy=Policy(), sealer=_SEALER
+    )
     return (time.perf_counter() - began) * 1e3
 
 

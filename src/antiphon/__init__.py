@@ -1,14 +1,55 @@
 """Antiphon: the whole Responses API on any model, in one process."""
 
+from typing import TYPE_CHECKING, Any
+
 from antiphon.errors import AntiphonError, ConfigError, InvalidRequest, ServerError
 
-__all__ = ["AntiphonError", "ConfigError", "InvalidRequest", "ServerError", "__version__"]
+if TYPE_CHECKING:
+    from antiphon.agent.limits import Limits, Prices
+    from antiphon.agent.outcome import Outcome
+    from antiphon.runtime import Agent
+    from antiphon.tools.base import Tool, ToolContext, ToolResult
+    from antiphon.tools.function import tool
+
+    __version__: str
+
+__all__ = [
+    "Agent",
+    "AntiphonError",
+    "ConfigError",
+    "InvalidRequest",
+    "Limits",
+    "Outcome",
+    "Prices",
+    "ServerError",
+    "Tool",
+    "ToolContext",
+    "ToolResult",
+    "__version__",
+    "tool",
+]
+
+# Loaded when they are first used: an agent brings an HTTP client with it, and not everybody wants one.
+_HOMES = {
+    "Agent": "antiphon.runtime",
+    "Limits": "antiphon.agent.limits",
+    "Outcome": "antiphon.agent.outcome",
+    "Prices": "antiphon.agent.limits",
+    "Tool": "antiphon.tools.base",
+    "ToolContext": "antiphon.tools.base",
+    "ToolResult": "antiphon.tools.base",
+    "tool": "antiphon.tools.function",
+}
 
 
-def __getattr__(name: str) -> str:
-    # Reading the installed version takes longer than importing everything else here.
+def __getattr__(name: str) -> Any:
     if name == "__version__":
+        # Reading the installed version takes longer than importing everything else here.
         from importlib.metadata import version
 
         return version("antiphon")
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'antiphon' has no attribute {name!r}")

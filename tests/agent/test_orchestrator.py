@@ -108,8 +108,9 @@ async def test_s4_10_outputs_are_sent_once() -> None:
 
 async def test_s4_11_a_turn_with_nothing_in_it_ends_the_loop() -> None:
     script = Script((" \n", []))
-    outcome = await review(script, make_tools(), "x")
-    assert (outcome.kind, outcome.decision, outcome.turns) == ("no_progress", EXHAUSTED, 1)
+    assert await run_orchestrator(script, make_tools(), "x") == EXHAUSTED
+    assert len(script.asked) == 1
+    assert (await review(Script((" \n", [])), make_tools(), "x")).kind == "no_progress"
 
 
 async def test_s4_12_c21_text_alone_goes_on_with_a_nudge() -> None:

@@ -3,9 +3,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from antiphon.backends.base import Backend, Model, Turn
+from antiphon.backends.base import EVERYTHING, Backend, Model, Turn
 from antiphon.backends.scripted import ScriptedBackend, create
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.content import InputText, SummaryText
@@ -254,3 +255,16 @@ async def test_the_example_script_calls_a_tool_and_uses_its_output() -> None:
     output = FunctionCallOutput("18 degrees", "call_weather")
     followed = await text(backend, turn("How is the weather in Bern?", call, output))
     assert followed == "It is 18 degrees and sunny in Bern."
+
+
+def test_a_script_may_say_what_its_model_cannot_do() -> None:
+    capabilities = make({"native_tools": ["function", "custom"], "lacks": ["json_schema", "images"]}).capabilities
+    assert capabilities == msgspec.structs.replace(
+        EVERYTHING, tools=frozenset({"function", "custom"}), any_tool=False, json_schema=False, images=False
+    )
+    assert make().capabilities == EVERYTHING
+
+
+def test_a_model_cannot_lack_what_there_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"lacks\[0\]"):
+        make({"lacks": ["patience"]})

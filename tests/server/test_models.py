@@ -1,4 +1,12 @@
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
+
+from antiphon.backends.base import Model
+from antiphon.backends.scripted import ScriptedBackend
+from antiphon.stream.script import Script
+from live_server import Running, make_settings
 
 
 def test_the_models_are_listed(server: Any) -> None:
@@ -9,6 +17,25 @@ def test_the_models_are_listed(server: Any) -> None:
         ],
         "object": "list",
     }
+
+
+class Windowed(ScriptedBackend):
+    def models(self) -> Sequence[Model]:
+        return [msgspec.structs.replace(model, context_window=4096) for model in super().models()]
+
+
+def test_the_window_of_a_model_is_told_where_it_is_known() -> None:
+    running = Running({}, make_settings(), backend=Windowed("scripted", Script()))
+    try:
+        assert running.ask("GET", "/v1/models/scripted").json == {
+            "id": "scripted",
+            "created": 0,
+            "owned_by": "scripted",
+            "object": "model",
+            "context_window": 4096,
+        }
+    finally:
+        running.stop()
 
 
 def test_the_sdk_finds_a_model_with_a_slash_in_its_name(server: Any) -> None:

@@ -1,13 +1,14 @@
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from antiphon.engine import run
 from antiphon.server import process
 from antiphon.server.websocket import connection
 from antiphon.server.websocket.transport import Transport
@@ -328,9 +329,10 @@ def closing_code(client: Client) -> int | None:
     return closed.value.rcvd.code if closed.value.rcvd is not None else None
 
 
-def test_a_slow_reader_makes_the_model_wait(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for its next words only when there is room for them, so nothing piles up."""
-    pieces, paused = 64, threading.Event()
+@pytest.fixture
+def stuck(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Running, Client]]:
+    """A client that does not read what its model says, once the way to it is full."""
+    paused = threading.Event()
 
     class Watched(Transport):
         def pause_writing(self) -> None:
@@ -339,20 +341,42 @@ def test_a_slow_reader_makes_the_model_wait(serve: Callable[..., Running], monke
 
     monkeypatch.setattr(process, "Transport", Watched)
     step = [{"text": ["x" * 2**18]}, {"wait": "step"}]
-    running = serve({"rules": [{"user": "go", "answers": [step * pieces]}]})
-    gate = running.backend._gates["step"]
-    for _ in range(pieces):
+    running = serve({"rules": [{"user": "go", "answers": [step * PIECES]}]})
+    for _ in range(PIECES):
         running.do(lambda: running.backend.release("step"))
     with Client(running, max_queue=1) as client:
         client.create("go", store=False)
         assert paused.wait(PATIENCE)
-        said = gate.arrivals._value
-        for _ in range(3 * pieces):
-            running.do(lambda: None)
-        assert gate.arrivals._value - said <= 1 < pieces - said
-        (transport,) = (each.transport for each in running.server.server_state.connections)
-        assert transport.get_write_buffer_size() < 2**20
-        assert len(text_of(client.finish()[-1]["response"])) == pieces * 2**18
+        yield running, client
+
+
+PIECES = 64
+
+
+def test_a_slow_reader_makes_the_model_wait(stuck: tuple[Running, Client]) -> None:
+    """It is asked for its next words only when there is room for them, so nothing piles up."""
+    running, client = stuck
+    gate = running.backend._gates["step"]
+    said = gate.arrivals._value
+    for _ in range(3 * PIECES):
+        running.do(lambda: None)
+    assert gate.arrivals._value - said <= 1 < PIECES - said
+    (transport,) = (each.transport for each in running.server.server_state.connections)
+    assert transport.get_write_buffer_size() < 2**20
+    assert len(text_of(client.finish()[-1]["response"])) == PIECES * 2**18
+
+
+def test_a_slow_reader_hears_later_that_its_response_was_cancelled(
+    stuck: tuple[Running, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, client = stuck
+    monkeypatch.setattr(run, "READER_PATIENCE_SECONDS", 0.01)
+    response_id = client.next()["response"]["id"]
+    assert running.ask("POST", f"/v1/responses/{response_id}/cancel").json["status"] == "cancelled"
+    client.create("hi", store=False)
+    last = client.finish()[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+    assert client.finish()[-1]["type"] == "response.completed"
 
 
 # The way out

@@ -102,6 +102,15 @@ def test_an_error_leaves_the_connection_open(client: Client) -> None:
     assert client.ask(message("hi"))["status"] == "completed"
 
 
+def test_a_compacted_window_is_taken_as_new_input(running: Running, client: Client) -> None:
+    asked = {"model": "scripted", "input": message("one") + message("two")}
+    answer = running.ask("POST", "/v1/responses/compact", asked)
+    assert (answer.status, answer.json["output"][-1]["type"]) == (200, "compaction")
+    made = client.ask([*answer.json["output"], *message("three")], store=False)
+    assert made["status"] == "completed"
+    assert client.ask(message("four"), store=False, previous_response_id=made["id"])["status"] == "completed"
+
+
 def test_a_connection_that_is_too_old_is_told_so(serve: Callable[..., Running]) -> None:
     with Judged(serve(SCRIPT, websocket_max_seconds=0.01)) as client:
         assert client.next()["error"]["code"] == "websocket_connection_limit_reached"

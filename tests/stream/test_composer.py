@@ -351,6 +351,33 @@ def test_a_cancelled_response_ends_with_what_it_has() -> None:
     ]
 
 
+def test_a_steered_response_says_so_and_ends_with_what_it_has() -> None:
+    response = final(d.Text("so far"), d.Finish("steered"))
+    assert (response.status, response.incomplete_details) == ("incomplete", IncompleteDetails("steered"))
+    assert response.output == [items.Message("assistant", [content.OutputText("so far")], "msg_1", "incomplete")]
+
+
+def test_a_number_that_is_taken_is_not_given_again() -> None:
+    composer = new_composer()
+    composer.start()
+    taken = composer.take_number()
+    assert [event.sequence_number for event in composer.compose([d.Text("a")]) if isinstance(event, events.Event)] == [
+        taken + 1,
+        taken + 2,
+        taken + 3,
+    ]
+
+
+def test_it_is_known_what_is_whole_and_whether_calls_have_begun() -> None:
+    composer = new_composer()
+    composer.compose([d.Text("a")])
+    assert (composer.has_calls, composer.output) == (False, [])
+    composer.compose([d.ToolCall("1", "{")])
+    assert composer.has_calls
+    composer.compose([d.ToolCall("1", "}", "f")])
+    assert (composer.has_calls, [item.type for item in composer.output]) == (True, ["message"])
+
+
 def test_a_response_that_waited_in_a_queue_says_so() -> None:
     queued = Response(id="resp_1", created_at=1, model="m", status="queued")
     stream = Composer(queued, new_id=str, now=int).start()

@@ -60,8 +60,9 @@ class HttpTransport:
                 await self._sleep(delay)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _send(self, body: bytes) -> aiohttp.ClientResponse:
         if self._session is None:

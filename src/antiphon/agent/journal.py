@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.agent.ledger import Ledger
 from antiphon.errors import InvalidRequest
+from antiphon.ledger import Ledger
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Call
 

@@ -51,8 +51,8 @@ class Model(Protocol):
 class ResponsesModel:
     """A model behind a transport of the Responses API.
 
-    `settings` are the parameters of every request. `state` is where the conversation is kept between the turns: with the
-    "client", which sends it whole each time, or on the "server", as long as that remembers it.
+    `settings` are the parameters of every request. `state` is where the conversation is kept between the turns: with
+    the "client", which sends it whole each time, or on the "server", as long as that remembers it.
     """
 
     def __init__(

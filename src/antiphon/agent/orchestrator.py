@@ -2,12 +2,26 @@
 
 import inspect
 import json
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from contextlib import aclosing
+from typing import Any, Protocol
 
 from msgspec import Struct
 
-from antiphon.agent.provider import ToolCall, Turn
+from antiphon.agent.journal import Began, Journal, JsonObject, State, text_of
+from antiphon.agent.limits import Limits
+from antiphon.agent.loop import Loop
+from antiphon.agent.model import Answer
+from antiphon.agent.model import Turn as Turns
+from antiphon.agent.outcome import Outcome, RunEnded
+from antiphon.agent.provider import Turn
+from antiphon.agent.task import Task
+from antiphon.errors import ServerError
+from antiphon.protocol.response import Usage
+from antiphon.tools.base import Tool, ToolContext, ToolResult
+from antiphon.tools.execute import Executor, fail
 
 MAX_TURNS = 20
 SUBMIT_DECISION = "submit_decision"
@@ -51,19 +65,37 @@ class TurnTaker(Protocol):
     ) -> Turn: ...
 
 
-class Review(Struct, frozen=True, kw_only=True):
-    """How the loop ended: with a decision, at its limit, or without progress."""
+class ProviderModel:
+    """Takes the loop's turns through a provider, which is told only what is new in each."""
 
-    kind: Literal["decision", "max_turns", "no_progress"]
-    decision: dict[str, Any]
-    turns: int
+    def __init__(self, provider: TurnTaker, tools: Sequence[dict[str, Any]]) -> None:
+        self._provider = provider
+        self._tools = tools
+
+    async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turns:
+        if state.response_id is None:
+            turn = await self._provider.generate_responses_turn(None, text_of(state.history), self._tools, None)
+        else:
+            outputs = {item["call_id"]: item["output"] for item in state.history[state.sent :]}
+            turn = await self._provider.generate_responses_turn(state.response_id, text_of(told) or None, None, outputs)
+        output: list[JsonObject] = [{"type": "message", "role": "assistant", "content": turn.text}] if turn.text else []
+        output += [
+            {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+            for call in turn.tool_calls
+        ]
+        yield Answer(turn.response_id, output, Usage(0, 0, 0))
 
 
 async def run_orchestrator(
     provider: TurnTaker, tools: Sequence[OrchestratorTool], prompt: str, max_turns: int = MAX_TURNS
 ) -> dict[str, Any]:
     """The decision that the model submits, or the one that stands for none."""
-    return (await review(provider, tools, prompt, max_turns=max_turns)).decision
+    outcome = await review(provider, tools, prompt, max_turns=max_turns)
+    if outcome.kind == "failed" and outcome.error is not None:
+        raise ServerError(outcome.error.message, code=outcome.error.code)
+    if outcome.kind != "decision":
+        return dict(EXHAUSTED)
+    return dict(UNPARSED) if outcome.output is None else dict(outcome.output)
 
 
 async def review(
@@ -73,27 +105,23 @@ async def review(
     *,
     max_turns: int = MAX_TURNS,
     nudge: str = NUDGE,
-) -> Review:
-    """Take turns until there is a decision. After a turn of text alone the model is nudged to go on."""
-    by_name = {tool.name: tool for tool in tools}
+) -> Outcome:
+    """The same, with how it ended. After a turn of text alone the model is nudged to go on."""
     offered = [_offer(tool) for tool in tools]
-    if SUBMIT_DECISION not in by_name:
+    if not any(tool.name == SUBMIT_DECISION for tool in tools):
         offered.append(DECISION_TOOL)
-    previous: str | None = None
-    pending: dict[str, str] = {}
-    for number in range(1, max_turns + 1):
-        if previous is None:
-            turn = await provider.generate_responses_turn(None, prompt, offered, None)
-        else:
-            turn = await provider.generate_responses_turn(previous, None if pending else nudge, None, pending)
-        previous, pending = turn.response_id, {}
-        for call in turn.tool_calls:
-            if call.name == SUBMIT_DECISION:
-                return Review(kind="decision", decision=_read_decision(call), turns=number)
-            pending[call.id] = await _run_tool(by_name, call)
-        if not turn.tool_calls and not turn.text.strip():
-            return Review(kind="no_progress", decision=dict(EXHAUSTED), turns=number)
-    return Review(kind="max_turns", decision=dict(EXHAUSTED), turns=max_turns)
+    journal = Journal(f"run_{secrets.token_hex(8)}")
+    await journal.write(Began("orchestrator", [{"role": "user", "content": prompt}], time.time()))
+    task = Task(limits=Limits(turns=max_turns, wrap_up=False), decision=SUBMIT_DECISION, nudge=nudge, turn_retries=0)
+    executor = Executor([_make_tool(tool) for tool in tools], unknown="unknown tool requested")
+    loop = Loop(journal, ProviderModel(provider, offered), executor, task)
+    outcome: Outcome | None = None
+    async with aclosing(loop.events()) as events:
+        async for event in events:
+            if isinstance(event, RunEnded):
+                outcome = event.outcome
+    assert outcome is not None, "a run ends by saying how"
+    return outcome
 
 
 def _offer(tool: OrchestratorTool) -> dict[str, Any]:
@@ -106,27 +134,24 @@ def _offer(tool: OrchestratorTool) -> dict[str, Any]:
     }
 
 
-def _read_decision(call: ToolCall) -> dict[str, Any]:
-    try:
-        decision = json.loads(call.arguments)
-    except ValueError:
-        return dict(UNPARSED)
-    return decision if isinstance(decision, dict) else dict(UNPARSED)
+def _make_tool(tool: OrchestratorTool) -> Tool:
+    """What goes wrong in it is an output in the words of this loop."""
 
-
-async def _run_tool(tools: Mapping[str, OrchestratorTool], call: ToolCall) -> str:
-    """What the model reads: whatever goes wrong in a tool is its output, not the loop's end."""
-    tool = tools.get(call.name)
-    if tool is None:
-        return json.dumps({"error": "unknown tool requested"})
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError as error:
-        return json.dumps({"error": f"failed to parse arguments: {error}"})
-    try:
+    async def invoke(text: str, _: ToolContext) -> ToolResult:
+        try:
+            arguments = json.loads(text or "{}")
+        except ValueError as error:
+            return fail(f"failed to parse arguments: {error}")
         result = tool.run(**arguments)
         if inspect.isawaitable(result):
             result = await result
-        return result if isinstance(result, str) else json.dumps(result)
-    except Exception as error:
-        return json.dumps({"error": f"{type(error).__name__}: {error}"})
+        return ToolResult(result if isinstance(result, str) else json.dumps(result))
+
+    return Tool(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        invoke=invoke,
+        # A review may look at the same thing as often as it has turns for.
+        repeatable=True,
+    )

@@ -2,22 +2,23 @@
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from antiphon.backends.base import Model
 from antiphon.engine.engine import Engine
 from antiphon.errors import ModelNotFound
+from antiphon.protocol.open import always
 from antiphon.server.exchange import Exchange
 
 
-class ModelObject(Struct):
+class ModelObject(Struct, omit_defaults=True):
     """`context_window` is ours: how many tokens a turn may take, if that is known."""
 
     id: str
     created: int
     owned_by: str
-    object: Literal["model"] = "model"
-    context_window: int | UnsetType = UNSET
+    object: Literal["model"] = always("model")
+    context_window: int | None = None
 
 
 class ModelList(Struct):
@@ -43,5 +44,4 @@ class ModelHandlers:
 
 
 def _present(model: Model) -> ModelObject:
-    window = UNSET if model.context_window is None else model.context_window
-    return ModelObject(id=model.id, created=model.created, owned_by=model.owned_by, context_window=window)
+    return ModelObject(id=model.id, created=model.created, owned_by=model.owned_by, context_window=model.context_window)

@@ -14,6 +14,7 @@ import msgspec
 from antiphon.protocol import codec, events, items
 from antiphon.protocol.content import ReasoningText
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.carried import find_prefix, set_id
@@ -32,7 +33,7 @@ def recall(stream: Iterable[Event | Unknown]) -> list[Delta]:
     for event, following in itertools.zip_longest(shown, shown[1:]):
         if isinstance(event, events.OutputItemAdded):
             forms[event.output_index] = _find_form(event, following)
-        recalled += _recall(event, forms.get(_find_index(event)))
+        recalled += _recall(event, forms.get(getattr(event, "output_index", -1)))
     return recalled
 
 
@@ -44,36 +45,29 @@ def _find_form(event: events.OutputItemAdded, following: Event | Unknown | None)
     """How a backend tells an item: in deltas of its words, at once, or event by event."""
     if isinstance(following, events.OutputItemDone) and following.item == event.item:
         return "whole"
+    if isinstance(event.item, ShellCall) and event.item.status != "in_progress":
+        return "whole"  # its commands are told in between
     return "said" if isinstance(event.item, _SAID) else "carried"
 
 
-def _find_index(event: Event | Unknown) -> int:
-    """The index of the item that an event is about; -1 if it is about none."""
-    if not isinstance(event, Unknown):
-        return getattr(event, "output_index", -1)
-    index = msgspec.json.decode(event.raw, type=dict[str, Any]).get("output_index")
-    return index if isinstance(index, int) else -1
-
-
 def _recall(event: Event | Unknown, form: _Form | None) -> Sequence[Delta]:
-    if form == "carried":
-        return _recall_carried(event)
     if isinstance(event, Unknown):
         return [deltas.Passthrough(event)]
+    if form == "carried":
+        return [_recall_carried(event)]
     if form == "whole" and isinstance(event, events.OutputItemEvent):
         return [deltas.WholeItem(_as_output(event))] if isinstance(event, events.OutputItemDone) else []
     recollect = _RECOLLECTIONS.get(type(event))
     return recollect(event) if recollect is not None else []
 
 
-def _recall_carried(event: Event | Unknown) -> Sequence[Delta]:
-    key = f"told {_find_index(event)}"
+def _recall_carried(event: Event) -> Delta:
     if isinstance(event, events.OutputItemAdded):
         item = _as_output(event)
-        return [deltas.OpenItem(key, item, find_prefix(item))]
+        return deltas.OpenItem(_key(event), item, find_prefix(item))
     if isinstance(event, events.OutputItemDone):
-        return [deltas.CloseItem(key, _as_output(event))]
-    return [deltas.ItemEvent(Unknown(codec.encode(event)), key)]
+        return deltas.CloseItem(_key(event), _as_output(event))
+    return deltas.Passthrough(Unknown(codec.encode(event)))
 
 
 def _as_output(event: events.OutputItemEvent) -> items.OutputItem | Unknown:
@@ -84,7 +78,7 @@ def _recall_annotation(event: events.OutputTextAnnotationAdded) -> Sequence[Delt
     return [deltas.Annotate(event.annotation)] if event.annotation is not None else []
 
 
-def _key(event: events.ItemEvent | events.OutputItemAdded) -> str:
+def _key(event: events.ItemEvent | events.OutputItemEvent) -> str:
     return f"told {event.output_index}"
 
 
@@ -258,53 +252,46 @@ _KEYED = (
 
 
 class _Names:
-    """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which it is."""
+    """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which it is.
+
+    Words of one kind that nothing parts are one stretch, whatever they were cut into.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[int | str, int] = {}
         self._summaries = 0
         self._summary: int | None = None
-        self._breaks = 0
-        self._last: type | None = None
+        self._stretches = 0
+        self._stretch: type | None = None
 
     def read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":
-        if isinstance(delta, deltas.NewPart) or (isinstance(delta, deltas.CloseItem) and delta.key is None):
-            self._breaks += 1
-            self._summary = None
-            return []
-        if isinstance(delta, deltas.Phase | deltas.Amend):
-            return []
-        pieces = self._read(delta)
-        if pieces and not isinstance(pieces[-1], _Spoken):
-            self._last = None
-        return pieces
-
-    def _read_words(self, delta: deltas.Text | deltas.Refusal | deltas.Reasoning) -> "Sequence[_Spoken | Delta]":
-        """A break counts only between words of one kind: anything else parts them anyway."""
-        if not delta.text:
-            return []
-        if self._last is not type(delta):
-            self._last, self._breaks = type(delta), 0
-        return [_Spoken((type(delta), self._breaks), delta.text)]
-
-    def _read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":
         match delta:
-            case deltas.OpenItem() | deltas.ItemEvent() | deltas.CloseItem():
-                return self._read_carried(delta)
-            case deltas.ReasoningSummary():
-                return self._read_summary(delta)
+            case deltas.Text() | deltas.Refusal() | deltas.Reasoning():
+                return self._read_words(delta)
+            case deltas.ReasoningSummary() | deltas.ReasoningSeal():
+                return self._read_reasoning(delta)
             case deltas.ToolCall() | deltas.CustomToolCall():
                 return self._read_call(delta)
-            case deltas.Passthrough():
-                return [deltas.Passthrough(Unknown(delta.event.type.encode()))]  # its number is another in each run
-            case deltas.Reasoning():
-                return self._read_words(delta)
-            case deltas.ReasoningSeal():
-                return [delta] if delta.encrypted_content else []
-        self._summary = None  # whatever else there is closes the reasoning
+            case deltas.Passthrough() | deltas.ItemEvent():
+                # Ids and numbers are others in each run.
+                return [deltas.Passthrough(Unknown(delta.event.type.encode()))]
+            case deltas.Phase() | deltas.Amend():
+                return []
+            case deltas.NewPart():
+                self._stretch = None
+                return []
+            case deltas.CloseItem() if delta.key is not None:
+                return self._read_end(delta)
+            case deltas.Annotate():
+                self._begin(deltas.Text)
+                return [delta]
+        self._part()
         match delta:
-            case deltas.Text() | deltas.Refusal():
-                return self._read_words(delta)
+            case deltas.CloseItem():
+                return []
+            case deltas.OpenItem():
+                self.calls[delta.key] = len(self.calls)
+                return [deltas.OpenItem(self.calls[delta.key], set_id(delta.item, ""))]
             case deltas.WholeItem() if not isinstance(delta.item, Unknown):
                 # The ids may be of our making, and a model calls by another id each time.
                 ids = {name: None for name in ("id", "call_id") if name in delta.item.__struct_fields__}
@@ -312,27 +299,47 @@ class _Names:
             case _:
                 return [delta]
 
+    def _part(self) -> None:
+        """What was being said is over."""
+        self._stretch = self._summary = None
+
+    def _begin(self, kind: type) -> None:
+        if kind is not deltas.Reasoning:
+            self._summary = None
+        if self._stretch is not kind:
+            self._stretch, self._stretches = kind, self._stretches + 1
+
+    def _read_words(self, delta: deltas.Text | deltas.Refusal | deltas.Reasoning) -> "Sequence[_Spoken | Delta]":
+        if not delta.text:
+            return []
+        self._begin(type(delta))
+        return [_Spoken((type(delta), self._stretches), delta.text)]
+
+    def _read_reasoning(self, delta: deltas.ReasoningSummary | deltas.ReasoningSeal) -> "Sequence[_Spoken | Delta]":
+        if self._stretch is not deltas.Reasoning:
+            self._stretch = None
+        if isinstance(delta, deltas.ReasoningSummary):
+            return self._read_summary(delta)
+        if not delta.encrypted_content:
+            return []
+        self._part()
+        return [delta]
+
+    def _read_end(self, delta: deltas.CloseItem) -> "Sequence[_Spoken | Delta]":
+        if delta.item is None or delta.key not in self.calls:
+            return []
+        return [deltas.CloseItem(self.calls[delta.key], set_id(delta.item, ""))]
+
     def _read_summary(self, delta: deltas.ReasoningSummary) -> "Sequence[_Spoken | Delta]":
         if delta.index != self._summary:
             self._summary = delta.index
             self._summaries += 1
         return [_Spoken((type(delta), self._summaries), delta.text)] if delta.text else []
 
-    def _read_carried(self, delta: deltas.OpenItem | deltas.ItemEvent | deltas.CloseItem) -> Sequence[Delta]:
-        """Ids are others in each run, and so are the numbers in events."""
-        if isinstance(delta, deltas.ItemEvent):
-            return [deltas.Passthrough(Unknown(delta.event.type.encode()))]
-        self._summary = None
-        if isinstance(delta, deltas.OpenItem):
-            self.calls[delta.key] = len(self.calls)
-        if delta.item is None or delta.key not in self.calls:
-            return []
-        return [type(delta)(self.calls[delta.key], set_id(delta.item, ""))]
-
     def _read_call(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> "Sequence[_Spoken | Delta]":
         pieces: list[_Spoken | Delta] = []
         if delta.key not in self.calls:
-            self._summary = None
+            self._part()
             self.calls[delta.key] = len(self.calls)
             pieces.append(type(delta)(self.calls[delta.key], "", delta.name, None, delta.namespace))
         words = _words(delta)

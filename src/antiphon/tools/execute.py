@@ -13,10 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """Calls tools by name, each within its own limits."""
+    """Calls tools by name, each within its own limits. `unknown` is what a model reads that calls one that is none."""
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
+    def __init__(self, tools: Iterable[Tool], *, unknown: str | None = None) -> None:
         self.tools: Mapping[str, Tool] = _by_name(tools)
+        self._unknown = unknown
         self._slots = {
             tool.name: asyncio.Semaphore(tool.concurrency) for tool in self.tools.values() if tool.concurrency
         }
@@ -26,7 +27,7 @@ class Executor:
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools) or "none"
-            return fail(f"There is no tool '{call.name}'. There are: {known}.")
+            return fail(self._unknown or f"There is no tool '{call.name}'. There are: {known}.")
         slot = self._slots.get(tool.name)
         if slot is None:
             return await _attempt(tool, call, context)

@@ -111,6 +111,8 @@ class Chain:
         return Running({}, make_settings(), backend=backend)
 
     def stop(self) -> None:
+        self.client.close()
+        self.client_with_state_upstream.close()
         for server in (self._stateless, self._outer, self.inner):
             server.stop()
 
@@ -276,10 +278,10 @@ def test_with_the_state_upstream_only_what_is_new_is_sent(chain: Chain) -> None:
 def test_a_state_that_the_upstream_has_lost_is_sent_whole_again(chain: Chain) -> None:
     client = chain.client_with_state_upstream
     first = client.responses.create(model="m", input="how many are lost?")
-    inner_client = chain.inner.client()
     [kept] = chain.asked
     second = client.responses.create(model="m", input="how many so far?", previous_response_id=first.id)
-    inner_client.responses.delete(chain.asked[1]["previous_response_id"])
+    with chain.inner.client() as inner:
+        inner.responses.delete(chain.asked[1]["previous_response_id"])
     again = client.responses.create(model="m", input="how many again?", previous_response_id=first.id)
     assert (kept["store"], second.output_text, again.output_text) == (True, "3 items", "3 items")
     assert [len(asked["input"]) for asked in chain.asked] == [1, 1, 1, 3]

@@ -31,7 +31,8 @@ def client(llama: LlamaServer) -> Iterator[OpenAI]:
     options = {"base_url": llama.url, "api_key": llama.key, "request_retries": 0, "stream_retries": 0}
     backend: Any = create("llama", options, Path("unused"))
     server = Running({}, make_settings(), backend=backend)
-    yield server.client()
+    with server.client() as client:
+        yield client
     server.stop()
 
 

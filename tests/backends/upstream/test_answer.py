@@ -42,7 +42,7 @@ async def read(line: Any) -> list[Delta]:
         ([b"\n", b"\n", b": alive\n\n", b"event: x\ndata: a\n\n"], [Text("a"), Finish()]),
         ([b"data: a"], [Text("a"), Finish()]),
         ([b' {"a": ', b"1}\n"], [Text(' {"a": 1}\n'), Finish()]),
-        ([b"\r\n", b"[1]"], [Text("\r\n[1]"), Finish()]),
+        ([b"\r\n", b" ", b"[1]"], [Text("[1]"), Finish()]),
     ],
 )
 async def test_a_stream_is_told_from_a_whole_body_by_its_beginning(
@@ -63,6 +63,13 @@ async def test_an_answer_that_says_nothing_is_an_error(connect: Any, pieces: Any
 async def test_an_error_in_a_whole_body_is_raised_as_what_it_is(connect: Any) -> None:
     async with connect(json_of({"error": {"message": "Slow down.", "code": 429}}), stream_retries=0) as line:
         with pytest.raises(RateLimited, match=r"^Slow down\.$"):
+            await read(line)
+
+
+@pytest.mark.parametrize("body", [b'{"a": ' * 100_000, b"\xff" * 10, b'{"a": "\xff"}', b"[" * 2_000_000])
+async def test_nonsense_is_an_error(connect: Any, body: bytes) -> None:
+    async with connect(Reply(body=body), stream_retries=0) as line:
+        with pytest.raises(UpstreamError, match="before the answer ended"):
             await read(line)
 
 

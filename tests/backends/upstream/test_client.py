@@ -337,7 +337,22 @@ async def test_neither_errors_nor_the_log_tell_keys_or_addresses(
 
 
 async def test_a_closed_upstream_says_so(connect: Any) -> None:
-    async with connect(request_retries=0) as line:
+    async with connect() as line:
         await line.upstream.close()
         with pytest.raises(UpstreamError, match="closed"):
             await line.ask()
+        assert line.waits == []
+
+
+async def test_closing_ends_the_answers_under_way(connect: Any) -> None:
+    async with connect(stream_of(b"data: a\n\n", STALL), stream_of(STALL)) as line:
+        deltas = await line.begin()
+        assert await anext(deltas) == [Text("a")]
+        waiting = asyncio.create_task(line.begin())
+        await line.server.until_requests(2)
+        await line.upstream.close()
+        await line.server.until_hang_ups(2)
+        with pytest.raises(UpstreamError):
+            await anext(deltas)
+        with pytest.raises(UpstreamError):
+            await waiting

@@ -141,12 +141,10 @@ def test_an_error_in_a_stream_needs_no_status(payload: Any, told: Any) -> None:
     assert "No." in explained.message
 
 
-@pytest.mark.parametrize("status", [*range(300, 309), *range(400, 432), 499, *range(500, 512), 524, 529, 599])
 @pytest.mark.parametrize("body", [b"", b"{}", b"null", b"[]", b"<html></html>", b"\xff\xfe"])
-def test_an_error_without_words_has_some(status: int, body: bytes) -> None:
-    explained = explain(status, body)
-    assert len(explained.message) > 20
-    assert explained.status >= 400
+def test_an_error_without_words_has_some(body: bytes) -> None:
+    errors = [explain(status, body) for status in range(300, 600)]
+    assert [error for error in errors if len(error.message) < 20 or error.status < 400] == []
 
 
 def test_a_wait_in_the_headers_counts_more_than_one_in_the_words() -> None:

@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -53,6 +54,13 @@ from antiphon.backends.upstream.report import LONGEST_MESSAGE, Report, is_error,
 )
 def test_an_error_is_read_in_any_of_the_usual_shapes(body: bytes, report: Report) -> None:
     assert read_body(body) == report
+
+
+@pytest.mark.parametrize("piece", [b"<script", b"<title", b"<head>", b"<!--", b"<", b"a.1.", b"[:", b"sk-"])
+def test_a_page_that_was_made_to_take_long_does_not(piece: bytes) -> None:
+    began = time.process_time()
+    read_body(b"<html>" + piece * 40_000)
+    assert time.process_time() - began < 2
 
 
 @given(st.binary(max_size=200))

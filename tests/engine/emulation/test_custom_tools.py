@@ -90,7 +90,9 @@ async def test_the_tokens_of_both_tries_are_counted(emulate: Any) -> None:
     }
     rules = [{"text": "arguments are wrong", "answers": [[call("draw", {"input": "->"}), second]]}]
     bench = await emulate(call("draw", {"input": "--"}, "call_0"), first, rules=rules)
-    assert (await bench.ask(tools=[LINE])).response["usage"] == {
+    answer = await bench.ask(tools=[LINE], max_output_tokens=20)
+    assert [turn.request.max_output_tokens for turn in answer.turns] == [20, 18]
+    assert answer.response["usage"] == {
         "input_tokens": 13,
         "output_tokens": 6,
         "total_tokens": 19,

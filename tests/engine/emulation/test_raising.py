@@ -26,7 +26,7 @@ TOOLS: list[Any] = [
 
 
 def raise_(*batches: list[Delta]) -> list[Delta]:
-    spoken = Round(lower(Turn(request=CreateRequest(tools=TOOLS), items=[]), NATIVE), Budget(most_searches=None))
+    spoken = Round(lower(Turn(request=CreateRequest(tools=TOOLS), items=[]), NATIVE), Budget())
     return [delta for batch in batches for delta in spoken.feed(batch)]
 
 

@@ -66,7 +66,7 @@ class ResponsesReader:
         if track.closed:
             return ()
         text = wire.read_text(event.delta)
-        if not text:
+        if not text and not event.logprobs:
             return ()
         track.say("text", part, text)
         said = deltas.Text(text, wire.read_logprobs(event.logprobs) if event.logprobs else ())
@@ -224,7 +224,7 @@ class ResponsesReader:
     def _ended(self, event: wire.Event) -> Sequence[Delta]:
         outcome = wire.read_outcome(event.response)
         name = event.type.removeprefix("response.")
-        if name != "completed" or outcome.status not in ("failed", "incomplete", "cancelled"):
+        if name == "failed" or outcome.status not in ("failed", "incomplete", "cancelled"):
             outcome.status = name
         return self._end(outcome)
 

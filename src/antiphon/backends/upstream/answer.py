@@ -6,7 +6,8 @@ import aiohttp
 import msgspec
 
 from antiphon.backends.upstream.failure import REFUSED, break_off, explain_event
-from antiphon.backends.upstream.network import Lifeline, explained
+from antiphon.backends.upstream.lifeline import Lifeline
+from antiphon.backends.upstream.network import explained
 from antiphon.backends.upstream.reader import Reader
 from antiphon.backends.upstream.redaction import redact
 from antiphon.backends.upstream.report import is_error, read_body
@@ -30,12 +31,15 @@ class Answer:
         self._reader = reader
         self._secrets = secrets
         self._decoder: Decoder | None = None
-        self._head = b""
         self._lifeline = Lifeline(response)
 
     @property
     def finished(self) -> bool:
         return self._reader.finished
+
+    def limit_silence(self, seconds: float) -> None:
+        """From now on, so long a silence ends the answer."""
+        self._lifeline.limit_silence(seconds)
 
     def close(self) -> None:
         """Hang up, unless all of it has been read: the connection serves others then."""
@@ -44,18 +48,15 @@ class Answer:
 
     async def read(self) -> Sequence[Delta]:
         """What the next read off the connection says, which may be nothing. Raises if the answer ends unfinished."""
-        with explained():
-            chunk = await self.response.content.readany()
+        chunk = await self._lifeline.read()
         if self._decoder is None:
-            chunk = self._head + chunk
-            head = chunk.lstrip(_SPACE)
-            if head[:1] in (b"{", b"["):
+            first = chunk.lstrip(_SPACE)[:1]
+            if first and first in b"{[":
                 return self._read_whole(await self._read_rest(chunk))
-            if head[:1] == b"<":
+            if first == b"<":
                 raise self._complain(await self._read_rest(chunk))
-            if not head and not self.response.content.at_eof():
-                self._head = chunk
-                return ()
+            if chunk and not first:
+                return ()  # some servers send white space until they know what to answer
             self._decoder = Decoder()
         messages = self._decoder.feed(chunk) if chunk else self._decoder.close()
         deltas = self._read_messages(messages)
@@ -70,7 +71,7 @@ class Answer:
                 if self._reader.finished:
                     break
                 deltas += self._reader.read(message)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             raise UpstreamError("The upstream sent something that cannot be read.") from None
         return deltas
 
@@ -83,7 +84,7 @@ class Answer:
     def _read_whole(self, body: bytes) -> list[Delta]:
         try:
             payload = msgspec.json.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise break_off() from None
         if is_error(payload):
             raise explain_event(payload, secrets=self._secrets)

@@ -16,7 +16,7 @@ from yarl import URL
 from antiphon.backends.base import Deltas
 from antiphon.backends.upstream.answer import LARGEST_BODY, Answer, read_bounded
 from antiphon.backends.upstream.circuit import Circuit
-from antiphon.backends.upstream.failure import explain
+from antiphon.backends.upstream.failure import REFUSED, explain
 from antiphon.backends.upstream.network import explained
 from antiphon.backends.upstream.options import UpstreamOptions, check_options
 from antiphon.backends.upstream.reader import Reader
@@ -29,8 +29,6 @@ LARGEST_PLAIN_BODY = 1024 * 1024
 LARGEST_REST = 64 * 1024
 DRAIN_SECONDS = 1.0
 
-_NO_ANSWER = "The upstream did not answer in time."
-_SILENCE = "The upstream fell silent before its answer ended."
 _OPEN_HEADERS = frozenset(
     {"accept", "anthropic-version", "anthropic-beta", "content-type", "openai-beta", "user-agent"}
 )
@@ -92,12 +90,10 @@ class Upstream:
 
     async def get_json(self, path: str, *, headers: Mapping[str, str] | None = None) -> Any:
         """Ask once: what this is for can be asked again later."""
-        body = await _within(
-            self.options.first_token_timeout, self._fetch("GET", path, None, headers), complaint=_NO_ANSWER
-        )
+        body = await self._in_time(self._fetch("GET", path, None, headers))
         try:
             return msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise UpstreamError("The upstream's answer is not JSON.") from None
 
     async def post_json(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
@@ -144,9 +140,9 @@ class Upstream:
             try:
                 yield ()
                 yield first
+                answer.limit_silence(self.options.idle_timeout)
                 while not answer.finished:
-                    deltas = await _within(self.options.idle_timeout, answer.read(), complaint=_SILENCE)
-                    if deltas:
+                    if deltas := await answer.read():
                         yield deltas
             finally:
                 self._leave(answer)
@@ -157,7 +153,7 @@ class Upstream:
         while True:
             patience.answered = False
             try:
-                return await _within(self.options.first_token_timeout, attempt(patience), complaint=_NO_ANSWER)
+                return await self._in_time(attempt(patience))
             except AntiphonError as error:
                 wait = patience.wait_after(error)
                 if wait is None:
@@ -165,6 +161,13 @@ class Upstream:
                     raise
                 logger.warning("backend %s: %s Asking again in %.1f s.", self.name, error.message, wait)
             await self._sleep(wait)
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self.options.first_token_timeout):
+                return await work
+        except TimeoutError:
+            raise UpstreamTimeout("The upstream did not answer in time.") from None
 
     def _note(self, error: AntiphonError) -> None:
         # What the client can mend is the client's to know.
@@ -183,7 +186,7 @@ class Upstream:
     ) -> aiohttp.ClientResponse:
         """A response with a good status; every other is raised."""
         if self._session is None:
-            raise UpstreamError("The connection to the upstream is closed.")
+            raise UpstreamError("The connection to the upstream is closed.", code=REFUSED)
         url = URL(self.options.base_url + path)
         sent = {"Content-Type": "application/json"} if body is not None else {}
         with explained():
@@ -228,14 +231,6 @@ async def _drain(answer: Answer) -> None:
         pass  # nobody was waiting for it
     finally:
         answer.close()
-
-
-async def _within(seconds: float, work: Awaitable[T], *, complaint: str) -> T:
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError:
-        raise UpstreamTimeout(complaint) from None
 
 
 def _collect_secrets(options: UpstreamOptions, headers: Mapping[str, str]) -> frozenset[str]:

@@ -9,6 +9,9 @@ import msgspec
 
 LONGEST_MESSAGE = 2000
 
+# The patterns below take a time that grows with the square of a page that was made for that.
+_LONGEST_PAGE = 8000
+
 _CODE = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _UNSEEN = re.compile(r"<(script|style|head)\b.*?</\1>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
@@ -107,6 +110,7 @@ def _join(place: Any) -> str:
 
 
 def _read_text(text: str) -> str:
+    text = text[:_LONGEST_PAGE]
     if "<" in text and (title := _TITLE.search(text)) and title[1].strip():
         text = title[1]
     elif "<html" in text.lower():

@@ -8,7 +8,8 @@ MOST_SEARCHES = 8
 class Budget:
     """What is left. `searches` below zero: the model has gone on searching after the last one."""
 
-    def __init__(self, *, most_searches: int | None) -> None:
+    def __init__(self, *, most_searches: int | None = None, most_tokens: int | None = None) -> None:
+        self._most_tokens = most_tokens
         self.retries = 1
         self.searches = min(most_searches or MOST_SEARCHES, MOST_SEARCHES)
         self.calls = 0
@@ -19,6 +20,12 @@ class Budget:
         """The tokens of all rounds, when `before` is what the earlier ones took."""
         self.spent = usage if before is None else _add(before, usage)
         return self.spent
+
+    def tokens_left(self) -> int | None:
+        """How many tokens the next round may say; None if that was not limited."""
+        if self._most_tokens is None or self.spent is None:
+            return self._most_tokens
+        return max(1, self._most_tokens - self.spent.output_tokens)
 
 
 def _add(left: Usage, right: Usage) -> Usage:

@@ -48,7 +48,8 @@ class Emulator:
         return await self._backend.count_tokens(turn)
 
     async def _speak(self, lowered: Lowered, answer: Deltas) -> Deltas:
-        budget = Budget(most_searches=lowered.turn.request.max_tool_calls)
+        request = lowered.turn.request
+        budget = Budget(most_searches=request.max_tool_calls, most_tokens=request.max_output_tokens)
         while True:
             spoken = Round(lowered, budget)
             async with aclosing(answer):
@@ -57,7 +58,7 @@ class Emulator:
                         yield told
             if spoken.following is None:
                 return
-            lowered = lowered.go_on(spoken.following)
+            lowered = lowered.go_on(spoken.following, most_tokens=budget.tokens_left())
             answer = await self._backend.stream(lowered.turn)
 
 

@@ -22,9 +22,10 @@ class Lowered(msgspec.Struct, frozen=True):
     limits: Limits
     check: AnswerCheck | None
 
-    def go_on(self, said: Items) -> "Lowered":
-        """The turn after these items, with the tools that are loaded by now."""
+    def go_on(self, said: Items, *, most_tokens: int | None) -> "Lowered":
+        """The turn after these items, with the tools that are loaded by now, and so many tokens for the answer."""
         request = copy(self.turn.request)
+        request.max_output_tokens = most_tokens
         request.tools = self.catalog.show(self.limits.allowed) or None
         turn = msgspec.structs.replace(self.turn, request=request, items=[*self.turn.items, *said])
         return msgspec.structs.replace(self, turn=turn)

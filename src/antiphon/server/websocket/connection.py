@@ -69,8 +69,7 @@ class Connection:
         if self._retirement is not None:
             self._retirement.cancel()
         for lane in self._lanes.values():
-            if lane.task is not None:
-                lane.task.cancel()
+            lane.stop()
         await self._wait_for_lanes()
 
     async def _wait_for_lanes(self) -> None:

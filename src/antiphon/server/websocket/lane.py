@@ -12,6 +12,7 @@ import msgspec
 from antiphon.engine.background import BackgroundRun
 from antiphon.engine.run import Run
 from antiphon.errors import AntiphonError, ServerError
+from antiphon.protocol import events
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
@@ -51,6 +52,7 @@ class Lane:
         self._steers: list[QueuedSteer] = []
         self._owed: dict[str, Sequence[QueuedSteer]] = {}
         self._beat: asyncio.Task[None] | None = None
+        self._stopping = False
 
     # What waits
 
@@ -67,6 +69,12 @@ class Lane:
     def uncommitted(self) -> int:
         """How many pieces of steering input wait for the response that they go into."""
         return len(self._steers) + sum(map(len, self._owed.values()))
+
+    def stop(self) -> None:
+        """Break off: there is nobody left to work for."""
+        self._stopping = True
+        if self.task is not None:
+            self.task.cancel()
 
     async def refuse_waiting(self, error: AntiphonError) -> None:
         """Answer everything that has not begun with this error."""
@@ -124,6 +132,13 @@ class Lane:
             line.error = run.response.error.code if run.response.error is not None else None
         except ClientGone:
             raise
+        except asyncio.CancelledError:
+            if self._stopping or self.task is None:
+                raise
+            # Somebody cancelled the response, and did not wait for this client to read on. It will hear of it then.
+            self.task.uncancel()
+            line.error = None
+            await self._write([events.Incomplete(run.take_number(), run.response)])
         except Exception as error:  # only an engine that breaks its promise gets here
             await self._refuse(Job(request=run.request), _as_known(error, self._peer.upgrade.id), line)
             return
@@ -169,8 +184,8 @@ class Lane:
 
     # Sending
 
-    async def _write(self, events: Sequence[Event | Unknown]) -> None:
-        lines = self._mark([encode_line(event) for event in events])
+    async def _write(self, told: Sequence[Event | Unknown]) -> None:
+        lines = self._mark([encode_line(event) for event in told])
         self.sent += self._peer.count(lines)
         if not self._peer.wire.write_now(lines):
             await self._peer.wire.write(lines)

@@ -14,13 +14,14 @@ GOING_AWAY = 1001
 class Wire:
     """What is written at once stays together, and whoever writes first is sent first."""
 
-    __slots__ = ("_lock", "_receive", "_send", "_write_now")
+    __slots__ = ("_lock", "_receive", "_send", "_write_now", "_writers")
 
     def __init__(self, receive: Receive, send: Send, *, write_now: WriteNow | None = None) -> None:
         self._receive = receive
         self._send = send
         self._write_now = write_now
         self._lock = asyncio.Lock()
+        self._writers = 0  # between two of them the lock is free, but not for a third
 
     async def accept(self, headers: list[tuple[bytes, bytes]]) -> None:
         await self._receive()
@@ -38,18 +39,22 @@ class Wire:
         """Send the lines, a message each. Raises ClientGone."""
         if self.write_now(lines):
             return
-        async with self._lock:
-            for line in lines:
-                await self._put({"type": "websocket.send", "text": line.decode()})
+        self._writers += 1
+        try:
+            async with self._lock:
+                for line in lines:
+                    await self._put({"type": "websocket.send", "text": line.decode()})
+        finally:
+            self._writers -= 1
 
     def write_now(self, lines: Sequence[bytes]) -> bool:
         """Send the lines if that takes no waiting. It mostly does not, and waiting in vain costs more than sending."""
-        return self._write_now is not None and not self._lock.locked() and self._write_now(lines)
+        return self._write_now is not None and not self._writers and self._write_now(lines)
 
     @property
     def is_writing(self) -> bool:
         """Whether a message waits for the client to read."""
-        return self._lock.locked()
+        return self._writers > 0
 
     async def close(self, code: int) -> None:
         await self._put({"type": "websocket.close", "code": code})

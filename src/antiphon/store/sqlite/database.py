@@ -106,7 +106,7 @@ def _read_apart(connection: sqlite3.Connection, function: Callable[..., object],
 def _prepare(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     """Make the file if there is none, bring it up to date, and return a connection to write and one to read."""
     try:
-        _create(path)
+        create_file(path)
         writing = connect(path)
         try:
             migrate(writing, read_migrations(), path=str(path))
@@ -120,7 +120,8 @@ def _prepare(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     return writing, reading
 
 
-def _create(path: Path) -> None:
+def create_file(path: Path) -> None:
+    """Make the file, and the folders above it, if there are none."""
     # Conversations are private: what we create, only we may read. SQLite gives its log the permissions of the file.
     for folder in reversed(path.absolute().parents):
         if not folder.exists():

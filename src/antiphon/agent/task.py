@@ -1,0 +1,21 @@
+"""What a run is after."""
+
+from msgspec import Struct
+
+from antiphon.agent.limits import Limits, Prices
+from antiphon.tools.schema import Shape
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """What a run is after, and how far it may go.
+
+    `output` is the form of the final answer. A call of the tool named `decision` is the run's end. After a turn of text
+    alone that is no end, the model is told to go on with `nudge`.
+    """
+
+    limits: Limits = Limits()
+    prices: Prices | None = None
+    output: Shape | None = None
+    decision: str | None = None
+    nudge: str | None = None
+    turn_retries: int = 2

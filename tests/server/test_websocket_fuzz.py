@@ -1,0 +1,47 @@
+"""Whatever a client sends in a text frame is answered, and the connection goes on."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from live_server import Running, make_settings
+from websocket_client import TERMINAL, Client
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+NAMES = st.sampled_from(
+    ["model", "input", "previous_response_id", "stream_id", "generate", "stream", "store", "tools", "x"]
+)
+TYPES = st.sampled_from(["response.create", "response.steer", "response.stop", "", None, 7])
+MESSAGES = (
+    st.tuples(TYPES, st.dictionaries(NAMES, JSON, max_size=4)).map(
+        lambda pair: json.dumps({"type": pair[0], **pair[1]})
+    )
+    | JSON.map(json.dumps)
+    | st.text(max_size=50)
+)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    running = Running({}, make_settings())
+    with Client(running) as client:
+        yield client
+    running.stop()
+
+
+@settings(max_examples=150)
+@given(MESSAGES)
+def test_every_message_is_answered_and_the_connection_goes_on(client: Client, message: str) -> None:
+    client.send(message)
+    answer = client.read()
+    while answer["type"] not in (*TERMINAL, "error", "response.steer.failed"):
+        answer = client.read()
+    assert answer.get("status", 400) < 500
+    assert client.ask("hi")["status"] == "completed"

@@ -1,0 +1,81 @@
+"""The ways out of a WebSocket, with and without the server's short one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from antiphon.server.exchange import ClientGone
+from antiphon.server.websocket.transport import encode_frames
+from antiphon.server.websocket.wire import Wire
+
+
+class Server:
+    """A server's side, which can be made to wait or to refuse."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.room = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def receive(self) -> dict[str, Any]:
+        return {"type": "websocket.receive", "bytes": b"x"}
+
+    async def send(self, message: Any) -> None:
+        await self.room.wait()
+        if self.error is not None:
+            raise self.error
+        self.sent.append(message["text"])
+
+    def write(self, lines: Any) -> bool:
+        if self.room.is_set():
+            self.sent.append(list(lines))
+        return self.room.is_set()
+
+
+async def test_any_server_is_sent_a_text_message_for_each_line() -> None:
+    server = Server()
+    server.room.set()
+    await Wire(server.receive, server.send).write([b"one", b"two"])
+    assert server.sent == ["one", "two"]
+
+
+async def test_the_short_way_is_taken_when_there_is_room() -> None:
+    server = Server()
+    server.room.set()
+    await Wire(server.receive, server.send, write_now=server.write).write([b"one", b"two"])
+    assert server.sent == [[b"one", b"two"]]
+
+
+async def test_the_order_holds_while_the_client_reads_slowly() -> None:
+    server = Server()
+    wire = Wire(server.receive, server.send, write_now=server.write)
+    writing = [asyncio.create_task(wire.write([str(n).encode(), b"."])) for n in range(3)]
+    await asyncio.sleep(0)
+    assert wire.is_writing
+    server.room.set()
+    late = asyncio.create_task(wire.write([b"late"]))
+    await asyncio.gather(*writing, late)
+    assert server.sent == ["0", ".", "1", ".", "2", ".", "late"]
+
+
+@pytest.mark.parametrize("error", [OSError(), RuntimeError("after the close")])
+async def test_a_closed_connection_has_no_client(error: Exception) -> None:
+    server = Server()
+    server.room.set()
+    server.error = error
+    with pytest.raises(ClientGone):
+        await Wire(server.receive, server.send).write([b"x"])
+
+
+async def test_a_binary_message_is_told_from_text() -> None:
+    server = Server()
+    assert await Wire(server.receive, server.send).read() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("size", "head"),
+    [(125, b"\x81\x7d"), (126, b"\x81\x7e\x00\x7e"), (65536, b"\x81\x7f\x00\x00\x00\x00\x00\x01\x00\x00")],
+)
+def test_a_frame_says_how_long_it_is(size: int, head: bytes) -> None:
+    assert encode_frames([b"x" * size, b""]) == head + b"x" * size + b"\x81\x00"
