@@ -97,6 +97,10 @@ class Client:
         return error
 
 
+def codes(errors: list[Event]) -> list[tuple[int, str]]:
+    return [(error["status"], error["error"]["code"]) for error in errors]
+
+
 def text_of(response: Event) -> str:
     return "".join(part["text"] for item in response["output"] for part in item.get("content", ()))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.protocol.content import text_of
+from antiphon.protocol.content import LogProb, text_of
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Compaction
 from antiphon.protocol.open import Unknown
@@ -15,8 +15,11 @@ from antiphon.protocol.response import Response
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer
 from antiphon.stream.fold import fold
-from antiphon.stream.retelling import Diverged, Retelling, recall
+from antiphon.stream.recollection import recall
+from antiphon.stream.retelling import Diverged, Retelling
 from turns import turns
+
+SEARCHING = Unknown(b'{"type":"web_search_call","id":"ws_1"}')
 
 
 def new_composer() -> Composer:
@@ -32,8 +35,14 @@ def tell(turn: list[d.Delta]) -> list[Event | Unknown]:
 
 
 def _plain(turn: list[d.Delta]) -> bool:
-    """Nothing is sealed: a seal shows only when its item is done, and so is recalled behind all the rest of it."""
-    return not any(isinstance(delta, d.ReasoningSeal) for delta in turn)
+    """Nothing is sealed: a seal shows only when its item is done, and so is recalled behind all the rest of it.
+
+    And no text is empty: probabilities of no words at all cannot be told from those that were told before.
+    """
+    return not any(isinstance(delta, d.ReasoningSeal) or delta == d.Text("", EMPTY) for delta in turn)
+
+
+EMPTY = (LogProb("x", -1.0, [120]),)
 
 
 @given(turns)
@@ -87,6 +96,15 @@ def _texts(response: Response) -> list[Any]:
             [d.ToolCall("x", "", "f"), d.ToolCall("x", "{}")],
             [d.ToolCall(2, "}")],
         ),
+        ([d.Text("a"), d.CloseItem(), d.Text("b")], [d.Text("a"), d.CloseItem(), d.Text("bc")], [d.Text("c")]),
+        (
+            [d.Text("a"), d.CloseItem(), d.ToolCall(0, "", "f")],
+            [d.Text("a"), d.ToolCall(1, "{", "f")],
+            [d.ToolCall(0, "{", "f")],
+        ),
+        ([d.Phase("commentary"), d.Text("a")], [d.Phase("commentary"), d.Text("ab")], [d.Text("b")]),
+        ([d.ToolCall(0, "{}", "f")], [d.ToolCall(7, "{}", "f"), d.CloseItem(7)], [d.CloseItem(0)]),
+        ([d.OpenItem("told 0", SEARCHING, "ws")], [d.OpenItem(3, SEARCHING), d.CloseItem(3)], [d.CloseItem("told 0")]),
     ],
 )
 def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delta], new: list[d.Delta]) -> None:
@@ -103,6 +121,9 @@ def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delt
         ([d.ToolCall(0, "", "f")], [d.ToolCall(0, "", "g")]),
         ([d.ToolCall(0, "{", "f"), d.Text("a")], [d.ToolCall(0, "{}", "f")]),
         ([d.Text("a"), d.WholeItem(Unknown(b"{}"))], [d.Text("ab")]),
+        ([d.Text("a"), d.CloseItem(), d.Text("b")], [d.Text("ab")]),
+        ([d.Text("a"), d.NewPart(), d.Text("b")], [d.Text("ab")]),
+        ([d.OpenItem(0, SEARCHING), d.Text("a")], [d.OpenItem(0, Unknown(b'{"type":"other"}'))]),
     ],
 )
 def test_a_second_run_that_says_anything_else_diverges(told: list[d.Delta], second: list[d.Delta]) -> None:

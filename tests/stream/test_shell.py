@@ -8,7 +8,8 @@ from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta
 from antiphon.protocol.response import Response
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Finish, WholeItem
-from antiphon.stream.retelling import Retelling, recall
+from antiphon.stream.recollection import recall
+from antiphon.stream.retelling import Retelling
 
 
 def compose() -> Composer:

@@ -28,7 +28,8 @@ from antiphon.protocol.response import Response, ResponseError
 from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Delta, Failure, Finish
-from antiphon.stream.retelling import Diverged, Retelling, recall
+from antiphon.stream.recollection import recall
+from antiphon.stream.retelling import Diverged, Retelling
 from antiphon.stream.sse import encode_line
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ def fail(circuit: Circuit, error: BaseException) -> None:
 
 
 def make_open(clock: Clock) -> Circuit:
-    circuit = Circuit(now=clock)
+    circuit = Circuit("there", now=clock)
     for _ in range(FAILURES):
         fail(circuit, UpstreamError("x"))
     return circuit
@@ -35,7 +35,7 @@ def is_open(circuit: Circuit) -> bool:
 
 @pytest.mark.parametrize("error", [UpstreamError("x"), UpstreamTimeout("x"), Unavailable("x")])
 def test_it_opens_after_so_many_failures_in_a_row(error: AntiphonError) -> None:
-    circuit = Circuit(now=Clock())
+    circuit = Circuit("there", now=Clock())
     for _ in range(FAILURES - 1):
         fail(circuit, error)
     assert not is_open(circuit)  # which was a success, so the count begins anew
@@ -46,13 +46,18 @@ def test_it_opens_after_so_many_failures_in_a_row(error: AntiphonError) -> None:
 
 @pytest.mark.parametrize("error", [RateLimited("x"), InvalidRequest("x"), UpstreamError("x", code="upstream_refused")])
 def test_a_server_that_refuses_works(error: AntiphonError) -> None:
-    circuit = Circuit(now=Clock())
+    circuit = Circuit("there", now=Clock())
     for _ in range(FAILURES - 1):
         fail(circuit, UpstreamError("x"))
     for _ in range(FAILURES):
         fail(circuit, error)
     fail(circuit, UpstreamError("x"))
     assert not is_open(circuit)
+
+
+def test_the_log_says_when_it_opens(caplog: pytest.LogCaptureFixture) -> None:
+    make_open(Clock())
+    assert caplog.messages == ["backend there: it keeps failing, and is left alone for 10 s."]
 
 
 def test_who_is_kept_out_is_told_for_how_long() -> None:
@@ -108,7 +113,7 @@ def test_a_trial_that_is_cancelled_lets_the_next_one_try() -> None:
 
 def test_calls_that_were_under_way_do_not_lengthen_the_pause() -> None:
     clock = Clock()
-    circuit = Circuit(now=clock)
+    circuit = Circuit("there", now=clock)
     guards = [circuit.guard() for _ in range(FAILURES + 5)]
     for guard in guards:
         guard.__enter__()

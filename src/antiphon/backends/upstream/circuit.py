@@ -1,5 +1,6 @@
 """The circuit breaker: a server that keeps failing is left alone for a while, and then tried with one call."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from antiphon.errors import AntiphonError, Unavailable, UpstreamError
 FAILURES = 5
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 60.0
+
+logger = logging.getLogger(__name__)
 
 
 def means_unusable(error: BaseException) -> bool:
@@ -20,7 +23,8 @@ def means_unusable(error: BaseException) -> bool:
 class Circuit:
     """Open after so many failures in a row; each trial that fails doubles the pause."""
 
-    def __init__(self, *, now: Callable[[], float]) -> None:
+    def __init__(self, name: str, *, now: Callable[[], float]) -> None:
+        self._name = name
         self._now = now
         self._failures = 0
         self._pause = FIRST_PAUSE
@@ -65,3 +69,4 @@ class Circuit:
         if is_trial or self._failures == FAILURES:
             self._pause = min(2 * self._pause, LONGEST_PAUSE) if is_trial else FIRST_PAUSE
             self._opens_again = self._now() + self._pause
+            logger.warning("backend %s: it keeps failing, and is left alone for %.0f s.", self._name, self._pause)

@@ -60,7 +60,7 @@ class Upstream:
         """What must not be in any error: for `failure.explain` and `explain_event`."""
         self._headers = {"User-Agent": "antiphon", "Accept-Encoding": "identity", **headers, **options.headers}
         self._sleep = sleep
-        self._circuit = Circuit(now=now)
+        self._circuit = Circuit(name, now=now)
         # A semaphore wakes who waits in the order in which they came.
         self._slots: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(options.max_concurrent) if options.max_concurrent else nullcontext()

@@ -145,6 +145,8 @@ class Round:
     def _finish(self, delta: deltas.Finish) -> Sequence[Delta]:
         cut = delta.reason != "stop"
         told = [each for call in self._said.calls.values() for each in call.close(cut=cut)]
+        if cut and any(call.fault is not None for call in self._said.calls.values()):
+            logger.warning("a tool call was cut off and left out")
         told += [each for held in self._unnamed.values() for each in held]
         ending = conclude(self._said, delta, self._lowered, self._budget)
         self.following = ending.following

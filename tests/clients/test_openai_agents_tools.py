@@ -1,0 +1,93 @@
+"""The agents SDK's own tools, carried out by the SDK, for a model that only knows functions."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    ApplyPatchTool,
+    CustomTool,
+    LocalShellTool,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    ShellTool,
+    ToolSearchTool,
+    function_tool,
+)
+from agents.editor import ApplyPatchOperation, ApplyPatchResult
+from openai import AsyncOpenAI
+
+PLAIN = RunConfig(tracing_disabled=True)
+
+
+def use(name: str, arguments: Any, *, heard: str) -> list[dict[str, Any]]:
+    """The model calls a tool when it is asked to, and repeats what came of it."""
+    return [
+        {"user": f"use {name}", "text": heard, "answers": [f"It said {heard}."]},
+        {"user": f"use {name}", "answers": [[{"tool_call": {"name": name, "arguments": arguments}}]]},
+    ]
+
+
+SCRIPT = {
+    "native_tools": ["function"],
+    "rules": [
+        *use("shell", {"commands": ["ls"]}, heard="ran ls"),
+        *use("local_shell", {"command": ["ls", "-l"]}, heard="ran ls -l"),
+        *use("apply_patch", {"type": "create_file", "path": "a.txt", "diff": "+hi"}, heard="created a.txt"),
+        *use("draw", {"input": "a cat"}, heard="drew a cat"),
+        {"user": "use search", "text": "mild", "answers": ["It said mild."]},
+        {
+            "user": "use search",
+            "text": "can be called now: get_weather",
+            "answers": [[{"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}]],
+        },
+        {"user": "use search", "answers": [[{"tool_call": {"name": "tool_search", "arguments": {"query": "weather"}}}]]},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any) -> Any:
+    return serve(SCRIPT)
+
+
+@pytest.fixture
+async def client(server: Any) -> AsyncIterator[AsyncOpenAI]:
+    async with server.async_client() as client:
+        yield client
+
+
+class Editor:
+    def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
+        return ApplyPatchResult(status="completed", output=f"created {operation.path}")
+
+    update_file = delete_file = create_file
+
+
+async def draw(context: Any, text: str) -> str:
+    return f"drew {text}"
+
+
+@function_tool(defer_loading=True)
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    return "mild"
+
+
+TOOLS: dict[str, list[Any]] = {
+    "shell": [ShellTool(executor=lambda request: f"ran {' '.join(request.data.action.commands)}")],
+    "local_shell": [LocalShellTool(executor=lambda request: f"ran {' '.join(request.data.action.command)}")],
+    "apply_patch": [ApplyPatchTool(editor=Editor())],
+    "draw": [CustomTool(name="draw", description="Draws.", on_invoke_tool=draw)],
+    "search": [ToolSearchTool(), get_weather],
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+async def test_the_tool_is_called_and_its_output_is_read(client: AsyncOpenAI, name: str) -> None:
+    model = OpenAIResponsesModel(model="scripted", openai_client=client)
+    agent = Agent(name="worker", model=model, tools=TOOLS[name])
+    result = await Runner.run(agent, f"use {name}", run_config=PLAIN)
+    assert result.final_output.startswith("It said ")

@@ -1,0 +1,214 @@
+"""How much a WebSocket takes, how long it lives, and how it ends."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from antiphon.engine import run
+from antiphon.server import process
+from antiphon.server.websocket import connection
+from antiphon.server.websocket.transport import Transport
+from live_server import PATIENCE, Running
+from websocket_client import Client, codes, text_of
+
+SCRIPT = {
+    "rules": [{"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}],
+    "default": "{history}",
+}
+
+
+@pytest.fixture
+def running(serve: Callable[..., Running]) -> Running:
+    return serve(SCRIPT)
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Client]:
+    with Client(running) as client:
+        yield client
+
+
+def test_only_so_many_requests_wait(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_WAITING", 2)
+    kept = client.ask(store=False)
+    client.create("slowly")
+    client.until("response.output_text.delta")
+    for _ in range(3):
+        client.create("hi", previous_response_id=kept["id"], store=False)
+    error = client.until_error()
+    assert codes([error]) == [(429, "too_many_waiting_requests")]
+    running.do(lambda: running.backend.release("gate"))
+    assert [text_of(client.finish()[-1]["response"]) for _ in range(3)] == ["One two.", "3", "3"]
+
+
+def test_only_so_much_waits(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, max_body_bytes=2000)
+    with Client(running) as client:
+        client.create("slowly")
+        client.until("response.output_text.delta")
+        for _ in range(3):
+            client.create("x" * 700)
+        assert codes([client.until_error()]) == [(429, "too_many_waiting_requests")]
+
+
+def test_only_so_many_lanes_are_in_use(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_LANES", 1)
+    for lane in "abc":  # one that is done with makes room
+        client.ask(stream_id=lane)
+    client.create("slowly", stream_id="a")
+    client.until("response.output_text.delta", "a")
+    assert codes([client.refuse(stream_id="b")]) == [(429, "too_many_lanes")]
+    running.do(lambda: running.backend.release("gate"))
+
+
+def test_a_message_that_is_too_large_ends_the_connection(serve: Callable[..., Running]) -> None:
+    with Client(serve(SCRIPT, max_body_bytes=1000)) as client:
+        client.create("x" * 1000)
+        assert closing_code(client) == 1009
+
+
+def closing_code(client: Client) -> int | None:
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            client.read()
+    return closed.value.rcvd.code if closed.value.rcvd is not None else None
+
+
+@pytest.fixture
+def stuck(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Running, Client]]:
+    """A client that does not read what its model says, once the way to it is full."""
+    paused = threading.Event()
+
+    class Watched(Transport):
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            paused.set()
+
+    monkeypatch.setattr(process, "Transport", Watched)
+    step = [{"text": ["x" * 2**18]}, {"wait": "step"}]
+    running = serve({"rules": [{"user": "go", "answers": [step * PIECES]}]})
+    for _ in range(PIECES):
+        running.do(lambda: running.backend.release("step"))
+    with Client(running, max_queue=1) as client:
+        client.create("go", store=False)
+        assert paused.wait(PATIENCE)
+        yield running, client
+
+
+PIECES = 64
+
+
+def test_a_slow_reader_makes_the_model_wait(stuck: tuple[Running, Client]) -> None:
+    """It is asked for its next words only when there is room for them, so nothing piles up."""
+    running, client = stuck
+    gate = running.backend._gates["step"]
+    said = gate.arrivals._value
+    for _ in range(3 * PIECES):
+        running.do(lambda: None)
+    assert gate.arrivals._value - said <= 1 < PIECES - said
+    (transport,) = (each.transport for each in running.server.server_state.connections)
+    assert transport.get_write_buffer_size() < 2**20
+    assert len(text_of(client.finish()[-1]["response"])) == PIECES * 2**18
+
+
+def test_a_slow_reader_hears_later_that_its_response_was_cancelled(
+    stuck: tuple[Running, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, client = stuck
+    monkeypatch.setattr(run, "READER_PATIENCE_SECONDS", 0.01)
+    response_id = client.next()["response"]["id"]
+    assert running.ask("POST", f"/v1/responses/{response_id}/cancel").json["status"] == "cancelled"
+    client.create("hi", store=False)
+    last = client.finish()[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+    assert client.finish()[-1]["type"] == "response.completed"
+
+
+# The way out
+
+
+def test_a_connection_has_an_end(serve: Callable[..., Running]) -> None:
+    with Client(serve(SCRIPT, websocket_max_seconds=0.05)) as client:
+        assert client.next() == {
+            "type": "error",
+            "status": 400,
+            "error": {
+                "type": "invalid_request_error",
+                "code": "websocket_connection_limit_reached",
+                "message": "This connection has reached its limit of 0.05 seconds: open a new one.",
+                "param": None,
+            },
+        }
+        assert closing_code(client) == 1001
+
+
+def test_a_response_that_runs_at_the_end_may_finish_and_those_that_wait_are_refused(
+    serve: Callable[..., Running],
+) -> None:
+    running = serve(SCRIPT, websocket_max_seconds=0.5)
+    with Client(running) as client:
+        client.create("slowly")
+        client.create("hi", stream_id="a")
+        client.create("slowly", stream_id="a")
+        client.create("hi", stream_id="a")
+        assert client.finish("a")[-1]["type"] == "response.completed"
+        while (event := client.next("a"))["type"] != "error":
+            pass
+        assert codes([event, client.refuse(stream_id="a")]) == [(400, "websocket_connection_limit_reached")] * 2
+        for _ in range(2):
+            running.do(lambda: running.backend.release("gate"))
+        assert client.finish()[-1]["type"] == client.finish("a")[-1]["type"] == "response.completed"
+        assert codes([client.next()]) == [(400, "websocket_connection_limit_reached")]
+        assert closing_code(client) == 1001
+
+
+def test_a_stopping_server_ends_what_runs_and_closes(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT)
+    with Client(running) as idle, Client(running) as busy:
+        idle.ask()
+        busy.create("slowly")
+        busy.create("slowly", stream_id="a")
+        busy.create("hi", stream_id="a")
+        busy.until("response.output_text.delta")
+        busy.until("response.output_text.delta", "a")
+        running.server.should_exit = True
+        for lane in (None, "a"):
+            last = busy.finish(lane)
+            if "status" in last[-1]:
+                assert codes(last[-1:]) == [(503, "server_unavailable")]
+                last = busy.finish(lane)
+            assert (last[-1]["type"], last[-1]["response"]["error"]["code"]) == ("response.failed", "server_shutdown")
+        assert [closing_code(each) for each in (idle, busy)] == [1001, 1001]
+
+
+def test_a_stopping_server_lets_a_response_finish_in_time(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, shutdown_grace_seconds=PATIENCE)
+    with Client(running) as client:
+        client.create("slowly")
+        client.until("response.output_text.delta")
+        running.server.should_exit = True
+        running.do(lambda: running.backend.release("gate"))
+        assert text_of(client.finish()[-1]["response"]) == "One two."
+        assert closing_code(client) == 1001
+
+
+def test_a_client_that_leaves_stops_every_lane(running: Running) -> None:
+    with Client(running) as client:
+        ids = []
+        for lane in (None, "a", "b"):
+            client.create("slowly", **({} if lane is None else {"stream_id": lane}))
+            ids.append(client.until("response.created", lane)["response"]["id"])
+            client.until("response.output_text.delta", lane)
+        client.create("hi", stream_id="a")
+    running.wait_for(running.backend.cancellation.wait)
+    stored = [wait_for_end(running, each) for each in ids]
+    assert (running.backend.cancelled, stored) == (3, ["cancelled"] * 3)
+
+
+def wait_for_end(running: Running, response_id: str) -> str:
+    while True:
+        status: str = running.ask("GET", f"/v1/responses/{response_id}").json["status"]
+        if status != "in_progress":
+            return status
