@@ -43,6 +43,7 @@ FAMILIES = (
     "reasons",
     "rules",
     "stateless",
+    "contract",
     "complaints",
 )
 _LONGEST_LIST = 6

@@ -206,7 +206,7 @@ def test_an_unknown_variable_is_refused_with_the_likely_one() -> None:
 
 def test_a_setting_with_no_likely_name_is_refused_with_all_there_are() -> None:
     message = refuse(write("zzz = 1"))
-    assert message.startswith("settings.toml: unknown setting 'zzz'. There are api_keys, backends, ")
+    assert message.startswith("settings.toml: unknown setting 'zzz'. There are agent_model, ")
 
 
 def test_a_wrong_flag_is_named() -> None:
@@ -244,6 +244,7 @@ def test_secrets_do_not_show() -> None:
         "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, websocket_max_seconds=3600, "
         "inherit_tools=True, retention_days=30, background_slots=64, background_lease_seconds=15, opening_seconds=5, models={}, "
         "seal_keys='<1>', compat='openai', unsupported_tools='default', stateless=False, stateless_id_prefix='', "
+        "agent_model='', agent_system='', agent_temperature=0.7, agent_tools=(), "
         "log_level='info', log_format='text', "
         "backends={'up': BackendSettings(kind='chat', options=<key>)})"
     )
@@ -283,6 +284,10 @@ def test_models_are_names_for_one_target_or_for_several_in_turn() -> None:
 def test_a_model_without_a_target_is_refused_by_its_name(targets: str) -> None:
     with pytest.raises(ConfigError, match="models.fast: name a backend"):
         load(write(f"[models]\nfast = {targets}"), HOME, {})
+
+
+def test_agent_tools_in_a_variable_are_divided_by_commas() -> None:
+    assert load(None, HOME | {"ANTIPHON_AGENT_TOOLS": "one, two:f"}, {}).agent_tools == ("one", "two:f")
 
 
 def test_seal_keys_in_a_variable_are_divided_by_commas() -> None:

@@ -55,6 +55,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     `unsupported_tools`: what becomes of tools that nobody here can run: left out with a warning, or refused; by default
     web search is left out, because some clients always offer it, and the others are refused.
     `stateless`: requests bring their whole history, and nothing is kept; `stateless_id_prefix` marks the ids then.
+    `agent_model`, `agent_system`, `agent_temperature`: what the agent's turns begin from, if the client says nothing
+    else; without a model, the first there is. `agent_tools`: modules, or `module:name`, with the tools it runs itself.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -77,6 +79,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     unsupported_tools: Literal["default", "drop", "refuse"] = "default"
     stateless: bool = False
     stateless_id_prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,32}$")] = ""
+    agent_model: str = ""
+    agent_system: str = ""
+    agent_temperature: Annotated[float, Meta(ge=0, le=2)] = 0.7
+    agent_tools: tuple[str, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     backends: dict[str, BackendSettings] = msgspec.field(
@@ -157,8 +163,8 @@ def _read_environment(env: Mapping[str, str], named: set[str]) -> dict[str, Any]
             raise ConfigError(f"Unknown environment variable {variable}. {_suggest(variable.upper(), known)}")
         if name == "api_keys":
             values[name] = _read_keys(_split_keys(text, origin=variable), env, origin=variable)
-        elif name == "seal_keys":
-            values[name] = tuple(key.strip() for key in text.split(",") if key.strip())
+        elif name in ("seal_keys", "agent_tools"):
+            values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
         elif text:  # an empty variable is an unset one
             values[name] = _read_setting(name, text, env, origin=variable, strict=False)
     return values

@@ -86,13 +86,14 @@ def _read_rules() -> set[str]:
     return listed
 
 
-def _read_stateless() -> set[str]:
-    return set(re.findall(r"\bS3\.\d+\b(?= )", (SHARED / "contracts.md").read_text(encoding="utf-8")))
+def _read_lines(section: str) -> set[str]:
+    text = (SHARED / "contracts.md").read_text(encoding="utf-8")
+    return set(re.findall(rf"\b{section}\.\d+\b(?= )", text))
 
 
 def _read_complaints() -> set[str]:
     text = (SHARED / "pain-servers.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^## ([A-GIJ])\.(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    sections = re.findall(r"^## ([A-GIJL])\.(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return {f"{letter}{n}" for letter, body in sections for n in re.findall(r"^(\d+)\. ", body, re.MULTILINE)}
 
 
@@ -110,6 +111,7 @@ LISTED: dict[str, Callable[[], set[str]]] = {
     "statuses": lambda: _read_outcomes("Response.status"),
     "reasons": lambda: _read_outcomes("incomplete_details.reason"),
     "rules": _read_rules,
-    "stateless": _read_stateless,
+    "stateless": lambda: _read_lines("S3"),
+    "contract": lambda: _read_lines("S5"),
     "complaints": _read_complaints,
 }

@@ -99,8 +99,9 @@ def test_a_complaint_is_shown_by_a_test_of_its_name() -> None:
         assert entry.state == "planned" or any(label in test for test in entry.tests), entry.name
 
 
-def test_a_line_of_the_stateless_server_is_shown_by_a_test_of_its_name() -> None:
-    for entry in manifest.entries("stateless"):
+@pytest.mark.parametrize("family", ["stateless", "contract"])
+def test_a_line_of_a_contract_is_shown_by_a_test_of_its_name(family: str) -> None:
+    for entry in manifest.entries(family):
         label = f"::test_{entry.name.lower().replace('.', '_')}_"
         assert entry.state == "planned" or all(label in test for test in entry.tests), entry.name
 

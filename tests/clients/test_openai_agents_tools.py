@@ -43,7 +43,10 @@ SCRIPT = {
             "text": "can be called now: get_weather",
             "answers": [[{"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}]],
         },
-        {"user": "use search", "answers": [[{"tool_call": {"name": "tool_search", "arguments": {"query": "weather"}}}]]},
+        {
+            "user": "use search",
+            "answers": [[{"tool_call": {"name": "tool_search", "arguments": {"query": "weather"}}}]],
+        },
     ],
 }
 

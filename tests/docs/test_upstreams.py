@@ -11,6 +11,7 @@ import pytest
 from antiphon.backends.chat_completions.options import Options
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.registry import create
+from antiphon.backends.responses.options import Options as ResponsesOptions
 from antiphon.backends.upstream.options import UpstreamOptions
 from antiphon.config import load
 
@@ -30,6 +31,7 @@ def list_defaults(struct: type[msgspec.Struct], *, beyond: type[msgspec.Struct] 
         ("These options are the same for every kind", list_defaults(UpstreamOptions)),
         ("Its own options", list_defaults(Options, beyond=UpstreamOptions)),
         ("### Quirks", list_defaults(Quirks)),
+        ("| Responses option", list_defaults(ResponsesOptions, beyond=UpstreamOptions)),
     ],
 )
 def test_every_option_is_listed_with_its_default(heading: str, defaults: dict[str, Any]) -> None:

@@ -27,9 +27,17 @@ def refused(body: bytes) -> InvalidRequest | None:
     return None
 
 
+def is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
+
+
 def check_outcome(body: bytes) -> None:
     error = refused(body)
-    if error is None or error.param is None:
+    if error is None or error.param is None or not is_json(body):  # a wrong value may stand before a broken end
         return
     if isinstance(error, MissingParameter):
         parent, _, name = error.param.rpartition(".")

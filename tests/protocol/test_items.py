@@ -4,6 +4,7 @@ import pytest
 
 from antiphon.protocol.codec import decode_items, encode
 from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, Refusal, SummaryText, Text
+from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import (
     ITEMS,
     CompactionTrigger,
@@ -114,3 +115,9 @@ def test_arguments_stay_exactly_as_they_were_written() -> None:
     [call] = decode_items(b"[%b]" % raw)
     assert isinstance(call, FunctionCall)
     assert call.arguments == arguments
+
+
+@pytest.mark.parametrize("extra", [{}, {"id": "lsho_1"}])
+def test_the_output_of_a_local_shell_may_name_its_call(extra: dict[str, str]) -> None:
+    sent = {"type": "local_shell_call_output", "call_id": "call_1", "output": "a", "status": "completed"} | extra
+    assert ITEMS.one(encode(sent)) == LocalShellCallOutput("call_1", "a", "completed")

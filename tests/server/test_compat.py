@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from live_server import Answer, Running, make_settings
+from websocket_client import Client
 
 SCRIPT = {"default": [{"reasoning": "Hm."}, {"text": "Hello."}]}
 OPENAI = ["response.reasoning_text.delta", "response.reasoning_text.done"]
@@ -75,3 +76,13 @@ def test_every_answer_says_who_served_it(server: Running) -> None:
     assert ask(server).headers["x-antiphon-served-by"] == "scripted/scripted"
     whole = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"})
     assert whole.headers["x-antiphon-served-by"] == whole.json["served_by"] == "scripted/scripted"
+
+
+def test_a_websocket_has_the_names_that_its_handshake_asks_for(server: Running) -> None:
+    for headers, expected in ({}, OPENAI), ({"x-antiphon-compat": "open-responses"}, OPEN_RESPONSES):
+        with Client(server, headers=headers) as client:
+            client.socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "hi"}))
+            told = [json.loads(client.socket.recv())["type"]]
+            while told[-1] != "response.completed":
+                told.append(json.loads(client.socket.recv())["type"])
+        assert [name for name in told if name.startswith("response.reasoning")] == expected

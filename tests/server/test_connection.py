@@ -189,7 +189,5 @@ def test_a_websocket_follows_answers_on_the_same_connection(server: Any) -> None
 
 def test_a_broken_handshake_is_refused(server: Any) -> None:
     with server.connect() as client:
-        client.sendall(
-            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-        )
+        client.sendall(b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         assert client.recv(13) == b"HTTP/1.1 400 "

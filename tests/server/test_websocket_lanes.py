@@ -70,7 +70,7 @@ ASKS = [("ask", lane) for lane in LANES for _ in TURNS]
 STEPS = [("step", lane) for lane in LANES for _ in TURNS for _ in range(GATES)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(st.permutations(ASKS + STEPS))
 def test_lanes_tell_the_same_in_any_order_as_alone(
     running: Running, alone: dict[str | None, list[Any]], order: list[tuple[str, str | None]]

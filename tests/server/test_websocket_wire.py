@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from antiphon.errors import NotFound
 from antiphon.server.exchange import ClientGone
 from antiphon.server.websocket.transport import encode_frames
-from antiphon.server.websocket.wire import Wire
+from antiphon.server.websocket.wire import Upgrade, Wire
 
 
 class Server:
@@ -66,6 +67,24 @@ async def test_a_closed_connection_has_no_client(error: Exception) -> None:
     server.error = error
     with pytest.raises(ClientGone):
         await Wire(server.receive, server.send).write([b"x"])
+
+
+@pytest.mark.parametrize(
+    ("extensions", "sent"),
+    [
+        ({}, ["websocket.close"]),
+        ({"websocket.http.response": {}}, ["websocket.http.response.start", "websocket.http.response.body"]),
+    ],
+)
+async def test_a_request_is_refused_as_well_as_the_server_can(extensions: Any, sent: list[str]) -> None:
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    scope = {"type": "websocket", "path": "/", "query_string": b"", "headers": [], "extensions": extensions}
+    await Upgrade(scope, Server().receive, send).answer_error(NotFound("There is no / here."))
+    assert [message["type"] for message in messages] == sent
 
 
 async def test_a_binary_message_is_told_from_text() -> None:

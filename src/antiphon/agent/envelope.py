@@ -122,6 +122,7 @@ class AgentExecuteResponse(Envelope):
 
 
 E = TypeVar("E", bound=Envelope)
+T = TypeVar("T")
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -129,14 +130,29 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(body: bytes | str, kind: type[E]) -> E:
-    """An envelope out of its JSON. Raises InvalidRequest, naming the field. Lists that are null are empty ones."""
+    """An envelope out of its JSON. Raises InvalidRequest, naming the field. What is null is as if left out."""
+    return _decode(body, kind, kind)
+
+
+def decode_all(body: bytes | str, kind: type[E]) -> list[E]:
+    """The envelopes of a JSON array."""
+    return _decode(body, list[kind], kind)  # type: ignore[valid-type]  # made at run time
+
+
+def _decode(body: bytes | str, whole: type[T], kind: type[Envelope]) -> T:
     try:
         read = msgspec.json.decode(body)
-        return msgspec.convert(_spell(read, kind), kind)
+        return msgspec.convert(_spell(read, kind), whole)
     except msgspec.ValidationError as error:
         raise faults.read(error).explain() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def list_unknown(body: bytes | str, kind: type[Envelope]) -> list[str]:
+    """The fields of an envelope's JSON that it has no place for."""
+    known = {_fold(field.encode_name) for field in structs.fields(kind)}
+    return [name for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if _fold(name) not in known]
 
 
 def _spell(value: Any, kind: Any) -> Any:
@@ -149,7 +165,7 @@ def _spell(value: Any, kind: Any) -> Any:
             return {
                 field.encode_name if field else key: _spell(inner, field.type) if field else inner
                 for field, key, inner in known
-                if not (field is not None and inner is None and field.default_factory is not msgspec.NODEFAULT)
+                if not (field is not None and inner is None and not field.required)
             }
         if isinstance(value, list) and isinstance(each, type) and issubclass(each, Envelope):
             return [_spell(inner, each) for inner in value]

@@ -52,6 +52,11 @@ class Gathering:
         else:
             self._items[event.get("output_index", len(self._items))] = event["item"]
 
+    @property
+    def response(self) -> JsonObject | None:
+        """The response as its last event has told it, one that failed too."""
+        return self._response
+
     def finish(self) -> JsonObject:
         """The response. Raises if it failed, or if the stream broke off."""
         if self._response is None:

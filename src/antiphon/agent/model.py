@@ -74,7 +74,7 @@ class ResponsesModel:
             async for batch in events:
                 gathering.feed(batch)
                 for event in batch:
-                    spoken = _hear(event)
+                    spoken = hear(event)
                     if spoken is not None:
                         yield spoken
         yield make_answer(gathering.finish())
@@ -100,7 +100,8 @@ class ResponsesModel:
         return await self._transport.stream(request)
 
 
-def _hear(event: Event | Unknown) -> Spoken | None:
+def hear(event: Event | Unknown) -> Spoken | None:
+    """What an event lets the model say, if it does."""
     if isinstance(event, OutputTextDelta):
         return Spoken("text", event.delta)
     if isinstance(event, ReasoningTextDelta | ReasoningSummaryTextDelta):

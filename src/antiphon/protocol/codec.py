@@ -108,30 +108,27 @@ def decode_response(body: bytes) -> Response:
 
 
 def decode_items(body: bytes) -> list[Item | Unknown]:
-    """An array of items that were kept. One that we know by name but not in this form stays as it is."""
+    """An array of items as a model is to read them: fields that we do not know are left aside."""
     try:
         return _decode_leniently(ITEMS.many, body)[0]
     except InvalidRequest:
-        kept = _keep_items(body)
-        if kept is None:
-            raise
-        return kept
+        return [_read_kept(item) for item in keep_items(body)]
 
 
-def _keep_items(body: bytes) -> list[Item | Unknown] | None:
-    """The items one by one; None if something in the array is none at all."""
+def _read_kept(item: Item | Unknown) -> Item | Unknown:
     try:
-        kept = [_keep_item(bytes(raw)) for raw in _elements.decode(body)]
-    except msgspec.DecodeError:
-        return None
-    return kept if all(item.type for item in kept) else None
-
-
-def _keep_item(raw: bytes) -> Item | Unknown:
-    try:
-        return _decode_leniently(ITEMS.one, raw)[0]
+        return _decode_leniently(ITEMS.one, item.raw)[0] if isinstance(item, Unknown) else item
     except InvalidRequest:
-        return Unknown(raw)
+        return item
+
+
+def keep_items(body: bytes) -> list[Item | Unknown]:
+    """An array of items with all that is in them: one that has more in it than we know, or less, stays as it is."""
+    return _decode_leniently(_keep_each, body)[0]
+
+
+def _keep_each(body: bytes) -> list[Item | Unknown]:
+    return [ITEMS.keep(raw) for raw in _elements.decode(body)]
 
 
 def decode_event(body: bytes) -> Event | Unknown:

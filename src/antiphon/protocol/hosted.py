@@ -111,6 +111,20 @@ class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
         return self.id
 
 
+class AddressedShellOutput(Wire):
+    """The same as the agents SDK sends it: with the id of the call where the other outputs have it."""
+
+    call_id: str
+    output: str
+    type: str
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+def readdress_shell_output(addressed: AddressedShellOutput) -> LocalShellCallOutput:
+    return LocalShellCallOutput(addressed.call_id, addressed.output, addressed.status)
+
+
 class ShellAction(Wire):
     commands: list[str]
     max_output_length: int | None = None

@@ -7,6 +7,7 @@ import msgspec
 from antiphon.protocol.content import PARTS, Content, OptionalParts, SummaryText
 from antiphon.protocol.hosted import (
     AdditionalTools,
+    AddressedShellOutput,
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CodeInterpreterCall,
@@ -28,8 +29,9 @@ from antiphon.protocol.hosted import (
     ToolSearchCall,
     ToolSearchOutput,
     WebSearchCall,
+    readdress_shell_output,
 )
-from antiphon.protocol.open import Family, Tagged, Unknown, Wire, always_list, holding
+from antiphon.protocol.open import Family, Tagged, Unknown, Variant, Wire, always_list, holding
 from antiphon.protocol.tools import JsonObject
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
@@ -171,7 +173,12 @@ OutputItem = (
 Item = OutputItem | CompactionTrigger | ItemReference | ConfigurationUpdate
 
 
-ITEMS: Family[Item] = Family("Item", get_args(Item), untagged={"role": "message", "id": "item_reference"})
+ITEMS: Family[Item] = Family(
+    "Item",
+    get_args(Item),
+    untagged={"role": "message", "id": "item_reference"},
+    variants={"local_shell_call_output": Variant("call_id", AddressedShellOutput, readdress_shell_output)},
+)
 
 if TYPE_CHECKING:
     Items: TypeAlias = list[Item | Unknown]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from msgspec import NODEFAULT, Struct, inspect
+from msgspec import NODEFAULT, UNSET, Struct, inspect
 
 from antiphon.protocol.open import Family, Holds, find_holds
 
@@ -129,6 +129,8 @@ def _always_sent(info: inspect.StructType) -> Iterator[str]:
     if info.tag_field is not None:
         yield info.tag_field
     for field in info.fields:
+        if field.default is UNSET:
+            continue
         made = field.default_factory is not NODEFAULT and field.default_factory not in _LEFT_OUT_IF_EMPTY
         if field.required or made or not info.cls.__struct_config__.omit_defaults:
             yield field.encode_name

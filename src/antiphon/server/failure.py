@@ -48,14 +48,13 @@ def describe_failed(response: Response) -> tuple[int, bytes] | None:
         return None
     error = response.error or ResponseError("server_error", "The response failed.")
     detail = ErrorDetail(error.message, error.type or "server_error", error.param, error.code)
-    return _find_status(detail), codec.encode(ErrorBody(detail))
+    return find_status(detail.type, detail.code), codec.encode(ErrorBody(detail))
 
 
-def _find_status(detail: ErrorDetail) -> int:
-    """The status that the error would have been answered with, had it been known before the model began."""
-    code = detail.code or ""
-    if detail.type in _STATUSES:
-        return _STATUSES[detail.type]
+def find_status(kind: str, code: str | None) -> int:
+    """The status that an error would have been answered with, had it been known before the model began."""
+    if kind in _STATUSES:
+        return _STATUSES[kind]
     if code in _CODE_STATUSES:
         return _CODE_STATUSES[code]
-    return UpstreamError.status if code.startswith("upstream_") else ServerError.status
+    return UpstreamError.status if (code or "").startswith("upstream_") else ServerError.status

@@ -1,4 +1,4 @@
-"""From a stream's events back to the deltas they told: composing those again tells the same events, number by number."""
+"""From a stream's events back to the deltas they told: composing those again tells the same events by number."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +9,7 @@ import msgspec
 from antiphon.protocol import codec, events, items
 from antiphon.protocol.content import ReasoningText
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.carried import find_prefix

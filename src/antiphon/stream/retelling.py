@@ -1,7 +1,7 @@
 """Going on with a stream that was cut: what its readers were shown stays true.
 
-The deltas that `recollection` finds behind the shown events leave the composer where it was. A `Retelling` then compares
-a second run of the model with these, and lets through only what is new. A second run that says anything else diverges,
+The deltas that `recollection` finds behind the shown events leave the composer where it was. A `Retelling` compares a
+second run of the model with these, and lets through only what is new. A second run that says anything else diverges,
 and the stream cannot go on.
 """
 

@@ -166,6 +166,24 @@ def _allow_null(schema: JsonSchema) -> JsonSchema:
     return {"anyOf": [*options, {"type": "null"}]} | described
 
 
+def is_strict(schema: Any) -> bool:
+    """Whether a schema from elsewhere is in the strict form already."""
+    if isinstance(schema, list):
+        return all(is_strict(each) for each in schema)
+    if not isinstance(schema, dict):
+        return True
+    if not schema or any(keyword in schema for keyword in (*_INEXPRESSIBLE, "default")):
+        return False
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object":
+        closed = schema.get("additionalProperties") is False
+        if not closed or set(schema.get("required", ())) != set(properties):
+            return False
+    inner = [*properties.values(), *schema.get("$defs", {}).values()]
+    inner += [schema[key] for key in ("items", "anyOf", "oneOf") if key in schema]
+    return all(is_strict(each) for each in inner)
+
+
 def _find_used(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
     used: dict[str, Any] = {}
     waiting = [schema]

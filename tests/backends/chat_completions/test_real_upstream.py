@@ -9,6 +9,7 @@ import pytest
 from openai import APIStatusError, BadRequestError, OpenAI
 
 from antiphon.backends.chat_completions.backend import create
+from antiphon.backends.responses.backend import create as create_responses
 from live_server import Running, make_settings
 from llama_server import LlamaServer, open_llama_server
 
@@ -120,3 +121,24 @@ def test_a_wrong_key_is_our_fault_and_is_not_told(llama: LlamaServer) -> None:
         "param": None,
         "code": "upstream_authentication",
     }
+
+
+def test_one_server_stands_in_front_of_another(running: Running) -> None:
+    backend: Any = create_responses("inner", {"base_url": f"{running.url}/v1"}, Path("unused"))
+    front = Running({}, make_settings(), backend=backend)
+    asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    try:
+        with front.client() as client:
+            first = client.responses.create(input="My name is Ada.", **asked)
+            with client.responses.create(
+                input="What is my name?", previous_response_id=first.id, stream=True, **asked
+            ) as stream:
+                *events, last = list(stream)
+    finally:
+        front.stop()
+    assert last.type in ("response.completed", "response.incomplete")
+    assert [event.sequence_number for event in [*events, last]] == list(range(len(events) + 1))
+    assert last.response.output_text == "".join(
+        event.delta for event in events if event.type == "response.output_text.delta"
+    )
+    assert last.response.usage.input_tokens > first.usage.input_tokens + 5

@@ -16,7 +16,7 @@ from antiphon.backends.responses.request import Continuation, Writer
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, SummaryText, Text
-from antiphon.protocol.hosted import McpApprovalRequest, McpApprovalResponse, WebSearchCall
+from antiphon.protocol.hosted import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse, WebSearchCall
 from antiphon.protocol.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -27,6 +27,7 @@ from antiphon.protocol.items import (
     Reasoning,
 )
 from antiphon.protocol.open import Unknown
+from behaviour.item_samples import ITEMS
 
 OPENAI = Options(base_url="https://api.openai.com/v1", api_key="sk-secret")
 AZURE = Options(base_url="https://me.openai.azure.com/openai/v1", api_key="azure-secret")
@@ -254,11 +255,22 @@ def test_a_nested_function_is_sent_flat() -> None:
             McpApprovalResponse("mcpr_1", approve=True, id="x"),
             {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
         ),
+        (
+            LocalShellCallOutput(id="lsh_1", output="out", status="completed"),
+            {"type": "local_shell_call_output", "output": "out", "id": "lsh_1"},
+        ),
         (Unknown(b'{"type":"acme","id":"a_1","n":1.50}'), {"type": "acme", "id": "a_1", "n": 1.5}),
     ],
 )
 def test_an_item_goes_without_what_is_ours_alone(item: Any, sent: dict[str, Any]) -> None:
     assert write(make_turn(item))["input"] == [sent]
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_an_item_of_every_type_is_sent(item: dict[str, Any]) -> None:
+    kept = codec.decode_items(json.dumps([item]).encode())
+    [sent] = write(make_turn(*kept))["input"]
+    assert sent["type"] == kept[0].type
 
 
 def test_reasoning_that_says_nothing_is_left_out() -> None:

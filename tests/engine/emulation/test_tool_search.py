@@ -154,3 +154,17 @@ async def test_tools_that_come_with_the_input_can_be_called(emulate: Any) -> Non
         previous_response_id=answer.response["id"],
     )
     assert again.shown == ["crm__draw"]
+
+
+async def test_a_function_that_was_found_is_a_namespace_of_its_own_as_in_the_api(emulate: Any) -> None:
+    rules = [
+        {"text": "mild", "answers": ["It is mild."]},
+        {"text": "can be called now", "answers": [[call("get_weather", {})]]},
+    ]
+    bench = await emulate(LOOK, rules=rules)
+    first = await bench.ask(tools=[SEARCH, WEATHER])
+    called = first.output[-1]
+    assert (called["name"], called["namespace"]) == ("get_weather", "get_weather")
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "mild"}
+    second = await bench.ask([output], previous_response_id=first.response["id"])
+    assert [item["name"] for item in second.read if item["type"] == "function_call"] == ["tool_search", "get_weather"]

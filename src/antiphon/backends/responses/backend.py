@@ -24,9 +24,8 @@ logger = logging.getLogger(__name__)
 class ResponsesBackend:
     """What it can do is up to its server: everything is passed on."""
 
-    capabilities = EVERYTHING
-
     def __init__(self, name: str, options: Options) -> None:
+        self.capabilities = msgspec.structs.replace(EVERYTHING, any_model=options.models is None)
         self._name = name
         self._writer = Writer(name, options)
         self._upstream = Upstream(name, options, headers=self._writer.credentials())

@@ -41,14 +41,12 @@ class PlainCall:
     fault = None
     reply = _TAKEN
 
-    def __init__(self, key: Key, entry: Entry | None) -> None:
+    def __init__(self, key: Key, address: tuple[str, str | None] | None) -> None:
         self._key = key
-        self._entry = entry
+        self._address = address
 
     def begin(self, first: deltas.ToolCall) -> Sequence[Delta]:
-        name, namespace = first.name, first.namespace
-        if self._entry is not None:
-            name, namespace = self._entry.identity.name, self._entry.identity.namespace
+        name, namespace = self._address or (first.name, first.namespace)
         return [deltas.ToolCall(self._key, first.arguments, name, first.call_id, namespace)]
 
     def write(self, fragment: str) -> Sequence[Delta]:

@@ -75,14 +75,30 @@ class Catalog:
                 self._entries[identity].loaded |= loaded
                 continue
             shown = loaded or self.search is None or not getattr(each, "defer_loading", None)
-            entry = Entry(identity, each, self.name_of(identity), namespace, shown)
+            entry = Entry(identity, each, self._names.give(identity), namespace, shown)
             self._entries[identity] = self._by_name[entry.name] = entry
             if namespace is not None:
                 self._bare.setdefault(identity.name, []).append(entry)
 
     def name_of(self, identity: Identity) -> str:
         """What the backend calls this tool; one that is no longer offered still has its name."""
+        if identity.namespace == identity.name and identity not in self._entries:
+            return identity.name  # a deferred function: see `address`
         return self._names.give(identity)
+
+    def address(self, entry: Entry) -> tuple[str, str | None]:
+        """The name and the namespace by which the client knows the tool.
+
+        A function that the server's search has loaded comes as a namespace of its own: so the API has it, and clients
+        tell by it that it was not there from the first.
+        """
+        name, namespace = entry.identity.name, entry.identity.namespace
+        was_deferred = (
+            namespace is None and entry.tool.type == "function" and getattr(entry.tool, "defer_loading", None)
+        )
+        if was_deferred and self.search is not None and self.search.execution != "client":
+            return name, name
+        return name, namespace
 
     def find(self, name: str) -> Entry | None:
         """The tool that a model means by this name: some leave the namespace away."""

@@ -99,7 +99,7 @@ class Round:
             return MutedCall()
         key = self._rename(first.key)
         if entry is None or entry.tool.type == "function":
-            return PlainCall(key, entry)
+            return PlainCall(key, None if entry is None else self._lowered.catalog.address(entry))
         if isinstance(entry.tool, ToolSearchTool) and entry.tool.execution != "client":
             return SearchCall(key, entry)
         if isinstance(entry.tool, CustomTool) and not isinstance(entry.tool.format, GrammarInput):

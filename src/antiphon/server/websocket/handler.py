@@ -24,9 +24,10 @@ class WebSocketHandler:
         assert isinstance(exchange, Upgrade), "only requests for a WebSocket come here"
         if self._retired:
             raise _stopping()
+        limit = self._settings.max_body_bytes
         connection = Connection(
-            Peer(self._engine, exchange, self._keepalive, max_bytes=self._settings.max_body_bytes),
-            max_bytes=self._settings.max_body_bytes,
+            Peer(self._engine, exchange, self._keepalive, max_bytes=limit, compat=self._settings.compat),
+            max_bytes=limit,
             max_seconds=self._settings.websocket_max_seconds,
         )
         await exchange.accept()

@@ -185,7 +185,7 @@ class Lane:
     # Sending
 
     async def _write(self, told: Sequence[Event | Unknown]) -> None:
-        lines = self._mark([encode_line(event) for event in told])
+        lines = self._mark([encode_line(event) for event in self._peer.rename(told)])
         self.sent += self._peer.count(lines)
         if not self._peer.wire.write_now(lines):
             await self._peer.wire.write(lines)

@@ -8,6 +8,7 @@ from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import ErrorPayload
 from antiphon.protocol.websocket import SocketError
+from antiphon.server.compat import Dialect, choose_names
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.log import AccessLine
 from antiphon.server.websocket.wire import Upgrade
@@ -18,9 +19,12 @@ _MOST_ENDED = 64
 class Peer:
     """What everything on a connection shares. `ended` are the latest responses that are over, by how they ended."""
 
-    __slots__ = ("ended", "engine", "keepalive", "session", "upgrade", "wire")
+    __slots__ = ("ended", "engine", "keepalive", "rename", "session", "upgrade", "wire")
 
-    def __init__(self, engine: Engine, upgrade: Upgrade, keepalive: Keepalive, *, max_bytes: int) -> None:
+    def __init__(
+        self, engine: Engine, upgrade: Upgrade, keepalive: Keepalive, *, max_bytes: int, compat: Dialect
+    ) -> None:
+        self.rename = choose_names(upgrade.headers, compat)
         self.engine = engine
         self.upgrade = upgrade
         self.wire = upgrade.wire

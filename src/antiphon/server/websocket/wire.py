@@ -9,6 +9,7 @@ from antiphon.server.websocket.transport import WRITE_NOW
 WriteNow = Callable[[Sequence[bytes]], bool]
 
 GOING_AWAY = 1001
+POLICY_VIOLATION = 1008
 
 
 class Wire:
@@ -72,11 +73,16 @@ class Upgrade(Exchange):
     __slots__ = ("wire",)
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        extensions = scope.get("extensions") or {}
+
         async def refuse(message: Message) -> None:
-            await send({**message, "type": f"websocket.{message['type']}"})
+            if "websocket.http.response" in extensions:
+                await send({**message, "type": f"websocket.{message['type']}"})
+            elif message["type"] == "http.response.start":  # the server can only say no
+                await send({"type": "websocket.close", "code": POLICY_VIOLATION})
 
         super().__init__({**scope, "method": "GET"}, receive, refuse)
-        now = scope.get("extensions", {}).get(WRITE_NOW)
+        now = extensions.get(WRITE_NOW)
         self.wire = Wire(receive, send, write_now=None if now is None else now["write"])
 
     async def accept(self) -> None:

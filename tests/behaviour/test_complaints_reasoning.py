@@ -1,0 +1,77 @@
+"""Complaints about reasoning that clients carry (E): each is a test."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from antiphon.backends import scripted
+from antiphon.engine.engine import Engine
+from antiphon.engine.policy import Policy
+from antiphon.protocol import codec
+from antiphon.protocol.items import Reasoning
+from antiphon.store.memory.store import MemoryStore
+from live_server import Running
+
+SCRIPT: dict[str, Any] = {
+    "rules": [
+        {"user": "think", "answers": [[{"reasoning": "The word is plinth."}, {"text": "I have a word."}]]},
+        {"user": "recall", "text": "plinth", "answers": ["The word is plinth."]},
+        {"user": "recall", "answers": ["I do not know."]},
+    ]
+}
+WANTED = {"store": False, "include": ["reasoning.encrypted_content"]}
+
+
+def ask(server: Running, *items: dict[str, Any]) -> Any:
+    return server.ask("POST", "/v1/responses", {"model": "scripted", "input": list(items)} | WANTED)
+
+
+def say(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def carry(server: Running) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reasoning as a client that throws away what it can read carries it, and the answer it led to."""
+    thought, answer = ask(server, say("think")).json["output"]
+    return {name: value for name, value in thought.items() if name != "content"}, answer
+
+
+def test_pain_e_57_encrypted_reasoning_reaches_the_model_again(serve: Callable[..., Running]) -> None:
+    server = serve(SCRIPT)
+    thought, answer = carry(server)
+    assert "plinth" not in thought["encrypted_content"]
+    assert ask(server, say("think"), thought, answer, say("recall")).json["output"][0]["content"][0]["text"] == (
+        "The word is plinth."
+    )
+
+
+def test_pain_e_56_reasoning_that_cannot_be_opened_does_not_kill_the_session(serve: Callable[..., Running]) -> None:
+    server = serve(SCRIPT)
+    thought, answer = carry(server)
+    stale = thought | {"encrypted_content": "gAAAAABsealed-by-somebody-else"}
+    told = ask(server, say("think"), stale, answer, say("recall"))
+    assert told.status == 200
+    assert told.json["output"][0]["content"][0]["text"] == "I do not know."
+    assert "does not open here" in told.headers["x-antiphon-warnings"]
+
+
+async def test_pain_e_55_reasoning_of_one_backend_is_no_error_at_another(tmp_path: Path) -> None:
+    opaque = {"default": [{"reasoning": "The word is plinth."}, {"seal": "signed-by-one"}, {"text": "I have a word."}]}
+    scripts = {"one": opaque, "two": SCRIPT}
+    backends = {name: scripted.create(name, {"script": script}, tmp_path) for name, script in scripts.items()}
+    names = {"first": ["one/scripted"], "second": ["two/scripted"]}
+    engine = Engine(backends=backends, store=MemoryStore(), policy=Policy(models=names))
+    await engine.start()
+
+    async def answer(model: str, items: list[Any]) -> Any:
+        body = codec.encode({"model": model, "input": items} | WANTED)
+        run = await engine.create(codec.decode_request(body).request, project="p")
+        return await run.drain()
+
+    first = await answer("first", [say("think")])
+    thought = first.output[0]
+    assert isinstance(thought, Reasoning)
+    assert "signed-by-one" not in (thought.encrypted_content or "")
+    moved = await answer("second", [say("think"), *first.output, say("recall")])
+    assert (moved.status, moved.output_text, moved.served_by) == ("completed", "The word is plinth.", "two/scripted")
+    await engine.close()

@@ -1,0 +1,337 @@
+"""Tools of real MCP servers, over stdio and over streamable HTTP."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon.errors import ConfigError, UpstreamError
+from antiphon.tools.base import Call, Tool, ToolContext, ToolResult
+from antiphon.tools.execute import Executor
+from antiphon.tools.mcp import McpServer
+
+PROGRAM = Path(__file__).parent / "mcp_program.py"
+PATIENCE = 30
+CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
+LOST = "was lost. Whether the call took effect is not known."
+
+
+def find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class HttpProgram:
+    """The program with an HTTP port, which can be killed and started again."""
+
+    def __init__(self, folder: Path, era: str = "modern") -> None:
+        self.folder = folder
+        self._era = era
+        self._port = find_port()
+        self.url = f"http://127.0.0.1:{self._port}/mcp"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(self.folder), self._era, str(self._port)],
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def running(folder: Path, era: str = "modern") -> Iterator[HttpProgram]:
+    program = HttpProgram(folder, era)
+    program.start()
+    try:
+        yield program
+    finally:
+        program.kill()
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, HttpProgram]]:
+    make = tmp_path_factory.mktemp
+    with running(make("modern")) as modern, running(make("legacy"), "legacy") as legacy:
+        yield {"modern": modern, "legacy": legacy}
+
+
+def start_stdio(folder: Path, era: str = "modern", **options: Any) -> McpServer:
+    return McpServer.stdio(sys.executable, [str(PROGRAM), str(folder), era], **options)
+
+
+@pytest.fixture(params=["stdio", "http"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["modern", "legacy"])
+def era(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(way: str, era: str, tmp_path: Path, programs: dict[str, HttpProgram]) -> Path:
+    return tmp_path if way == "stdio" else programs[era].folder
+
+
+@pytest.fixture
+async def server(way: str, era: str, folder: Path, programs: dict[str, HttpProgram]) -> AsyncIterator[McpServer]:
+    async with start_stdio(folder, era) if way == "stdio" else McpServer.http(programs[era].url) as server:
+        yield server
+
+
+def count_requests(folder: Path, method: str = "tools/list") -> int:
+    return (folder / "requests").read_text().split().count(method)
+
+
+async def call(server: McpServer, name: str, arguments: str = "{}", context: ToolContext = CONTEXT) -> ToolResult:
+    return await Executor(server.tools).execute(Call("call_1", name, arguments), context)
+
+
+async def wait_until(happens: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        for _ in itertools.count():
+            if happens():
+                return
+            await asyncio.sleep(0.01)
+
+
+def by_name(server: McpServer) -> dict[str, Tool]:
+    return {tool.name: tool for tool in server.tools}
+
+
+async def test_a_servers_tools_are_tools_with_its_own_schema(server: McpServer) -> None:
+    tools = by_name(server)
+    assert sorted(name for name in tools if "fresh" not in name) == [
+        "add",
+        "count",
+        "die",
+        "fail",
+        "grow",
+        "hang",
+        "look_up",
+        "show",
+        "work",
+    ]
+    assert tools["add"].describe() == {
+        "type": "function",
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "title": "addArguments",
+            "properties": {"one": {"title": "One", "type": "integer"}, "other": {"title": "Other", "type": "integer"}},
+            "required": ["one", "other"],
+        },
+        "strict": False,
+    }
+    assert tools["count"].description == "count"
+    assert (tools["add"].timeout, tools["add"].needs_approval) == (300.0, False)
+
+
+async def test_what_a_tool_gives_is_said_once(server: McpServer) -> None:
+    assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
+    assert await call(server, "count", '{"to": 3}') == ToolResult("0\n1\n2")
+    place = await call(server, "look_up", '{"city": "Bern"}')
+    assert (msgspec.json.decode(str(place.output)), place.is_error) == ({"city": "Bern", "height": None}, False)
+
+
+async def test_every_kind_of_content_reaches_the_model(server: McpServer) -> None:
+    assert await call(server, "show") == ToolResult(
+        [
+            {"type": "input_text", "text": "Look:"},
+            {"type": "input_image", "image_url": "data:image/png;base64,aW1hZ2U="},
+            {"type": "input_text", "text": '{"audio":"audio/wav","base64_characters":8,"note":"cannot be shown"}'},
+            {"type": "input_text", "text": "a note"},
+            {"type": "input_image", "image_url": "data:image/gif;base64,aW1hZ2U="},
+            {
+                "type": "input_text",
+                "text": '{"resource":"file://3","mime_type":"application/zip","base64_characters":4,'
+                '"note":"cannot be shown"}',
+            },
+            {"type": "input_text", "text": '{"name":"more","uri":"https://example.org/more","type":"resource_link"}'},
+            {"type": "input_text", "text": '{"a":null,"b":[1]}'},
+        ],
+        is_error=True,
+    )
+
+
+async def test_pain_agents_40_an_error_of_the_tool_is_its_output(server: McpServer) -> None:
+    failed = await call(server, "fail", '{"message": "no such thing"}')
+    assert failed == ToolResult("Error executing tool fail: no such thing", is_error=True)
+    refused = await call(server, "add", '{"one": "x"}')
+    assert refused.is_error
+    assert "validation error" in str(refused.output)
+    assert (await call(server, "add", "[1, 2]")).is_error
+    assert (await call(server, "add", "{")).is_error
+    assert await call(server, "add", '{"one": 2, "other": 2}') == ToolResult("4")
+
+
+async def test_pain_servers_73_the_tools_are_listed_once_and_again_when_they_change(
+    server: McpServer, folder: Path, tmp_path: Path
+) -> None:
+    before = count_requests(folder)
+    fresh = f"fresh_{tmp_path.name[-20:]}"
+    for _ in range(5):
+        await call(server, "add", '{"one": 1, "other": 2}')
+        await call(server, "look_up", '{"city": "Bern"}')
+    assert count_requests(folder) == before
+    assert fresh not in by_name(server)
+    await call(server, "grow", f'{{"name": "{fresh}"}}')
+    await wait_until(lambda: fresh in by_name(server))
+    assert await call(server, fresh) == ToolResult("new")
+    assert count_requests(folder) == before + 1
+
+
+async def test_the_idempotency_key_goes_along_and_progress_comes_back(server: McpServer) -> None:
+    heard: list[str] = []
+    context = msgspec.structs.replace(CONTEXT, report=heard.append)
+    assert await call(server, "work", context=context) == ToolResult("key_1")
+    await wait_until(lambda: heard == ["half way"])
+
+
+async def test_many_calls_at_once_share_the_connection(server: McpServer) -> None:
+    results = await asyncio.gather(*(call(server, "add", f'{{"one": {n}, "other": 1}}') for n in range(20)))
+    assert results == [ToolResult(str(n + 1)) for n in range(20)]
+
+
+async def test_the_options_are_for_the_tools_they_name(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "prefix": "my.",
+        "allow": ["add", "fail", "look.up"],
+        "timeout": {"add": 5.0},
+        "needs_approval": {"fail"},
+    }
+    async with start_stdio(tmp_path, **options) as server:
+        assert {tool.name: (tool.timeout, tool.needs_approval) for tool in server.tools} == {
+            "my_add": (5.0, False),
+            "my_fail": (300.0, True),
+            "my_look_up": (300.0, False),
+        }
+        assert await call(server, "my_look_up", '{"city": "Bern"}') == await call(
+            server, "my_look_up", '{"city": "Bern"}'
+        )
+    async with start_stdio(tmp_path, timeout=None, needs_approval=True) as server:
+        assert {(tool.timeout, tool.needs_approval) for tool in server.tools} == {(None, True)}
+
+
+@pytest.mark.parametrize("option", [{"allow": ["ad"]}, {"timeout": {"ad": 1.0}}, {"needs_approval": ["ad"]}])
+async def test_an_option_for_a_tool_that_is_not_there_is_refused(tmp_path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"has no tool 'ad' \(.*\)\. It has: add, count"):
+        async with start_stdio(tmp_path, **option):
+            raise AssertionError
+
+
+async def test_a_tool_that_hangs_is_stopped_and_the_server_goes_on(tmp_path: Path) -> None:
+    async with start_stdio(tmp_path, timeout={"hang": 0.05}) as server:
+        hung = await call(server, "hang")
+        assert (hung.is_error, "longer than 0.05 seconds" in str(hung.output)) == (True, True)
+        assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
+
+
+async def test_a_server_that_dies_in_a_call_is_an_error_and_the_next_call_starts_it_again(tmp_path: Path) -> None:
+    async with start_stdio(tmp_path) as server:
+        died, hung = await asyncio.gather(call(server, "die"), call(server, "hang"))
+        assert (died.is_error, hung.is_error) == (True, True)
+        assert LOST in str(died.output)
+        again = await asyncio.gather(*(call(server, "add", '{"one": 1, "other": 2}') for _ in range(3)))
+        assert again == [ToolResult("3")] * 3
+        assert count_requests(tmp_path) == 2
+
+
+async def test_a_server_that_died_unnoticed_is_started_again_before_the_call(tmp_path: Path) -> None:
+    async with McpServer.stdio(
+        "/bin/sh",
+        ["-c", f'echo $$ > {tmp_path}/pid; exec "$0" "$@"', sys.executable, str(PROGRAM), str(tmp_path), "modern"],
+    ) as server:
+        assert server._connection is not None
+        fate = server._connection.fate
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        await wait_until(lambda: fate.lost)
+        assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
+
+
+async def test_a_server_that_does_not_come_back_is_an_error_each_time(tmp_path: Path) -> None:
+    marker = tmp_path / "once"
+    script = f'if [ -e {marker} ]; then exit 1; fi; touch {marker}; exec "$0" "$@"'
+    async with McpServer.stdio(
+        "/bin/sh", ["-c", script, sys.executable, str(PROGRAM), str(tmp_path), "modern"]
+    ) as server:
+        assert (await call(server, "die")).is_error
+        for _ in range(2):
+            gone = await call(server, "add", '{"one": 1, "other": 2}')
+            assert (gone.is_error, "cannot be used" in str(gone.output)) == (True, True)
+
+
+@pytest.mark.parametrize("dies_in_a_call", [True, False])
+async def test_an_http_server_that_was_started_again_is_used_again(
+    era: str, tmp_path: Path, dies_in_a_call: bool
+) -> None:
+    with running(tmp_path, era) as program:
+        async with McpServer.http(program.url) as server:
+            tools = server.tools
+            if dies_in_a_call:
+                died = await call(server, "die")
+                assert (died.is_error, LOST in str(died.output)) == (True, True)
+            program.kill()
+            program.start()
+            again = await Executor(tools).execute(Call("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
+            if not dies_in_a_call and again.is_error:  # it was noticed by this call only
+                again = await Executor(tools).execute(Call("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
+            assert again == ToolResult("3")
+
+
+async def test_after_the_end_a_call_says_that_it_is_over(tmp_path: Path) -> None:
+    async with start_stdio(tmp_path) as server:
+        pass
+    over = await call(server, "add", '{"one": 1, "other": 2}')
+    assert (over.is_error, "is closed" in str(over.output)) == (True, True)
+
+
+async def test_a_program_that_is_not_there_or_no_server_is_said_so() -> None:
+    with pytest.raises(ConfigError, match="'no-such-program' cannot be started: No such file or directory"):
+        async with McpServer.stdio("no-such-program"):
+            raise AssertionError
+    with pytest.raises(UpstreamError, match="'true' cannot be used"):
+        async with McpServer.stdio("true"):
+            raise AssertionError
+    with pytest.raises(UpstreamError, match="over HTTP cannot be used"):
+        async with McpServer.http(f"http://127.0.0.1:{find_port()}/mcp"):
+            raise AssertionError
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    for make in (lambda: McpServer.stdio("x"), lambda: McpServer.http("http://127.0.0.1")):
+        with pytest.raises(ConfigError, match=r"install antiphon\[mcp\]"):
+            make()
+
+
+def test_importing_the_tools_does_not_load_the_package() -> None:
+    code = "import sys, antiphon.tools.mcp; print({'mcp', 'pydantic', 'httpx2'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"
