@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from antiphon.errors import InvalidRequest, MissingParameter
-from antiphon.protocol.codec import DecodedRequest, decode_event, decode_items, decode_request, decode_response, encode
-from antiphon.protocol.events import OutputTextDelta
+from antiphon.protocol.codec import (
+    DecodedRequest,
+    decode_event,
+    decode_items,
+    decode_request,
+    decode_response,
+    encode,
+    keep_items,
+)
+from antiphon.protocol.events import OutputItemAdded, OutputTextDelta
 from antiphon.protocol.hosted_events import AudioDone
 from antiphon.protocol.items import FunctionCall, Message
 from antiphon.protocol.open import Unknown
@@ -263,6 +271,27 @@ def test_wrong_items_are_refused_by_their_path(body: bytes, param: str | None, c
     with pytest.raises(InvalidRequest) as caught:
         decode_items(body)
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+ODD = b'[{"type":"message","role":"user","content":"hi","x":1},{"type":"web_search_call","id":"ws_1"}]'
+
+
+def test_kept_items_have_all_that_is_in_them() -> None:
+    assert keep_items(ODD) == [
+        Unknown(b'{"type":"message","role":"user","content":"hi","x":1}'),
+        Unknown(b'{"type":"web_search_call","id":"ws_1"}'),
+    ]
+
+
+def test_an_item_in_a_form_that_we_do_not_know_stays_as_it_is() -> None:
+    assert decode_items(ODD) == [Message("user", "hi"), Unknown(b'{"type":"web_search_call","id":"ws_1"}')]
+
+
+def test_an_event_may_tell_of_an_item_that_is_not_whole() -> None:
+    raw = b'{"type":"response.output_item.added","sequence_number":1,"output_index":0,"item":%b}'
+    begun = b'{"type":"web_search_call","id":"ws_1"}'
+    assert decode_event(raw % begun) == OutputItemAdded(1, 0, Unknown(begun))
+    assert isinstance(decode_event(raw % b"{}"), Unknown)
 
 
 def test_an_event_in_a_form_we_do_not_know_is_kept_as_it_is() -> None:

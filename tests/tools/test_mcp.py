@@ -153,6 +153,7 @@ async def test_a_servers_tools_are_tools_with_its_own_schema(server: McpServer) 
     assert (tools["add"].timeout, tools["add"].needs_approval) == (300.0, False)
 
 
+@pytest.mark.parametrize("way", ["http"])
 async def test_what_a_tool_gives_is_said_once(server: McpServer) -> None:
     assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
     assert await call(server, "count", '{"to": 3}') == ToolResult("0\n1\n2")
@@ -160,6 +161,7 @@ async def test_what_a_tool_gives_is_said_once(server: McpServer) -> None:
     assert (msgspec.json.decode(str(place.output)), place.is_error) == ({"city": "Bern", "height": None}, False)
 
 
+@pytest.mark.parametrize("way", ["http"])
 async def test_every_kind_of_content_reaches_the_model(server: McpServer) -> None:
     assert await call(server, "show") == ToolResult(
         [
@@ -214,6 +216,7 @@ async def test_the_idempotency_key_goes_along_and_progress_comes_back(server: Mc
     await wait_until(lambda: heard == ["half way"])
 
 
+@pytest.mark.parametrize("era", ["modern"])
 async def test_many_calls_at_once_share_the_connection(server: McpServer) -> None:
     results = await asyncio.gather(*(call(server, "add", f'{{"one": {n}, "other": 1}}') for n in range(20)))
     assert results == [ToolResult(str(n + 1)) for n in range(20)]

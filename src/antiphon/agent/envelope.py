@@ -147,6 +147,8 @@ def _decode(body: bytes | str, whole: type[T], kind: type[Envelope]) -> T:
         raise faults.read(error).explain() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
 
 
 def list_unknown(body: bytes | str, kind: type[Envelope]) -> list[str]:

@@ -14,7 +14,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `background_lease_seconds`: when a process dies, another one goes on with its background responses after this time.
     `opening_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
     `models`: the names that models have here, see `routing.Router`.
-    `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and the others
+    `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and others
     are refused.
     `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
     """

@@ -56,7 +56,7 @@ async def _search(backend: Backend, turn: Turn, blocks: Sequence[Sequence[int]])
 
 
 def split_turns(items: Sequence[Item | Unknown]) -> list[list[int]]:
-    """The indexes of the items that can be dropped, turn by turn, oldest first; system messages and tools are never among them.
+    """The indexes of the items that can be dropped, turn by turn, oldest first: all but system messages and tools.
 
     A turn begins with a user message. A call and its output are never parted: turns that share one are one.
     """

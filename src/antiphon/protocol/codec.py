@@ -35,7 +35,6 @@ encode_into = _encoder.encode_into
 
 _request = msgspec.json.Decoder(CreateRequest)
 _response = msgspec.json.Decoder(Response)
-_elements = msgspec.json.Decoder(list[Raw])
 _count = msgspec.json.Decoder(CountRequest)
 _compact = msgspec.json.Decoder(CompactRequest)
 _create_conversation = msgspec.json.Decoder(CreateConversation)
@@ -124,11 +123,7 @@ def _read_kept(item: Item | Unknown) -> Item | Unknown:
 
 def keep_items(body: bytes) -> list[Item | Unknown]:
     """An array of items with all that is in them: one that has more in it than we know, or less, stays as it is."""
-    return _decode_leniently(_keep_each, body)[0]
-
-
-def _keep_each(body: bytes) -> list[Item | Unknown]:
-    return [ITEMS.keep(raw) for raw in _elements.decode(body)]
+    return _decode_leniently(ITEMS.keep_many, body)[0]
 
 
 def decode_event(body: bytes) -> Event | Unknown:

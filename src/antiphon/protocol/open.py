@@ -169,14 +169,21 @@ class Family(Generic[T]):
 
     def many(self, raw: Raw | bytes) -> list[T | Unknown]:
         """Decode an array: in one pass if everything is known and tagged, else one by one."""
+        return self._decode_array(raw, self._look_and_decode)
+
+    def keep_many(self, raw: Raw | bytes) -> list[T | Unknown]:
+        """Decode an array as `keep` does each of its elements."""
+        return self._decode_array(raw, self.keep)
+
+    def _decode_array(self, raw: Raw | bytes, decode: Callable[[Raw], T | Unknown]) -> list[T | Unknown]:
         try:
             return cast("list[T | Unknown]", self._list.decode(raw))
         except ValidationError:
-            return [self._element(element, index) for index, element in enumerate(_ELEMENTS.decode(raw))]
+            return [self._element(element, index, decode) for index, element in enumerate(_ELEMENTS.decode(raw))]
 
-    def _element(self, raw: Raw, index: int) -> T | Unknown:
+    def _element(self, raw: Raw, index: int, decode: Callable[[Raw], T | Unknown]) -> T | Unknown:
         try:
-            return self._look_and_decode(raw)
+            return decode(raw)
         except ValidationError as error:
             raise ValidationError(f"{error} - at `$[{index}]`") from None
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from antiphon.errors import InvalidRequest, ServerError
-from antiphon.protocol.codec import decode_items, decode_response, encode
+from antiphon.protocol.codec import decode_items, decode_response, encode, keep_items
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
@@ -52,8 +52,8 @@ def unpack(response_id: str, expires_at: int | None, asked: bytes, answered: byt
         response = decode_response(body)
     except InvalidRequest as error:
         raise _unreadable(what, error) from error
-    response.output = _decode_array(what, answered)
-    return StoredResponse(response=response, input=_decode_array(what, asked), expires_at=expires_at)
+    response.output = _decode_array(what, answered, keep_items)
+    return StoredResponse(response=response, input=_decode_array(what, asked, keep_items), expires_at=expires_at)
 
 
 class LinkRecord(NamedTuple):
@@ -140,9 +140,11 @@ def unpack_events(last: int, lines: bytes, after: int) -> Iterator[tuple[int, by
     return zip(range(first + skipped, last + 1), payloads[skipped:], strict=True)
 
 
-def _decode_array(what: str, items: bytes) -> list[Item | Unknown]:
+def _decode_array(
+    what: str, items: bytes, decode: Callable[[bytes], list[Item | Unknown]] = decode_items
+) -> list[Item | Unknown]:
     try:
-        return decode_items(items)
+        return decode(items)
     except (InvalidRequest, msgspec.DecodeError) as error:
         raise _unreadable(what, error) from error
 

@@ -1,0 +1,70 @@
+"""The model of a turn that a client has asked for: its first request is the client's, the rest follow from the calls."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from antiphon.agent.gathering import Gathering
+from antiphon.agent.journal import State
+from antiphon.agent.model import Spoken, Turn, hear, make_answer
+from antiphon.agent.pending import as_call, list_calls, make_output
+from antiphon.agent.transport import Transport
+from antiphon.errors import AntiphonError
+
+JsonObject = dict[str, Any]
+
+FINALIZE = "FINALIZE NOW: no more tools can be called. Give your final answer with what you have."
+# What holds for one request only: the rest is the same throughout the turn.
+_ONCE = ("input", "previous_response_id", "tool_choice")
+
+
+class ExecutionModel:
+    """Continues each response by its id. `responses` are those that came to their end, `failed` is one that did not,
+    and `error` says why.
+    """
+
+    def __init__(self, transport: Transport, first: JsonObject) -> None:
+        self._transport = transport
+        self._first = first
+        self.responses: list[JsonObject] = []
+        self.failed: JsonObject | None = None
+        self.error: AntiphonError | None = None
+
+    async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn:
+        gathering = Gathering()
+        request = self._continue(state, use_tools=use_tools) if self.responses else self._first
+        try:
+            async with aclosing(await self._transport.stream(request)) as events:
+                # Nothing is said yet, but whoever waits may know that the request was taken.
+                yield Spoken("text", "")
+                async for batch in events:
+                    gathering.feed(batch)
+                    for event in batch:
+                        spoken = hear(event)
+                        if spoken is not None:
+                            yield spoken
+            response = gathering.finish()
+        except AntiphonError as error:
+            self.failed, self.error = gathering.response, error
+            raise
+        self.responses.append(response)
+        yield make_answer(response | {"output": [_as_function(item) for item in response["output"]]})
+
+    def _continue(self, state: State, *, use_tools: bool) -> JsonObject:
+        last = self.responses[-1]
+        outputs = {item["call_id"]: item["output"] for item in state.history[state.sent :]}
+        answers = [make_output(call, outputs[call["call_id"]]) for call in list_calls(last["output"])]
+        request = {name: value for name, value in self._first.items() if name not in _ONCE}
+        request |= {"previous_response_id": last["id"], "input": answers}
+        if not use_tools:
+            request |= {"input": [*answers, {"role": "user", "content": FINALIZE}], "tool_choice": "none"}
+        return request
+
+
+def _as_function(item: JsonObject) -> JsonObject:
+    """A call as the loop knows it: there are no other kinds than functions."""
+    if item.get("type") != "custom_tool_call":
+        return item
+    call = as_call(item)
+    kept = {name: item[name] for name in ("status",) if name in item}
+    return kept | {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments}

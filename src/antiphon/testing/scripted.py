@@ -1,0 +1,93 @@
+"""A model that says what a script tells it to, for tests of agents: in this process, or behind a real server."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from antiphon.agent.local import LocalTransport
+from antiphon.agent.transport import Events
+from antiphon.backends.scripted import ScriptedBackend, create
+from antiphon.config import Settings
+from antiphon.engine.engine import Engine
+from antiphon.errors import ServerError
+from antiphon.server.process import Server, bind
+from antiphon.store.memory.store import MemoryStore
+
+Script = Mapping[str, Any] | str | Path
+"""A script, or the JSON file it is in."""
+
+_START_SECONDS = 30.0
+
+
+class ScriptedTransport:
+    """A transport to a scripted model, through a real engine, without a socket.
+
+    `requests` is what was sent, in order. `backend` has the gates of the script. It may be used again after it was
+    closed, and by one event loop after another, as `Agent.run_sync` does: the script goes on where it was.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.backend = _make_backend(script)
+        self._store = MemoryStore()
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def stream(self, request: dict[str, Any]) -> Events:
+        self.requests.append(request)
+        return await LocalTransport(await self._start()).stream(request)
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+            self._engine = None
+
+    async def _start(self) -> Engine:
+        loop = asyncio.get_running_loop()
+        if self._engine is None or self._loop is not loop:
+            self._engine, self._loop = Engine(backends={"scripted": self.backend}, store=self._store), loop
+            await self._engine.start()
+        return self._engine
+
+
+class ScriptedServer:
+    """A server of this process. `base_url` is for agents and SDKs, `url` for everything else."""
+
+    def __init__(self, url: str, backend: ScriptedBackend) -> None:
+        self.url = url
+        self.base_url = f"{url}/v1"
+        self.backend = backend
+
+
+@contextmanager
+def serve_script(script: Script) -> Iterator[ScriptedServer]:
+    """A real server on a free port of this machine, in a thread, with a scripted model and a store in memory."""
+    backend = _make_backend(script)
+    settings = Settings(port=0, data_dir=Path(), store="memory:", shutdown_grace_seconds=0)
+    engine = Engine(backends={"scripted": backend}, store=MemoryStore())
+    ready = threading.Event()
+    urls: list[str] = []
+
+    def arrive(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    with bind(settings) as listener:
+        server = Server(engine, settings, on_ready=arrive)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="scripted", daemon=True)
+        thread.start()
+        try:
+            if not ready.wait(_START_SECONDS):
+                raise ServerError("The server of the script did not start.")
+            yield ScriptedServer(urls[0], backend)
+        finally:
+            server.should_exit = True
+            thread.join(_START_SECONDS)
+
+
+def _make_backend(script: Script) -> ScriptedBackend:
+    given = dict(script) if isinstance(script, Mapping) else str(script)
+    return create("scripted", {"script": given}, Path())
