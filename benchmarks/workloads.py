@@ -7,7 +7,7 @@ SENTENCE = "The rain has passed, the roads are dry, and the evening train leaves
 _WORDS = SENTENCE.split()
 
 
-def _say(count: int) -> list[str]:
+def say(count: int) -> list[str]:
     return [f"{' ' if number else ''}{_WORDS[number % len(_WORDS)]}" for number in range(count)]
 
 
@@ -18,10 +18,10 @@ def _group(pieces: list[str], size: int) -> list[list[str]]:
 # What each model says: one list of texts for each read from its upstream.
 ANSWERS: dict[str, list[list[str]]] = {
     "short": [[SENTENCE]],
-    "brief": _group(_say(2), 1),
-    "brief-batched": _group(_say(10), 10),
-    "long": _group(_say(200), 1),
-    "long-batched": _group(_say(200), 10),
+    "brief": _group(say(2), 1),
+    "brief-batched": _group(say(10), 10),
+    "long": _group(say(200), 1),
+    "long-batched": _group(say(200), 10),
 }
 
 # The model that says a word, and then nothing more.

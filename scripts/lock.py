@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = (
-    "x86_64-manylinux_2_28",
-    "aarch64-manylinux_2_28",
+    "x86_64-manylinux_2_31",
+    "aarch64-manylinux_2_31",
     "aarch64-apple-darwin",
 )
 

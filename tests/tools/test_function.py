@@ -104,7 +104,11 @@ def test_a_functions_signature_is_a_strict_schema() -> None:
     Draft202012Validator(schema).validate(ARGUMENTS)
     properties = schema["properties"]
     assert properties["stops"]["description"] == "Where to stop, in order."
-    assert properties["mode"] == {"enum": ["train", "walk"], "description": "How to get there."}
+    assert properties["mode"] == {
+        "type": "string",
+        "enum": ["train", "walk"],
+        "description": "How to get there.",
+    }
     assert properties["budget"] == {"type": "integer", "description": "In francs."}
     assert properties["limit"] == {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
     assert plan.describe() == {

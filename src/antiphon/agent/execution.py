@@ -107,7 +107,7 @@ class Execution:
         return built | {"store": True, "metadata": {MODEL_KEY: self._context.model_name}}
 
     def _check_offer(self, offered: list[JsonObject], tools: Sequence[Tool], *, initial: bool) -> list[JsonObject]:
-        """The client's tools. Those of an earlier turn come with what the server offered then, which may have changed."""
+        """The client's tools. Those of an earlier turn come with the server's, which may have changed since."""
         own = {tool.name for tool in tools}
         if not initial:
             return [tool for tool in offered if own.isdisjoint(_names([tool]))]
@@ -207,7 +207,9 @@ def _choose_context(
     given = asked.conversation_context
     before = previous or {}
     named = (before.get("metadata") or {}).get(MODEL_KEY) or before.get("model")
-    temperature = before.get("temperature") if before.get("temperature") is not None else defaults.temperature
+    temperature: float | None = before.get("temperature")
+    if temperature is None:
+        temperature = defaults.temperature
     return ConversationContext(
         model_name=(given.model_name if given else None) or named or defaults.model_name,
         temperature=temperature if given is None or given.temperature is None else given.temperature,

@@ -1,4 +1,4 @@
-"""The model of a turn that a client has asked for: its first request is the client's, the rest follow from the calls."""
+"""The model of a turn that a client asks for: the first request is the client's, the others follow from the calls."""
 
 from collections.abc import Sequence
 from contextlib import aclosing

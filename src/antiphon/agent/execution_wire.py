@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, structs
+from msgspec import Meta, field, structs
 
 from antiphon.agent.envelope import AgentExecuteRequest, Envelope
 from antiphon.agent.outcome import (
@@ -47,15 +47,15 @@ class RagChunk(Envelope):
 class AgentExecuteBody(AgentExecuteRequest):
     """A turn, and what goes with it: where it belongs, what to answer from, and whether to tell how it goes.
 
-    `rag_context_block` is text for the model as it is; without one it is made of the `rag_chunks`, which also become the
-    envelope's sources.
+    `rag_context_block` is text for the model as it is; without one it is made of the `rag_chunks`. These are also what
+    the envelope names as its sources.
     """
 
     conversation_context_id: str | None = None
     agent_context_id: str | None = None
     conversation_context: GivenContext | None = None
     rag_context_block: str | None = None
-    rag_chunks: list[RagChunk] = []
+    rag_chunks: list[RagChunk] = field(default_factory=list)
     stream: bool | None = None
 
 
@@ -102,9 +102,7 @@ def _tell_of_tool(event: RunEvent) -> Progress | None:
     match event:
         case ToolStarted():
             call = event.call
-            return Progress(
-                type="tool.started", call_id=call.call_id, name=call.name, arguments_json=call.arguments
-            )
+            return Progress(type="tool.started", call_id=call.call_id, name=call.name, arguments_json=call.arguments)
         case ToolProgress():
             return Progress(type="tool.progress", call_id=event.call_id, message=event.message)
         case ToolFinished():

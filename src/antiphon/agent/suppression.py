@@ -1,7 +1,7 @@
-"""The executor of tools that run on the server: it notes what each call came to, and does not let a model go in circles.
+"""The executor of the server's tools: it notes what each call came to, and does not let a model go in circles.
 
-The second identical call of a turn is made, with a warning. The third is not: it gets a made-up success, because a model
-that reads an error tries once more.
+The second identical call of a turn is made, with a warning. The third is not: it gets a made-up success, because a
+model that reads an error tries once more.
 """
 
 import time

@@ -105,11 +105,12 @@ class Exchange:
         """Answer 200 with a wire object."""
         await self.answer(200, codec.encode(value))
 
-    async def answer_error(self, error: AntiphonError) -> None:
+    async def answer_error(self, error: AntiphonError, *, status: int | None = None, body: bytes | None = None) -> None:
+        """Answer with the error, in its usual form unless there is another body for it."""
         self.error_code = error.code or error.type
         if error.retry_after is not None:
             self.extra_headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
-        await self.answer(error.status, describe(error))
+        await self.answer(status or error.status, body or describe(error))
 
     async def answer(self, status: int, body: bytes) -> None:
         """Answer with JSON, or with nothing at all when the body is empty."""

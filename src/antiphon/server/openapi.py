@@ -29,6 +29,10 @@ _STREAM = (
     "What each of the server-sent events is: its name is the `type` of its data. The last one is `[DONE]`. A silent "
     "stream carries events of the type `keepalive`, which repeat the last number."
 )
+_EVENTS = (
+    "What each of the server-sent events is, by its name. A silent stream carries events of the name `keepalive`, "
+    "which mean nothing more."
+)
 _SWITCH = (
     "The connection is a WebSocket now. Each message of the client is the body of a POST request to this path with "
     "`type: response.create`, or a `response.steer`; each message of the server is an event of a stream."
@@ -69,7 +73,12 @@ def make_document(router: Router, *, guarded: bool) -> Document:
         statuses |= {status: _describe_error(status, components) for status in errors}
         path = _PARAMETER.sub(r"{\1}", entry.path)
         described = _describe_operation(entry, operation, components, guarded=guarded)
-        described["responses"] |= {str(status): _refer("responses", str(status)) for status in sorted(errors)}
+        described["responses"] |= {
+            str(status): _refer("responses", str(status))
+            if operation.failure is None
+            else _describe_error(status, components, operation.failure)
+            for status in sorted(errors)
+        }
         paths.setdefault(path, {})[entry.method.lower()] = described
     return {
         "openapi": "3.1.0",
@@ -87,7 +96,8 @@ def make_document(router: Router, *, guarded: bool) -> Document:
 
 def _gather(operations: Sequence[Operation]) -> Components:
     sent = [ErrorBody, *(operation.answer for operation in operations if operation.answer is not None)]
-    if any(operation.streams for operation in operations):
+    sent += [event for operation in operations for event in operation.events.values()]
+    if any(operation.streams and not operation.events for operation in operations):
         sent.append(_EVENT)
     return Components(read=[operation.body for operation in operations if operation.body is not None], sent=sent)
 
@@ -103,11 +113,15 @@ def _list_errors(entry: Entry, operation: Operation, *, guarded: bool) -> Iterat
     yield from operation.errors
 
 
-def _describe_error(status: int, components: Components) -> Document:
+def _describe_error(status: int, components: Components, failure: Any = None) -> Document:
+    """One that the handler did not see, as a missing key, has the usual body in any case."""
+    schema = components.describe(ErrorBody)
+    if failure is not None:
+        schema = {"anyOf": [components.describe(failure), schema]}
     return {
         "description": HTTPStatus(status).phrase,
         "headers": _refer_headers(),
-        "content": {"application/json": {"schema": components.describe(ErrorBody)}},
+        "content": {"application/json": {"schema": schema}},
     }
 
 
@@ -162,7 +176,8 @@ def _without_null(field: Schema) -> Schema:
 def _describe_answer(operation: Operation, components: Components) -> Document:
     content: Document = {"application/json": {"schema": components.describe(operation.answer)}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": _describe_stream(components)}
+        schema = _describe_events(operation, components) if operation.events else _describe_stream(components)
+        content["text/event-stream"] = {"schema": schema}
     return {"description": "The answer.", "headers": _refer_headers(), "content": content}
 
 
@@ -177,6 +192,28 @@ def _describe_stream(components: Components) -> Schema:
             {"properties": {"event": {"type": "string"}, "data": data}, "required": ["event", "data"]},
             {"properties": {"data": {"const": "[DONE]"}}, "required": ["data"]},
         ],
+    }
+
+
+def _describe_events(operation: Operation, components: Components) -> Schema:
+    forms = [
+        {
+            "properties": {
+                "event": {"const": name},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": components.describe(kind),
+                },
+            },
+            "required": ["event", "data"],
+        }
+        for name, kind in operation.events.items()
+    ]
+    return {
+        "description": _EVENTS,
+        "type": "object",
+        "anyOf": [*forms, {"properties": {"event": {"const": "keepalive"}}}],
     }
 
 

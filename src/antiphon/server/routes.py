@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from antiphon.agent.envelope import AgentExecuteResponse
+from antiphon.agent.execution_wire import AgentExecuteBody
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
@@ -11,6 +13,7 @@ from antiphon.protocol.events import OneItem
 from antiphon.protocol.prompt import Prompt, PromptDefinition
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import CompactedResponse, Response
+from antiphon.server.agent import EVENTS, AgentHandlers
 from antiphon.server.conversations import ConversationHandlers, DeletedConversation
 from antiphon.server.health import Greeting, Health, HealthHandlers
 from antiphon.server.keepalive import Keepalive
@@ -37,6 +40,7 @@ def make_router(engine: Engine, settings: Settings) -> Router:
         _add_conversations(router, conversations)
         _add_conversation_items(router, conversations)
         _add_prompts(router, PromptHandlers(engine, max_body_bytes=settings.max_body_bytes))
+        _add_agent(router, AgentHandlers(engine, settings, keepalive=keepalive))
     _add_models(router, ModelHandlers(engine))
     _add_health(router, HealthHandlers(engine))
     router.add(
@@ -228,6 +232,24 @@ def _add_prompts(router: Router, prompts: PromptHandlers) -> None:
         "/v1/prompts/{prompt_id}",
         prompts.delete,
         Operation(id="deletePrompt", summary="Delete a prompt with all its versions.", answer=DeletedPrompt),
+    )
+
+
+def _add_agent(router: Router, agent: AgentHandlers) -> None:
+    router.add(
+        "POST",
+        "/v1/agent/execute",
+        agent.execute,
+        Operation(
+            id="executeAgent",
+            summary="Have an agent take a turn, with the tools of the server and of the client.",
+            body=AgentExecuteBody,
+            answer=AgentExecuteResponse,
+            streams=True,
+            events=EVENTS,
+            errors=(NotFound, RateLimited, UpstreamError, Unavailable, UpstreamTimeout),
+            failure=AgentExecuteResponse,
+        ),
     )
 
 

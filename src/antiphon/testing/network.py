@@ -1,5 +1,6 @@
 """A guard for tests: whoever reaches for the network is stopped, and told so."""
 
+import functools
 import ipaddress
 import socket
 import sys
@@ -13,7 +14,6 @@ class NetworkRefused(AssertionError):
 
 
 _guards: list[bool] = []  # for each one that is up: whether it lets through what stays on this machine
-_installed = False
 
 
 @contextmanager
@@ -35,12 +35,10 @@ def forbid_network(*, loopback: bool = True) -> Iterator[None]:
         _guards.remove(loopback)
 
 
+@functools.cache
 def _install() -> None:
     """An audit hook cannot be taken away again, so there is one, which does nothing while no guard is up."""
-    global _installed  # noqa: PLW0603
-    if not _installed:
-        sys.addaudithook(_refuse)
-        _installed = True
+    sys.addaudithook(_refuse)
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
@@ -50,14 +48,14 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if event in {"socket.connect", "socket.sendto", "socket.sendmsg"}:
         peer, address = arguments
         if peer.family in {socket.AF_INET, socket.AF_INET6} and address:
-            _check(f"{event} to {address[0]}", _is_local(address[0]))
+            _check(f"{event} to {address[0]}", local=_is_local(address[0]))
     elif event in {"socket.getaddrinfo", "socket.gethostbyname"}:
         host = arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0]
         if host and not _is_address(host):
-            _check(f"{event} of {host}", host == "localhost")
+            _check(f"{event} of {host}", local=host == "localhost")
 
 
-def _check(act: str, local: bool) -> None:  # noqa: FBT001
+def _check(act: str, *, local: bool) -> None:
     if not local:
         raise NetworkRefused(f"{act}: the network is forbidden here")
     if not all(_guards):

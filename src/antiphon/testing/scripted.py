@@ -26,13 +26,13 @@ class ScriptedTransport:
     """A transport to a scripted model, through a real engine, without a socket.
 
     `requests` is what was sent, in order. `backend` has the gates of the script. It may be used again after it was
-    closed, and by one event loop after another, as `Agent.run_sync` does: the script goes on where it was.
+    closed, and by one event loop after another, as `Agent.run_sync` does: the script then goes on where it was, while
+    the responses that were stored are forgotten.
     """
 
     def __init__(self, script: Script) -> None:
         self.requests: list[dict[str, Any]] = []
         self.backend = _make_backend(script)
-        self._store = MemoryStore()
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -48,7 +48,7 @@ class ScriptedTransport:
     async def _start(self) -> Engine:
         loop = asyncio.get_running_loop()
         if self._engine is None or self._loop is not loop:
-            self._engine, self._loop = Engine(backends={"scripted": self.backend}, store=self._store), loop
+            self._engine, self._loop = Engine(backends={"scripted": self.backend}, store=MemoryStore()), loop
             await self._engine.start()
         return self._engine
 

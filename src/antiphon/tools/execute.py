@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import Call, Tool, ToolContext, ToolResult
+from antiphon.tools.base import Call, Tool, ToolContext, ToolResult, Waiting
 
 logger = logging.getLogger(__name__)
+
+Slots = dict[str, asyncio.Semaphore]
 
 
 class Executor:
@@ -18,21 +21,23 @@ class Executor:
     def __init__(self, tools: Iterable[Tool], *, unknown: str | None = None) -> None:
         self.tools: Mapping[str, Tool] = _by_name(tools)
         self._unknown = unknown
-        self._slots = {
-            tool.name: asyncio.Semaphore(tool.concurrency) for tool in self.tools.values() if tool.concurrency
-        }
+        # A semaphore belongs to one event loop, and an agent may be used in several, one after the other.
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
     async def execute(self, call: Call, context: ToolContext) -> ToolResult:
-        """The result of a call. Only cancelling gets out of here as an exception."""
+        """The result of a call. Only cancelling, and waiting for approval, get out of here as an exception."""
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools) or "none"
             return fail(self._unknown or f"There is no tool '{call.name}'. There are: {known}.")
-        slot = self._slots.get(tool.name)
-        if slot is None:
+        if tool.concurrency is None:
             return await _attempt(tool, call, context)
-        async with slot:
+        async with self._slot(tool.name, tool.concurrency):
             return await _attempt(tool, call, context)
+
+    def _slot(self, name: str, concurrency: int) -> asyncio.Semaphore:
+        slots = self._slots.setdefault(asyncio.get_running_loop(), {})
+        return slots.setdefault(name, asyncio.Semaphore(concurrency))
 
 
 def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
@@ -45,34 +50,49 @@ def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 
 async def _attempt(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
-    result = await _invoke(tool, call, context)
     for _ in range(tool.retries):
-        if not result.is_error:
-            break
-        result = await _invoke(tool, call, context)
-    return result
+        try:
+            return await _invoke(tool, call, context)
+        except _Passing as passing:
+            logger.info("the tool %s is called again: %s", tool.name, passing)
+    try:
+        return await _invoke(tool, call, context)
+    except _Passing as passing:
+        return fail(str(passing))
+
+
+class _Passing(Exception):
+    """Something went wrong that may go right the next time."""
 
 
 async def _invoke(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
     limit = asyncio.timeout(tool.timeout)
     try:
         async with limit:
-            return await tool.invoke(call.arguments, context)
-    except TimeoutError as error:
-        if limit.expired():
-            return fail(f"The tool took longer than {tool.timeout:g} seconds and was stopped.")
-        return _describe(tool, error)
+            return _require_result(await tool.invoke(call.arguments, context))
+    except Waiting:
+        raise
     except msgspec.ValidationError as error:
         return fail(f"The arguments do not fit the schema: {error}")
     except msgspec.DecodeError as error:
         return fail(f"The arguments are not valid JSON: {error}")
-    except Exception as error:
-        return _describe(tool, error)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Nobody has cancelled us: the tool has cancelled something of its own.
+        raise _Passing("The tool was cancelled from within.") from None
+    except (Exception, SystemExit) as error:
+        if limit.expired():
+            raise _Passing(f"The tool took longer than {tool.timeout:g} seconds and was stopped.") from None
+        logger.warning("the tool %s raised", tool.name, exc_info=error)
+        raise _Passing(f"{type(error).__name__}: {error}") from None
 
 
-def _describe(tool: Tool, error: Exception) -> ToolResult:
-    logger.warning("the tool %s raised", tool.name, exc_info=error)
-    return fail(f"{type(error).__name__}: {error}")
+def _require_result(result: object) -> ToolResult:
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"the tool gave a {type(result).__name__} and not a ToolResult")
+    return result
 
 
 def fail(message: str) -> ToolResult:

@@ -1,7 +1,5 @@
 """`@tool`: a typed Python function becomes a tool."""
 
-import asyncio
-import contextvars
 import functools
 import inspect
 import re
@@ -13,12 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult
+from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult, require_name
 from antiphon.tools.schema import Shape
+from antiphon.tools.thread import run_in_thread
 
 Function = Callable[..., Any]
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @overload
@@ -55,9 +52,8 @@ def tool(function: Function | None = None, /, **options: Any) -> Tool | Callable
 def _make(
     function: Function, *, name: str | None = None, description: str | None = None, strict: bool = True, **options: Any
 ) -> Tool:
-    called = name or function.__name__
-    if not _NAME.fullmatch(called):
-        raise ConfigError(f"A tool cannot be called {called!r}: use 1 to 64 letters, digits, '_' and '-'.")
+    called = str(name or getattr(function, "__name__", ""))
+    require_name(called)
     summary, explained = _read_docstring(inspect.getdoc(function) or "")
     if not (description or summary):
         raise ConfigError(f"The tool '{called}' has no docstring, so a model cannot know what it is for.")
@@ -77,11 +73,12 @@ class _Signature:
 
     def __init__(self, function: Function, name: str, explained: Mapping[str, str], *, strict: bool) -> None:
         hints = _read_hints(function, name)
+        self.name = name
         self.context: str | None = None
         fields: list[Any] = []
         for parameter in inspect.signature(function).parameters.values():
             kind = hints.get(parameter.name)
-            if kind is ToolContext:
+            if isinstance(kind, type) and issubclass(kind, ToolContext):
                 self.context = parameter.name
                 continue
             _check(parameter, kind, name)
@@ -163,17 +160,19 @@ async def _invoke(function: Function, signature: _Signature, text: str, context:
     arguments = signature.read(text)
     if signature.context is not None:
         arguments[signature.context] = context
+    try:
+        return as_result(await _call(function, arguments, name=signature.name))
+    except msgspec.MsgspecError as error:
+        # The function's own trouble with some data: it must not look as if the arguments were at fault.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+async def _call(function: Function, arguments: Mapping[str, Any], *, name: str) -> Any:
     if inspect.iscoroutinefunction(function):
-        result = await function(**arguments)
-    else:
-        # A thread cannot be stopped: one that outlives its timeout goes on, but nobody waits for it any more.
-        kept = contextvars.copy_context()
-        result = await asyncio.get_running_loop().run_in_executor(
-            None, functools.partial(kept.run, function, **arguments)
-        )
-        if inspect.isawaitable(result):
-            result = await result
-    return as_result(result)
+        return await function(**arguments)
+    # A thread cannot be stopped: one that outlives its timeout goes on, but nobody waits for it any more.
+    result = await run_in_thread(functools.partial(function, **arguments), name=f"tool {name}")
+    return await result if inspect.isawaitable(result) else result
 
 
 def as_result(value: Any) -> ToolResult:

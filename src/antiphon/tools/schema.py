@@ -47,13 +47,13 @@ def _describe(kind: Any, where: str) -> tuple[JsonSchema, dict[str, Any]]:
         (schema,), components = msgspec.json.schema_components(
             [kind], schema_hook=_ask_pydantic, ref_template=_REFERENCE
         )
+        definitions: dict[str, Any] = dict(components)
+        schema = _resolve(schema, definitions)
+        _lift(schema, definitions)
+        for component in list(definitions.values()):
+            _lift(component, definitions)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from None
-    definitions: dict[str, Any] = dict(components)
-    schema = _resolve(schema, definitions)
-    _lift(schema, definitions)
-    for component in list(definitions.values()):
-        _lift(component, definitions)
     return schema, definitions
 
 
@@ -87,7 +87,10 @@ def _is_pydantic(kind: Any) -> bool:
 def _ask_pydantic(kind: Any) -> JsonSchema:
     if not _is_pydantic(kind):
         raise TypeError(f"the type {getattr(kind, '__name__', kind)!r} has no JSON form")
-    schema: JsonSchema = kind.model_json_schema()
+    try:
+        schema: JsonSchema = kind.model_json_schema()
+    except Exception as error:
+        raise TypeError(f"the type {kind.__name__!r} has no JSON form: {error}") from None
     return schema
 
 
@@ -116,8 +119,9 @@ def _lift(schema: Any, definitions: dict[str, Any]) -> None:
         return
     inner = schema.pop("$defs", {})
     for name, definition in inner.items():
-        definitions.setdefault(name, definition)
         _lift(definition, definitions)
+        if definitions.setdefault(name, definition) != definition:
+            raise TypeError(f"there are two types called '{name}'")
     for value in schema.values():
         _lift(value, definitions)
 
@@ -128,25 +132,43 @@ def _tighten(schema: Any, where: str) -> Any:
         return [_tighten(each, where) for each in schema]
     if not isinstance(schema, dict):
         return schema
+    _check(schema, where)
+    tight = {
+        key: _tighten(value, where) if key in ("items", "anyOf", "oneOf") else value
+        for key, value in schema.items()
+        if key not in ("default", "title", "properties")
+    }
+    if "$ref" in tight and len(tight) > 1:
+        # Nothing may stand beside a reference.
+        return {"anyOf": [{"$ref": tight.pop("$ref")}]} | tight
+    if schema.get("type") == "object":
+        return tight | _close(schema, where)
+    kind = _find_type(schema.get("enum", ())) if "type" not in schema else None
+    return tight if kind is None else {"type": kind} | tight
+
+
+def _check(schema: JsonSchema, where: str) -> None:
     for keyword in _INEXPRESSIBLE:
         if keyword in schema:
             raise ConfigError(f"{where}: strict mode cannot express '{keyword}'; use strict=False or another type.")
-    if not schema:
+    if not any(keyword in schema for keyword in _TYPES):
         raise ConfigError(f"{where}: strict mode needs a type; use strict=False or say which.")
-    tight = {key: _tighten_inner(key, value, where) for key, value in schema.items() if key not in ("default", "title")}
-    if schema.get("type") == "object":
-        tight |= _close(schema, where)
-    return tight
+    if schema.get("type") == "array" and "items" not in schema:
+        raise ConfigError(f"{where}: strict mode needs the type of what is in the list; use strict=False or say which.")
 
 
-def _tighten_inner(key: str, value: Any, where: str) -> Any:
-    if key == "properties":
-        return {name: _tighten(each, f"{where}.{name}") for name, each in value.items()}
-    return _tighten(value, where) if key in ("items", "anyOf", "oneOf") else value
+def _find_type(values: Any) -> str | None:
+    """The type of all of these values, where it is one."""
+    kinds = {_NAMES.get(type(value)) for value in values}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+_TYPES = ("type", "anyOf", "oneOf", "enum", "const", "$ref")
+_NAMES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def _close(schema: JsonSchema, where: str) -> JsonSchema:
-    if schema.get("additionalProperties") not in (None, False):
+    if "properties" not in schema or schema.get("additionalProperties") not in (None, False):
         raise ConfigError(
             f"{where}: strict mode cannot express an object with keys of any name; use strict=False or name the keys."
         )

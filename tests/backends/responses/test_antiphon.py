@@ -201,7 +201,14 @@ def test_an_event_nobody_knows_goes_through(client: OpenAI) -> None:
 
 
 def test_hosted_tools_and_wishes_reach_the_inner_server(chain: Chain) -> None:
-    tools: Any = [{"type": "web_search"}, {"type": "mcp", "server_label": "s", "server_url": "https://example.org"}]
+    tools: Any = [
+        {"type": "web_search"},
+        {"type": "mcp", "server_label": "s", "server_url": "https://example.org"},
+        {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}},
+        {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "custom", "name": "h"}]},
+        {"type": "shell"},
+        {"type": "acme", "power": 1.5},
+    ]
     wishes: Any = {"tool_choice": "required", "temperature": 0.5, "metadata": {"a": "b"}, "parallel_tool_calls": True}
     chain.client.responses.create(model="m", input="hi", tools=tools, **wishes)
     [asked] = chain.asked
