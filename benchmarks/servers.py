@@ -31,6 +31,7 @@ class Server(NamedTuple):
     name: str
     ready_path: str
     prepare: Callable[[Path, int], list[str]]
+    patience: float = _START_SECONDS
 
 
 def _prepare_skeleton(folder: Path, port: int) -> list[str]:
@@ -55,9 +56,7 @@ def _prepare_antiphon(folder: Path, port: int) -> list[str]:
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark-replay\nVersion: 0\n")
     (package / "entry_points.txt").write_text(f"[antiphon.backends]\n{replay.KIND} = benchmarks.replay:create\n")
-    start = "import sys; from antiphon.cli.main import main; sys.exit(main())"
-    config = str(folder / "antiphon.toml")
-    return [sys.executable, "-c", start, "serve", "--config", config, "--host", HOST, "--port", str(port)]
+    return serve_antiphon(folder, port)
 
 
 def _steps(reads: list[list[str]]) -> list[dict[str, object]]:
@@ -68,10 +67,24 @@ def _steps(reads: list[list[str]]) -> list[dict[str, object]]:
     return steps if len(reads) > 1 else steps[:1]
 
 
+def serve_antiphon(folder: Path, port: int) -> list[str]:
+    """The command for our server, with the settings in this folder."""
+    start = "import sys; from antiphon.cli.main import main; sys.exit(main())"
+    config = str(folder / "antiphon.toml")
+    return [sys.executable, "-c", start, "serve", "--config", config, "--host", HOST, "--port", str(port)]
+
+
 SERVERS = (
     Server("skeleton", "/", _prepare_skeleton),
     Server("antiphon", "/readyz", _prepare_antiphon),
 )
+
+
+def _prepare_upstream(folder: Path, port: int) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.upstream", str(port)]
+
+
+UPSTREAM = Server("upstream", "/", _prepare_upstream)
 
 
 class Running(NamedTuple):
@@ -102,8 +115,8 @@ async def run(server: Server, folder: Path) -> AsyncIterator[Running]:
     with _process(server, folder, port) as process:
         began = time.perf_counter()
         while not await is_up(port, server.ready_path):
-            if process.poll() is not None or time.perf_counter() - began > _START_SECONDS:
-                raise DidNotStart(f"{server.name} did not start:\n{_read_log(folder)}")
+            if process.poll() is not None or time.perf_counter() - began > server.patience:
+                raise DidNotStart(f"{server.name} did not start:\n{read_log(folder)}")
             await asyncio.sleep(0.002)
         yield Running(server.name, port, process.pid, time.perf_counter() - began)
 
@@ -112,11 +125,14 @@ async def run(server: Server, folder: Path) -> AsyncIterator[Running]:
 def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     folder.mkdir()
     command = server.prepare(folder, port)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command,
+            cwd=folder,
+            env=make_environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
         try:
             yield process
@@ -129,7 +145,14 @@ def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Pop
                 process.wait()
 
 
-def _read_log(folder: Path) -> str:
+def make_environment(folder: Path) -> dict[str, str]:
+    """The environment of a process that works in this folder: without settings of ours, and without proxies."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
+    kept = {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
+def read_log(folder: Path) -> str:
     return (folder / "log").read_text(errors="replace")[-4000:]
 
 

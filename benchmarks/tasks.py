@@ -8,7 +8,8 @@ from typing import NamedTuple
 from benchmarks.workloads import say
 
 QUESTION = "Look up the figures that you need, one after the other, and tell what they say."
-OUTPUT = '{"station":"main","departures":[{"time":"18:04","platform":7},{"time":"18:19","platform":2}]}'
+OUTPUT = "From the main station: 18:04 from platform 7, 18:19 from platform 2, both on time."
+"""What the tool gives. The upstream counts it to know how far a run is."""
 
 
 class Task(NamedTuple):

@@ -1,17 +1,16 @@
 """A server that has every answer ready in bytes, for what asks another server: agents and bridges.
 
 It speaks the Responses API and Chat Completions, streamed and whole, looks at nothing of a request but its model and
-the calls that have been made, and does no work for an answer but to write it.
+how often its tool was called, and does no work for an answer but to write it.
 
     python -m benchmarks.upstream PORT
 """
 
 import asyncio
-import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import uvloop
@@ -22,7 +21,7 @@ from antiphon.stream import sse
 from antiphon.stream.composer import Composer
 from benchmarks.client import HOST
 from benchmarks.rehearsal import PAUSE, Reads, rehearse
-from benchmarks.tasks import TASKS
+from benchmarks.tasks import OUTPUT, TASKS
 from benchmarks.workloads import ANSWERS
 
 Answer = Sequence[bytes]
@@ -32,7 +31,6 @@ _CREATED = 1_760_000_000
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _MODEL = re.compile(rb'"model": ?"([^"]+)"')
 _STREAM = re.compile(rb'"stream": ?true')
-_MADE = re.compile(rb'"type": ?"function_call_output"')
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -56,13 +54,10 @@ def _whole(body: bytes, *, status: str = "200 OK") -> Answer:
 
 def answer_response(model: str, number: int, reads: Reads) -> tuple[Answer, Answer]:
     """A turn in the Responses API: streamed, and whole."""
-    numbers = itertools.count()
     response = Response(id=f"resp_{number:044x}", created_at=_CREATED, model=model)
-    composer = Composer(
-        response, new_id=lambda prefix: f"{prefix}_{number:020x}{next(numbers):024x}", now=lambda: _CREATED
-    )
+    composer = Composer(response, new_id=lambda prefix: f"{prefix}_{number:044x}", now=lambda: _CREATED)
+    begun = composer.start()
     told = [[sse.encode_event(event) for event in composer.compose(batch)] for batch in reads]
-    begun = Composer(response, new_id=lambda prefix: prefix, now=lambda: _CREATED).start()
     told[0] = [*map(sse.encode_event, begun), *told[0]]
     return _stream(told), _whole(codec.encode(composer.response))
 
@@ -126,7 +121,7 @@ class Connection(asyncio.Protocol):
         if len(self._received) >= size:
             request = bytes(self._received[:size])
             del self._received[:size]
-            self._write(iter(self._choose(request, end)))
+            self._write(self._choose(request, end))
 
     def _choose(self, request: bytes, end: int) -> Answer:
         method, target = request.split(b" ", 2)[:2]
@@ -136,17 +131,17 @@ class Connection(asyncio.Protocol):
         key = (
             target.decode(),
             model[1].decode() if model else "",
-            len(_MADE.findall(request, end)),
+            request.count(OUTPUT.encode(), end),
             bool(_STREAM.search(request, end)),
         )
         refusal = json.dumps({"error": {"message": f"There is no answer for {key}.", "type": "invalid_request_error"}})
         return self._answers.get(key) or _whole(refusal.encode(), status="400 Bad Request")
 
-    def _write(self, pieces: Iterator[bytes]) -> None:
-        piece = next(pieces, None)
-        if piece is not None:
-            self._transport.write(piece)
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._write, pieces)
+    def _write(self, answer: Answer) -> None:
+        first, *rest = answer
+        self._transport.write(first)
+        if rest:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._write, rest)
 
 
 async def serve(port: int) -> None:

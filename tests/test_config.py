@@ -242,7 +242,8 @@ def test_secrets_do_not_show() -> None:
         "Settings(host='127.0.0.1', port=8484, data_dir=PosixPath('/home/ada/.local/share/antiphon'), "
         "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
         "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, websocket_max_seconds=3600, "
-        "inherit_tools=True, retention_days=30, background_slots=64, background_lease_seconds=15, opening_seconds=5, models={}, "
+        "inherit_tools=True, retention_days=30, background_slots=64, background_lease_seconds=15, "
+        "opening_seconds=5, models={}, "
         "seal_keys='<1>', compat='openai', unsupported_tools='default', stateless=False, stateless_id_prefix='', "
         "agent_model='', agent_system='', agent_temperature=0.7, agent_tools=(), "
         "log_level='info', log_format='text', "
@@ -282,7 +283,7 @@ def test_models_are_names_for_one_target_or_for_several_in_turn() -> None:
 
 @pytest.mark.parametrize("targets", ['""', "[]", '["local", ""]'])
 def test_a_model_without_a_target_is_refused_by_its_name(targets: str) -> None:
-    with pytest.raises(ConfigError, match="models.fast: name a backend"):
+    with pytest.raises(ConfigError, match=r"models\.fast: name a backend"):
         load(write(f"[models]\nfast = {targets}"), HOME, {})
 
 

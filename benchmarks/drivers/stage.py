@@ -31,7 +31,6 @@ async def look_up(number: int) -> str:
     Args:
         number: Which of the figures.
     """
-    global _made  # noqa: PLW0603
     return OUTPUT
 
 

@@ -1,8 +1,32 @@
 """Complaints of clients that speak the Responses API to every server (L): each is a test."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 from live_server import Running
+from websocket_client import Client
+
+# What Codex sends with every turn.
+CODEX: dict[str, Any] = {
+    "model": "scripted",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "You are Codex."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    ],
+    "tools": [
+        {"type": "function", "name": "exec_command", "strict": False, "parameters": {"type": "object"}},
+        {"type": "web_search", "external_web_access": False},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "thread-1",
+    "client_metadata": {"x": "y"},
+}
 
 
 def test_pain_l_83_the_path_that_clients_call_by_default_is_there(server: Running) -> None:
@@ -24,3 +48,19 @@ def test_pain_l_85_a_client_that_continues_and_sends_the_whole_history_too_does_
         input=[*resent, {"role": "user", "content": "two"}],  # type: ignore[list-item]
     )
     assert again.output_text == "I have read 3 items."
+
+
+def test_pain_l_84_what_codex_sends_is_answered_as_responses(server: Running) -> None:
+    answer = server.ask("POST", "/v1/responses", CODEX)
+    assert answer.status == 200
+    assert "event: response.output_item.done" in answer.body.decode()
+    assert "event: response.completed" in answer.body.decode()
+    assert "web_search is not available here" in answer.headers["x-antiphon-warnings"]
+
+
+def test_pain_l_86_compaction_and_websocket_are_there(server: Running) -> None:
+    compacted = server.ask("POST", "/v1/responses/compact", {"model": "scripted", "input": "hi"})
+    assert (compacted.status, compacted.json["object"]) == (200, "response.compaction")
+    with Client(server) as client:
+        client.socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "hi"}))
+        assert json.loads(client.socket.recv())["type"] == "response.created"

@@ -30,6 +30,7 @@ OUR_PARAMETERS = {
     "generate": "on a WebSocket: false prepares a turn without running it",
     "stream_id": "on a WebSocket: the lane",
 }
+OUR_RESPONSE_FIELDS = {"served_by": "which backend has answered, and with which model"}
 OUR_TOOL_FIELDS = {
     "web_search.search_content_types": "of the predecessor, which shares its fields",
     "web_search_2025_08_26.search_content_types": "of the predecessor, which shares its fields",
@@ -158,7 +159,7 @@ def test_every_parameter_is_there() -> None:
 
 
 def test_every_response_field_is_there() -> None:
-    assert encode_names(response.Response) == {code(row[0]) for row in table(14)}
+    assert encode_names(response.Response) == {code(row[0]) for row in table(14)} | set(OUR_RESPONSE_FIELDS)
 
 
 def test_every_field_that_open_responses_requires_is_sent_by_a_bare_response() -> None:

@@ -373,7 +373,7 @@ def test_it_is_known_what_is_whole_and_whether_calls_have_begun() -> None:
     composer.compose([d.Text("a")])
     assert (composer.has_calls, composer.output) == (False, [])
     composer.compose([d.ToolCall("1", "{")])
-    assert composer.has_calls
+    assert composer.has_calls is True
     composer.compose([d.ToolCall("1", "}", "f")])
     assert (composer.has_calls, [item.type for item in composer.output]) == (True, ["message"])
 

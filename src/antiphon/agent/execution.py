@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from antiphon.agent.builder import ResponsesRequestBuilder
+from antiphon.agent.entries import Began, JsonObject
 from antiphon.agent.envelope import AgentExecuteResponse, AgentToolCall, ConversationContext, ExecutionContext, LlmUsage
 from antiphon.agent.execution_model import ExecutionModel
 from antiphon.agent.execution_wire import AgentExecuteBody, Progress, tell
-from antiphon.agent.journal import Began, Journal, JsonObject
+from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
 from antiphon.agent.mapper import map_error, map_response

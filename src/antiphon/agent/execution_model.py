@@ -5,9 +5,9 @@ from contextlib import aclosing
 from typing import Any
 
 from antiphon.agent.gathering import Gathering
-from antiphon.agent.journal import State
 from antiphon.agent.model import Spoken, Turn, hear, make_answer
 from antiphon.agent.pending import as_call, list_calls, make_output
+from antiphon.agent.state import State
 from antiphon.agent.transport import Transport
 from antiphon.errors import AntiphonError
 

@@ -7,11 +7,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from antiphon.agent.entries import JsonObject
 from antiphon.agent.gathering import Gathering
-from antiphon.agent.journal import State
+from antiphon.agent.history import drop_lone_reasoning
 from antiphon.agent.provider import is_forgetful, replayable
-from antiphon.agent.transport import Events, Transport
-from antiphon.errors import AntiphonError
+from antiphon.agent.state import State
+from antiphon.agent.transport import Transport
+from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.events import (
     Event,
     OutputTextDelta,
@@ -21,7 +23,7 @@ from antiphon.protocol.events import (
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Usage
 
-JsonObject = dict[str, Any]
+_SEALED = "reasoning.encrypted_content"
 
 
 class Spoken(Struct, frozen=True):
@@ -32,11 +34,16 @@ class Spoken(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """A whole turn: its output as items that can be sent back."""
+    """A whole turn: its output as items that can be sent back. `cut` is why it was cut off, if it was.
+
+    `continues` says whether the server that gave it can go on from it: not if its output had to be put in order.
+    """
 
     response_id: str
     output: list[JsonObject]
     usage: Usage
+    cut: str = ""
+    continues: bool = True
 
 
 Turn = AsyncGenerator["Spoken | Answer", None]
@@ -64,44 +71,54 @@ class ResponsesModel:
         state: Literal["client", "server"] = "client",
     ) -> None:
         self._transport = transport
+        self._tools = [*settings.get("tools", ()), *tools]
+        self._include = list({*settings.get("include", ()), _SEALED})
         self._settings = settings
-        self._tools = list(tools)
         self._state = state
 
     async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn:
-        gathering = Gathering()
-        async with aclosing(await self._ask(state, told, use_tools=use_tools)) as events:
-            async for batch in events:
-                gathering.feed(batch)
-                for event in batch:
-                    spoken = hear(event)
-                    if spoken is not None:
-                        yield spoken
-        yield make_answer(gathering.finish())
+        heard = False
+        while True:
+            request = self._make_request(state, told, use_tools=use_tools)
+            gathering = Gathering()
+            try:
+                async with aclosing(await self._transport.stream(request)) as events:
+                    async for batch in events:
+                        gathering.feed(batch)
+                        for event in batch:
+                            spoken = _hear(event)
+                            if spoken is not None:
+                                heard = True
+                                yield spoken
+                response = gathering.finish()
+                break
+            except AntiphonError as error:
+                if heard or "previous_response_id" not in request or not is_forgetful(error):
+                    raise
+                self._state = "client"
+        self._check_continuation(request, response)
+        yield make_answer(response)
 
-    async def _ask(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Events:
-        request = dict(self._settings)
+    def _make_request(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> JsonObject:
+        request = self._settings | {"include": self._include, "store": self._state == "server"}
         if self._tools:
             request["tools"] = self._tools
             if not use_tools:
                 request["tool_choice"] = "none"
-        if self._state == "server":
-            chained = request | {"store": True, "input": [*state.history, *told]}
-            if state.response_id is not None:
-                fresh = state.history[state.sent :]
-                chained |= {"previous_response_id": state.response_id, "input": [*fresh, *told]}
-            try:
-                return await self._transport.stream(chained)
-            except AntiphonError as error:
-                if state.response_id is None or not is_forgetful(error):
-                    raise
-                self._state = "client"
-        request |= {"store": False, "include": ["reasoning.encrypted_content"], "input": [*state.history, *told]}
-        return await self._transport.stream(request)
+        if self._state == "server" and state.response_id is not None:
+            fresh = state.history[state.sent :]
+            return request | {"previous_response_id": state.response_id, "input": [*fresh, *told]}
+        return request | {"input": [*state.history, *told]}
+
+    def _check_continuation(self, request: JsonObject, response: JsonObject) -> None:
+        """Servers say what they have continued. One that does not has answered without knowing what was before."""
+        previous = request.get("previous_response_id")
+        if previous is not None and response.get("previous_response_id") != previous:
+            self._state = "client"
+            raise UpstreamError("The server has not continued the conversation. It is sent whole from now on.")
 
 
-def hear(event: Event | Unknown) -> Spoken | None:
-    """What an event lets the model say, if it does."""
+def _hear(event: Event | Unknown) -> Spoken | None:
     if isinstance(event, OutputTextDelta):
         return Spoken("text", event.delta)
     if isinstance(event, ReasoningTextDelta | ReasoningSummaryTextDelta):
@@ -110,13 +127,54 @@ def hear(event: Event | Unknown) -> Spoken | None:
 
 
 def make_answer(response: JsonObject) -> Answer:
-    """The answer in a response. A call that was cut off cannot be made, nor shown to the model again."""
-    output = [
-        replayable(item)
-        for item in response["output"]
-        if not (item.get("type") == "function_call" and item.get("status") == "incomplete")
-    ]
-    return Answer(str(response.get("id") or ""), output, _read_usage(response.get("usage")))
+    """The answer in a response. What the model did not get to the end of cannot be done, nor be shown to it again."""
+    cut = _find_cut(response)
+    given = [item for item in response["output"] if isinstance(item, dict)]
+    output = [replayable(item) for item in given if not (cut and _is_torn(item))]
+    named_apart = _name_apart(output)
+    kept = drop_lone_reasoning(output)
+    return Answer(
+        str(response.get("id") or ""),
+        kept,
+        _read_usage(response.get("usage")),
+        cut,
+        len(kept) == len(given) and not named_apart,
+    )
+
+
+def _find_cut(response: JsonObject) -> str:
+    if response.get("status") != "incomplete":
+        return ""
+    details = response.get("incomplete_details")
+    return str((details.get("reason") if isinstance(details, dict) else None) or "incomplete")
+
+
+def _is_torn(item: JsonObject) -> bool:
+    """Whether it is a call that was cut off."""
+    if item.get("type") != "function_call":
+        return False
+    try:
+        msgspec.json.decode(item.get("arguments") or "{}")
+    except (msgspec.DecodeError, TypeError):
+        return True
+    return item.get("status") == "incomplete"
+
+
+def _name_apart(output: list[JsonObject]) -> bool:
+    """Give every call an id of its own. Returns whether one had to be changed."""
+    taken: set[str] = set()
+    changed = False
+    for item in output:
+        if item.get("type") != "function_call":
+            continue
+        call_id = str(item.get("call_id") or "")
+        if not call_id or call_id in taken:
+            call_id = f"{call_id or 'call'}_{len(taken) + 1}"
+            changed = True
+        taken.add(call_id)
+        item["call_id"] = call_id
+        item.setdefault("name", "")
+    return changed
 
 
 def _read_usage(usage: Any) -> Usage:

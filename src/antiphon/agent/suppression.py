@@ -5,12 +5,13 @@ model that reads an error tries once more.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct
 
-from antiphon.agent.guard import STOPPED, STOPPED_AT, WARNED_AT, WARNING, count_repeats
+from antiphon.agent.guard import STOPPED, STOPPED_AT, WARNED_AT, WARNING, Signature, sign
 from antiphon.tools.base import Call, Tool, ToolContext, ToolResult
 from antiphon.tools.execute import Executor
 
@@ -30,11 +31,12 @@ class SuppressingExecutor(Executor):
     def __init__(self, tools: Iterable[Tool]) -> None:
         super().__init__(tools)
         self.executed: dict[str, Executed] = {}
-        self._asked: list[Call] = []
+        self._asked: Counter[Signature] = Counter()
 
     async def execute(self, call: Call, context: ToolContext) -> ToolResult:
-        repeats = count_repeats(call, self._asked)
-        self._asked.append(call)
+        signature = sign(call)
+        self._asked[signature] += 1
+        repeats = self._asked[signature]
         if repeats >= STOPPED_AT:
             return self._note(call, Executed(ToolResult(SUPPRESSED)))
         began = time.perf_counter()

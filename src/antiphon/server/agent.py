@@ -4,10 +4,10 @@ from contextlib import aclosing
 
 import msgspec
 
+from antiphon.agent.entries import JsonObject
 from antiphon.agent.envelope import AgentExecuteResponse, ConversationContext, Envelope, decode, encode, list_unknown
 from antiphon.agent.execution import Execution, describe_error
 from antiphon.agent.execution_wire import AgentExecuteBody, Progress
-from antiphon.agent.journal import JsonObject
 from antiphon.agent.local import LocalTransport
 from antiphon.config import Settings
 from antiphon.engine.background import BackgroundRun

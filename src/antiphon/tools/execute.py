@@ -92,6 +92,12 @@ async def _invoke(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
 def _require_result(result: object) -> ToolResult:
     if not isinstance(result, ToolResult):
         raise TypeError(f"the tool gave a {type(result).__name__} and not a ToolResult")
+    try:
+        msgspec.json.encode(result.output)
+    except UnicodeEncodeError:
+        # Half a character, as file names may have it. No request could carry it.
+        text = str(result.output).encode(errors="replace").decode()
+        return ToolResult(text, result.is_error)
     return result
 
 

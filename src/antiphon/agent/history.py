@@ -1,0 +1,64 @@
+"""Mending a history that comes from elsewhere: servers refuse one with a call that has no output, for ever."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.agent.entries import JsonObject
+
+LOST = "No output was recorded for this call. Whether it was carried out is not known."
+STRAY = "The result of a call that is not in this conversation:"
+
+_OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+_ANSWERS = frozenset(_OUTPUTS.values())
+
+
+def mend(items: Sequence[JsonObject]) -> list[JsonObject]:
+    """The history as a server takes it, with nothing of it lost.
+
+    A call without an output gets one that says so, and an output without its call becomes a message. Only reasoning
+    that led to nothing is left out: it has no meaning without what followed.
+    """
+    paired = _pair(items)
+    mended: list[JsonObject] = []
+    for index, item in enumerate(items):
+        kind = item.get("type", "message")
+        if kind in _ANSWERS and index not in paired:
+            mended.append({"role": "user", "content": f"{STRAY} {_as_text(item.get('output'))}"})
+            continue
+        mended.append(item)
+        if kind in _OUTPUTS and index not in paired:
+            mended.append({"type": _OUTPUTS[kind], "call_id": item.get("call_id"), "output": LOST})
+    return drop_lone_reasoning(mended)
+
+
+def _pair(items: Sequence[JsonObject]) -> set[int]:
+    """Where there are calls and outputs that belong together."""
+    paired: set[int] = set()
+    open_calls: dict[object, int] = {}
+    for index, item in enumerate(items):
+        kind, call_id = item.get("type", "message"), item.get("call_id")
+        if kind in _OUTPUTS:
+            open_calls[call_id] = index
+        elif kind in _ANSWERS and call_id in open_calls:
+            paired |= {index, open_calls.pop(call_id)}
+    return paired
+
+
+def drop_lone_reasoning(items: Sequence[JsonObject]) -> list[JsonObject]:
+    """Without the reasoning after which the model said and did nothing."""
+    kept: list[JsonObject] = []
+    led_to_something = False
+    for item in reversed(items):
+        kind = item.get("type", "message")
+        if kind != "reasoning":
+            told = kind in _ANSWERS or (kind == "message" and item.get("role", "assistant") != "assistant")
+            led_to_something = not told
+        elif not led_to_something:
+            continue
+        kept.append(item)
+    return kept[::-1]
+
+
+def _as_text(output: object) -> str:
+    return output if isinstance(output, str) else msgspec.json.encode(output).decode()

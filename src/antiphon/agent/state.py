@@ -1,0 +1,158 @@
+"""Where a run is: what its journal amounts to."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, JsonObject, Judgement, Paused, Resulted
+from antiphon.agent.guard import Signature, sign
+from antiphon.protocol.response import Usage
+from antiphon.tools.base import Call
+
+
+class State:
+    """Where a run is. `calls` are those of the last turn, and `open` the ones that have no result yet, in order."""
+
+    def __init__(self) -> None:
+        self.agent = ""
+        self.began_at = 0.0
+        """When it would have begun, had it been at work ever since."""
+        self.history: list[JsonObject] = []
+        self.response_id: str | None = None
+        self.sent = 0
+        """How much of the history the response of that id has seen."""
+        self.turns = 0
+        self.tool_calls = 0
+        self.repairs = 0
+        self.usage = Usage(0, 0, 0)
+        self.text = ""
+        self.refusal = ""
+        self.cut = ""
+        self.last = ""
+        self.calls: list[Call] = []
+        self.open: list[Call] = []
+        self.intended: set[str] = set()
+        self.paused: dict[str, Paused] = {}
+        self.judged: dict[str, Judgement] = {}
+        self.made: Counter[Signature] = Counter()
+        self.decided: Call | None = None
+        self.limit = ""
+        self.ended: Ended | None = None
+
+    def waits_for(self, call_id: str) -> bool:
+        """Whether somebody may say something about the call of this id."""
+        waiting = {call.call_id for call in self.open}
+        waiting |= {call.call_id for paused in self.paused.values() for call in paused.calls}
+        return call_id in waiting and call_id not in self.judged
+
+    def apply(self, entry: Entry) -> None:
+        """Raises ValueError if the entry cannot come here."""
+        match entry:
+            case Began():
+                self.agent, self.began_at = entry.agent, entry.at
+                self.history += entry.input
+            case Answered():
+                self._answer(entry)
+            case Intended():
+                self._intend(entry)
+            case Paused():
+                self._find_open(entry.call_id)
+                self.paused[entry.call_id] = entry
+                for call in entry.calls:
+                    self.judged.pop(call.call_id, None)
+            case Resulted():
+                self._settle(entry)
+            case Ended():
+                self.ended = entry
+            case _:
+                self.judged |= {each.call_id: each for each in entry.judged}
+                if self.ended is not None:
+                    self.began_at += entry.at - self.ended.at
+                self.ended = None
+
+    def _answer(self, entry: Answered) -> None:
+        self.turns += 1
+        self.repairs += entry.repairs
+        self.last, self.cut = entry.last, entry.cut
+        self.history += [*entry.told, *entry.output]
+        self.response_id = entry.response_id or None
+        self.sent = len(self.history)
+        self.usage = add_usage(self.usage, entry.usage)
+        self.text, self.refusal = text_of(entry.output), text_of(entry.output, kinds=("refusal",))
+        self.calls = calls_of(entry.output)
+        self.open = list(self.calls)
+        self.intended, self.paused, self.judged = set(), {}, {}
+
+    def _intend(self, entry: Intended) -> None:
+        self._find_open(entry.call_id)
+        self.judged.pop(entry.call_id, None)
+        if entry.call_id not in self.intended:
+            self.intended.add(entry.call_id)
+            self.tool_calls += 1
+
+    def _settle(self, entry: Resulted) -> None:
+        call = self._find_open(entry.call_id)
+        self.open.remove(call)
+        self.paused.pop(entry.call_id, None)
+        self.made[sign(call)] += 1
+        if entry.means == "decision":
+            self.decided = call
+        elif entry.means:
+            self.limit = entry.means
+        output = {"type": "function_call_output", "call_id": entry.call_id, "output": entry.output}
+        self.history.insert(self._place(call), output)
+
+    def _find_open(self, call_id: str) -> Call:
+        for call in self.open:
+            if call.call_id == call_id:
+                return call
+        raise ValueError(f"no call '{call_id}' is open")
+
+    def _place(self, call: Call) -> int:
+        """Outputs stand in the order of their calls, whichever came first."""
+        position = self.calls.index(call)
+        later = {each.call_id for each in self.calls[position + 1 :]}
+        for index in range(self.sent, len(self.history)):
+            if self.history[index].get("call_id") in later:
+                return index
+        return len(self.history)
+
+
+def text_of(items: Sequence[JsonObject], *, kinds: Sequence[str] = ("output_text", "input_text", "text")) -> str:
+    """The text of the messages among these items."""
+    texts: list[str] = []
+    for item in items:
+        content = item.get("content")
+        if item.get("type", "message") != "message" or not content:
+            continue
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        texts += [str(part.get("text") or part.get("refusal") or "") for part in parts if part.get("type") in kinds]
+    return "".join(texts)
+
+
+def calls_of(items: Sequence[JsonObject]) -> list[Call]:
+    return [
+        Call(str(item["call_id"]), str(item["name"]), _as_text(item.get("arguments", "")))
+        for item in items
+        if item.get("type") == "function_call"
+    ]
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+
+def add_usage(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        one.input_tokens + other.input_tokens,
+        one.output_tokens + other.output_tokens,
+        one.total_tokens + other.total_tokens,
+        type(one.input_tokens_details)(
+            one.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
+        ),
+        type(one.output_tokens_details)(
+            one.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+        ),
+    )

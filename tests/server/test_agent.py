@@ -1,0 +1,599 @@
+"""A turn of an agent over HTTP."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from antiphon.agent.execution import MAX_ITERATIONS
+from antiphon.agent.guard import WARNING
+from antiphon.agent.suppression import SUPPRESSED
+from antiphon.config import ApiKey
+from antiphon.errors import ConfigError
+from antiphon.server.agent import choose_tools
+from antiphon.stream.sse import Decoder
+from live_server import Answer, Running, make_settings
+
+PATH = "/v1/agent/execute"
+TOOLS = str(Path(__file__).with_name("agent_tools.py"))
+CLIENT_TOOL = {"type": "function", "name": "open_file", "parameters": {"type": "object", "properties": {}}}
+
+
+def call(name: str, call_id: str, **arguments: Any) -> dict[str, Any]:
+    return {"tool_call": {"name": name, "call_id": call_id, "arguments": arguments}}
+
+
+SCRIPT: dict[str, Any] = {
+    "models": ["scripted", "other"],
+    "rules": [
+        {"text": '"paper"', "answers": ["The file says paper."]},
+        {"text": "FINALIZE NOW", "answers": ["This is all I have."]},
+        {"user": "client tool", "answers": [[call("open_file", "call_1", path="a"), call("open_file", "call_2")]]},
+        {
+            "user": "both",
+            "answers": [[{"text": "Both."}, call("look_up", "call_s", word="x"), call("open_file", "call_c")]],
+        },
+        {"user": "define", "last_item": "function_call_output", "answers": ["It is a call and its answer."]},
+        {"user": "define", "answers": [[{"text": "Let me see."}, call("look_up", "call_1", word="antiphon")]]},
+        {"user": "circles", "answers": [[call("look_up", f"call_{n}", word="same")] for n in range(9)]},
+        {"user": "explode", "last_item": "function_call_output", "answers": ["It went off."]},
+        {"user": "explode", "answers": [[call("explode", "call_1"), call("nobody", "call_2")]]},
+        {
+            "user": "custom",
+            "answers": [[{"custom_tool_call": {"name": "patch", "call_id": "call_p", "input": "diff"}}]],
+        },
+        {"user": "cut off", "answers": [[{"text": "So "}, {"finish": "length"}]]},
+        {"user": "fail later", "answers": [[{"text": "So "}, {"failure": {"message": "No.", "type": "model_error"}}]]},
+        {
+            "user": "then fail",
+            "last_item": "function_call_output",
+            "answers": [[{"raise": {"message": "Hot.", "status": 503}}]],
+        },
+        {"user": "then fail", "answers": [[call("read_mood", "call_1")]]},
+        {"user": "too much", "answers": [[{"raise": {"message": "Slow.", "status": 429, "type": "rate_limit_error"}}]]},
+        {"user": "think", "answers": [[{"reasoning": "Hm."}, {"text": ["One", " two"]}]]},
+        {"user": "silent", "answers": [[{"text": ""}]]},
+    ],
+    "default": "You said: {input} ({history})",
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Running]:
+    keys = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))
+    running = Running(SCRIPT, make_settings(api_keys=keys, agent_tools=(TOOLS,), agent_system="Be kind."))
+    yield running
+    running.stop()
+
+
+Execute = Callable[..., Answer]
+
+
+@pytest.fixture
+def execute(target: Running) -> Execute:
+    def ask(key: str = "sk-ada", *, accept: str = "application/json", **body: Any) -> Answer:
+        return target.ask("POST", PATH, body, headers={"Authorization": f"Bearer {key}", "Accept": accept})
+
+    return ask
+
+
+@pytest.fixture
+def sdk(target: Running) -> OpenAI:
+    return target.client("sk-ada")
+
+
+def texts(item: Any) -> list[str]:
+    return [part.text for part in item.content]
+
+
+def results(*pairs: tuple[str, Any]) -> str:
+    return json.dumps([{"CallId": call_id, "ResultJson": result} for call_id, result in pairs])
+
+
+def test_s2_14_the_continuation_id_is_stored_given_out_and_taken_back(execute: Execute, sdk: OpenAI) -> None:
+    first = execute(Mode="ask", Instruction="hello", ConversationId="conv_1").json
+    stored = sdk.responses.retrieve(first["ResponseContinuationId"])
+    assert stored.output_text == first["Text"]
+    second = execute(Mode="ask", Instruction="again", ResponseContinuationId=first["ResponseContinuationId"]).json
+    assert sdk.responses.retrieve(second["ResponseContinuationId"]).previous_response_id == stored.id
+    # The system message, the user's, the answer, and the user's next: nothing was sent twice, nothing lost.
+    assert second["Text"].endswith("again (4)")
+
+
+def test_a_turn_answers_with_the_whole_envelope(execute: Execute) -> None:
+    answer = execute(
+        Mode="ask",
+        Instruction="hello",
+        ConversationId="conv_1",
+        ConversationContextId="context_1",
+        AgentContextId="agent_1",
+    )
+    envelope = answer.json
+    raw = json.loads(envelope.pop("RawResponseJson"))
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert envelope == {
+        "Kind": "ok",
+        "ConversationId": "conv_1",
+        "TurnId": raw["id"],
+        "AgentContextId": "agent_1",
+        "ConversationContextId": "context_1",
+        "ResponseContinuationId": raw["id"],
+        "Mode": "ask",
+        "ModelId": "scripted",
+        "Text": "You said: [MODE: ask]\n\n[INSTRUCTION]\nhello (2)",
+        "FinishReason": "stop",
+        "Usage": {
+            "PromptTokens": raw["usage"]["input_tokens"],
+            "CompletionTokens": raw["usage"]["output_tokens"],
+            "TotalTokens": raw["usage"]["total_tokens"],
+            "CachedTokens": 0,
+            "ReasoningTokens": 0,
+        },
+        "Sources": [],
+        "FileBundle": None,
+        "Warnings": [],
+        "ErrorCode": None,
+        "ErrorMessage": None,
+        "ToolCalls": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        {"mode": "ask", "instruction": "hello"},
+        {"MODE": "ask", "INSTRUCTION": "hello", "tools_json": None, "conversation_id": None},
+        {"Mode": "ask", "Instruction": "hello", "toolsJson": "[]", "ToolChoiceName": None, "Stream": None},
+    ],
+)
+def test_names_may_be_spelled_in_any_way_and_what_is_null_is_left_out(execute: Execute, spelled: Any) -> None:
+    answer = execute(**spelled)
+    assert (answer.status, answer.json["Text"]) == (200, "You said: [MODE: ask]\n\n[INSTRUCTION]\nhello (2)")
+
+
+def test_the_system_message_has_the_servers_prompt_the_clients_and_the_usage_of_the_tools(
+    execute: Execute, sdk: OpenAI
+) -> None:
+    made = execute(Mode="ask", Instruction="hello", SystemPrompt="In short.").json
+    items = sdk.responses.input_items.list(made["ResponseContinuationId"], order="asc").data
+    assert [item.role for item in items] == ["system", "user"]
+    system = texts(items[0])
+    assert system[:2] == ["Be kind.", "In short."]
+    assert "<<<APTIX_TOOL_USAGE_BEGIN name='look_up'>>>\nLook up what a word means.\n" in system[2]
+
+
+def test_the_context_of_a_conversation_is_the_clients_and_holds_for_its_next_turns(
+    execute: Execute, sdk: OpenAI
+) -> None:
+    context = {"ModelName": "other", "System": "Be brief.", "Temperature": 0.1}
+    first = execute(Instruction="hello", ConversationContext=context).json
+    second = execute(Instruction="again", ResponseContinuationId=first["ResponseContinuationId"]).json
+    stored = [sdk.responses.retrieve(each["ResponseContinuationId"]) for each in (first, second)]
+    assert [(each.model, each.temperature) for each in stored] == [("other", 0.1)] * 2
+    items = sdk.responses.input_items.list(stored[0].id, order="asc").data
+    assert texts(items[0])[0] == "Be brief."
+
+
+def test_chunks_become_the_context_and_the_sources(execute: Execute, sdk: OpenAI) -> None:
+    chunk = {"Id": "c1", "Path": "src/a.md", "StartLine": 3, "EndLine": 4, "Text": "Mild.", "SemanticId": "S1"}
+    made = execute(Instruction="hello", RagChunks=[chunk, chunk | {"Id": "c2", "Score": -1}]).json
+    assert made["Sources"] == [
+        {
+            "Tag": "S1",
+            "Path": "src/a.md",
+            "FileName": "a.md",
+            "Start": 3,
+            "End": 4,
+            "Excerpt": "Mild.",
+            "Symbol": None,
+            "SymbolType": None,
+        }
+    ]
+    assert made["Warnings"] == ["RagChunks: the best 1 of 2 are used."]
+    user = sdk.responses.input_items.list(made["ResponseContinuationId"]).data[0]
+    assert texts(user)[1].startswith("[CONTEXT]\n\n=== CHUNK 1 ===\nId: S1\nPath: src/a.md\nLines: 3-4\n")
+
+
+def test_a_context_block_goes_to_the_model_as_it_is(execute: Execute, sdk: OpenAI) -> None:
+    made = execute(Instruction="hello", RagContextBlock="[CONTEXT]\n\nnothing").json
+    user = sdk.responses.input_items.list(made["ResponseContinuationId"]).data[0]
+    assert (texts(user)[1], made["Sources"]) == ("[CONTEXT]\n\nnothing", [])
+
+
+def test_a_tool_of_the_client_is_called_answered_and_the_turn_comes_to_its_end(execute: Execute, sdk: OpenAI) -> None:
+    first = execute(Mode="edit", Instruction="client tool", ToolsJson=json.dumps([CLIENT_TOOL])).json
+    assert (first["Kind"], first["FinishReason"], first["Text"]) == ("tool-only", "tool_use", None)
+    assert first["ToolCalls"] == [
+        {
+            "CallId": call_id,
+            "Name": "open_file",
+            "ArgumentsJson": arguments,
+            "IsServerTool": False,
+            "WasExecuted": False,
+            "ResultJson": None,
+            "ErrorMessage": None,
+            "RequiresClientExecution": True,
+            "ExecutionMs": None,
+        }
+        for call_id, arguments in (("call_1", '{"path":"a"}'), ("call_2", "{}"))
+    ]
+    outcomes = [
+        {"callId": "call_1", "name": "open_file", "resultJson": '{"content":"paper"}'},
+        {"callId": "call_2", "name": "open_file", "errorMessage": "no such file"},
+    ]
+    second = execute(
+        Mode="edit",
+        Instruction="go on",
+        ResponseContinuationId=first["ResponseContinuationId"],
+        ToolResultsJson=json.dumps(outcomes),
+    ).json
+    assert (second["Kind"], second["Text"], second["ToolCalls"], second["Warnings"]) == (
+        "ok",
+        "The file says paper.",
+        [],
+        [],
+    )
+    # C11: the outputs first, and the text block as well.
+    items = sdk.responses.input_items.list(second["ResponseContinuationId"], order="asc").data
+    assert [(item.type, getattr(item, "call_id", None), getattr(item, "output", None)) for item in items] == [
+        ("function_call_output", "call_1", '{"content":"paper"}'),
+        ("function_call_output", "call_2", '{"error":"no such file"}'),
+        ("message", None, None),
+    ]
+    assert texts(items[2])[1].startswith("[TOOL_RESULTS]\n\n- CallId: call_1\n  Name: open_file\n")
+    # The tools are still there, though the client did not send them again.
+    stored = sdk.responses.retrieve(second["ResponseContinuationId"])
+    assert [tool.name for tool in stored.tools] == ["open_file", "look_up", "read_mood", "explode"]
+
+
+def test_a_tool_of_the_server_runs_there_until_the_model_calls_none(execute: Execute) -> None:
+    made = execute(Instruction="define it").json
+    raw = json.loads(made["RawResponseJson"])
+    assert (made["Kind"], made["Text"], made["FinishReason"], made["ToolCalls"], made["Warnings"]) == (
+        "ok",
+        "It is a call and its answer.",
+        "stop",
+        [],
+        [],
+    )
+    assert made["Usage"]["TotalTokens"] > raw["usage"]["total_tokens"], "the usage is that of the whole turn"
+
+
+def test_calls_of_both_kinds_are_returned_with_what_the_server_has_run(execute: Execute) -> None:
+    first = execute(Instruction="both", ToolsJson=json.dumps([CLIENT_TOOL])).json
+    took = first["ToolCalls"][0].pop("ExecutionMs")
+    assert isinstance(took, int)
+    assert (first["Kind"], first["Text"]) == ("ok", "Both.")
+    assert first["ToolCalls"] == [
+        {
+            "CallId": "call_s",
+            "Name": "look_up",
+            "ArgumentsJson": '{"word":"x"}',
+            "IsServerTool": True,
+            "WasExecuted": True,
+            "ResultJson": '{"word":"x","meaning":"a call and its answer"}',
+            "ErrorMessage": None,
+            "RequiresClientExecution": False,
+        },
+        {
+            "CallId": "call_c",
+            "Name": "open_file",
+            "ArgumentsJson": "{}",
+            "IsServerTool": False,
+            "WasExecuted": False,
+            "ResultJson": None,
+            "ErrorMessage": None,
+            "RequiresClientExecution": True,
+            "ExecutionMs": None,
+        },
+    ]
+    outcomes = results(("call_s", first["ToolCalls"][0]["ResultJson"]), ("call_c", {"content": "paper"}))
+    second = execute(
+        Instruction="go on", ResponseContinuationId=first["ResponseContinuationId"], ToolResultsJson=outcomes
+    )
+    assert second.json["Text"] == "The file says paper."
+
+
+def test_what_goes_wrong_in_a_tool_is_told_to_the_model(execute: Execute, sdk: OpenAI) -> None:
+    made = execute(Instruction="explode").json
+    assert made["Text"] == "It went off."
+    items = sdk.responses.input_items.list(made["ResponseContinuationId"], order="asc").data
+    assert [json.loads(item.output)["error"].split(":")[0].split(".")[0] for item in items] == [
+        "ValueError",
+        "There is no tool 'nobody'",
+    ]
+
+
+def test_a_model_in_circles_is_warned_then_given_a_made_up_success_then_told_to_end(
+    execute: Execute, sdk: OpenAI
+) -> None:
+    made = execute(Instruction="circles").json
+    assert (made["Text"], made["Warnings"]) == (
+        "This is all I have.",
+        [f"The model was stopped after {MAX_ITERATIONS} iterations."],
+    )
+    outputs, response_id = [], made["ResponseContinuationId"]
+    while len(outputs) < MAX_ITERATIONS - 1:
+        items = sdk.responses.input_items.list(response_id).data
+        outputs += [item.output for item in items if item.type == "function_call_output"]
+        response_id = sdk.responses.retrieve(response_id).previous_response_id
+    plain = '{"word":"same","meaning":"a call and its answer"}'
+    assert outputs[::-1] == [plain, f"{plain}\n\n{WARNING}", *[SUPPRESSED] * (MAX_ITERATIONS - 3)]
+
+
+def test_a_custom_tool_is_the_clients_too(execute: Execute, sdk: OpenAI) -> None:
+    tools = json.dumps([{"type": "custom", "name": "patch"}])
+    first = execute(Instruction="custom", ToolsJson=tools).json
+    assert [(each["Name"], each["ArgumentsJson"]) for each in first["ToolCalls"]] == [("patch", "diff")]
+    second = execute(
+        Instruction="go on",
+        ResponseContinuationId=first["ResponseContinuationId"],
+        ToolResultsJson=results(("call_p", "done")),
+    ).json
+    items = sdk.responses.input_items.list(second["ResponseContinuationId"], order="asc").data
+    assert (items[0].type, items[0].output) == ("custom_tool_call_output", "done")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "param", "code"),
+    [
+        (None, "ToolResultsJson", "tool_results_mismatch"),
+        ("[]", "ToolResultsJson", "tool_results_mismatch"),
+        (results(("call_1", 1)), "ToolResultsJson", "tool_results_mismatch"),
+        (results(("call_2", 1), ("call_1", 1)), "ToolResultsJson", "tool_results_mismatch"),
+        (results(("call_1", 1), ("call_x", 1)), "ToolResultsJson", "tool_results_mismatch"),
+        (results(("call_1", 1), ("call_2", 1), ("call_3", 1)), "ToolResultsJson", "tool_results_mismatch"),
+        (results(("call_1", 1), ("call_2", None)), "ToolResultsJson[1]", "invalid_tool_result"),
+        (
+            json.dumps([{"CallId": "call_1", "ResultJson": 1, "ErrorMessage": "no"}, {"CallId": "call_2"}]),
+            "ToolResultsJson[0]",
+            "invalid_tool_result",
+        ),
+        ("nonsense", "ToolResultsJson", "invalid_json"),
+        ('{"CallId": "call_1"}', "ToolResultsJson", "invalid_type"),
+        ("[1, 2]", "ToolResultsJson[0]", "invalid_type"),
+        ('[{"Name": "open_file"}]', "ToolResultsJson[0].CallId", "missing_required_parameter"),
+    ],
+)
+def test_agn_033_results_that_do_not_match_the_calls_are_refused(
+    execute: Execute, outcomes: str | None, param: str, code: str
+) -> None:
+    first = execute(Instruction="client tool", ToolsJson=json.dumps([CLIENT_TOOL])).json
+    answer = execute(
+        Instruction="go on", ResponseContinuationId=first["ResponseContinuationId"], ToolResultsJson=outcomes
+    )
+    error = json.loads(answer.json["RawResponseJson"])["error"]
+    assert (answer.status, answer.json["Kind"], answer.json["ErrorCode"]) == (400, "error", "invalid_request_error")
+    assert (error["param"], error["code"]) == (param, code)
+    assert answer.json["ErrorMessage"] == error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "warning"),
+    [
+        ({"ToolsJson": "{"}, "ToolsJson is not a JSON array: it was left aside."),
+        ({"ToolResultsJson": "[]"}, "ToolResultsJson counts in a continuation alone: it was left aside."),
+    ],
+)
+def test_what_is_wrong_in_the_texts_does_not_lose_the_turn_but_is_told(
+    execute: Execute, body: dict[str, str], warning: str
+) -> None:
+    answer = execute(Instruction="hello", **body)
+    assert (answer.status, answer.json["Kind"], answer.json["Warnings"]) == (200, "ok", [warning])
+
+
+def test_what_does_not_belong_to_a_continuation_is_told(execute: Execute) -> None:
+    first = execute(Instruction="hello").json
+    second = execute(
+        Instruction="again",
+        ResponseContinuationId=first["ResponseContinuationId"],
+        ToolsJson="[]",
+        ToolResultsJson="{",
+    )
+    assert second.json["Warnings"] == [
+        "ToolsJson counts in the first turn alone: it was left aside.",
+        "ToolResultsJson holds no results: it was left aside.",
+    ]
+
+
+def test_results_without_calls_are_told_to_the_model_as_text_alone(execute: Execute, sdk: OpenAI) -> None:
+    first = execute(Instruction="hello").json
+    second = execute(
+        Instruction="again",
+        ResponseContinuationId=first["ResponseContinuationId"],
+        ToolResultsJson=results(("call_9", "{}")),
+    ).json
+    (item,) = sdk.responses.input_items.list(second["ResponseContinuationId"]).data
+    assert texts(item)[1] == "[TOOL_RESULTS]\n\n- CallId: call_9\n  Name: (missing)\n  ResultJson:\n    {}"
+
+
+def test_fields_that_nobody_knows_are_told_in_a_header(execute: Execute) -> None:
+    answer = execute(Instruction="hello", Colour="red")
+    assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: Colour")
+
+
+def test_what_the_engine_leaves_out_is_a_warning(execute: Execute) -> None:
+    made = execute(Instruction="hello", ToolsJson='[{"type": "web_search"}]').json
+    assert [each for each in made["Warnings"] if "web_search" in each] == made["Warnings"] != []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "param"),
+    [
+        ({}, 400, "invalid_request_error", "Instruction"),
+        ({"Instruction": " "}, 400, "invalid_request_error", "Instruction"),
+        ({"Instruction": 7}, 400, "invalid_request_error", "Instruction"),
+        ({"Instruction": "x", "RagChunks": [{"Id": "1"}]}, 400, "invalid_request_error", "RagChunks[0].Path"),
+        (
+            {"Instruction": "x", "ConversationContext": {"Temperature": 3}},
+            400,
+            "invalid_request_error",
+            "ConversationContext.Temperature",
+        ),
+        ({"Instruction": "x", "ConversationContext": {"ModelName": "no"}}, 404, "invalid_request_error", "model"),
+        ({"Instruction": "x", "ToolsJson": '[{"name": "look_up"}]'}, 400, "invalid_request_error", "ToolsJson"),
+        (
+            {"Instruction": "x", "ResponseContinuationId": "resp_no"},
+            400,
+            "invalid_request_error",
+            "ResponseContinuationId",
+        ),
+        ({"Instruction": "too much"}, 429, "rate_limit_error", None),
+        ({"Instruction": "fail later"}, 500, "model_error", None),
+    ],
+)
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+def test_an_error_is_an_envelope_with_its_status(
+    execute: Execute, accept: str, body: dict[str, Any], status: int, kind: str, param: str | None
+) -> None:
+    answer = execute(accept=accept, ConversationId="conv_1", **body)
+    if answer.headers["content-type"] == "text/event-stream":
+        assert (body["Instruction"], answer.status) == ("fail later", 200)
+        envelope = read_events(answer)[-1][1]
+    else:
+        assert answer.status == status
+        envelope = answer.json
+    raw = json.loads(envelope["RawResponseJson"])
+    assert (envelope["Kind"], envelope["ErrorCode"], raw["error"].get("param")) == ("error", kind, param)
+    assert envelope["ErrorMessage"] == raw["error"]["message"]
+
+
+def test_a_body_that_is_no_json_is_an_envelope_too(target: Running) -> None:
+    headers = {"Authorization": "Bearer sk-ada"}
+    for body in (b"{", b"[]", b'{"a":' * 5000, b"\xff"):
+        answer = target.ask("POST", PATH, body, headers=headers)
+        assert (answer.status, answer.json["Kind"]) == (400, "error")
+
+
+def test_an_error_after_tools_have_run_says_what_they_came_to(execute: Execute) -> None:
+    answer = execute(Instruction="then fail")
+    made = answer.json
+    (ran,) = made["ToolCalls"]
+    assert (answer.status, made["Kind"], made["ErrorMessage"]) == (503, "error", "Hot.")
+    assert (ran["CallId"], ran["WasExecuted"], ran["ResultJson"]) == ("call_1", True, '"mild"')
+    second = execute(
+        Instruction="go on",
+        ResponseContinuationId=made["ResponseContinuationId"],
+        ToolResultsJson=results(("call_1", ran["ResultJson"])),
+    )
+    assert (second.status, second.json["Kind"]) == (200, "ok")
+
+
+def test_long_output_is_said_to_be_cut_off(execute: Execute) -> None:
+    made = execute(Instruction="cut off").json
+    assert (made["Kind"], made["Text"], made["FinishReason"]) == ("ok", "So ", "length")
+
+
+def test_a_turn_with_nothing_in_it_is_empty(execute: Execute) -> None:
+    made = execute(Instruction="silent").json
+    assert (made["Kind"], made["Text"], made["ErrorMessage"]) == ("empty", None, None)
+
+
+def test_another_projects_response_is_not_found(execute: Execute) -> None:
+    first = execute(Instruction="hello").json
+    answer = execute("sk-bob", Instruction="again", ResponseContinuationId=first["ResponseContinuationId"])
+    error = json.loads(answer.json["RawResponseJson"])["error"]
+    assert (answer.status, error["code"], error["param"]) == (
+        400,
+        "previous_response_not_found",
+        "ResponseContinuationId",
+    )
+
+
+def test_without_a_key_nobody_gets_in(execute: Execute) -> None:
+    assert execute("sk-eve", Instruction="hello").status == 401
+
+
+def read_events(answer: Answer) -> list[tuple[str | None, Any]]:
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+    return [(message.event, json.loads(message.data)) for message in Decoder().feed(answer.body)]
+
+
+@pytest.mark.parametrize("asked", [{"Stream": True}, {"accept": "text/event-stream"}])
+def test_a_stream_tells_what_happens_and_ends_with_the_envelope(execute: Execute, asked: dict[str, Any]) -> None:
+    *progress, result = read_events(execute(Instruction="define it", **asked))
+    assert {name for name, _ in progress} == {"progress"}
+    told = [event for _, event in progress]
+    assert told == [
+        {"Type": "turn.started", "Number": 1},
+        {"Type": "text.delta", "Text": "Let"},
+        {"Type": "text.delta", "Text": " me"},
+        {"Type": "text.delta", "Text": " see."},
+        {"Type": "turn.finished", "Number": 1},
+        {"Type": "tool.started", "CallId": "call_1", "Name": "look_up", "ArgumentsJson": '{"word":"antiphon"}'},
+        {"Type": "tool.finished", "CallId": "call_1", "Name": "look_up", "IsError": False},
+        {"Type": "turn.started", "Number": 2},
+        *({"Type": "text.delta", "Text": word} for word in ("It", " is", " a", " call", " and", " its", " answer.")),
+        {"Type": "turn.finished", "Number": 2},
+    ]
+    assert (result[0], result[1]["Text"]) == ("result", "It is a call and its answer.")
+
+
+def test_a_stream_tells_reasoning_too(execute: Execute) -> None:
+    told = [event for _, event in read_events(execute(Instruction="think", Stream=True))[:-1]]
+    assert [each for each in told if each["Type"].endswith("delta")] == [
+        {"Type": "reasoning.delta", "Text": "Hm."},
+        {"Type": "text.delta", "Text": "One"},
+        {"Type": "text.delta", "Text": " two"},
+    ]
+
+
+def test_stream_false_wins_over_the_header(execute: Execute) -> None:
+    answer = execute(accept="text/event-stream", Instruction="hello", Stream=False)
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_client_that_leaves_stops_the_model(serve: Any) -> None:
+    running = serve({"default": [{"text": "One "}, {"wait": "never"}]})
+    with running.connect() as connection:
+        body = b'{"Instruction": "hello", "Stream": true}'
+        connection.sendall(
+            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
+        )
+        while b"text.delta" not in connection.recv(65536):
+            pass
+    running.wait_for(running.backend.cancellation.wait)
+
+
+def test_a_silent_stream_gets_signs_of_life(serve: Any) -> None:
+    running = serve({"default": [{"text": "One "}, {"delay": 0.3}, {"text": "two"}]}, keepalive_seconds=0.05)
+    answer = running.ask("POST", PATH, {"Instruction": "hello", "Stream": True})
+    events = read_events(answer)
+    assert "keepalive" in {name for name, _ in events}
+    assert events[-1][1]["Text"] == "One two"
+
+
+def test_without_settings_the_first_model_answers_and_there_are_no_tools(serve: Any) -> None:
+    running = serve({"models": ["first", "second"]})
+    made = running.ask("POST", PATH, {"Instruction": "hello"}).json
+    raw = json.loads(made["RawResponseJson"])
+    assert (made["ModelId"], raw["tools"], raw["temperature"]) == ("first", [], 0.7)
+
+
+def test_the_model_and_the_temperature_may_be_set(serve: Any) -> None:
+    running = serve({"models": ["first", "second"]}, agent_model="second", agent_temperature=0.2)
+    made = running.ask("POST", PATH, {"Instruction": "hello"}).json
+    assert (made["ModelId"], json.loads(made["RawResponseJson"])["temperature"]) == ("second", 0.2)
+
+
+def test_a_stateless_server_has_no_agent(serve: Any) -> None:
+    assert serve(stateless=True).ask("POST", PATH, {"Instruction": "hello"}).status == 404
+
+
+def test_a_tool_that_cannot_be_used_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    code = 'from antiphon import tool\n\n@tool(needs_approval=True)\ndef pay() -> str:\n    """Pay."""\n    return ""\n'
+    (tmp_path / "paying.py").write_text(code)
+    path = str(tmp_path / "paying.py")
+    refusals = {}
+    for names in (("nowhere",), (path,), (f"{path}:pay", f"{path}:pay")):
+        with pytest.raises(ConfigError) as refused:
+            choose_tools(make_settings(agent_tools=names))
+        refusals[names[0]] = refused.value.message
+    assert refusals == {
+        "nowhere": "agent_tools: There is no module 'nowhere' to load tools from.",
+        path: "agent_tools: the tool 'pay' needs approval, and nobody can give it here.",
+        f"{path}:pay": "agent_tools: There are two tools called 'pay'.",
+    }
