@@ -68,7 +68,7 @@ lock: .venv/bin/pip
 	@$(BIN)/python scripts/lock.py $(ARGS)
 
 clean:
-	rm -rf .venv .node .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .node .peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make set-up incremental. The lock lists every package, so pip resolves and compiles nothing.

@@ -1,6 +1,7 @@
-"""Measure the server beside a bare skeleton of the same work, and its memory beside the same work without it.
+"""Measure the server beside a bare skeleton of the same work, its memory beside the same work without it, and the
+agents and the bridge beside those of others. README.md in this folder says what the figures mean.
 
-    python -m benchmarks [--quick] [--json FILE]
+    python -m benchmarks [--quick] [--only PART] [--json FILE]
 
 CPU time is the figure to trust: it is the server process's own, all threads together, and its ratio to the skeleton's
 comes from the same run. Times on the clock depend on what else the machine does.
@@ -15,20 +16,23 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
 
-from benchmarks import chains, figures, idle, imports, micro, rounds, sockets
+from benchmarks import agents, bridge, chains, figures, idle, imports, micro, peers, rounds, sockets
 from benchmarks.client import BadAnswer, Client
-from benchmarks.report import Row, as_json, format_table
+from benchmarks.report import Row, as_json, format_table, make_row
 from benchmarks.servers import SERVERS, DidNotStart, Running, Server, run
 from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
+PARTS = ("servers", "agents", "bridge")
+
 _SECTION_MICRO = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (beside the import of msgspec)"
+_SECTION_AGENT_IMPORTS = "imports of an agent, ms"
 
 
 class Effort(NamedTuple):
@@ -42,10 +46,11 @@ class Effort(NamedTuple):
     repeats: int
     idle: int
     seconds: float
+    peers: bool
 
 
-FULL = Effort(rounds=9, scale=1, starts=5, requests=2000, imports=7, repeats=5000, idle=500, seconds=110)
-QUICK = Effort(rounds=2, scale=0.2, starts=1, requests=200, imports=1, repeats=500, idle=50, seconds=60)
+FULL = Effort(rounds=9, scale=1, starts=5, requests=2000, imports=7, repeats=5000, idle=500, seconds=110, peers=True)
+QUICK = Effort(rounds=2, scale=0.2, starts=1, requests=200, imports=1, repeats=500, idle=50, seconds=60, peers=False)
 
 
 async def measure_servers(servers: Sequence[Server], effort: Effort, folder: Path) -> tuple[list[Row], list[Row]]:
@@ -85,39 +90,90 @@ async def measure_starts(servers: Sequence[Server], starts: int, folder: Path) -
     return seconds
 
 
-async def measure(effort: Effort) -> tuple[list[Row], list[Row], list[Row]]:
-    task = asyncio.current_task()
-    assert task is not None
-    # The default would end this process at once, and leave the servers running.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
-        rows, state = await measure_servers(SERVERS, effort, Path(folder))
-        state += figures.chain_rows(await chains.measure(Path(folder), rounds=effort.rounds))
-        idle_streams = await idle.measure(SERVERS[-1], Path(folder), streams=effort.idle)
-        state += figures.idle_rows(idle_streams, effort.idle)
-        idle_sockets = await sockets.measure_idle(SERVERS[-1], Path(folder), sockets=effort.idle)
-        state.append(figures.idle_socket_row(idle_sockets, effort.idle))
-        turns = await sockets.measure(SERVERS[-1], Path(folder), repeats=effort.rounds, scale=effort.scale)
+async def measure_all_servers(effort: Effort, folder: Path) -> list[list[Row]]:
+    rows, state = await measure_servers(SERVERS, effort, folder)
+    state += figures.chain_rows(await chains.measure(folder, rounds=effort.rounds))
+    idle_streams = await idle.measure(SERVERS[-1], folder, streams=effort.idle)
+    state += figures.idle_rows(idle_streams, effort.idle)
+    idle_sockets = await sockets.measure_idle(SERVERS[-1], folder, sockets=effort.idle)
+    state.append(figures.idle_socket_row(idle_sockets, effort.idle))
+    turns = await sockets.measure(SERVERS[-1], folder, repeats=effort.rounds, scale=effort.scale)
     names = [SERVERS[0].name, "antiphon"]
     steps = micro.measure(rounds=effort.rounds, repeats=effort.repeats)
     rows += figures.pair_rows(_SECTION_MICRO, steps, names)
     rows += figures.pair_rows(_SECTION_IMPORTS, imports.measure(rounds=effort.imports), names)
-    return rows, state, figures.socket_rows(turns)
+    return [rows, state, figures.socket_rows(turns)]
+
+
+async def measure_agents(effort: Effort, folder: Path, python: Path | None) -> list[list[Row]]:
+    """Ours, and with an interpreter that has them those of others."""
+    contestants = [(each, Path(sys.executable)) for each in agents.OURS]
+    if python is not None:
+        contestants += [(each, python) for each in agents.PEERS]
+    costs = await agents.measure(contestants, folder, rounds=effort.rounds, scale=effort.scale)
+    compared = [(each, python) for each, python in contestants if each.imports]
+    loads = [
+        make_row(_SECTION_AGENT_IMPORTS, name, imports.compare(statements, rounds=effort.imports))
+        for name, statements in (
+            ("the package", {each.name: (python, each.imports[0]) for each, python in compared}),
+            ("all that an agent over HTTP needs", {each.name: (python, each.imports[-1]) for each, python in compared}),
+        )
+    ]
+    return [figures.agent_rows(costs, [each.name for each, _ in contestants]), loads]
+
+
+async def measure(
+    parts: Sequence[str], effort: Effort, pythons: Mapping[str, Path | None]
+) -> tuple[list[list[Row]], list[str]]:
+    """The tables of these parts, and notes on them. `pythons` are the interpreters that have those of others."""
+    task = asyncio.current_task()
+    assert task is not None
+    # The default would end this process at once, and leave the servers running.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    tables: list[list[Row]] = []
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as name:
+        folder = Path(name)
+        if "servers" in parts:
+            tables += await measure_all_servers(effort, folder)
+        if "agents" in parts:
+            tables += await measure_agents(effort, folder, pythons["agents"])
+        if "bridge" in parts:
+            found, notes = await bridge.measure(pythons["bridge"], folder, repeats=effort.rounds, scale=effort.scale)
+            tables.append(figures.bridge_rows(found))
+    return tables, notes
+
+
+def prepare_peers(parts: Sequence[str], effort: Effort) -> tuple[dict[str, Path | None], list[str]]:
+    """The interpreters by part, and what has to be said of those that there are none of."""
+    pythons: dict[str, Path | None] = {}
+    notes: list[str] = []
+    for part, environment in (("agents", peers.AGENTS), ("bridge", peers.BRIDGE)):
+        pythons[part] = None
+        if effort.peers and part in parts:
+            try:
+                pythons[part] = peers.prepare(environment)
+            except peers.Missing as error:
+                notes.append(f"{part}: our figures alone, because {error}")
+    return pythons, notes
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the server beside a skeleton.")
-    parser.add_argument("--quick", action="store_true", help="measure little: only to see that it works")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Antiphon beside others.")
+    parser.add_argument("--quick", action="store_true", help="measure little, and nobody else's: to see that it works")
+    parser.add_argument("--only", choices=PARTS, metavar="PART", help=f"measure one part: {', '.join(PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     arguments = parser.parse_args()
     if sys.platform != "linux":
         print("The benchmarks read the CPU time and memory of processes the way Linux has them.", file=sys.stderr)
         return 2
-    began = time.monotonic()
     effort = QUICK if arguments.quick else FULL
+    parts = [arguments.only] if arguments.only else PARTS
+    pythons, notes = prepare_peers(parts, effort)
+    began = time.monotonic()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rows, state, turns = runner.run(measure(effort))
+            tables, more = runner.run(measure(parts, effort, pythons))
     except (BadAnswer, DidNotStart) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
@@ -126,12 +182,15 @@ def main() -> int:
     except TimeoutError:
         print(f"benchmarks: more than {effort.seconds:g} seconds for the servers is too long.", file=sys.stderr)
         return 1
-    print(f"{format_table(rows)}\n\n{format_table(state)}\n\n{format_table(turns)}")
-    print(f"\nmedians of {effort.rounds} rounds in turns, Python {platform.python_version()}, ", end="")
-    print(f"{time.monotonic() - began:.0f} seconds")
+    notes += more
+    notes.append(
+        f"medians of {effort.rounds} rounds in turns, Python {platform.python_version()}, "
+        f"{time.monotonic() - began:.0f} seconds"
+    )
+    print("\n\n".join(map(format_table, tables)), "", *notes, sep="\n")
     if arguments.json:
-        figures_of_all = as_json([*rows, *state, *turns])
-        document = {"python": platform.python_version(), "effort": effort._asdict(), "rows": figures_of_all}
+        rows = as_json([row for table in tables for row in table])
+        document = {"python": platform.python_version(), "effort": effort._asdict(), "notes": notes, "rows": rows}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     return 0
 

@@ -3,35 +3,35 @@
 import asyncio
 import contextlib
 import json
-import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from benchmarks.client import HOST, BadAnswer
-from benchmarks.servers import ROOT, UPSTREAM, DidNotStart, make_environment, read_log, run
+from benchmarks.servers import UPSTREAM, DidNotStart, make_environment, run
 from benchmarks.tasks import TASKS, Task
 
 _SECONDS = 60.0
 
 
 class Contestant(NamedTuple):
-    """An agent: the driver that runs it, and what its users import, at least and for a server of the Responses API."""
+    """An agent: the driver that runs it, and what its users import: the package, and all that it needs over HTTP."""
 
     name: str
     driver: str
-    least: str
-    all: str
+    imports: tuple[str, ...]
 
 
 OURS = (
-    Contestant("antiphon", "antiphon", "from antiphon import Agent", "from antiphon import Agent, tool"),
-    Contestant("in process", "in_process", "from antiphon import Agent", "from antiphon import Agent, tool"),
+    Contestant("antiphon", "antiphon", ("from antiphon import Agent", "from antiphon import Agent, tool")),
+    # What it imports is the same.
+    Contestant("in process", "in_process", ()),
 )
 PEERS = (
-    Contestant("openai-agents", "openai_agents", "import agents", "import agents, openai"),
-    Contestant("pydantic-ai", "pydantic_ai", "import pydantic_ai", "import pydantic_ai.models.openai"),
+    Contestant("openai-agents", "openai_agents", ("import agents", "import agents, openai")),
+    Contestant("pydantic-ai", "pydantic_ai", ("import pydantic_ai", "import pydantic_ai.models.openai")),
 )
 
 Costs = dict[tuple[str, str], list[float]]
@@ -41,10 +41,10 @@ Costs = dict[tuple[str, str], list[float]]
 class Driver:
     """A started process that runs one agent."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: IO[bytes]) -> None:
         self.name = name
         self._process = process
-        self._folder = folder
+        self._log = log
 
     async def play(self, task: Task, *, scale: float) -> float:
         """Microseconds of its CPU that a run takes."""
@@ -65,21 +65,17 @@ class Driver:
         except TimeoutError:
             line = b""
         if not line:
-            raise DidNotStart(f"{self.name} fell silent:\n{read_log(self._folder)}")
+            self._log.seek(0)
+            raise DidNotStart(f"{self.name} fell silent:\n{self._log.read()[-4000:].decode(errors='replace')}")
         return line
 
 
-async def measure(
-    contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, rounds: int, scale: float
-) -> Costs:
+async def measure(contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, rounds: int, scale: float) -> Costs:
     """Each contestant comes with the interpreter that has it."""
     found: Costs = defaultdict(list)
     async with run(UPSTREAM, folder / "agents-upstream") as upstream, contextlib.AsyncExitStack() as stack:
         url = f"http://{HOST}:{upstream.port}/v1"
-        drivers = [
-            await stack.enter_async_context(_drive(each, python, url, folder / f"agent-{each.driver}"))
-            for each, python in contestants
-        ]
+        drivers = [await stack.enter_async_context(_drive(each, python, url, folder)) for each, python in contestants]
         for number in range(rounds + 1):  # the first one warms up
             for task in TASKS:
                 for driver in drivers:
@@ -91,9 +87,8 @@ async def measure(
 
 @contextlib.asynccontextmanager
 async def _drive(contestant: Contestant, python: Path, url: str, folder: Path) -> AsyncIterator[Driver]:
-    """Start a driver in a new folder; stop it on the way out, whatever happens."""
-    folder.mkdir()
-    with (folder / "log").open("wb") as log:
+    """Start a driver; stop it on the way out, whatever happens."""
+    with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             *(str(python), "-m", f"benchmarks.drivers.{contestant.driver}", url),
             cwd=folder,
@@ -102,12 +97,12 @@ async def _drive(contestant: Contestant, python: Path, url: str, folder: Path) -
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
         )
-    try:
-        driver = Driver(contestant.name, process, folder)
-        await driver.read()
-        yield driver
-    finally:
-        # It holds nothing that it would have to put away.
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        try:
+            driver = Driver(contestant.name, process, log)
+            await driver.read()
+            yield driver
+        finally:
+            # It holds nothing that it would have to put away.
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

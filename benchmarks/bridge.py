@@ -3,27 +3,29 @@
 The skeleton has its answers itself: what stands beside it is what a bridge costs more than any server.
 """
 
-import asyncio
 import contextlib
 import functools
 import json
 import re
-from collections.abc import AsyncIterator
+import secrets
 from pathlib import Path
 
 from benchmarks import rounds
 from benchmarks.client import HOST, Answer, BadAnswer, Client, post
 from benchmarks.rounds import Rounds
-from benchmarks.servers import SERVERS, UPSTREAM, Running, Server, run, serve_antiphon
+from benchmarks.servers import SERVERS, UPSTREAM, DidNotStart, Running, Server, run, serve_antiphon
 from benchmarks.workloads import ANSWERS, BRIEF, BRIEF_BATCHED, LONG, LONG_BATCHED, STORED, Workload
 
-WHOLE = STORED._replace(name="not streamed", store=False, concurrency=8, requests=64)
-FEW = BRIEF._replace(name="streamed, 2 deltas", store=False, concurrency=8, requests=32)
+# LiteLLM serves nobody without one. So ours asks for it too.
+KEY = f"sk-{secrets.token_hex(32)}"
+
+WHOLE = STORED._replace(name="not streamed", store=False, key=KEY, concurrency=8, requests=48)
+FEW = BRIEF._replace(name="streamed, 2 deltas", store=False, key=KEY, concurrency=8, requests=32)
 # One at once: the slowest of the servers has to be done with a delta before the next one comes.
 ALONE = FEW._replace(name="streamed, 2 deltas, 1 at once", concurrency=1, requests=16)
-MANY = LONG._replace(name="streamed, 200 deltas", store=False, concurrency=1, requests=4)
-FEW_BATCHED = BRIEF_BATCHED._replace(store=False, concurrency=1, requests=16)
-MANY_BATCHED = LONG_BATCHED._replace(store=False, concurrency=1, requests=8)
+MANY = ALONE._replace(name="streamed, 200 deltas", model=LONG.model, requests=3)
+FEW_BATCHED = ALONE._replace(name="streamed, 10 deltas a read, 1 read", model=BRIEF_BATCHED.model)
+MANY_BATCHED = ALONE._replace(name="streamed, 10 deltas a read, 20 reads", model=LONG_BATCHED.model, requests=4)
 WORKLOADS = (WHOLE, FEW, ALONE, MANY, FEW_BATCHED, MANY_BATCHED)
 
 SKELETON = SERVERS[0]
@@ -34,7 +36,7 @@ _COMPLETED = re.compile(rb'"status": ?"completed"')
 def make_antiphon(upstream: Running) -> Server:
     def prepare(folder: Path, port: int) -> list[str]:
         (folder / "antiphon.toml").write_text(
-            f'data_dir = "{folder}"\n[backends.chat]\nkind = "chat_completions"\n'
+            f'data_dir = "{folder}"\n[[api_keys]]\nkey = "{KEY}"\n[backends.chat]\nkind = "chat_completions"\n'
             f'base_url = "http://{HOST}:{upstream.port}/v1"\nmodels = {json.dumps(list(ANSWERS))}\n'
         )
         return serve_antiphon(folder, port)
@@ -43,24 +45,68 @@ def make_antiphon(upstream: Running) -> Server:
 
 
 def make_litellm(python: Path, upstream: Running) -> Server:
-    """Its bridge is what it takes for servers that are not known to speak the Responses API."""
-
     def prepare(folder: Path, port: int) -> list[str]:
         models = [
             {
                 "model_name": model,
                 "litellm_params": {
-                    "model": f"custom_openai/{model}",
+                    "model": f"openai/{model}",
                     "api_base": f"http://{HOST}:{upstream.port}/v1",
                     "api_key": "none",
+                    # Or it would pass the requests on as they are.
+                    "use_chat_completions_api": True,
                 },
             }
             for model in ANSWERS
         ]
         # What is JSON is YAML too.
-        (folder / "config.yaml").write_text(json.dumps({"model_list": models}))
+        (folder / "config.yaml").write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}))
         start = "import sys; from litellm import run_server; sys.exit(run_server())"
-        options = ["--config", str(folder / "config.yaml"), "--host", HOST, "--port", str(port), "--telemetry", "False"]
-        return ["env", "LITELLM_LOCAL_MODEL_COST_MAP=True", str(python), "-c", start, *options]
+        options = ["--config", str(folder / "config.yaml"), "--host", HOST, "--port", str(port), "--num_workers", "1"]
+        # Its list of prices would come from the network.
+        return ["env", "LITELLM_LOCAL_MODEL_COST_MAP=True", str(python), "-c", start, *options, "--telemetry", "False"]
 
     return Server("litellm", "/health/liveliness", prepare, patience=_LITELLM_SECONDS)
+
+
+async def measure(litellm: Path | None, folder: Path, *, repeats: int, scale: float) -> tuple[Rounds, list[str]]:
+    """With the interpreter that has LiteLLM, that is measured too; if it does not start, that is told."""
+    notes: list[str] = []
+    async with run(UPSTREAM, folder / "bridge-upstream") as upstream, contextlib.AsyncExitStack() as stack:
+        running = [
+            await stack.enter_async_context(run(server, folder / f"bridge-{server.name}"))
+            for server in (SKELETON, make_antiphon(upstream))
+        ]
+        if litellm is not None:
+            server = make_litellm(litellm, upstream)
+            try:
+                running.append(await stack.enter_async_context(run(server, folder / f"bridge-{server.name}")))
+            except DidNotStart as error:
+                notes.append(f"bridge: without LiteLLM, because {error}")
+        clients = {each.name: stack.enter_context(contextlib.closing(Client(each.port))) for each in running}
+        for workload in WORKLOADS:
+            for each in running:
+                _check_whole(each.name, workload, await clients[each.name].ask(post(workload.body, key=KEY)))
+        measure_rounds = functools.partial(rounds.measure, running, clients, WORKLOADS, scale=scale, check=_check)
+        await measure_rounds(rounds=1)  # warms up
+        return await measure_rounds(rounds=repeats), notes
+
+
+def _check(name: str, workload: Workload, answer: Answer) -> None:
+    """Cheap signs of a right answer. How many events tell it, the servers do not agree upon."""
+    if answer.status != 200 or not _COMPLETED.search(answer.body):
+        raise BadAnswer(f"{name}, {workload.name}: {answer.head + answer.body[:2000]!r}")
+
+
+def _check_whole(name: str, workload: Workload, answer: Answer) -> None:
+    """That the text is right, and came in as many pieces as the model said it in."""
+    _check(name, workload, answer)
+    if workload.stream:
+        lines = [line.removeprefix(b"data: ") for line in answer.content.splitlines() if line.startswith(b"data: {")]
+        events = [json.loads(line) for line in lines]
+        pieces = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    else:
+        pieces = [json.loads(answer.content)["output"][0]["content"][0]["text"]]
+    expected = [piece for read in ANSWERS[workload.model] for piece in read]
+    if pieces != expected:
+        raise BadAnswer(f"{name}, {workload.name}: {pieces} is not {expected}")

@@ -132,8 +132,10 @@ async def _repeat(connection: Connection, request: bytes, turns: Iterator[int]) 
     return [await connection.ask(request) for _ in turns]
 
 
-def post(body: bytes) -> bytes:
+def post(body: bytes, *, key: str = "") -> bytes:
     head = f"POST /v1/responses HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
+    if key:
+        head += f"authorization: Bearer {key}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from benchmarks import bridge, tasks
+from benchmarks.agents import Costs
 from benchmarks.report import Row, make_row
 from benchmarks.rounds import Round, Rounds
 from benchmarks.sockets import LENGTHY, MANY, ONE
@@ -68,10 +70,10 @@ def load_rows(rounds: Rounds, servers: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _subtract(longs: dict[str, list[float]], briefs: dict[str, list[float]], events: int) -> dict[str, list[float]]:
+def _subtract(longs: dict[str, list[float]], briefs: dict[str, list[float]], more: int) -> dict[str, list[float]]:
     """What an event costs: what a long stream takes more than a brief one, for each event that it has more."""
     return {
-        server: [(long - brief) / events for long, brief in zip(found, briefs[server], strict=True)]
+        server: [(long - brief) / more for long, brief in zip(found, briefs[server], strict=True)]
         for server, found in longs.items()
     }
 
@@ -153,6 +155,44 @@ def socket_rows(found: Rounds) -> list[Row]:
         make_row(section, "CPU of the server, µs an event", events),
         make_row(section, "first event, p50, 1 at once, ms", collect(ONE, first), shows_added=True),
     ]
+
+
+def agent_rows(costs: Costs, agents: Sequence[str]) -> list[Row]:
+    """What a turn and a delta cost: what a task with more of them takes more, for each of them."""
+
+    def collect(task: tasks.Task) -> dict[str, list[float]]:
+        return {agent: costs[task.name, agent] for agent in agents}
+
+    section = "CPU of an agent, µs"
+    rows = [make_row(section, "a run of 2 turns, 1 call", collect(tasks.FEW_CALLS))]
+    for name, many, few in (
+        ("a turn with a call, streamed", tasks.MANY_CALLS, tasks.FEW_CALLS),
+        ("a turn with a call, not streamed", tasks.MANY_CALLS_WHOLE, tasks.FEW_CALLS_WHOLE),
+    ):
+        rows.append(make_row(section, name, _subtract(collect(many), collect(few), many.calls - few.calls)))
+    for name, many, few in (
+        ("a text delta, 1 a read", tasks.MANY_WORDS_PACED, tasks.FEW_WORDS_PACED),
+        ("a text delta, all in one read", tasks.MANY_WORDS, tasks.FEW_WORDS),
+    ):
+        rows.append(make_row(section, name, _subtract(collect(many), collect(few), many.deltas - few.deltas)))
+    return rows
+
+
+def bridge_rows(found: Rounds) -> list[Row]:
+    """What a request and an event cost on the way from Chat Completions to the Responses API."""
+    servers = list(dict.fromkeys(server for _, server in found))
+
+    def collect(workload: Workload) -> dict[str, list[float]]:
+        return {server: [each.cpu for each in found[workload.name, server]] for server in servers}
+
+    section = "bridge from Chat Completions: CPU of the server, µs"
+    rows = [make_row(section, f"a request, {each.name}", collect(each)) for each in (bridge.WHOLE, bridge.FEW)]
+    for name, many, few in (
+        ("an event, 1 delta a read", bridge.MANY, bridge.ALONE),
+        ("an event, 10 deltas a read", bridge.MANY_BATCHED, bridge.FEW_BATCHED),
+    ):
+        rows.append(make_row(section, name, _subtract(collect(many), collect(few), many.events - few.events)))
+    return rows
 
 
 def process_rows(readings: Sequence[tuple[str, Mapping[str, Sequence[float]]]]) -> list[Row]:

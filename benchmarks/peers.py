@@ -42,18 +42,22 @@ def prepare(environment: Environment) -> Path:
     if not stamp.is_file() or stamp.read_text() != wanted:
         print(f"setting up: installing {environment.requirements} into {folder.relative_to(ROOT)} ...", file=sys.stderr)
         venv.create(folder, clear=True, with_pip=True)
-        _install(environment.python, requirements)
+        install(environment.python, requirements)
         stamp.write_text(wanted)
     return environment.python
 
 
-def _install(python: Path, requirements: Path) -> None:
+def install(python: Path, requirements: Path) -> None:
+    """Into the environment of this interpreter, or raise Missing."""
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--retries=1", "--timeout=15"]
-    command = [python, "-m", "pip", "install", *options, "--only-binary=:all:", f"--requirement={requirements}"]
+    command = [str(python), "-m", "pip", "install", *options, "--only-binary=:all:", f"--requirement={requirements}"]
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=_SECONDS, text=True)
     except subprocess.TimeoutExpired:
         raise Missing(f"installing {requirements.name} took more than {_SECONDS:g} seconds") from None
     if done.returncode:
-        told = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or ["ERROR: pip gave no reason"]
-        raise Missing(f"{requirements.name} cannot be installed ({told[-1].removeprefix('ERROR: ')})")
+        told = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        reason = told[-1] if told else "no reason"
+        raise Missing(
+            f"{requirements.name} cannot be installed (is the package index within reach? pip says: {reason})"
+        )

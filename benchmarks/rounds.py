@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from benchmarks.client import Answer, BadAnswer, Client, post
@@ -23,31 +23,41 @@ class Round(NamedTuple):
     first: float
 
 
+Check = Callable[[str, Workload, Answer], None]
 Rounds = dict[tuple[str, str], list[Round]]
 """By the names of the workload and the server; all lists are equally long, and their n-th rounds are neighbours."""
 
 
 async def measure(
-    servers: Sequence[Running], clients: dict[str, Client], workloads: Sequence[Workload], *, rounds: int, scale: float
+    servers: Sequence[Running],
+    clients: dict[str, Client],
+    workloads: Sequence[Workload],
+    *,
+    rounds: int,
+    scale: float,
+    check: Check | None = None,
 ) -> Rounds:
     found: Rounds = defaultdict(list)
     for _ in range(rounds):
         for workload in workloads:
             for server in servers:
                 found[workload.name, server.name].append(
-                    await play(server, clients[server.name], workload, scale=scale)
+                    await play(server, clients[server.name], workload, scale=scale, check=check)
                 )
     return dict(found)
 
 
-async def play(server: Running, client: Client, workload: Workload, *, scale: float = 1) -> Round:
-    """One round, with a part of the workload's requests."""
+async def play(
+    server: Running, client: Client, workload: Workload, *, scale: float = 1, check: Check | None = None
+) -> Round:
+    """One round, with a part of the workload's requests. `check` raises for an answer that is not right."""
     count = max(workload.concurrency, round(workload.requests * scale))
+    request = post(workload.body, key=workload.key)
     before = server.cpu
-    answers = await client.load(post(workload.body), count=count, concurrency=workload.concurrency, seconds=_SECONDS)
+    answers = await client.load(request, count=count, concurrency=workload.concurrency, seconds=_SECONDS)
     cpu = server.cpu - before
     for answer in answers:
-        _check(server.name, workload, answer)
+        (check or _check)(server.name, workload, answer)
     wholes = sorted(answer.whole * 1e3 for answer in answers)
     return Round(
         cpu=cpu / count * 1e6,

@@ -116,7 +116,7 @@ async def run(server: Server, folder: Path) -> AsyncIterator[Running]:
         began = time.perf_counter()
         while not await is_up(port, server.ready_path):
             if process.poll() is not None or time.perf_counter() - began > server.patience:
-                raise DidNotStart(f"{server.name} did not start:\n{read_log(folder)}")
+                raise DidNotStart(f"{server.name} did not start:\n{_read_log(folder)}")
             await asyncio.sleep(0.002)
         yield Running(server.name, port, process.pid, time.perf_counter() - began)
 
@@ -152,7 +152,7 @@ def make_environment(folder: Path) -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
-def read_log(folder: Path) -> str:
+def _read_log(folder: Path) -> str:
     return (folder / "log").read_text(errors="replace")[-4000:]
 
 

@@ -31,8 +31,8 @@ class Task(NamedTuple):
         return say(self.deltas)
 
 
-FEW_CALLS = Task("few-calls", calls=1, deltas=2, runs=8)
-MANY_CALLS = Task("many-calls", calls=9, deltas=2, runs=4)
+FEW_CALLS = Task("few-calls", calls=1, deltas=2, runs=5)
+MANY_CALLS = Task("many-calls", calls=9, deltas=2, runs=3)
 FEW_CALLS_WHOLE = FEW_CALLS._replace(name="few-calls-whole", streamed=False)
 MANY_CALLS_WHOLE = MANY_CALLS._replace(name="many-calls-whole", streamed=False)
 FEW_WORDS = Task("few-words", calls=0, deltas=10, runs=8)

@@ -46,7 +46,7 @@ TEN_ITEMS: list[dict[str, Any]] = [
 
 
 class Workload(NamedTuple):
-    """Requests that are all alike. `requests` of them, `concurrency` at once, make a round."""
+    """Requests that are all alike. `requests` of them, `concurrency` at once, make a round. `key` is sent along."""
 
     name: str
     model: str
@@ -56,6 +56,7 @@ class Workload(NamedTuple):
     concurrency: int
     requests: int
     background: bool = False
+    key: str = ""
 
     @property
     def body(self) -> bytes:

@@ -7,8 +7,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple
 
 from benchmarks.tasks import OUTPUT, TASKS, Task
 
@@ -21,7 +21,7 @@ class Heard(NamedTuple):
 
 
 Run = Callable[[], Awaitable[Heard]]
-Connect = Callable[[str], Awaitable[Callable[[Task], Run]]]
+Connect = Callable[[str], Coroutine[Any, Any, Callable[[Task], Run]]]
 """From the address of the upstream to what makes an agent for a task."""
 
 

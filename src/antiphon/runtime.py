@@ -1,32 +1,48 @@
 """Agents without a server: the engine of the settings, started in this process when the first request needs it."""
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from antiphon.agent import agent
-from antiphon.agent.local import LocalTransport
 from antiphon.agent.transport import Events, Transport
-from antiphon.config import environment, load
-from antiphon.engine.assemble import build_engine
-from antiphon.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from antiphon.engine.engine import Engine
 
 
 class InProcess:
     """A transport that brings its own engine: started at the first request, closed with the transport."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self._starting: asyncio.Task[Engine] | None = None
 
     async def stream(self, request: dict[str, Any]) -> Events:
-        if self._engine is None:
-            engine = build_engine(load(None, environment(), {}))
-            await engine.start()
-            self._engine = engine
-        return await LocalTransport(self._engine).stream(request)
+        from antiphon.agent.local import LocalTransport
+
+        if self._starting is None or _has_failed(self._starting):
+            self._starting = asyncio.ensure_future(_start())
+        # Several requests may wait for it: one that is cancelled must not take it from the others.
+        engine = await asyncio.shield(self._starting)
+        return await LocalTransport(engine).stream(request)
 
     async def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
+        starting, self._starting = self._starting, None
+        if starting is not None and not _has_failed(starting):
+            await (await starting).close()
+
+
+def _has_failed(starting: "asyncio.Task[Engine]") -> bool:
+    return starting.done() and starting.exception() is not None
+
+
+async def _start() -> "Engine":
+    # An engine takes longer to load than an agent that talks to a server should have to wait.
+    from antiphon.config import environment, load
+    from antiphon.engine.assemble import build_engine
+
+    engine = build_engine(load(None, environment(), {}))
+    await engine.start()
+    return engine
 
 
 class Agent(agent.Agent):

@@ -169,7 +169,7 @@ async def test_c6_a_server_that_keeps_no_state_is_sent_the_whole_history(transpo
 async def test_c6_a_history_that_is_not_ours_cannot_be_sent_again(transport: Recorder) -> None:
     with pytest.raises(PreviousResponseNotFound):
         await make_provider(transport).generate_responses_turn("resp_unknown", "Go on.")
-    with pytest.raises(PreviousResponseNotFound, match="was not made here"):
+    with pytest.raises(PreviousResponseNotFound, match="is not known here"):
         await make_provider(transport, state="client").generate_responses_turn("resp_unknown", "Go on.")
 
 

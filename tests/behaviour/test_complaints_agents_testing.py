@@ -1,7 +1,7 @@
 """What users of agent runtimes complain about: that their agents cannot be tested."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,13 @@ async def test_pain_agents_104_scripted_recording_and_replaying_are_one_interfac
 ) -> None:
     path = tmp_path / "trip.json"
     outcomes = []
-    transports: list[Transport] = [model, Cassette(path, ScriptedTransport(SCRIPT)), Cassette(path, mode="replay")]
-    for transport in transports:
-        desk = Desk()
+    makers: list[Callable[[], Transport]] = [
+        lambda: model,
+        lambda: Cassette(path, ScriptedTransport(SCRIPT)),
+        lambda: Cassette(path, mode="replay"),
+    ]
+    for make in makers:
+        transport, desk = make(), Desk()
         outcome = await make_agent(transport, desk).run("Plan a trip.")
         outcomes.append((outcome.kind, outcome.text, outcome.turns, desk.booked))
         await transport.close()

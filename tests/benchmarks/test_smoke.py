@@ -71,6 +71,20 @@ ROWS = {
         "CPU of the server, µs an event",
         "first event, p50, 1 at once, ms",
     ],
+    "CPU of an agent, µs": [
+        "a run of 2 turns, 1 call",
+        "a turn with a call, streamed",
+        "a turn with a call, not streamed",
+        "a text delta, 1 a read",
+        "a text delta, all in one read",
+    ],
+    "imports of an agent, ms": ["the package", "all that an agent over HTTP needs"],
+    "bridge from Chat Completions: CPU of the server, µs": [
+        "a request, not streamed",
+        "a request, streamed, 2 deltas",
+        "an event, 1 delta a read",
+        "an event, 10 deltas a read",
+    ],
 }
 
 

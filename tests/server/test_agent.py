@@ -46,7 +46,7 @@ SCRIPT: dict[str, Any] = {
             "answers": [[{"custom_tool_call": {"name": "patch", "call_id": "call_p", "input": "diff"}}]],
         },
         {"user": "cut off", "answers": [[{"text": "So "}, {"finish": "length"}]]},
-        {"user": "fail later", "answers": [[{"text": "So "}, {"failure": {"message": "No.", "type": "model_error"}}]]},
+        {"user": "fail later", "answers": [[{"text": "So "}, {"failure": {"message": "No.", "code": "model_error"}}]]},
         {
             "user": "then fail",
             "last_item": "function_call_output",
@@ -56,6 +56,7 @@ SCRIPT: dict[str, Any] = {
         {"user": "too much", "answers": [[{"raise": {"message": "Slow.", "status": 429, "type": "rate_limit_error"}}]]},
         {"user": "think", "answers": [[{"reasoning": "Hm."}, {"text": ["One", " two"]}]]},
         {"user": "silent", "answers": [[{"text": ""}]]},
+        {"user": "refuse", "answers": [[{"refusal": "Not that."}]]},
     ],
     "default": "You said: {input} ({history})",
 }
@@ -415,9 +416,11 @@ def test_fields_that_nobody_knows_are_told_in_a_header(execute: Execute) -> None
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: Colour")
 
 
-def test_what_the_engine_leaves_out_is_a_warning(execute: Execute) -> None:
-    made = execute(Instruction="hello", ToolsJson='[{"type": "web_search"}]').json
-    assert [each for each in made["Warnings"] if "web_search" in each] == made["Warnings"] != []
+def test_what_the_engine_leaves_out_is_a_warning(serve: Any) -> None:
+    running = serve({"native_tools": ["function"]})
+    made = running.ask("POST", PATH, {"Instruction": "hello", "ToolsJson": '[{"type": "web_search"}]'}).json
+    (warning,) = made["Warnings"]
+    assert "web_search" in warning
 
 
 @pytest.mark.parametrize(
@@ -485,6 +488,11 @@ def test_an_error_after_tools_have_run_says_what_they_came_to(execute: Execute) 
 def test_long_output_is_said_to_be_cut_off(execute: Execute) -> None:
     made = execute(Instruction="cut off").json
     assert (made["Kind"], made["Text"], made["FinishReason"]) == ("ok", "So ", "length")
+
+
+def test_a_refusal_is_what_the_model_says(execute: Execute) -> None:
+    made = execute(Instruction="refuse").json
+    assert (made["Kind"], made["Text"], made["FinishReason"]) == ("ok", "Not that.", "stop")
 
 
 def test_a_turn_with_nothing_in_it_is_empty(execute: Execute) -> None:

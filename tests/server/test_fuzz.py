@@ -60,6 +60,10 @@ def tame(case: Case, target: Running) -> None:
         for name in (*UNIMPLEMENTED, *OF_WEBSOCKETS, "prompt", "previous_response_id", "conversation"):
             case.body.pop(name, None)
         case.body["model"] = "scripted"
+    if isinstance(case.body, dict) and case.path == "/v1/agent/execute":
+        for name in ("ResponseContinuationId", "ConversationContext", "ToolsJson", "ToolChoiceName"):
+            case.body.pop(name, None)
+        case.body["Instruction"] = "hello"
     if isinstance(case.body, dict) and case.path == "/v1/prompts":
         case.body["template"] = {"instructions": "Be {{manner}}."}
 
@@ -70,6 +74,8 @@ def simplify(case: Case, *, stream: bool) -> None:
         for name in ("tools", "tool_choice", "text", "include", "top_logprobs"):
             case.body.pop(name, None)
         case.body |= {"input": "hello", "stream": stream}
+    if isinstance(case.body, dict) and case.path == "/v1/agent/execute":
+        case.body = {"Instruction": "hello", "Stream": stream}
 
 
 def call(case: Case, target: Running) -> int:

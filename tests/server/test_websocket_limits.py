@@ -1,5 +1,6 @@
 """How much a WebSocket takes, how long it lives, and how it ends."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 
@@ -111,6 +112,28 @@ def test_a_slow_reader_makes_the_model_wait(stuck: tuple[Running, Client]) -> No
     (transport,) = (each.transport for each in running.server.server_state.connections)
     assert transport.get_write_buffer_size() < 2**20
     assert len(text_of(client.finish()[-1]["response"])) == PIECES * 2**18
+
+
+def test_pings_of_a_client_that_reads_nothing_pile_up_nowhere(stuck: tuple[Running, Client]) -> None:
+    running, _ = stuck
+    (connection,) = running.server.server_state.connections
+    pings = (b"\x89\xe4" + bytes(4 + 100)) * 20_000
+    running.do(lambda: connection.data_received(pings))
+    assert connection.transport.get_write_buffer_size() < 2**20
+
+
+def test_a_message_in_small_pieces_takes_no_more_room_than_a_whole_one(running: Running, client: Client) -> None:
+    message = json.dumps({"type": "response.create", "model": "scripted", "input": "x" * 1000})
+    (connection,) = running.server.server_state.connections
+
+    def pieces() -> Iterator[str]:
+        yield from message[:-2]
+        running.do(lambda: None)
+        assert len(connection.frames) <= 1
+        yield from message[-2:]
+
+    client.socket.send(pieces())
+    assert text_of(client.finish()[-1]["response"]) == "1"
 
 
 def test_a_slow_reader_hears_later_that_its_response_was_cancelled(

@@ -11,7 +11,7 @@ from openai import OpenAI
 from antiphon import Agent, tool
 from antiphon.agent.http import HttpTransport
 from antiphon.agent.transport import Transport
-from antiphon.errors import ConfigError, ModelNotFound, RateLimited
+from antiphon.errors import ConfigError, InvalidRequest, RateLimited
 from antiphon.testing.network import forbid_network
 from antiphon.testing.scripted import ScriptedTransport, serve_script
 
@@ -56,8 +56,9 @@ async def test_errors_of_the_script_are_errors_of_the_transport() -> None:
     transport = ScriptedTransport({"default": [{"raise": refusal}]})
     with pytest.raises(RateLimited, match="Slow down"):
         await transport.stream({"model": "scripted", "input": "hi"})
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(InvalidRequest) as refused:
         await transport.stream({"model": "another", "input": "hi"})
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
     await transport.close()
 
 

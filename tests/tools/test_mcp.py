@@ -222,14 +222,15 @@ async def test_many_calls_at_once_share_the_connection(server: McpServer) -> Non
     assert results == [ToolResult(str(n + 1)) for n in range(20)]
 
 
-async def test_the_options_are_for_the_tools_they_name(tmp_path: Path) -> None:
+async def test_the_options_are_for_the_tools_they_name(programs: dict[str, HttpProgram]) -> None:
+    url = programs["modern"].url
     options: dict[str, Any] = {
         "prefix": "my.",
         "allow": ["add", "fail", "look.up"],
         "timeout": {"add": 5.0},
         "needs_approval": {"fail"},
     }
-    async with start_stdio(tmp_path, **options) as server:
+    async with McpServer.http(url, **options) as server:
         assert {tool.name: (tool.timeout, tool.needs_approval) for tool in server.tools} == {
             "my_add": (5.0, False),
             "my_fail": (300.0, True),
@@ -238,19 +239,21 @@ async def test_the_options_are_for_the_tools_they_name(tmp_path: Path) -> None:
         assert await call(server, "my_look_up", '{"city": "Bern"}') == await call(
             server, "my_look_up", '{"city": "Bern"}'
         )
-    async with start_stdio(tmp_path, timeout=None, needs_approval=True) as server:
+    async with McpServer.http(url, timeout=None, needs_approval=True) as server:
         assert {(tool.timeout, tool.needs_approval) for tool in server.tools} == {(None, True)}
 
 
 @pytest.mark.parametrize("option", [{"allow": ["ad"]}, {"timeout": {"ad": 1.0}}, {"needs_approval": ["ad"]}])
-async def test_an_option_for_a_tool_that_is_not_there_is_refused(tmp_path: Path, option: dict[str, Any]) -> None:
+async def test_an_option_for_a_tool_that_is_not_there_is_refused(
+    programs: dict[str, HttpProgram], option: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match=r"has no tool 'ad' \(.*\)\. It has: add, count"):
-        async with start_stdio(tmp_path, **option):
+        async with McpServer.http(programs["modern"].url, **option):
             raise AssertionError
 
 
-async def test_a_tool_that_hangs_is_stopped_and_the_server_goes_on(tmp_path: Path) -> None:
-    async with start_stdio(tmp_path, timeout={"hang": 0.05}) as server:
+async def test_a_tool_that_hangs_is_stopped_and_the_server_goes_on(programs: dict[str, HttpProgram]) -> None:
+    async with McpServer.http(programs["modern"].url, timeout={"hang": 0.05}) as server:
         hung = await call(server, "hang")
         assert (hung.is_error, "longer than 0.05 seconds" in str(hung.output)) == (True, True)
         assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
@@ -308,8 +311,8 @@ async def test_an_http_server_that_was_started_again_is_used_again(
             assert again == ToolResult("3")
 
 
-async def test_after_the_end_a_call_says_that_it_is_over(tmp_path: Path) -> None:
-    async with start_stdio(tmp_path) as server:
+async def test_after_the_end_a_call_says_that_it_is_over(programs: dict[str, HttpProgram]) -> None:
+    async with McpServer.http(programs["modern"].url) as server:
         pass
     over = await call(server, "add", '{"one": 1, "other": 2}')
     assert (over.is_error, "is closed" in str(over.output)) == (True, True)

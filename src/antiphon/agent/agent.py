@@ -2,47 +2,41 @@
 
 import asyncio
 import functools
+import inspect
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-import msgspec
-
-from antiphon.agent.http import HttpTransport
-from antiphon.agent.journal import Began, Journal, JsonObject, Judged, load, unpack
+from antiphon.agent.delegation import AgentContext, Delegate, Verdict, judge
+from antiphon.agent.entries import Began, JsonObject, Judgement, Resumed
+from antiphon.agent.history import mend
+from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.loop import Loop, RunEvents
 from antiphon.agent.model import ResponsesModel
 from antiphon.agent.outcome import Outcome, RunEnded, RunEvent
+from antiphon.agent.output import TypedOutput
 from antiphon.agent.task import Task
 from antiphon.agent.transport import Transport
 from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import EntryTaken, Ledger
-from antiphon.tools.base import Tool, ToolContext, ToolResult
-from antiphon.tools.execute import Executor, fail
-from antiphon.tools.schema import Shape
+from antiphon.tools.base import Tool
+from antiphon.tools.execute import Executor
 
 logger = logging.getLogger(__name__)
 
 Input = str | Sequence[JsonObject]
-Verdict = bool | str
-"""Whether a call may be made; a text is a no, with the reason for the model."""
-
-
-class AgentContext(ToolContext, frozen=True, kw_only=True):
-    """The context of a call within a run: an agent that is called as a tool keeps its own run in the same ledger."""
-
-    ledger: Ledger | None = None
 
 
 class Agent:
     """A model at work. `base_url` is a server of the Responses API; `transport` is any other way to one.
 
     `output_type` is what the final answer is read into. `state` is where the conversation is kept between turns: with
-    us, or on the server as long as that remembers it. `hooks` are called with every event of every run.
+    us, or on the server as long as that remembers it. `settings` are further parameters of every request. `hooks` are
+    called with every event of every run.
     """
 
     def __init__(
@@ -64,19 +58,14 @@ class Agent:
         turn_retries: int = 2,
     ) -> None:
         self.name = name
-        self._transport = transport or self._connect(base_url, api_key)
         self._tools = [_require_tool(each) for each in tools]
         self._executor = Executor(self._tools)
-        output = None if output_type is None else _Output(output_type, name)
-        self._task = Task(
-            limits=limits or Limits(),
-            prices=prices,
-            output=output.shape if output is not None else None,
-            turn_retries=turn_retries,
-        )
+        output = None if output_type is None else TypedOutput(output_type, where=f"{name}.output_type")
+        self._task = Task(limits=limits or Limits(), prices=prices, output=output, turn_retries=turn_retries)
         if self._task.limits.cost is not None and prices is None:
             raise ConfigError("A limit of cost needs prices.")
-        self._unwrap = output.unwrap if output is not None else None
+        if state not in ("client", "server"):
+            raise ConfigError(f"The state of a conversation is kept by the client or the server, not by {state!r}.")
         self._settings = {"model": model, **(settings or {})}
         if instructions is not None:
             self._settings["instructions"] = instructions
@@ -84,14 +73,22 @@ class Agent:
             self._settings["text"] = {**self._settings.get("text", {}), "format": output.format}
         self._state = state
         self._hooks = hooks
+        self._transport = transport or self._connect(base_url, api_key)
 
     def _connect(self, base_url: str | None, api_key: str | None) -> Transport:
         if base_url is None:
             raise ConfigError("An agent needs a base_url or a transport.")
+        # An HTTP client takes longer to load than everything else here.
+        from antiphon.agent.http import HttpTransport
+
         return HttpTransport(base_url, api_key=api_key)
 
     async def close(self) -> None:
+        """Release the connections, those of the agents among its tools too. The next run opens them anew."""
         await self._transport.close()
+        for each in self._tools:
+            if isinstance(each.invoke, Delegate):
+                await each.invoke.agent.close()
 
     async def run(
         self,
@@ -107,9 +104,9 @@ class Agent:
 
     def run_sync(self, task: Input, **options: Any) -> Outcome:
         """The same for code that is not asynchronous."""
-        return asyncio.run(self._run_and_close(self.run, task, **options))
+        return self._run_alone(functools.partial(self.run, task, **options))
 
-    async def run_stream(
+    def run_stream(
         self,
         task: Input,
         *,
@@ -122,17 +119,10 @@ class Agent:
 
         Closing the stream, or cancelling who reads it, cancels the run. `cancel` does too, with an outcome.
         """
-        journal = Journal(run_id or f"run_{int(time.time() * 1000):x}{secrets.token_hex(8)}", ledger=durable)
         asked = [{"role": "user", "content": task}] if isinstance(task, str) else list(task)
-        try:
-            await journal.write(Began(self.name, [*history, *asked], time.time()))
-        except EntryTaken:
-            raise InvalidRequest(
-                f"There is a run with id '{journal.run_id}' already: resume it.", param="run_id", code="run_exists"
-            ) from None
-        async with aclosing(self._events(journal, durable, cancel)) as events:
-            async for event in events:
-                yield event
+        named = run_id or f"run_{int(time.time() * 1000):x}{secrets.token_hex(8)}"
+        begin = functools.partial(self._begin, [*history, *asked], named, durable)
+        return self._follow(begin, durable, cancel)
 
     async def resume(
         self,
@@ -146,9 +136,9 @@ class Agent:
         return await _drain(self.resume_stream(run, approvals=approvals, durable=durable, cancel=cancel))
 
     def resume_sync(self, run: str | bytes, **options: Any) -> Outcome:
-        return asyncio.run(self._run_and_close(self.resume, run, **options))
+        return self._run_alone(functools.partial(self.resume, run, **options))
 
-    async def resume_stream(
+    def resume_stream(
         self,
         run: str | bytes,
         *,
@@ -156,16 +146,13 @@ class Agent:
         durable: Ledger | None = None,
         cancel: asyncio.Event | None = None,
     ) -> RunEvents:
-        """Go on with a run, and tell what happens. `approvals` say which of its pending calls may be made."""
-        journal = await _open(run, durable)
-        for call_id, verdict in (approvals or {}).items():
-            if call_id not in {call.call_id for call in journal.state.open} or call_id in journal.state.judged:
-                raise InvalidRequest(f"No call '{call_id}' waits for approval in this run.", param="approvals")
-            approved = verdict is True
-            await journal.write(Judged(call_id, approved, verdict if isinstance(verdict, str) else ""))
-        async with aclosing(self._events(journal, durable, cancel)) as events:
-            async for event in events:
-                yield event
+        """Go on with a run, and tell what happens. `approvals` say which of its pending calls may be made.
+
+        A run that has come to its end is told again, and nothing is done. Who comes second to one that somebody else
+        has gone on with gets an error.
+        """
+        judged = [judge(call_id, verdict) for call_id, verdict in (approvals or {}).items()]
+        return self._follow(functools.partial(_reopen, run, judged, durable), durable, cancel)
 
     def as_tool(self, name: str, description: str) -> Tool:
         """This agent as a tool of another: it works on one input within its own limits, and gives its answer."""
@@ -178,78 +165,61 @@ class Agent:
                 "required": ["input"],
                 "additionalProperties": False,
             },
-            invoke=self._work_for,
+            invoke=Delegate(self),
             # Its own run knows what it has done already.
             on_interrupt="retry",
         )
 
-    async def _work_for(self, arguments: str, context: ToolContext) -> ToolResult:
-        asked = msgspec.json.decode(arguments, type=_Asked).input
-        ledger = context.ledger if isinstance(context, AgentContext) else None
-        run_id = f"{context.run_id}.{context.call_id}"
-        if ledger is not None and await ledger.read(run_id):
-            outcome = await self.resume(run_id, durable=ledger)
-        else:
-            outcome = await self.run(asked, durable=ledger, run_id=run_id)
-        if outcome.kind == "final":
-            return ToolResult(outcome.text)
-        reason = outcome.error.message if outcome.error is not None else outcome.text
-        return fail(f"The agent ended with {outcome.kind}: {reason}")
+    async def _begin(self, items: list[JsonObject], run_id: str, ledger: Ledger | None) -> Journal:
+        journal = Journal(run_id, ledger=ledger)
+        try:
+            await journal.write(Began(self.name, mend(items), time.time()))
+        except EntryTaken:
+            raise InvalidRequest(
+                f"There is a run with id '{run_id}' already: resume it.", param="run_id", code="run_exists"
+            ) from None
+        return journal
 
-    async def _events(self, journal: Journal, ledger: Ledger | None, cancel: asyncio.Event | None) -> RunEvents:
+    async def _follow(
+        self, open_journal: Callable[[], Awaitable[Journal]], ledger: Ledger | None, cancel: asyncio.Event | None
+    ) -> RunEvents:
+        journal = await open_journal()
         model = ResponsesModel(
             self._transport,
             settings=self._settings,
             tools=[each.describe() for each in self._tools],
             state=self._state,
         )
-        context = functools.partial(AgentContext, ledger=ledger)
+        context = functools.partial(AgentContext, journal=journal, ledger=ledger)
         loop = Loop(journal, model, self._executor, self._task, make_context=context, cancel=cancel)
         async with aclosing(loop.events()) as events:
             async for event in events:
-                told = self._present(event) if isinstance(event, RunEnded) else event
-                self._notify(told)
-                yield told
+                if self._hooks:
+                    await self._notify(event)
+                yield event
 
-    def _present(self, ended: RunEnded) -> RunEnded:
-        if self._unwrap is None or ended.outcome.kind != "final":
-            return ended
-        outcome = msgspec.structs.replace(ended.outcome, output=self._unwrap(ended.outcome.output))
-        return RunEnded(ended.run_id, outcome)
-
-    def _notify(self, event: RunEvent) -> None:
+    async def _notify(self, event: RunEvent) -> None:
         for hook in self._hooks:
             try:
-                hook(event)
+                told = hook(event)
+                if inspect.isawaitable(told):
+                    await told
             except Exception:
                 logger.exception("a hook of the agent %s failed", self.name)
 
-    async def _run_and_close(self, run: Callable[..., Any], *arguments: Any, **options: Any) -> Outcome:
+    def _run_alone(self, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
         try:
-            outcome: Outcome = await run(*arguments, **options)
-            return outcome
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self._run_and_close(work))
+        raise RuntimeError("There is an event loop here already: await the run instead.")
+
+    async def _run_and_close(self, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """What is open belongs to the event loop, which ends with the run."""
+        try:
+            return await work()
         finally:
             await self.close()
-
-
-class _Asked(msgspec.Struct):
-    input: str
-
-
-class _Output:
-    """The form of the final answer. What is no object is put into one, because strict mode wants one at the top."""
-
-    def __init__(self, kind: Any, name: str) -> None:
-        shape = Shape(kind, where=f"{name}.output_type")
-        self._wrapped = shape.schema.get("type") != "object"
-        self.shape = shape
-        if self._wrapped:
-            holder = msgspec.defstruct("Output", [("value", kind)])
-            self.shape = Shape(holder, where=f"{name}.output_type")
-        self.format = {"type": "json_schema", "name": "output", "schema": self.shape.schema, "strict": True}
-
-    def unwrap(self, value: Any) -> Any:
-        return value.value if self._wrapped else value
 
 
 def _require_tool(tool: Tool) -> Tool:
@@ -259,7 +229,18 @@ def _require_tool(tool: Tool) -> Tool:
     return tool
 
 
-async def _open(run: str | bytes, ledger: Ledger | None) -> Journal:
+async def _reopen(run: str | bytes, judged: list[Judgement], ledger: Ledger | None) -> Journal:
+    """The journal of a run, with what was said about its calls. From then on it is ours to go on with."""
+    journal = await _find(run, ledger)
+    for each in judged:
+        if not journal.state.waits_for(each.call_id):
+            raise InvalidRequest(f"No call '{each.call_id}' waits for approval in this run.", param="approvals")
+    if journal.state.ended is None or journal.state.ended.kind not in ("final", "decision"):
+        await journal.write(Resumed(time.time(), judged))
+    return journal
+
+
+async def _find(run: str | bytes, ledger: Ledger | None) -> Journal:
     if isinstance(run, bytes):
         journal = unpack(run)
         # With a ledger, that is where the run is: the state only says which one.

@@ -147,6 +147,9 @@ class Execution:
             self.warnings.append(f"The model was stopped after {MAX_ITERATIONS} iterations.")
         self.error = self._model.error
         envelope = self._map_error() if self.error is not None else self._map(self._model.responses[-1])
+        if envelope.kind == "empty" and outcome.text:
+            # The model has refused, which is something to say.
+            envelope.kind, envelope.text = "ok", outcome.text
         if self._model.responses:
             last = self._model.responses[-1]
             # What was done before an error is done, and can be gone on from.
@@ -233,7 +236,7 @@ def _leave_to_client(name: str) -> Tool:
     async def never(_: str, __: ToolContext) -> ToolResult:
         raise AssertionError("the client runs it")
 
-    return Tool(name=name, description="", parameters={}, invoke=never, needs_approval=True)
+    return Tool(name=name, description="", parameters={}, invoke=never, needs_approval=True, repeatable=True)
 
 
 def _add_up(usages: Iterator[LlmUsage]) -> LlmUsage:

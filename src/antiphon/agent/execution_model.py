@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from antiphon.agent.gathering import Gathering
 from antiphon.agent.model import Spoken, Turn, hear, make_answer
 from antiphon.agent.pending import as_call, list_calls, make_output
@@ -52,8 +54,8 @@ class ExecutionModel:
 
     def _continue(self, state: State, *, use_tools: bool) -> JsonObject:
         last = self.responses[-1]
-        outputs = {item["call_id"]: item["output"] for item in state.history[state.sent :]}
-        answers = [make_output(call, outputs[call["call_id"]]) for call in list_calls(last["output"])]
+        outputs = [item["output"] for item in state.history[state.sent :]]
+        answers = [make_output(*each) for each in zip(list_calls(last["output"]), outputs, strict=True)]
         request = {name: value for name, value in self._first.items() if name not in _ONCE}
         request |= {"previous_response_id": last["id"], "input": answers}
         if not use_tools:
@@ -66,5 +68,7 @@ def _as_function(item: JsonObject) -> JsonObject:
     if item.get("type") != "custom_tool_call":
         return item
     call = as_call(item)
-    kept = {name: item[name] for name in ("status",) if name in item}
-    return kept | {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+    # Its input is any text, and arguments are JSON: what was cut off must not be taken for whole, nor the reverse.
+    arguments = msgspec.json.encode({"input": call.arguments}).decode()
+    function = {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": arguments}
+    return function | ({"status": item["status"]} if "status" in item else {})

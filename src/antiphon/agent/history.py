@@ -11,6 +11,8 @@ STRAY = "The result of a call that is not in this conversation:"
 
 _OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 _ANSWERS = frozenset(_OUTPUTS.values())
+# Nothing refers to the ids of these, and a server that did not store them would look them up in vain.
+_OWN_IDS = frozenset({"message", "reasoning", *_OUTPUTS, *_ANSWERS})
 
 
 def mend(items: Sequence[JsonObject]) -> list[JsonObject]:
@@ -26,7 +28,7 @@ def mend(items: Sequence[JsonObject]) -> list[JsonObject]:
         if kind in _ANSWERS and index not in paired:
             mended.append({"role": "user", "content": f"{STRAY} {_as_text(item.get('output'))}"})
             continue
-        mended.append(item)
+        mended.append(replayable(item) if kind in _OWN_IDS else item)
         if kind in _OUTPUTS and index not in paired:
             mended.append({"type": _OUTPUTS[kind], "call_id": item.get("call_id"), "output": LOST})
     return drop_lone_reasoning(mended)
@@ -43,6 +45,16 @@ def _pair(items: Sequence[JsonObject]) -> set[int]:
         elif kind in _ANSWERS and call_id in open_calls:
             paired |= {index, open_calls.pop(call_id)}
     return paired
+
+
+def replayable(item: JsonObject) -> JsonObject:
+    """An output item as input: without its id, and without what is null."""
+    return {name: value for name, value in item.items() if name not in ("id", "status") and value is not None}
+
+
+def is_hollow(item: JsonObject) -> bool:
+    """Reasoning of which only a server that has stored it knows what it was."""
+    return item.get("type") == "reasoning" and not item.get("encrypted_content") and not item.get("content")
 
 
 def drop_lone_reasoning(items: Sequence[JsonObject]) -> list[JsonObject]:

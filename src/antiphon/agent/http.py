@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -12,7 +12,9 @@ from antiphon.agent.gathering import as_error
 from antiphon.agent.transport import Events
 from antiphon.errors import AntiphonError, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.protocol import codec
-from antiphon.stream.sse import Decoder
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.stream.sse import Decoder, Message
 
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 60.0
@@ -45,6 +47,7 @@ class HttpTransport:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=idle_timeout)
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def stream(self, request: dict[str, Any]) -> Events:
         body = codec.encode(request | {"stream": True})
@@ -64,11 +67,16 @@ class HttpTransport:
         if session is not None:
             await session.close()
 
+    def _open(self) -> aiohttp.ClientSession:
+        """The connections of this event loop. Those of one that is gone are gone with it."""
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            self._session, self._loop = aiohttp.ClientSession(timeout=self._timeout), loop
+        return self._session
+
     async def _send(self, body: bytes) -> aiohttp.ClientResponse:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
         try:
-            answer = await self._session.post(self._url, data=body, headers=self._headers)
+            answer = await self._open().post(self._url, data=body, headers=self._headers)
             if answer.status == 200:
                 return answer
             async with answer:
@@ -82,11 +90,14 @@ class HttpTransport:
 async def _read(answer: aiohttp.ClientResponse) -> Events:
     decoder = Decoder()
     try:
+        if answer.content_type == "application/json":
+            yield [_as_event(await answer.read())]
+            return
         async for chunk in answer.content.iter_any():
-            events = [codec.decode_event(message.data) for message in decoder.feed(chunk) if message.data != _DONE]
+            events = _decode(decoder.feed(chunk))
             if events:
                 yield events
-        events = [codec.decode_event(message.data) for message in decoder.close() if message.data != _DONE]
+        events = _decode(decoder.close())
         if events:
             yield events
     except TimeoutError:
@@ -95,6 +106,27 @@ async def _read(answer: aiohttp.ClientResponse) -> Events:
         raise UpstreamError(f"The connection broke: {type(error).__name__}.") from error
     finally:
         answer.close()
+
+
+def _decode(messages: Sequence[Message]) -> list[Event | Unknown]:
+    try:
+        return [codec.decode_event(message.data) for message in messages if message.data != _DONE]
+    except (ValueError, msgspec.DecodeError):
+        raise UpstreamError("The server sent an event that is not JSON.") from None
+
+
+def _as_event(body: bytes) -> Event | Unknown:
+    """A server that does not stream sends the whole response at once."""
+    try:
+        status = msgspec.json.decode(body, type=_Status).status
+    except msgspec.DecodeError:
+        raise UpstreamError("The server sent neither a stream nor a response.") from None
+    kind = status if status in ("failed", "incomplete") else "completed"
+    return codec.decode_event(b'{"type":"response.%b","response":%b}' % (kind.encode(), body))
+
+
+class _Status(msgspec.Struct):
+    status: str
 
 
 def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> AntiphonError:

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from antiphon.agent.entries import JsonObject
 from antiphon.agent.gathering import Gathering
-from antiphon.agent.history import drop_lone_reasoning
-from antiphon.agent.provider import is_forgetful, replayable
+from antiphon.agent.history import drop_lone_reasoning, is_hollow, replayable
+from antiphon.agent.provider import is_forgetful
 from antiphon.agent.state import State
 from antiphon.agent.transport import Transport
 from antiphon.errors import AntiphonError, UpstreamError
@@ -21,7 +21,7 @@ from antiphon.protocol.events import (
     ReasoningTextDelta,
 )
 from antiphon.protocol.open import Unknown
-from antiphon.protocol.response import Usage
+from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 
 _SEALED = "reasoning.encrypted_content"
 
@@ -72,13 +72,14 @@ class ResponsesModel:
     ) -> None:
         self._transport = transport
         self._tools = [*settings.get("tools", ()), *tools]
-        self._include = list({*settings.get("include", ()), _SEALED})
+        self._include = list(dict.fromkeys([*settings.get("include", ()), _SEALED]))
         self._settings = settings
         self._state = state
 
     async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn:
         heard = False
-        while True:
+        response: JsonObject | None = None
+        while response is None:
             request = self._make_request(state, told, use_tools=use_tools)
             gathering = Gathering()
             try:
@@ -86,17 +87,16 @@ class ResponsesModel:
                     async for batch in events:
                         gathering.feed(batch)
                         for event in batch:
-                            spoken = _hear(event)
+                            spoken = hear(event)
                             if spoken is not None:
                                 heard = True
                                 yield spoken
                 response = gathering.finish()
-                break
+                self._check_continuation(request, response)
             except AntiphonError as error:
                 if heard or "previous_response_id" not in request or not is_forgetful(error):
                     raise
                 self._state = "client"
-        self._check_continuation(request, response)
         yield make_answer(response)
 
     def _make_request(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> JsonObject:
@@ -108,7 +108,7 @@ class ResponsesModel:
         if self._state == "server" and state.response_id is not None:
             fresh = state.history[state.sent :]
             return request | {"previous_response_id": state.response_id, "input": [*fresh, *told]}
-        return request | {"input": [*state.history, *told]}
+        return request | {"input": [*(item for item in state.history if not is_hollow(item)), *told]}
 
     def _check_continuation(self, request: JsonObject, response: JsonObject) -> None:
         """Servers say what they have continued. One that does not has answered without knowing what was before."""
@@ -118,12 +118,24 @@ class ResponsesModel:
             raise UpstreamError("The server has not continued the conversation. It is sent whole from now on.")
 
 
-def _hear(event: Event | Unknown) -> Spoken | None:
+def hear(event: Event | Unknown) -> Spoken | None:
+    """What the model says with this event, if it says something."""
+    """What an event lets the model say, if it does."""
     if isinstance(event, OutputTextDelta):
         return Spoken("text", event.delta)
     if isinstance(event, ReasoningTextDelta | ReasoningSummaryTextDelta):
         return Spoken("reasoning", event.delta)
+    if isinstance(event, Unknown) and event.type in _SPOKEN:
+        # One that we know, though not in this form: a server may leave out what we do not need.
+        return Spoken(_SPOKEN[event.type], str(msgspec.json.decode(event.raw).get("delta") or ""))
     return None
+
+
+_SPOKEN: dict[str, Literal["text", "reasoning"]] = {
+    "response.output_text.delta": "text",
+    "response.reasoning_text.delta": "reasoning",
+    "response.reasoning_summary_text.delta": "reasoning",
+}
 
 
 def make_answer(response: JsonObject) -> Answer:
@@ -178,7 +190,17 @@ def _name_apart(output: list[JsonObject]) -> bool:
 
 
 def _read_usage(usage: Any) -> Usage:
-    try:
-        return msgspec.convert(usage, Usage)
-    except msgspec.ValidationError:
+    """Leniently: a run that may use up only so many tokens has to know them, whatever else is missing."""
+    if not isinstance(usage, dict):
         return Usage(0, 0, 0)
+    read = _count(usage, "input_tokens", "prompt_tokens")
+    said = _count(usage, "output_tokens", "completion_tokens")
+    cached = _count(usage.get("input_tokens_details"), "cached_tokens")
+    thought = _count(usage.get("output_tokens_details"), "reasoning_tokens")
+    total = _count(usage, "total_tokens") or read + said
+    return Usage(read, said, total, InputTokensDetails(cached), OutputTokensDetails(thought))
+
+
+def _count(usage: Any, *names: str) -> int:
+    found = [usage.get(name) for name in names] if isinstance(usage, dict) else []
+    return next((count for count in found if isinstance(count, int)), 0)

@@ -10,13 +10,15 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from antiphon.agent.journal import Began, Journal, JsonObject, State, text_of
+from antiphon.agent.entries import Began, JsonObject
+from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
 from antiphon.agent.model import Answer
 from antiphon.agent.model import Turn as Turns
 from antiphon.agent.outcome import Outcome, RunEnded
 from antiphon.agent.provider import Turn
+from antiphon.agent.state import State, text_of
 from antiphon.agent.task import Task
 from antiphon.errors import ServerError
 from antiphon.protocol.response import Usage

@@ -1,5 +1,6 @@
 """Turns with a model: one call each, and the model's server or this process keeps what was said before."""
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -9,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.agent.gathering import Gathering
+from antiphon.agent.history import is_hollow, replayable
 from antiphon.agent.transport import Transport
 from antiphon.errors import AntiphonError, InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
 
@@ -32,11 +34,17 @@ class Turn(Struct, frozen=True):
 
 
 class _Remembered(Struct, frozen=True):
-    """A turn as this process knows it: the whole history up to its end, its tools, and the calls it ended with."""
+    """A turn as this process knows it: the whole history up to its end, its tools, and the calls it ended with.
 
-    history: list[JsonObject]
+    The history is None where it began elsewhere.
+    """
+
+    history: list[JsonObject] | None
     tools: list[JsonObject]
     calls: list[str]
+
+
+_NOTHING = _Remembered([], [], [])
 
 
 class Provider:
@@ -106,7 +114,7 @@ class Provider:
             try:
                 return await self._chain(previous, items, sent, tools)
             except AntiphonError as error:
-                if previous is None or previous not in self._remembered or not is_forgetful(error):
+                if previous is None or not self._knows(previous) or not is_forgetful(error):
                     raise
                 self.state = "client"
         return await self._replay(previous, items, tools)
@@ -120,9 +128,9 @@ class Provider:
         return self._remember(previous, items, tools, await self._ask(request))
 
     async def _replay(self, previous: str | None, items: list[JsonObject], tools: list[JsonObject]) -> Turn:
-        history = self._find(previous).history if previous is not None else []
+        history = self._find(previous) if previous is not None else []
         request = self._settings | {
-            "input": [*history, *items],
+            "input": [*(item for item in history if not is_hollow(item)), *items],
             "store": False,
             "include": ["reasoning.encrypted_content"],
         }
@@ -130,24 +138,29 @@ class Provider:
             request["tools"] = tools
         return self._remember(previous, items, tools, await self._ask(request))
 
-    def _find(self, response_id: str) -> _Remembered:
+    def _knows(self, response_id: str) -> bool:
         known = self._remembered.get(response_id)
-        if known is None:
+        return known is not None and known.history is not None
+
+    def _find(self, response_id: str) -> list[JsonObject]:
+        known = self._remembered.get(response_id)
+        if known is None or known.history is None:
             raise PreviousResponseNotFound(
-                f"The response '{response_id}' was not made here, so its history cannot be sent again.",
+                f"The conversation before '{response_id}' is not known here, so it cannot be sent again.",
                 param="previous_response_id",
             )
-        return known
+        return known.history
 
     def _remember(
         self, previous: str | None, items: list[JsonObject], tools: list[JsonObject], response: JsonObject
     ) -> Turn:
-        known = self._remembered.get(previous) if previous is not None else None
-        before = known.history if known is not None else []
+        known = self._remembered.get(previous) if previous is not None else _NOTHING
         output = [replayable(item) for item in response["output"]]
+        history = None if known is None or known.history is None else [*known.history, *items, *output]
         calls = [_as_call(item) for item in response["output"] if item.get("type") == "function_call"]
-        response_id = str(response.get("id") or "")
-        self._remembered[response_id] = _Remembered([*before, *items, *output], tools, [call.id for call in calls])
+        # A server that names nothing cannot continue it either: then it is sent again under a name of ours.
+        response_id = str(response.get("id") or f"turn_{secrets.token_hex(8)}")
+        self._remembered[response_id] = _Remembered(history, tools, [call.id for call in calls])
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
         return Turn(_text_of(response), calls, response_id)
@@ -199,11 +212,6 @@ def _as_call(item: JsonObject) -> ToolCall:
     arguments = item.get("arguments", "")
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return ToolCall(str(item.get("call_id") or item.get("id") or ""), str(item.get("name") or ""), text)
-
-
-def replayable(item: JsonObject) -> JsonObject:
-    """An output item as input: without its id, which a server that did not store it would look up in vain."""
-    return {name: value for name, value in item.items() if name not in ("id", "status") and value is not None}
 
 
 def _text_of(response: JsonObject) -> str:

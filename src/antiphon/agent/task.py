@@ -1,9 +1,15 @@
 """What a run is after."""
 
+from typing import Any, Protocol
+
 from msgspec import Struct
 
 from antiphon.agent.limits import Limits, Prices
-from antiphon.tools.schema import Shape
+
+
+class Output(Protocol):
+    def read(self, text: str) -> Any:
+        """The final answer that a text stands for. Raises msgspec.ValidationError or msgspec.DecodeError."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -15,7 +21,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
     limits: Limits = Limits()
     prices: Prices | None = None
-    output: Shape | None = None
+    output: Output | None = None
     decision: str | None = None
     nudge: str | None = None
     turn_retries: int = 2

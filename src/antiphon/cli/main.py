@@ -37,6 +37,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_models(commands)
     _add_prompts(commands)
     _add_codex(commands)
+    _add_run(commands)
+    _add_runs(commands)
     _add_command(
         commands, "rotate", "make a new key for the content that clients carry sealed; the old ones still open it"
     )
@@ -46,11 +48,13 @@ def build_parser() -> argparse.ArgumentParser:
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def _add_command(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:
+def _add_command(commands: Commands, name: str, text: str, *, nested: bool = False) -> argparse.ArgumentParser:
+    """Add a command. A nested one stands within another that has the same options: what was given there stays given."""
     command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     command.add_argument(
         "--config",
         type=Path,
+        default=argparse.SUPPRESS if nested else None,
         metavar="FILE",
         help="read the settings from FILE (default: antiphon.toml, if there is one)",
     )
@@ -145,6 +149,54 @@ def _add_codex(commands: Commands) -> None:
     command.add_argument("--write", action="store_true", help="merge it into Codex's own configuration")
 
 
+def _add_run(commands: Commands) -> None:
+    command = _add_command(commands, "run", "have an agent work on a task; what it did is kept, so that it can go on")
+    command.epilog = (
+        "Exit status: 0 for an answer, 1 for a failure, 2 for a misspelt command line, 3 for calls that wait for "
+        "approval, 4 for a limit that was reached, 130 for an interrupt."
+    )
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("task", nargs="?", metavar="TASK", help="what to do; - reads it from the standard input")
+    what.add_argument("--resume", metavar="RUN_ID", help="go on with this run, as it was started")
+    command.add_argument(
+        "--tools", action="append", metavar="MODULE", help="load tools from module, module:name or file.py; repeatable"
+    )
+    command.add_argument("--url", help="the server that has the model (default: run the model in this process)")
+    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+    command.add_argument("--model", metavar="NAME", help="the model to use (default: the first there is)")
+    command.add_argument("--instructions", metavar="TEXT", help="what the model is told before every turn")
+    command.add_argument("--max-turns", type=int, metavar="N", help="how many turns it may take (default: 20)")
+    command.add_argument("--max-tokens", type=int, metavar="N", help="how many tokens it may use, read and said")
+    command.add_argument("--deadline", type=float, metavar="SECONDS", help="how long it may take")
+    command.add_argument(
+        "--prices",
+        type=_read_prices,
+        metavar="IN,OUT",
+        help="what a million tokens cost, read and said: the cost is shown then",
+    )
+    _add_manner(command)
+
+
+def _add_manner(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--yes", action="store_true", help="approve every call that asks for approval")
+    command.add_argument("--json", action="store_true", help="print what happens as lines of JSON")
+
+
+def _read_prices(text: str) -> tuple[float, float]:
+    read, said = text.split(",")
+    return float(read), float(said)
+
+
+def _add_runs(commands: Commands) -> None:
+    command = _add_command(commands, "runs", "list the runs of agents, the newest first; show one, or go on with it")
+    actions = command.add_subparsers(title="actions", metavar="ACTION", dest="action")
+    show = _add_command(actions, "show", "print what a run has done", nested=True)
+    resume = _add_command(actions, "resume", "go on with a run, as it was started", nested=True)
+    for action in (show, resume):
+        action.add_argument("id", metavar="RUN_ID", help="the run's id")
+    _add_manner(resume)
+
+
 def _add_action(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
     action = _add_command(actions, name, text)
     action.add_argument("--url", help="the server to talk to (default: the one on this machine)")
@@ -153,7 +205,7 @@ def _add_action(actions: Commands, name: str, text: str) -> argparse.ArgumentPar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. 0 is success, 1 failure, 2 a misspelt command line, 130 an interrupt."""
+    """Run a command. 0 is success, 1 failure, 2 a misspelt command line, 130 an interrupt; `run` has more to tell."""
     try:
         arguments = build_parser().parse_args(argv)
         command = importlib.import_module(f"antiphon.cli.{arguments.command}")

@@ -14,7 +14,6 @@ from antiphon.engine.compaction.expansion import expand, repair_before_trigger, 
 from antiphon.engine.context import fetch_context
 from antiphon.engine.conversation import Resolved, resolve
 from antiphon.engine.conversations import Conversations
-from antiphon.engine.emulation.description import describe
 from antiphon.engine.emulation.emulator import Emulator
 from antiphon.engine.items import ItemPage, identify, make_page
 from antiphon.engine.keeping import ForegroundKeeper, SessionKeeper, expiry
@@ -212,7 +211,8 @@ class Engine:
             session=session,
             mend=mend,
         )
-        resolved.warnings[:0] = [*ignored, *describe(resolved.turn.request, self._backends[candidate.name].native)]
+        resolved.warnings[:0] = ignored
+        resolved.warnings.extend(self._backends[candidate.name].describe(resolved.turn.request))
         return resolved
 
     async def _enqueue(self, resolved: Resolved, project: str) -> BackgroundRun:

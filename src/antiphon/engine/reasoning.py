@@ -31,6 +31,8 @@ class Thought(msgspec.Struct, omit_defaults=True):
 
 def screen(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> tuple[list[Item | Unknown], list[str]]:
     """The items without seals that do not open, and a warning for each: one of them must not end a conversation."""
+    if Reasoning not in map(type, items):
+        return list(items), []
     kept: list[Item | Unknown] = []
     warnings: list[str] = []
     for item in items:
@@ -74,7 +76,7 @@ class ReasoningSealer:
         return self._seal(answer, turn) if self.capabilities.reasoning else answer
 
     def _unseal(self, turn: Turn) -> Turn:
-        if not any(isinstance(item, Reasoning) and item.encrypted_content for item in turn.items):
+        if Reasoning not in map(type, turn.items):
             return turn
         opened = [self._unseal_item(item, turn.project) for item in turn.items]
         return msgspec.structs.replace(turn, items=[item for item in opened if item is not None])
@@ -93,7 +95,7 @@ class ReasoningSealer:
         envelope = _Envelope(self._name, always=_WANTED in (turn.request.include or ()))
         async with aclosing(answer):
             async for batch in answer:
-                if envelope.is_empty and not any(isinstance(delta, _OF_REASONING) for delta in batch):
+                if envelope.is_empty and _OF_REASONING.isdisjoint(map(type, batch)):  # nearly always
                     yield batch
                     continue
                 sealed: list[Delta] = []
@@ -109,7 +111,7 @@ class ReasoningSealer:
                     yield sealed
 
 
-_OF_REASONING = (deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal)
+_OF_REASONING = frozenset({deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal})
 # What may come while reasoning goes on.
 _BESIDE = (deltas.Tokens, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemEvent)
 

@@ -1,6 +1,6 @@
 """The tools of a turn: which of the offered ones can be served, and whether `tool_choice` fits them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from antiphon.backends.base import Capabilities
@@ -29,6 +29,9 @@ from antiphon.protocol.tools import (
 Unsupported = Literal["default", "drop", "refuse"]
 Tools = list[Tool | Unknown]
 
+_NAMED = (FunctionTool, CustomTool)
+_BRINGING = (AdditionalTools, ToolSearchOutput)
+
 
 def select_tools(
     request: CreateRequest,
@@ -41,21 +44,23 @@ def select_tools(
 
     Raises on a tool that cannot be served, unless it is to be dropped. `functions_only` drops all but functions.
     """
-    kept: Tools = []
+    kept: dict[str, Tool | Unknown] = {}
     warnings: list[str] = []
     for index, tool in enumerate(request.tools or ()):
+        path = f"tools[{index}]"
         if functions_only and not isinstance(tool, FunctionTool):
-            warnings.append(_leave_out(tool, f"tools[{index}]"))
-        else:
-            kept += _select(tool, f"tools[{index}]", capabilities, unsupported, warnings)
-    _check_names(request.tools or (), kept)
-    _check_choice(request, kept + _list_brought(request), capabilities)
-    return kept, warnings
+            warnings.append(_leave_out(tool, path))
+        elif _admit(tool, path, capabilities, unsupported, warnings):
+            kept[path] = tool
+    _check_names(kept)
+    tools = list(kept.values())
+    _check_choice(request, tools + _list_brought(request), capabilities)
+    return tools, warnings
 
 
 def _list_brought(request: CreateRequest) -> Tools:
     items = request.input if isinstance(request.input, list) else []
-    return [tool for item in items if isinstance(item, AdditionalTools | ToolSearchOutput) for tool in item.tools]
+    return [tool for item in items if isinstance(item, _BRINGING) for tool in item.tools]
 
 
 def check_brought_tools(
@@ -64,31 +69,32 @@ def check_brought_tools(
     """The same for the tools that come with a request's items. They stay in the items; the model is not shown them."""
     warnings: list[str] = []
     for index, item in enumerate(items):
-        if isinstance(item, AdditionalTools | ToolSearchOutput):
+        if isinstance(item, _BRINGING):
             for place, tool in enumerate(item.tools):
-                _select(tool, f"input[{index}].tools[{place}]", capabilities, unsupported, warnings)
+                _admit(tool, f"input[{index}].tools[{place}]", capabilities, unsupported, warnings)
     return warnings
 
 
-def _select(
+def _admit(
     tool: Tool | Unknown, path: str, capabilities: Capabilities, unsupported: Unsupported, warnings: list[str]
-) -> Tools:
-    if capabilities.any_tool:
-        return [tool]
-    fault = _find_fault(tool, path, capabilities)
+) -> bool:
+    """Whether the tool can be served. Raises if it cannot, unless it is to be dropped: there is a warning then."""
+    fault = None if capabilities.any_tool else _find_fault(tool, path, capabilities)
     if fault is None:
-        return [tool]
+        return True
     # Codex offers web search whether or not the server has it, and cannot be told not to.
     default = "drop" if isinstance(tool, WebSearchTool) else "refuse"
     if (default if unsupported == "default" else unsupported) == "refuse":
         raise fault
     warnings.append(_leave_out(tool, path))
-    return []
+    return False
 
 
 def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> UnsupportedTool | None:
     if tool.type not in capabilities.tools:
         return UnsupportedTool(f"Tools of type '{tool.type}' are not supported by this server.", param=path)
+    if isinstance(tool, FunctionTool):  # nearly always
+        return None
     if isinstance(tool, ShellTool) and (tool.environment or {}).get("type", "local") != "local":
         where = tool.environment["type"] if tool.environment else None
         return UnsupportedTool(f"This server has no shell of its own ('{where}').", param=f"{path}.environment")
@@ -97,7 +103,7 @@ def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> 
     if isinstance(tool, NamespaceTool):
         for index, child in enumerate(tool.tools):
             inner = f"{path}.tools[{index}]"
-            if not isinstance(child, FunctionTool | CustomTool):
+            if not isinstance(child, _NAMED):
                 told = f"A namespace can hold functions and custom tools, not '{child.type}'."
                 return UnsupportedTool(told, param=inner)
             if isinstance(child, CustomTool):
@@ -119,28 +125,26 @@ def _leave_out(tool: Tool | Unknown, path: str) -> str:
     return f"{path}: {tool.type} is not available here and was left out"
 
 
-def _check_names(offered: Sequence[Tool | Unknown], kept: Tools) -> None:
+def _check_names(tools: Mapping[str, Tool | Unknown]) -> None:
     """A name stands for one tool of its namespace, and of the tools without a name there is one."""
     seen: set[tuple[str | None, str]] = set()
-    for index, tool in enumerate(offered):
-        if tool not in kept or isinstance(tool, Unknown):
-            continue
-        for path, identity in _identify(tool, f"tools[{index}]"):
+    for place, tool in tools.items():
+        for path, identity in _identify(tool, place):
             if identity in seen:
                 raise InvalidRequest(f"The tool name '{identity[1]}' is used twice.", param=path, code="duplicate_tool")
             seen.add(identity)
 
 
-def _identify(tool: Tool, path: str) -> Iterator[tuple[str, tuple[str | None, str]]]:
-    if isinstance(tool, FunctionTool | CustomTool):
+def _identify(tool: Tool | Unknown, path: str) -> Iterator[tuple[str, tuple[str | None, str]]]:
+    if isinstance(tool, _NAMED):
         yield f"{path}.name", (None, tool.name)
     elif isinstance(tool, NamespaceTool):
         for index, child in enumerate(tool.tools):
-            if isinstance(child, FunctionTool | CustomTool):
+            if isinstance(child, _NAMED):
                 yield f"{path}.tools[{index}].name", (tool.name, child.name)
     elif isinstance(tool, McpTool):
         yield f"{path}.server_label", ("mcp", tool.server_label)
-    elif tool.type in _SINGLE:
+    elif tool.type in _SINGLE:  # which no tool of an unknown type is
         yield path, ("", tool.type)
 
 
@@ -184,7 +188,6 @@ def _check_name(name: object, tools: Tools, path: str, *, namespace: object = No
     found = [
         identity
         for tool in tools
-        if not isinstance(tool, Unknown)
         for _, identity in _identify(tool, path)
         if identity[1] == name and identity[0] != "" and namespace in (None, identity[0])
     ]

@@ -80,4 +80,5 @@ def split_turns(items: Sequence[Item | Unknown]) -> list[list[int]]:
 
 def _shorten(turn: Turn, blocks: Sequence[Sequence[int]], dropped: int) -> Turn:
     gone = {index for block in blocks[:dropped] for index in block}
-    return Turn(request=turn.request, items=[item for index, item in enumerate(turn.items) if index not in gone])
+    kept = [item for index, item in enumerate(turn.items) if index not in gone]
+    return msgspec.structs.replace(turn, items=kept)

@@ -84,6 +84,21 @@ class Usage(Reply):
     output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
     estimated: bool = False
 
+    def __add__(self, other: "Usage") -> "Usage":
+        """What both took. If one of them is a guess, so is the sum."""
+        ours, theirs = self.input_tokens_details, other.input_tokens_details
+        thought = self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.total_tokens + other.total_tokens,
+            InputTokensDetails(
+                ours.cached_tokens + theirs.cached_tokens, ours.cache_write_tokens + theirs.cache_write_tokens
+            ),
+            OutputTokensDetails(thought),
+            estimated=self.estimated or other.estimated,
+        )
+
 
 class ResponseError(Reply):
     code: str

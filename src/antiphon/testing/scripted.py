@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from antiphon.agent.gathering import as_error
 from antiphon.agent.local import LocalTransport
 from antiphon.agent.transport import Events
 from antiphon.backends.scripted import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
-from antiphon.errors import ServerError
+from antiphon.errors import AntiphonError, ServerError
 from antiphon.server.process import Server, bind
 from antiphon.store.memory.store import MemoryStore
 
@@ -38,7 +39,12 @@ class ScriptedTransport:
 
     async def stream(self, request: dict[str, Any]) -> Events:
         self.requests.append(request)
-        return await LocalTransport(await self._start()).stream(request)
+        try:
+            return await LocalTransport(await self._start()).stream(request)
+        except AntiphonError as error:
+            # What a script raises has the form of an error, but not its class: as over HTTP, the form decides.
+            told = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
+            raise as_error(error.status, told, retry_after=error.retry_after) from None
 
     async def close(self) -> None:
         if self._engine is not None:

@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.backends.base import EVERYTHING, Capabilities, Turn
+from antiphon.backends.base import Capabilities, Turn
 from antiphon.backends.scripted import Script, ScriptedBackend
-from antiphon.engine.emulation.description import describe
 from antiphon.engine.emulation.emulator import Emulator, widen
 from antiphon.protocol import codec
 from antiphon.protocol.items import FunctionCall, Message
@@ -89,13 +88,11 @@ def test_what_is_emulated_is_told() -> None:
         tools=[F, C, {"type": "namespace", "name": "n", "description": "d", "tools": [F]}, {"type": "shell"}],
         text={"format": {"type": "json_object"}},
     ).request
-    assert describe(request, FUNCTIONS) == [
+    assert Emulator(make(lacks=["json_schema"])).describe(request) == [
         "text.format: the model is told of it and its answer is checked",
-        "tools[1]: custom is emulated by a function",
-        "tools[2]: namespace is emulated by functions",
-        "tools[3]: shell is emulated by a function",
+        "tools: emulated by functions: custom, namespace, shell",
     ]
-    assert describe(request, EVERYTHING) == []
+    assert Emulator(make(native_tools=None)).describe(request) == []
 
 
 async def test_a_background_response_is_emulated_too(emulate: Any) -> None:

@@ -16,6 +16,7 @@ from antiphon.backends.anthropic_messages.wire import (
     decode_block,
     decode_citation,
     decode_event,
+    read_counts,
 )
 from antiphon.backends.upstream.failure import break_off, explain_event
 from antiphon.errors import UpstreamError
@@ -40,8 +41,9 @@ _REASONS: dict[str, Reason] = {
 class _Open:
     """The block that is being written: there is never more than one."""
 
-    def __init__(self, index: int, block: Block, raw: Raw) -> None:
+    def __init__(self, index: int | None, key: int, block: Block, raw: Raw) -> None:
         self.index = index
+        self.key = key
         self.block = block
         self.raw = raw
         self.thinking: list[str] = [block.thinking or ""]
@@ -69,6 +71,7 @@ class MessagesReader:
         self._names = names
         self._secrets = secrets
         self._open: _Open | None = None
+        self._blocks = 0
         self._thoughts: list[Any] = []  # the blocks that only the upstream understands, since anything else was told
         self._said = 0  # how much text the message that is being told has
         self._cited_from = 0
@@ -117,15 +120,16 @@ class MessagesReader:
         self._count(message.usage)
         self._stop_for(message.stop_reason, message.stop_details)
         told: list[Delta] = []
-        for index, raw in enumerate(message.content):
+        for index, raw in enumerate(message.content or ()):
             told += self._open_block(index, raw)
             told += self._close_block()
         return [*told, *self._finish()]
 
-    def _count(self, usage: TokenCounts | None) -> None:
+    def _count(self, told: Raw) -> None:
         """The counts are running totals; a later report need not repeat what an earlier one said."""
-        if usage is None:
+        if not told:
             return
+        usage = read_counts(told)
         for name in usage.__struct_fields__:
             if (value := getattr(usage, name)) is not None:
                 setattr(self._usage, name, value)
@@ -136,6 +140,8 @@ class MessagesReader:
             self._explanation = details.explanation or self._explanation
 
     def _finish(self) -> Sequence[Delta]:
+        if self._reason is None and not self._blocks and not self._said:
+            raise UpstreamError("The upstream ended its answer without having said anything.")
         told: list[Delta] = [*self._close_block(), *self._seal()]
         if self._reason == "refusal" and self._explanation:
             told.append(deltas.Refusal(self._explanation))
@@ -150,9 +156,11 @@ class MessagesReader:
         # Some servers do not say that a block has ended.
         return (*self._close_block(), *self._open_block(event.index, event.content_block))
 
-    def _open_block(self, index: int, raw: Raw) -> Sequence[Delta]:
+    def _open_block(self, index: int | None, raw: Raw) -> Sequence[Delta]:
         block = decode_block(raw)
-        self._open = _Open(index, block, raw)
+        # Not every server counts its blocks right, and no call may be taken for another.
+        key, self._blocks = self._blocks, self._blocks + 1
+        self._open = _Open(index, key, block, raw)
         if block.type == "text":
             self._cited_from = 0 if self._thoughts else self._said
             told = self._say(block.text or "")
@@ -161,7 +169,7 @@ class MessagesReader:
             return (deltas.Reasoning(block.thinking),) if block.thinking else ()
         if block.type == "tool_use":
             name = block.name or ""
-            call = deltas.ToolCall(index, name=self._names.get(name, name), call_id=block.id)
+            call = deltas.ToolCall(key, name=self._names.get(name, name), call_id=block.id)
             return self._turn_to(call)
         return ()
 
@@ -179,7 +187,7 @@ class MessagesReader:
         if delta.partial_json is not None:
             block.json.append(delta.partial_json)
             is_call = block.block.type == "tool_use" and delta.partial_json
-            return (deltas.ToolCall(event.index, delta.partial_json),) if is_call else ()
+            return (deltas.ToolCall(block.key, delta.partial_json),) if is_call else ()
         if delta.thinking is not None:
             block.thinking.append(delta.thinking)
             return (deltas.Reasoning(delta.thinking),) if delta.thinking else ()
@@ -195,7 +203,7 @@ class MessagesReader:
             return ()
         if block.block.type == "tool_use":
             # What came in pieces is told already.
-            return () if "".join(block.json) else (deltas.ToolCall(block.index, block.arguments),)
+            return () if "".join(block.json) else (deltas.ToolCall(block.key, block.arguments),)
         if block.block.type == "thinking":
             self._thoughts.append(ThinkingBlock("".join(block.thinking), "".join(block.signature)))
         else:
@@ -246,10 +254,10 @@ class MessagesReader:
 
 def _sum(usage: TokenCounts) -> Usage:
     """The upstream counts what came from its cache, or went into it, apart from the rest."""
-    cached = usage.cache_read_input_tokens or 0
-    written = usage.cache_creation_input_tokens or 0
-    read = (usage.input_tokens or 0) + cached + written
-    answered = usage.output_tokens or 0
+    cached = max(usage.cache_read_input_tokens or 0, 0)
+    written = max(usage.cache_creation_input_tokens or 0, 0)
+    read = max(usage.input_tokens or 0, 0) + cached + written
+    answered = max(usage.output_tokens or 0, 0)
     thought = usage.output_tokens_details.thinking_tokens if usage.output_tokens_details is not None else None
     return Usage(
         read, answered, read + answered, InputTokensDetails(cached, written), OutputTokensDetails(thought or 0)

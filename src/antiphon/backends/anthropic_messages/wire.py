@@ -45,19 +45,19 @@ class Block(Struct):
 
 
 class WholeMessage(Struct):
-    content: list[Raw] = []
+    content: list[Raw] | None = None
     stop_reason: str | None = None
     stop_details: StopDetails | None = None
-    usage: TokenCounts | None = None
+    usage: Raw = Raw()
 
 
 class StreamEvent(Struct):
     type: str = ""
-    index: int = 0
+    index: int | None = None
     delta: BlockDelta | None = None
     content_block: Raw = Raw()
     message: WholeMessage | None = None
-    usage: TokenCounts | None = None
+    usage: Raw = Raw()
 
 
 class Citation(Struct):
@@ -73,6 +73,15 @@ class ThinkingBlock(Struct, tag="thinking"):
     signature: str
 
 
+def read_counts(raw: Raw) -> TokenCounts:
+    """What a report says of the tokens: nothing, if it makes no sense. An answer does not depend on it."""
+    try:
+        return _decode_counts(raw) or TokenCounts()
+    except msgspec.DecodeError:
+        return TokenCounts()
+
+
+_decode_counts = msgspec.json.Decoder(TokenCounts | None).decode
 decode_event = msgspec.json.Decoder(StreamEvent).decode
 decode_block = msgspec.json.Decoder(Block).decode
 decode_citation = msgspec.json.Decoder(Citation).decode

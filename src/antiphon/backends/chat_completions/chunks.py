@@ -25,11 +25,11 @@ class Said(msgspec.Struct):
     content: str | list[Any] | None = None
     reasoning_content: Any = None
     reasoning: Any = None
-    reasoning_details: list[Any] | None = None
-    refusal: str | None = None
-    tool_calls: list[CallPiece] | None = None
+    reasoning_details: Any = None
+    refusal: Any = None
+    tool_calls: list[CallPiece | None] | None = None
     function_call: Function | None = None
-    annotations: list[Any] | None = None
+    annotations: Any = None
 
     def is_plain(self) -> bool:
         """Whether there is text, and nothing else."""

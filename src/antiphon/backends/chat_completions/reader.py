@@ -122,14 +122,15 @@ class ChatReader:
         if said.content:
             for delta in self._read_content(said.content, logprobs):
                 yield from self._hand_over(delta)
-        if said.refusal:
+        if said.refusal and isinstance(said.refusal, str):
             yield from self._hand_over(Refusal(said.refusal))
-        for told in said.annotations or ():
+        for told in _list(said.annotations):
             annotation = read_annotation(told)
             if annotation is not None:
                 yield from self._hand_over(Annotate(annotation))
         for piece in said.tool_calls or ():
-            yield from self._read_call(piece)
+            if piece is not None:
+                yield from self._read_call(piece)
         if said.function_call is not None:
             yield from self._read_call(CallPiece(-1, function=said.function_call))
 
@@ -144,7 +145,7 @@ class ChatReader:
         return ReasoningSeal(kept.write())
 
     def _read_reasoning(self, said: Said) -> Iterator[Delta]:
-        details = [each for each in said.reasoning_details or () if isinstance(each, dict)]
+        details = [each for each in _list(said.reasoning_details) if isinstance(each, dict)]
         if self._quirks.reasoning_field == "reasoning_details":
             for detail in details:
                 self._kept.add_detail(detail)
@@ -161,13 +162,11 @@ class ChatReader:
             yield from self._speech.write(content, logprobs)
             return
         for part in content:
-            if not isinstance(part, Mapping):
-                continue
-            if part.get("type") == "thinking":
+            if isinstance(part, Mapping) and part.get("type") == "thinking":
                 self._speech.pause()
                 yield Reasoning(_join_texts(part.get("thinking")))
             else:
-                yield from self._speech.write(_join_texts(part.get("text")), ())
+                yield from self._speech.write(_join_texts([part]), ())
 
     def _read_call(self, piece: CallPiece) -> Iterator[Delta]:
         told = self._calls.read(piece)
@@ -222,5 +221,9 @@ def _read_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:
 def _join_texts(told: Any) -> str:
     """The text of a part: a string, or parts of its own."""
     if isinstance(told, list):
-        return "".join(_join_texts(each.get("text")) for each in told if isinstance(each, Mapping))
+        return "".join(_join_texts(each.get("text") if isinstance(each, Mapping) else each) for each in told)
     return told if isinstance(told, str) else ""
+
+
+def _list(told: Any) -> list[Any]:
+    return told if isinstance(told, list) else []

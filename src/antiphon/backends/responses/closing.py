@@ -45,9 +45,9 @@ class Closing:
     def _close_speech(self, raw: Raw, item: dict[str, Any]) -> list[Delta]:
         track = self._track
         told: list[Delta] = []
-        for index, part in enumerate(_list(item.get("summary"))):
+        for index, part in enumerate(wire.list_objects(item.get("summary"))):
             told += self.complete_summary(index, part.get("text"))
-        for index, part in enumerate(_list(item.get("content"))):
+        for index, part in enumerate(wire.list_objects(item.get("content"))):
             told += self.complete_part(index, part)
         sealed = item.get("encrypted_content")
         if track.silent and not sealed:
@@ -79,7 +79,7 @@ class Closing:
         """The fields that nothing which was said stands for."""
         kind = self._track.kind
         more = {name: value for name, value in item.items() if name not in _TOLD[kind] and value is not None}
-        if kind in _PARTS and any(part.get("type") not in _PARTS[kind] for part in _list(item.get("content"))):
+        if kind in _PARTS and any(part.get("type") not in _PARTS[kind] for part in wire.list_objects(item.get("content"))):
             more["content"] = item["content"]
         if kind == "message" and item.get("phase") is not None and item["phase"] != self._track.phase:
             more["phase"] = item["phase"]
@@ -108,7 +108,7 @@ class Closing:
 
     def _complete_annotations(self, index: int, annotations: Any) -> list[Delta]:
         track = self._track
-        missing = _list(annotations)[track.annotations.get(index, 0) :]
+        missing = wire.list_objects(annotations)[track.annotations.get(index, 0) :]
         if not missing:
             return []
         track.annotations[index] = track.annotations.get(index, 0) + len(missing)
@@ -129,7 +129,8 @@ class Closing:
         track.named, track.call_id = True, call.get("call_id")
         self._voice.fall_silent()
         make = deltas.ToolCall if track.kind == "function_call" else deltas.CustomToolCall
-        return [make(track.key, "", name, call.get("call_id"), call.get("namespace"))]
+        namespace = call.get("namespace")
+        return [make(track.key, "", name, wire.read_name(track.call_id), wire.read_name(namespace))]
 
     def complete_call(self, call: dict[str, Any]) -> list[Delta]:
         track = self._track
@@ -139,7 +140,3 @@ class Closing:
             return [deltas.ToolCall(track.key, rest)] if rest else told
         rest = track.complete("call", 0, wire.read_text(call.get("input")))
         return [deltas.CustomToolCall(track.key, rest)] if rest else told
-
-
-def _list(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

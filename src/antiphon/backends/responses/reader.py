@@ -88,7 +88,7 @@ class ResponsesReader:
 
     def _annotation(self, event: wire.Event) -> Sequence[Delta]:
         track, part = self._tracks.follow(event, "message"), wire.read_index(event.content_index)
-        if track.closed:
+        if track.closed or not wire.read_object(event.annotation):
             return ()
         track.annotations[part] = track.annotations.get(part, 0) + 1
         return (*self._voice.take(track, part), deltas.Annotate(wire.read_annotation(event.annotation)))
@@ -114,7 +114,7 @@ class ResponsesReader:
         return (*self._voice.take(track), deltas.ReasoningSummary(text, index))
 
     def _summary_done(self, event: wire.Event) -> Sequence[Delta]:
-        text = event.text if event.text is not None else (event.part or {}).get("text")
+        text = event.text if event.text is not None or not isinstance(event.part, dict) else event.part.get("text")
         track = self._tracks.find(event.item_id, event.output_index, "reasoning")
         if track is None or track.closed:
             return ()
@@ -154,7 +154,7 @@ class ResponsesReader:
     # Items
 
     def _item_added(self, event: wire.Event) -> Sequence[Delta]:
-        item = wire.read_object(event.item)
+        item = wire.read_item(event.item)
         known = self._tracks.find(item.get("id"), None)
         if known is not None and not known.closed:
             return ()
@@ -185,7 +185,7 @@ class ResponsesReader:
         return [deltas.ItemEvent(Unknown(data), track.key) for _, data in mine]
 
     def _item_done(self, event: wire.Event) -> Sequence[Delta]:
-        item = wire.read_object(event.item)
+        item = wire.read_item(event.item)
         kind = find_kind(item.get("type"))
         track = self._tracks.find(item.get("id"), event.output_index, kind)
         if track is not None and self._tracks.is_over(track, item.get("id")):
@@ -231,7 +231,10 @@ class ResponsesReader:
     def _end(self, outcome: wire.Outcome) -> Sequence[Delta]:
         if outcome.status not in ("completed", "incomplete"):
             raise self._explain(outcome)
-        told = self._tell_rest(outcome.output or [])
+        output = outcome.list_output()
+        if outcome.id is None and not output and not any(self._tracks):
+            raise UpstreamError("The upstream ended its response without having said anything.")
+        told = self._tell_rest(output)
         usage = wire.read_usage(outcome.usage)
         if usage is not None:
             told.append(deltas.Tokens(usage))
@@ -239,13 +242,13 @@ class ResponsesReader:
         self.finished = True
         if self._settle is not None and outcome.status == "completed":
             response_id = outcome.id if isinstance(outcome.id, str) else self._response_id
-            self._settle(response_id, outcome.output or self._done)
+            self._settle(response_id, output or self._done)
         return told
 
     def _tell_rest(self, output: list[Raw]) -> list[Delta]:
         """What the final list has and the stream has not told: items never announced, or never done."""
         told: list[Delta] = []
-        items = [wire.read_object(raw) for raw in output]
+        items = [wire.read_item(raw) for raw in output]
         for raw, item, track in zip(output, items, self._tracks.match(items), strict=True):
             if track is None or not track.closed:
                 told += self._finish_item(track, raw, item)

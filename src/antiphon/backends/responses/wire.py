@@ -44,12 +44,20 @@ class Outcome(Struct):
     status: Any = None
     error: Any = None
     incomplete_details: Any = None
-    output: list[Raw] | None = None
+    output: Raw = _NOTHING
     usage: Any = None
+
+    def list_output(self) -> list[Raw]:
+        """The items; none if that is no list."""
+        try:
+            return _lists.decode(self.output) or []
+        except msgspec.DecodeError:
+            return []
 
 
 _events: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 _outcomes: "msgspec.json.Decoder[Outcome]" = msgspec.json.Decoder(Outcome)
+_lists: "msgspec.json.Decoder[list[Raw] | None]" = msgspec.json.Decoder(list[Raw] | None)
 
 
 def read_event(data: bytes) -> Event:
@@ -72,11 +80,26 @@ def read_object(raw: Raw | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def read_item(raw: Raw | bytes) -> dict[str, Any]:
+    """An item with all of its fields."""
+    item = read_object(raw)
+    if not item:
+        raise UpstreamError("The upstream sent an item that is none.")
+    return item
+
+
 def read_text(value: Any) -> str:
     """Arguments that should be a string; some servers send the object itself."""
     if value is None or isinstance(value, str):
         return value or ""
     return msgspec.json.encode(value).decode()
+
+
+def read_name(value: Any) -> str | None:
+    """An id, or a name: not every server keeps to text."""
+    if isinstance(value, int):
+        return str(value)
+    return value if isinstance(value, str) else None
 
 
 def read_index(value: Any) -> int:
@@ -91,18 +114,25 @@ def read_annotation(value: Any) -> Annotation | Unknown:
         return Unknown(raw)
 
 
+def list_objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none if it is no list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
 def read_logprobs(value: Any) -> tuple[LogProb, ...]:
-    if not isinstance(value, list):
-        return ()
     return tuple(
-        LogProb(*_read_token(entry), [TopLogProb(*_read_token(top)) for top in entry.get("top_logprobs") or ()])
-        for entry in value
-        if isinstance(entry, dict)
+        LogProb(*_read_token(entry), [TopLogProb(*_read_token(top)) for top in list_objects(entry.get("top_logprobs"))])
+        for entry in list_objects(value)
     )
 
 
 def _read_token(entry: Mapping[str, Any]) -> tuple[str, float, list[int]]:
-    return str(entry.get("token") or ""), float(entry.get("logprob") or 0.0), entry.get("bytes") or []
+    logprob, octets = entry.get("logprob"), entry.get("bytes")
+    return (
+        read_text(entry.get("token")),
+        float(logprob) if isinstance(logprob, int | float) else 0.0,
+        [each for each in octets if isinstance(each, int)] if isinstance(octets, list) else [],
+    )
 
 
 def read_usage(value: Any) -> Usage | None:
@@ -111,8 +141,8 @@ def read_usage(value: Any) -> Usage | None:
         return None
     read = _count(value, "input_tokens", "prompt_tokens")
     written = _count(value, "output_tokens", "completion_tokens")
-    inputs = value.get("input_tokens_details") or value.get("prompt_tokens_details") or {}
-    outputs = value.get("output_tokens_details") or value.get("completion_tokens_details") or {}
+    inputs = value.get("input_tokens_details") or value.get("prompt_tokens_details")
+    outputs = value.get("output_tokens_details") or value.get("completion_tokens_details")
     return Usage(
         read,
         written,
@@ -122,5 +152,6 @@ def read_usage(value: Any) -> Usage | None:
     )
 
 
-def _count(value: Mapping[str, Any], *names: str) -> int:
-    return next((int(found) for name in names if isinstance(found := value.get(name), int | float)), 0)
+def _count(value: Any, *names: str) -> int:
+    counts = [value.get(name) for name in names] if isinstance(value, dict) else []
+    return next((int(found) for found in counts if isinstance(found, int | float) and found >= 0), 0)

@@ -11,13 +11,15 @@ from antiphon.backends.upstream.network import explained
 from antiphon.backends.upstream.reader import Reader
 from antiphon.backends.upstream.redaction import redact
 from antiphon.backends.upstream.report import is_error, read_body
-from antiphon.errors import UpstreamError
+from antiphon.backends.upstream.surrogates import SurrogateMender
+from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.stream.deltas import Delta
 from antiphon.stream.sse import Decoder, Message
 
 LARGEST_BODY = 64 * 1024 * 1024
 
-_SPACE = b" \t\r\n\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
 
 
 class Answer:
@@ -31,6 +33,8 @@ class Answer:
         self._reader = reader
         self._secrets = secrets
         self._decoder: Decoder | None = None
+        self._mender = SurrogateMender()
+        self._failure: AntiphonError | None = None
         self._lifeline = Lifeline(response)
 
     @property
@@ -48,6 +52,7 @@ class Answer:
 
     async def read(self) -> Sequence[Delta]:
         """What the next read off the connection says, which may be nothing. Raises if the answer ends unfinished."""
+        self.check()
         chunk = await self._lifeline.read()
         if self._decoder is None:
             first = chunk.lstrip(_SPACE)[:1]
@@ -60,20 +65,38 @@ class Answer:
             self._decoder = Decoder()
         messages = self._decoder.feed(chunk) if chunk else self._decoder.close()
         deltas = self._read_messages(messages)
-        if chunk or self._reader.finished:
+        if chunk or self._reader.finished or self._failure is not None:
             return deltas
         return self._finish(deltas)
 
+    def check(self) -> None:
+        """Raise what has ended the answer after the words that were read last."""
+        if self._failure is not None:
+            raise self._failure
+
     def _read_messages(self, messages: Sequence[Message]) -> list[Delta]:
         deltas: list[Delta] = []
+        for message in messages:
+            if self._reader.finished:
+                break
+            try:
+                deltas += self._read_message(message)
+            except AntiphonError as error:
+                if not deltas:
+                    raise
+                # What was said before it was said, wherever the network has cut the stream.
+                self._failure = error
+                break
+        return deltas
+
+    def _read_message(self, message: Message) -> Sequence[Delta]:
+        mended = self._mender.mend(message.data)
+        if mended is not message.data:
+            message = Message(message.event, mended)
         try:
-            for message in messages:
-                if self._reader.finished:
-                    break
-                deltas += self._reader.read(message)
+            return self._reader.read(message)
         except (msgspec.MsgspecError, RecursionError):
             raise UpstreamError("The upstream sent something that cannot be read.") from None
-        return deltas
 
     def _finish(self, deltas: list[Delta]) -> list[Delta]:
         deltas += self._reader.end()
@@ -82,6 +105,7 @@ class Answer:
         return deltas
 
     def _read_whole(self, body: bytes) -> list[Delta]:
+        body = self._mender.mend(body.lstrip(_BYTE_ORDER_MARK))
         try:
             payload = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

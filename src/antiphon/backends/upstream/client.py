@@ -129,6 +129,7 @@ class Upstream:
             try:
                 while not (deltas := await answer.read()):
                     pass
+                answer.check()  # nobody has heard the first words yet, so they can be said anew
             except BaseException:
                 answer.close()
                 raise

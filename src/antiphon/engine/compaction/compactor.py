@@ -17,7 +17,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.protocol import codec, events
 from antiphon.protocol.items import Compaction, Item, Message
 from antiphon.protocol.open import Unknown
-from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from antiphon.protocol.response import Usage
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
@@ -145,19 +145,4 @@ def _retain(turn: Turn, chosen: Selection) -> list[Item | Unknown]:
 
 def _add_usage(delta: Delta, spent: Usage) -> Delta:
     """The answer's usage together with what the summary took."""
-    if not isinstance(delta, deltas.Tokens):
-        return delta
-    used = delta.usage
-    details, output = used.input_tokens_details, used.output_tokens_details
-    return deltas.Tokens(
-        Usage(
-            used.input_tokens + spent.input_tokens,
-            used.output_tokens + spent.output_tokens,
-            used.total_tokens + spent.total_tokens,
-            InputTokensDetails(
-                details.cached_tokens + spent.input_tokens_details.cached_tokens,
-                details.cache_write_tokens + spent.input_tokens_details.cache_write_tokens,
-            ),
-            OutputTokensDetails(output.reasoning_tokens + spent.output_tokens_details.reasoning_tokens),
-        )
-    )
+    return deltas.Tokens(delta.usage + spent) if isinstance(delta, deltas.Tokens) else delta

@@ -18,6 +18,8 @@ from antiphon.protocol.items import Compaction, CompactionTrigger, Configuration
 from antiphon.protocol.open import Unknown
 
 _SIGNS = (Compaction, CompactionTrigger)
+# Every request is asked whether it has any, and hardly one has.
+_KINDS_OF_SIGNS = frozenset(_SIGNS)
 
 
 class Expanded(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class Expanded(msgspec.Struct, frozen=True):
 
 def expand(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> Expanded:
     """The conversation as its last compaction has it. One that does not open is left out, and nothing with it."""
-    if not any(isinstance(item, _SIGNS) for item in items):
+    if _KINDS_OF_SIGNS.isdisjoint(map(type, items)):
         return Expanded(list(items), [], [])
     found = find_memory(items, sealer, project=project)
     place, memory = found if found is not None else (-1, None)
@@ -103,7 +105,7 @@ def strip(turn: Turn) -> Turn:
     request = turn.request
     if request.context_management is not None:
         request = msgspec.structs.replace(request, context_management=None)
-    elif not any(isinstance(item, _SIGNS) for item in turn.items):
+    elif _KINDS_OF_SIGNS.isdisjoint(map(type, turn.items)):
         return turn
     items = [item for item in turn.items if not isinstance(item, _SIGNS)]
     return msgspec.structs.replace(turn, request=request, items=items)

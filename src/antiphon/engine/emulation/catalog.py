@@ -1,12 +1,11 @@
 """All tools of a turn, in one list: namespaces opened, deferred ones marked, each with the name the backend sees."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 
 from antiphon.engine.emulation.kinds import declare
-from antiphon.engine.emulation.names import Identity, Names
+from antiphon.engine.emulation.names import Identity, Names, identify_type
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
@@ -35,12 +34,6 @@ class Entry(msgspec.Struct):
     name: str
     namespace: NamespaceTool | None = None
     loaded: bool = True
-
-
-class Namer(Protocol):
-    """Says what a tool is called."""
-
-    def name_of(self, identity: Identity) -> str: ...
 
 
 class Catalog:
@@ -162,7 +155,7 @@ class Catalog:
 def identify(tool: Tool, namespace: str | None) -> Identity:
     if isinstance(tool, FunctionTool | CustomTool):
         return Identity("named", namespace, tool.name)
-    return Identity("computer" if tool.type == "computer_use_preview" else tool.type)
+    return identify_type(tool.type)
 
 
 def _open(tool: Tool | Unknown) -> Iterator[tuple[NamespaceTool | None, Tool]]:

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from antiphon.engine.emulation.catalog import Catalog
-from antiphon.engine.emulation.names import Identity
+from antiphon.engine.emulation.names import Identity, identify_type
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import (
@@ -18,8 +18,6 @@ from antiphon.protocol.tools import (
 )
 
 Choice = Literal["none", "auto", "required"] | ToolChoice | Unknown | None
-# A tool has one name as a choice, and may have another as a tool.
-COMPUTERS = ("computer", "computer_use", "computer_use_preview")
 
 
 class Limits(Struct, frozen=True):
@@ -27,10 +25,6 @@ class Limits(Struct, frozen=True):
 
     allowed: frozenset[str] | None = None
     most_calls: int | None = None
-
-    @property
-    def is_tight(self) -> bool:
-        return self.allowed is not None or self.most_calls is not None
 
 
 def read_limits(request: CreateRequest, catalog: Catalog) -> Limits:
@@ -54,7 +48,7 @@ def lower_choice(choice: Choice, catalog: Catalog) -> Choice:
     if isinstance(choice, FunctionChoice | CustomChoice):
         entry = catalog.get(Identity("named", None, choice.name)) or catalog.find(choice.name)
     else:
-        entry = catalog.get(Identity("computer" if choice.type in COMPUTERS else choice.type))
+        entry = catalog.get(identify_type(choice.type))
     if entry is None:
         return choice
     entry.loaded = True  # what must be called need not be searched for
@@ -70,7 +64,7 @@ def _name_allowed(allowed: JsonObject, catalog: Catalog) -> list[str]:
     if kind in ("function", "tool", "custom"):
         entry = catalog.get(Identity("named", namespace, str(name))) or catalog.find(str(name))
         return [entry.name] if entry is not None else []
-    entry = catalog.get(Identity("computer" if kind in COMPUTERS else str(kind)))
+    entry = catalog.get(identify_type(str(kind)))
     return [entry.name] if entry is not None else [str(kind)]
 
 

@@ -12,23 +12,24 @@ import msgspec
 from antiphon.backends.base import Backend, Capabilities, Deltas, Model, Turn
 from antiphon.engine.emulation.budget import Budget
 from antiphon.engine.emulation.catalog import AS_FUNCTIONS
-from antiphon.engine.emulation.lowering import Lowered, lower, needs_lowering
+from antiphon.engine.emulation.lowering import Lowered, lower, needs_lowering, wants_json
 from antiphon.engine.emulation.raising import Round
+from antiphon.protocol.request import CreateRequest
 
 
 class Emulator:
-    """Wraps a backend, and is one. `native` is what the wrapped one does itself."""
+    """Wraps a backend, and is one."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.native = backend.capabilities
-        self.capabilities = widen(self.native)
+        self._native = backend.capabilities
+        self.capabilities = widen(self._native)
 
     async def start(self) -> None:
         await self._backend.start()
         # Some backends only know then what they can do.
-        self.native = self._backend.capabilities
-        self.capabilities = widen(self.native)
+        self._native = self._backend.capabilities
+        self.capabilities = widen(self._native)
 
     async def close(self) -> None:
         await self._backend.close()
@@ -37,15 +38,27 @@ class Emulator:
         return self._backend.models()
 
     async def stream(self, turn: Turn) -> Deltas:
-        if not needs_lowering(turn, self.native):
+        if not needs_lowering(turn, self._native):
             return await self._backend.stream(turn)
-        lowered = lower(turn, self.native)
+        lowered = lower(turn, self._native)
         return self._speak(lowered, await self._backend.stream(lowered.turn))
 
     async def count_tokens(self, turn: Turn) -> int:
-        if needs_lowering(turn, self.native):
-            turn = lower(turn, self.native).turn
+        if needs_lowering(turn, self._native):
+            turn = lower(turn, self._native).turn
         return await self._backend.count_tokens(turn)
+
+    def describe(self, request: CreateRequest) -> list[str]:
+        """What of a request the wrapped backend does with this help alone, in words for whoever sent it."""
+        told: list[str] = []
+        if not self._native.json_schema and wants_json(request):
+            told.append("text.format: the model is told of it and its answer is checked")
+        if not self._native.any_tool:
+            kinds = dict.fromkeys(tool.type for tool in request.tools or ())
+            emulated = [kind for kind in kinds if kind not in self._native.tools]
+            if emulated:
+                told.append(f"tools: emulated by functions: {', '.join(emulated)}")
+        return told
 
     async def _speak(self, lowered: Lowered, answer: Deltas) -> Deltas:
         request = lowered.turn.request

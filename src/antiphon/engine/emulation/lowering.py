@@ -11,7 +11,7 @@ from antiphon.engine.emulation.choice import Limits, lower_choice, read_limits
 from antiphon.engine.emulation.rendering import Items, are_readable, render
 from antiphon.protocol.open import Tagged, Unknown
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-from antiphon.protocol.tools import AllowedToolsChoice, CustomChoice, FunctionChoice
+from antiphon.protocol.tools import CustomChoice, FunctionChoice
 
 
 class Lowered(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ def lower(turn: Turn, native: Capabilities) -> Lowered:
     request = copy(request)
     request.tool_choice = lower_choice(request.tool_choice, catalog)
     request.tools = catalog.show(limits.allowed) or None
-    if request.tools is None or isinstance(request.tool_choice, AllowedToolsChoice):
+    if request.tools is None:
         request.tool_choice = None
     items = render(turn.items, catalog, custom="custom" in native.tools, images=native.images)
     return Lowered(msgspec.structs.replace(turn, request=request, items=items), catalog, limits, check)

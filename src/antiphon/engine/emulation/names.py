@@ -16,6 +16,15 @@ class Identity(NamedTuple):
     name: str = ""
 
 
+# Tools have one name as a tool, and may have another as a choice.
+_COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
+
+
+def identify_type(kind: str) -> Identity:
+    """The one tool of a type that has no names."""
+    return Identity("computer" if kind in _COMPUTERS else kind)
+
+
 class Names:
     """Gives each tool a name that every chat API takes; the same tools get the same names, turn after turn."""
 

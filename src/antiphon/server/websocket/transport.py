@@ -42,9 +42,19 @@ class Transport(WebSocketsSansIOProtocol):
             super().shutdown()
 
     def handle_cont(self, event: Frame) -> None:
-        # A message may come in any number of pieces, and empty ones would not count towards its size.
-        if event.data or event.fin:
-            super().handle_cont(event)
+        # A message may come in any number of pieces. In a list, each would take more than what is in it.
+        if not isinstance(self.frames[0], bytearray):
+            self.frames = [bytearray(self.frames[0])]
+        self.frames[0] += event.data
+        if event.fin:
+            self.frames = [bytes(self.frames[0])]
+            self.send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        pong = b"".join(self.conn.data_to_send())
+        # Whoever reads nothing gets no answers either: they would pile up here.
+        if self.writable.is_set():
+            self.transport.write(pong)
 
 
 def encode_frames(lines: Iterable[bytes]) -> bytes:

@@ -1,0 +1,119 @@
+"""An agent that edits code, and hands over what it changed as a FileBundle: nothing on disk is touched.
+
+    python examples/edit_code.py --url http://127.0.0.1:8484/v1 --model NAME --folder src "Rename parse to read."
+
+Its tools read the folder and write into a draft in memory. What the draft has come to is printed as the envelope's
+`FileBundle`: for each file whether it was added, changed or deleted, and its new contents.
+"""
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+from antiphon import Agent, Limits, Tool, tool
+from antiphon.agent.envelope import BundledFile, FileBundle, encode
+
+INSTRUCTIONS = """\
+You edit the code of one folder. Read a file before you change it, and write it whole. When everything is done, say in
+one sentence what you have changed.
+"""
+
+
+class Draft:
+    """The folder as the agent would have it. Paths that lead out of it are refused."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+        self._changed: dict[str, str | None] = {}
+
+    def find(self, path: str) -> Path:
+        found = (self._root / path).resolve()
+        if not found.is_relative_to(self._root):
+            raise PermissionError(f"{path} is outside of the folder")
+        return found
+
+    def list(self) -> list[str]:
+        there = {str(file.relative_to(self._root)) for file in self._root.rglob("*") if file.is_file()}
+        return sorted((there | set(self._changed)) - {path for path, text in self._changed.items() if text is None})
+
+    def read(self, path: str) -> str:
+        text = self._changed[path] if path in self._changed else self.find(path).read_text("utf-8")
+        if text is None:
+            raise FileNotFoundError(f"{path} was deleted")
+        return text
+
+    def change(self, path: str, text: str | None) -> None:
+        self.find(path)
+        self._changed[path] = text
+
+    def bundle(self) -> FileBundle:
+        return FileBundle(
+            files=[
+                BundledFile(action=self._action(path), path=path, contents=text)
+                for path, text in sorted(self._changed.items())
+            ]
+        )
+
+    def _action(self, path: str) -> str:
+        if self._changed[path] is None:
+            return "delete"
+        return "update" if self.find(path).exists() else "create"
+
+
+def make_tools(draft: Draft) -> list[Tool]:
+    @tool(repeatable=True)
+    def list_files() -> list[str]:
+        """List the files of the folder."""
+        return draft.list()
+
+    @tool(repeatable=True)
+    def read_file(path: str) -> str:
+        """Read a file."""
+        return draft.read(path)
+
+    @tool
+    def write_file(path: str, contents: str) -> str:
+        """Write a file whole: a new one, or over one that is there."""
+        draft.change(path, contents)
+        return "written"
+
+    @tool
+    def delete_file(path: str) -> str:
+        """Delete a file."""
+        draft.change(path, None)
+        return "deleted"
+
+    return [list_files, read_file, write_file, delete_file]
+
+
+async def edit(task: str, *, folder: Path, url: str, model: str, key: str | None) -> tuple[str, FileBundle]:
+    draft = Draft(folder)
+    agent = Agent(
+        model=model,
+        base_url=url,
+        api_key=key,
+        instructions=INSTRUCTIONS,
+        tools=make_tools(draft),
+        limits=Limits(turns=30, seconds=600),
+    )
+    try:
+        outcome = await agent.run(task)
+    finally:
+        await agent.close()
+    if outcome.error is not None:
+        raise SystemExit(outcome.error.message)
+    return outcome.text, draft.bundle()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task")
+    parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--url", default="http://127.0.0.1:8484/v1")
+    parser.add_argument("--model", required=True)
+    given = parser.parse_args()
+    key = os.environ.get("OPENAI_API_KEY")
+    said, bundle = asyncio.run(edit(given.task, folder=given.folder, url=given.url, model=given.model, key=key))
+    print(said)
+    print(encode(bundle).decode())

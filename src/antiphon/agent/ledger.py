@@ -1,3 +1,0 @@
-from antiphon.ledger import EntryTaken, Ledger, RunSummary
-
-__all__ = ["EntryTaken", "Ledger", "RunSummary"]

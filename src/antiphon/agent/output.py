@@ -1,0 +1,38 @@
+"""The form of a run's final answer."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from antiphon.tools.schema import Shape
+
+_FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
+
+
+class TypedOutput:
+    """A final answer of some type. What is no object is put into one, because strict mode wants one at the top."""
+
+    def __init__(self, kind: Any, *, where: str) -> None:
+        """Raises ConfigError for a type that has no strict schema."""
+        self._shape = Shape(kind, where=where)
+        self._wrapped = self._shape.schema.get("type") != "object"
+        if self._wrapped:
+            self._shape = Shape(msgspec.defstruct("Output", [("value", kind)]), where=where)
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """What a request asks for."""
+        return {"type": "json_schema", "name": "output", "schema": self._shape.schema, "strict": True}
+
+    def read(self, text: str) -> Any:
+        """The value in an answer, which may be fenced off as code. Raises msgspec.ValidationError or DecodeError."""
+        try:
+            data = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            fenced = _FENCED.search(text)
+            if fenced is None:
+                raise
+            data = msgspec.json.decode(fenced[1])
+        value = self._shape.convert(data)
+        return value.value if self._wrapped else value

@@ -1,0 +1,92 @@
+"""`antiphon runs`: the runs of agents on this machine, what they did, and going on with them."""
+
+import asyncio
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from antiphon.agent.entries import JsonObject
+from antiphon.agent.journal import Journal, load
+from antiphon.agent.state import text_of
+from antiphon.cli import run as running
+from antiphon.cli.assignment import LEDGER_FILE
+from antiphon.cli.report import as_text, describe_call, shorten
+from antiphon.cli.settings import load_settings
+from antiphon.ledger import RunSummary
+from antiphon.store.ledger import SqliteLedger
+from antiphon.tools.base import Call
+
+MOST_LISTED = 100
+
+
+def run(arguments: Namespace) -> int:
+    if arguments.action == "resume":
+        return running.run(Namespace(**vars(arguments) | {"resume": arguments.id}))
+    path = load_settings(arguments).data_dir / LEDGER_FILE
+    if arguments.action == "show":
+        journal = asyncio.run(_load(SqliteLedger(path), arguments.id))
+        print("\n".join(describe_run(journal)))
+        return 0
+    runs = asyncio.run(_list(SqliteLedger(path))) if path.exists() else []
+    for line in describe_list(runs):
+        print(line)
+    if not runs:
+        print("There are no runs yet: 'antiphon run' makes one.", file=sys.stderr)
+    return 0
+
+
+async def _list(ledger: SqliteLedger) -> list[RunSummary]:
+    try:
+        # Those of agents that work for others belong to their runs: their ids go on after a dot.
+        return [each for each in await ledger.runs(limit=MOST_LISTED) if "." not in each.run_id]
+    finally:
+        await ledger.close()
+
+
+async def _load(ledger: SqliteLedger, run_id: str) -> Journal:
+    try:
+        return await load(run_id, ledger)
+    finally:
+        await ledger.close()
+
+
+def describe_list(runs: Sequence[RunSummary]) -> list[str]:
+    width = max((len(each.status) for each in runs), default=0)
+    return [
+        f"{each.run_id}  {each.status:{width}}  {_tell_time(each.updated_at)}  {shorten(each.title)}" for each in runs
+    ]
+
+
+def describe_run(journal: Journal) -> list[str]:
+    """The run as it went: what was said, what was called, and how it stands."""
+    state = journal.state
+    status = state.ended.kind if state.ended is not None else "not ended"
+    lines = [
+        f"{journal.run_id}  {status}",
+        f"{state.turns} turns, {state.tool_calls} calls, {state.usage.total_tokens:,} tokens",
+        "",
+    ]
+    for item in state.history:
+        lines += _describe_item(item)
+    if state.open:
+        lines += ["", "without a result:", *(f"  {call.call_id}  {describe_call(call)}" for call in state.open)]
+    return lines
+
+
+def _describe_item(item: JsonObject) -> list[str]:
+    match item.get("type", "message"):
+        case "message":
+            text = text_of([item])
+            return [f"{item.get('role', 'assistant')}: {text}"] if text else []
+        case "function_call":
+            return [f"> {describe_call(Call(item['call_id'], item['name'], as_text(item.get('arguments', ''))))}"]
+        case "function_call_output":
+            return [f"< {shorten(as_text(item.get('output')))}"]
+    return []
+
+
+def _tell_time(seconds: int) -> str:
+    moment: Any = datetime.fromtimestamp(seconds, tz=UTC).astimezone()
+    return str(moment.strftime("%Y-%m-%d %H:%M"))

@@ -1,0 +1,395 @@
+"""`antiphon run` and `antiphon runs`, with a scripted model and tools from a file."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.cli.main import main
+
+COMMAND = [sys.executable, "-m", "antiphon"]
+PATIENCE_SECONDS = 20
+
+TOOLS = '''
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+from antiphon import ToolContext, tool
+
+LOG = Path(__file__).with_name("log.txt")
+
+
+def note(line: str) -> None:
+    with LOG.open("a") as log:
+        log.write(line + "\\n")
+
+
+@tool
+def count(number: int) -> int:
+    """Count one on."""
+    note(f"count {number}")
+    return number + 1
+
+
+@tool(needs_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    note(f"pay {amount}")
+    return "paid"
+
+
+@tool
+async def hang(context: ToolContext) -> str:
+    """Wait for ever."""
+    note("hang")
+    context.report("waiting ...")
+    await asyncio.Event().wait()
+    return ""
+
+
+@tool
+def block() -> str:
+    """Wait in a thread, which nobody can stop."""
+    note("block")
+    time.sleep(3600)
+    return ""
+
+
+@tool
+def die(context: ToolContext) -> str:
+    """Take the process along, the first time."""
+    note(f"die {context.idempotency_key.partition(':')[2]}")
+    if LOG.read_text().count("die") == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+@tool
+def fail() -> str:
+    """Fail."""
+    raise ValueError("no fuse")
+'''
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"tool_call": {"name": name, "call_id": f"call_{name}", "arguments": arguments}}
+
+
+def then(name: str, *answers: Any) -> list[Any]:
+    return [[call(name)], *answers]
+
+
+SCRIPT = {
+    "rules": [
+        {"user": "count", "answers": [[{"text": "Let me count."}, call("count", number=1)], "It is two."]},
+        {
+            "user": "pay",
+            "last_item": "function_call_output",
+            "text": "not approved",
+            "answers": ["I was not allowed to."],
+        },
+        {"user": "pay", "last_item": "function_call_output", "answers": ["It is paid."]},
+        {"user": "pay", "answers": [[call("pay", amount=7)]]},
+        {"user": "hang", "last_item": "function_call_output", "answers": ["So be it."]},
+        {"user": "hang", "answers": then("hang")},
+        {"user": "block", "answers": then("block")},
+        {"user": "die", "text": "survived", "answers": ["I live."]},
+        {"user": "die", "last_item": "function_call_output", "answers": then("die")},
+        {"user": "die", "answers": [[call("count", number=1)]]},
+        {"user": "fail", "answers": then("fail", "It went wrong.")},
+        {"user": "break", "answers": [[{"raise": {"message": "Too hot.", "status": 400}}], "Cooler now."]},
+        {"user": "for ever", "answers": [[call("count", number=n)] for n in range(30)]},
+    ],
+    "default": "You said: {input} ({history})",
+}
+
+
+@pytest.fixture(autouse=True)
+def settings(home: Path) -> None:
+    """The scripted model in the process, and the tools beside it."""
+    (home / "tools.py").write_text(TOOLS)
+    (home / "script.json").write_text(json.dumps(SCRIPT))
+    (home / "antiphon.toml").write_text('[backends.scripted]\nkind = "scripted"\nscript = "script.json"\n')
+
+
+@pytest.fixture
+def log(home: Path) -> Callable[[], list[str]]:
+    """What the tools have done."""
+    return lambda: (home / "log.txt").read_text().splitlines()
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def start(*arguments: str, given: str = "", tools: bool = True) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(given))
+        status = main(["run", *arguments, *(("--tools", "tools.py") if tools else ())])
+        return status, *capsys.readouterr()
+
+    return start
+
+
+def spawn(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def list_runs(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    assert main(["runs"]) == 0
+    return [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_task_is_worked_on_and_the_answer_alone_is_printed(run: Run, log: Callable[[], list[str]]) -> None:
+    assert run("count, please") == (0, "It is two.\n", "")
+    assert log() == ["count 1"]
+
+
+def test_a_task_may_come_from_the_standard_input(run: Run) -> None:
+    assert run("-", given="hello", tools=False) == (0, "You said: hello (1)\n", "")
+    assert run("-", given=" ", tools=False) == (1, "", "antiphon: There is no task: say what is to be done.\n")
+
+
+def test_a_server_may_have_the_model(server: Any, run: Run) -> None:
+    assert run("hello", "--url", server.url, tools=False) == (0, "You said: hello (1)\n", "")
+
+
+def test_instructions_and_a_model_may_be_named(run: Run) -> None:
+    assert run("hello", "--model", "scripted", "--instructions", "Be kind.", tools=False)[0] == 0
+    status, _, error = run("hello", "--model", "nobody", tools=False)
+    assert status == 1
+    assert error.startswith("antiphon: the run failed: The model 'nobody' does not exist")
+
+
+def test_what_fails_in_a_tool_is_told_to_the_model_and_shows_no_traceback(run: Run) -> None:
+    assert run("fail") == (0, "It went wrong.\n", "")
+
+
+def test_events_come_as_lines_of_json(run: Run) -> None:
+    status, out, error = run("count", "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (status, error) == (0, "")
+    assert [event["type"] for event in events if event["type"] != "text.delta"] == [
+        "turn.started",
+        "turn.finished",
+        "tool.started",
+        "tool.finished",
+        "turn.started",
+        "turn.finished",
+        "run.ended",
+    ]
+    assert len({event["run_id"] for event in events}) == 1
+    outcome = events[-1]["outcome"]
+    assert (outcome["kind"], outcome["output"], outcome["turns"], outcome["tool_calls"]) == (
+        "final",
+        "It is two.",
+        2,
+        1,
+    )
+
+
+def test_a_limit_ends_the_run_with_a_status_of_its_own(run: Run) -> None:
+    status, _, error = run("for ever", "--max-turns", "3")
+    assert (status, error) == (4, "antiphon: the run reached a limit: max_turns\n")
+    status, _, error = run("for ever", "--max-tokens", "1")
+    assert (status, error) == (4, "antiphon: the run reached a limit: budget\n")
+    status, _, error = run("hang", "--deadline", "0.2")
+    assert (status, error) == (4, "antiphon: the run reached a limit: deadline\n")
+
+
+def test_a_call_waits_for_approval_and_is_made_once_it_has_it(run: Run, log: Callable[[], list[str]]) -> None:
+    status, out, error = run("pay")
+    run_id = re.findall(r"run_\w+", error)[0]
+    assert (status, out) == (3, "")
+    assert error.splitlines() == [
+        "antiphon: the run waits for your approval of:",
+        '  call_pay  pay({"amount":7})',
+        f"antiphon: To decide on each: antiphon runs resume {run_id}",
+        f"antiphon: To approve all:    antiphon runs resume {run_id} --yes",
+    ]
+    done = spawn("runs", "resume", run_id)
+    assert (done.returncode, done.stderr) == (3, error)
+    done = spawn("runs", "resume", run_id, "--yes")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "It is paid.\n", "")
+    done = spawn("run", "--resume", run_id, "--yes")
+    assert (done.returncode, done.stdout) == (0, "It is paid.\n"), "a run that has ended is told again"
+    assert log() == ["pay 7"]
+
+
+def test_yes_approves_everything_at_once(run: Run, log: Callable[[], list[str]]) -> None:
+    assert run("pay", "--yes") == (0, "It is paid.\n", "")
+    assert log() == ["pay 7"]
+
+
+@pytest.mark.parametrize(("answer", "said"), [("y", "It is paid."), ("n", "I was not allowed to.")])
+def test_a_person_at_the_terminal_is_asked(terminal: Any, log: Any, home: Path, answer: str, said: str) -> None:
+    screen = terminal("run", "pay", "--tools", "tools.py", "--prices", "2,8")
+    screen.read_until("make this call? [y/n] ")
+    screen.type("perhaps\n")
+    screen.read_until("make this call? [y/n] ")
+    screen.type(f"{answer}\n")
+    shown = screen.read_until(said)
+    assert ("> pay(" in shown) is (answer == "y")
+    screen.read_until("run_")
+    assert re.search(r"\w+: 2 turns, \d calls, [\d,]+ tokens, 0\.0\d+", screen.read_until("\x1b[0m"))
+    assert screen.wait() == 0
+    assert (home / "log.txt").exists() is (answer == "y")
+
+
+def test_who_leaves_the_question_open_can_come_back_to_it(terminal: Any) -> None:
+    screen = terminal("run", "pay", "--tools", "tools.py")
+    screen.read_until("make this call? [y/n] ")
+    screen.type("\x04")
+    screen.read_until("antiphon runs resume run_")
+    assert screen.wait() == 3
+
+
+def test_progress_is_live_on_a_terminal(terminal: Any) -> None:
+    screen = terminal("run", "count", "--tools", "tools.py")
+    shown = screen.read_until("It is two.")
+    for words in ("Let me count.", '> count({"number":1})', "< count: 2", "turn 1:", "tokens so far"):
+        assert words in shown
+    assert screen.wait() == 0
+
+
+@pytest.mark.parametrize("tool", ["hang", "block"])
+def test_ctrl_c_stops_the_run_and_says_how_to_go_on(terminal: Any, home: Path, tool: str) -> None:
+    screen = terminal("run", tool, "--tools", "tools.py")
+    screen.read_until(f"> {tool}(")
+    screen.type("\x03")
+    shown = screen.read_until("antiphon: stopped. To go on: antiphon runs resume run_")
+    assert f"< {tool}: " in shown
+    assert screen.wait() == 130
+
+
+def test_a_stopped_run_goes_on_from_where_it_was(log: Callable[[], list[str]], home: Path) -> None:
+    command = [*COMMAND, "run", "hang", "--tools", "tools.py", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "tool.progress" not in (line := process.stdout.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=PATIENCE_SECONDS)
+    run_id = re.findall(r"run_\w+", error)[0]
+    assert process.returncode == 130
+    done = spawn("runs", "resume", run_id)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "So be it.\n", "")
+    assert log() == ["hang"]
+
+
+def test_a_killed_run_asks_about_the_call_in_flight_and_repeats_no_other(
+    log: Callable[[], list[str]], capsys: pytest.CaptureFixture[str], terminal: Any
+) -> None:
+    killed = spawn("run", "die", "--tools", "tools.py")
+    assert killed.returncode == -signal.SIGKILL
+    ((run_id, status, _, title),) = list_runs(capsys)
+    assert (status, title) == ("running", "die")
+    waits = spawn("run", "--resume", run_id)
+    assert (waits.returncode, "call_die  die({})" in waits.stderr) == (3, True)
+    screen = terminal("runs", "resume", run_id)
+    screen.read_until("It may have had its effect already.")
+    screen.read_until("make this call? [y/n] ")
+    screen.type("y\n")
+    screen.read_until("I live.")
+    assert screen.wait() == 0
+    counted, first, second = sorted(log())
+    assert counted == "count 1"
+    assert first == second, "the same key both times"
+    ((_, status, _, _),) = list_runs(capsys)
+    assert status == "final"
+
+
+def test_a_run_that_failed_can_go_on(run: Run, home: Path) -> None:
+    status, _, error = run("break", tools=False)
+    run_id = re.findall(r"run_\w+", error)[0]
+    assert (status, error.splitlines()) == (
+        1,
+        ["antiphon: the run failed: Too hot.", f"antiphon: To go on: antiphon runs resume {run_id}"],
+    )
+    (home / "script.json").write_text(json.dumps(SCRIPT | {"rules": []}))
+    assert run("--resume", run_id, tools=False) == (0, "You said: break (1)\n", "")
+
+
+def test_a_run_goes_on_with_its_tools_from_another_place(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    config = str(home / "antiphon.toml")
+    script = str(home / "script.json")
+    Path(config).write_text(f'[backends.scripted]\nkind = "scripted"\nscript = "{script}"\n')
+    _, _, error = run("pay", "--config", config)
+    run_id = re.findall(r"run_\w+", error)[0]
+    assert f"antiphon runs resume {run_id} --config {config}" in error
+    monkeypatch.chdir(tmp_path)
+    done = spawn("runs", "--config", config, "resume", run_id, "--yes")
+    assert (done.returncode, done.stdout) == (0, "It is paid.\n")
+
+
+def test_runs_are_listed_and_shown(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs"]) == 0
+    assert capsys.readouterr() == ("", "There are no runs yet: 'antiphon run' makes one.\n")
+    run("count")
+    run("pay  twice\nor so")
+    (waiting, status, *_, title), (counted, *_) = list_runs(capsys)
+    assert (status, title) == ("needs_approval", "pay twice or so")
+    assert main(["runs", "show", counted]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"{counted}  final"
+    assert re.fullmatch(r"2 turns, 1 calls, \d+ tokens", shown[1])
+    assert shown[3:] == [
+        "user: count",
+        "assistant: Let me count.",
+        '> count({"number":1})',
+        "< 2",
+        "assistant: It is two.",
+    ]
+    assert main(["runs", "show", waiting]) == 0
+    assert capsys.readouterr().out.endswith('\n\nwithout a result:\n  call_pay  pay({"amount":7})\n')
+
+
+@pytest.mark.parametrize("line", [["run", "--resume", "run_0"], ["runs", "show", "run_0"], ["runs", "resume", "run_0"]])
+def test_an_unknown_run_is_named(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line) == 1
+    assert capsys.readouterr() == ("", "antiphon: There is no run with id 'run_0'.\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["run", "x", "--tools", "nowhere"], "There is no module 'nowhere' to load tools from."),
+        (["run", "x", "--max-turns", "0"], "A limit of turns cannot be less than 1."),
+        (["run", "x", "--url", "nonsense"], "'nonsense' is not the address of a server: write it as http://HOST:PORT."),
+        (["run", "--resume", "../x"], "'../x' is not the id of a run."),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(
+    line: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line) == 1
+    assert capsys.readouterr() == ("", f"antiphon: {message}\n")
+
+
+@pytest.mark.parametrize(
+    "line", [["run"], ["run", "x", "--resume", "y"], ["run", "x", "--prices", "1"], ["runs", "dance"]]
+)
+def test_a_misspelt_command_line_is_a_usage_error(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    assert left.value.code == 2
+    assert f"usage: antiphon {line[0]}" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""The examples run as they stand, against a real server with a scripted model."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live_server import Running, make_settings
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_SECONDS = 30
+
+
+def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
+    return [{"tool_call": {"name": name, "arguments": arguments}}]
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., str]]:
+    """What an example prints on a server with this script."""
+    started: list[Running] = []
+
+    def start(name: str, script: dict[str, Any], *arguments: str) -> str:
+        started.append(Running(script, make_settings()))
+        command = [sys.executable, str(EXAMPLES / name), "--url", f"{started[-1].url}/v1", "--model", "scripted"]
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    yield start
+    for running in started:
+        running.stop()
+
+
+def test_every_example_has_a_test() -> None:
+    tested = Path(__file__).read_text("utf-8")
+    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tested] == []
+
+
+def test_the_bounty_is_reviewed_and_decided(run: Callable[..., str]) -> None:
+    reads = [call("read_file", path=path) for path in ("dates.py", "nowhere.py", "test_dates.py")]
+    decision = {"is_approved": True, "reason": "It parses, and there is a test."}
+    script = {
+        "rules": [{"user": "bounty", "answers": [call("list_files"), *reads, call("submit_decision", **decision)]}]
+    }
+    assert json.loads(run("bounty_review.py", script)) == decision
+
+
+def test_edited_code_ends_in_a_bundle_and_nothing_on_disk_is_touched(run: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "dates.py").write_text("def parse(): ...\n")
+    (tmp_path / "old.py").write_text("")
+    answers = [
+        call("list_files"),
+        call("read_file", path="dates.py"),
+        call("write_file", path="dates.py", contents="def read(): ...\n"),
+        call("write_file", path="../outside.py", contents=""),
+        call("write_file", path="new.py", contents="new\n") + call("delete_file", path="old.py"),
+        "I have renamed parse to read.",
+    ]
+    printed = run(
+        "edit_code.py", {"rules": [{"user": "Rename", "answers": answers}]}, "--folder", str(tmp_path), "Rename it."
+    )
+    said, bundle = printed.splitlines()
+    assert said == "I have renamed parse to read."
+    assert json.loads(bundle) == {
+        "Root": ".",
+        "Files": [
+            {"Action": "update", "Path": "dates.py", "Contents": "def read(): ...\n"},
+            {"Action": "create", "Path": "new.py", "Contents": "new\n"},
+            {"Action": "delete", "Path": "old.py", "Contents": None},
+        ],
+    }
+    assert (tmp_path / "dates.py").read_text() == "def parse(): ...\n"
+
+
+def test_a_question_is_answered_with_its_sources(run: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "keeping.md").write_text("# Keeping\n\nResponses are kept for 30 days.\n\nSomething else.\n")
+    script = {"rules": [{"user": "kept for 30 days", "answers": ["For 30 days (keeping.md:3)."]}]}
+    printed = run("rag_question.py", script, "--folder", str(tmp_path), "How long are responses kept?")
+    assert printed == "For 30 days (keeping.md:3).\n  keeping.md:3: keeping.md, lines 3 to 3\n"
