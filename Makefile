@@ -19,7 +19,7 @@ help:
 	@echo "make test-clients  run the tests with the clients of others, Codex CLI too (needs node and npm)"
 	@echo "make check    format, lint, types, imports, sizes"
 	@echo "make format   rewrite the code as make check wants it, and the generated pages"
-	@echo "make bench    measure"
+	@echo "make bench    measure, beside others (benchmarks/README.md)"
 	@echo "make setup    only the environment: .venv/bin/antiphon is then the command"
 	@echo "make lock     resolve requirements.lock anew (ARGS=--upgrade for newer versions)"
 	@echo "make clean    remove all that these make"

@@ -113,14 +113,14 @@ class Understudy:
         return await self.part.count_tokens(turn)
 
 
-def make_backend(answers: Iterable[Answer]) -> ScriptedBackend:
+def make_backend(answers: Iterable[Answer], rules: Iterable[dict[str, Any]] = ()) -> ScriptedBackend:
     played = [
         answer
         if isinstance(answer, str)
         else [{"crash": "the power went out"} if step is DROP else step for step in answer]
         for answer in answers
     ]
-    return create("scripted", {"script": {"rules": [{"answers": played}]}}, Path())
+    return create("scripted", {"script": {"rules": [*rules, {"answers": played}]}}, Path())
 
 
 class OurStage(Stage):
@@ -133,7 +133,11 @@ class OurStage(Stage):
         self._server = server
 
     def play(self, *answers: Answer) -> None:
-        self._understudy.part = make_backend(answers)
+        self.play_by([], *answers)
+
+    def play_by(self, rules: list[dict[str, Any]], *answers: Answer) -> None:
+        """The same, but for the turns that the rules are for."""
+        self._understudy.part = make_backend(answers, rules)
 
     async def until_held(self) -> None:
         part = self._understudy.part
@@ -161,11 +165,11 @@ class TheirStage(Stage):
 
     def play(self, *answers: Answer) -> None:
         self._gate = asyncio.Event()
-        last = answers[-1]
-        self.upstream.add(*(make_reply(each, turn, self._gate) for turn, each in enumerate([*answers, *[last] * 30])))
+        replies = [make_reply(each, turn, self._gate) for turn, each in enumerate([*answers, *[answers[-1]] * 30])]
+        self.upstream.replace(*replies)
 
     async def until_held(self) -> None:
-        await self.upstream.until_requests(len(self.sent))
+        await self.upstream.until_requests(max(1, len(self.sent)))
 
     def go_on(self) -> None:
         self._gate.set()

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from antiphon.backends.upstream.reader import Reader
 from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
@@ -33,6 +35,8 @@ def replay(make_reader: Callable[[], Reader], chunks: Iterable[bytes]) -> list[d
             told += composer.compose(reader.end())
     except AntiphonError as error:
         told += composer.compose([Failure(error.message, error.code or "server_error", error.type, error.param)])
+    except msgspec.MsgspecError:  # whoever uses a reader knows that it may raise this
+        told += composer.compose([Failure("unreadable", "upstream_error", "server_error")])
     return [json.loads(codec.encode(event)) for event in told]
 
 

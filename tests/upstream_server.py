@@ -103,6 +103,10 @@ class UpstreamServer:
     def add(self, *replies: Reply) -> None:
         self._replies += replies
 
+    def replace(self, *replies: Reply) -> None:
+        """Forget what is left, and give these from now on."""
+        self._replies = list(replies)
+
     async def until_requests(self, count: int) -> None:
         """Wait until so many requests have come."""
         await self._wait_until(lambda: len(self.requests) >= count)

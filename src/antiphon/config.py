@@ -17,6 +17,9 @@ DEFAULT_FILE = Path("antiphon.toml")
 DEFAULT_PROJECT = "default"
 _PREFIX = "ANTIPHON_"
 
+Dialect = Literal["openai", "open-responses"]
+UnsupportedTools = Literal["default", "drop", "refuse"]
+
 
 class ApiKey(Struct, frozen=True):
     """A key that clients may present, and the project whose responses it opens."""
@@ -75,8 +78,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 5
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
-    compat: Literal["openai", "open-responses"] = "openai"
-    unsupported_tools: Literal["default", "drop", "refuse"] = "default"
+    compat: Dialect = "openai"
+    unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False
     stateless_id_prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9-]{0,32}$")] = ""
     agent_model: str = ""

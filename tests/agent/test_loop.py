@@ -287,8 +287,8 @@ async def test_a_budget_that_is_used_up_by_the_answer_itself_is_no_matter(stage:
     assert (await stage.agent(limits=Limits(tokens=10, wrap_up=False)).run("Go.")).kind == "final"
 
 
-async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_continued(stage: Stage) -> None:
-    stopped = asyncio.Event()
+async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_continued(here: Stage) -> None:
+    stage, stopped = here, asyncio.Event()
 
     @tool
     async def wait() -> str:
@@ -300,7 +300,7 @@ async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_conti
         return ""
 
     stage.play([{"text": "I wait."}, call("wait")], "Well.")
-    agent = stage.agent(tools=[wait], limits=Limits(seconds=0.3))
+    agent = stage.agent(tools=[wait], limits=Limits(seconds=1))
     told, outcome = await watch(agent.run_stream("Go."))
     assert (outcome.kind, outcome.text) == ("deadline", "I wait.")
     assert stopped.is_set()
@@ -312,7 +312,7 @@ async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_conti
 
 async def test_the_deadline_stops_a_model_that_does_not_come_to_an_end(stage: Stage) -> None:
     stage.play([{"text": "Well"}, HOLD])
-    outcome = await stage.agent(limits=Limits(seconds=0.3)).run("Go.")
+    outcome = await stage.agent(limits=Limits(seconds=0.2)).run("Go.")
     assert (outcome.kind, outcome.turns) == ("deadline", 0)
 
 

@@ -38,7 +38,7 @@ def test_a_misspelt_command_line_is_a_usage_error(line, capsys):
     assert "usage: antiphon" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models", "prompts"])
+@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models", "prompts", "run", "runs"])
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])
@@ -46,7 +46,7 @@ def test_every_command_explains_itself(command, capsys):
     assert f"usage: antiphon {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models"])
+@pytest.mark.parametrize("command", ["serve", "chat", "pull", "models", "runs"])
 def test_a_wrong_configuration_is_one_line_and_exit_1(command, home, capsys):
     (home / "antiphon.toml").write_text("prot = 1\n")
     assert main([command]) == 1

@@ -19,8 +19,8 @@ def test_rotating_makes_a_new_key_that_comes_first(
 def test_keys_that_are_in_the_settings_are_not_rotated_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ANTIPHON_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("ANTIPHON_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("ANTIPHON_SEAL_KEYS", "a2V5")
     assert main(["rotate"]) == 1
     assert "put the new one in front" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "data").exists()

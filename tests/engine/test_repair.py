@@ -4,10 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engine.history import check_pairs
-from antiphon.engine.repair import LOST_OUTPUT, Repaired, repair
+from antiphon.engine.repair import Repaired, repair
 from antiphon.protocol.content import InputText
 from antiphon.protocol.hosted import ShellAction, ShellCall, ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.items import (
+    LOST_OUTPUT,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,

@@ -17,15 +17,20 @@ from antiphon.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from antiphon.protocol.content import InputImage
+from antiphon.protocol.items import Message
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import FileSearchTool, FunctionTool, WebSearchTool
 from antiphon.stream.deltas import Delta, Finish, Text
 
 
 class Station:
     """A backend that answers with its own name, or with an error."""
 
-    def __init__(self, name: str, *models: str, any_model: bool = False, error: AntiphonError | None = None) -> None:
-        self.capabilities = Capabilities(any_model=any_model)
+    def __init__(
+        self, name: str, *models: str, any_model: bool = False, error: AntiphonError | None = None, **able: Any
+    ) -> None:
+        self.capabilities = Capabilities(any_model=any_model, **able)
         self.asked: list[str | None] = []
         self._name = name
         self._error = error
@@ -147,6 +152,49 @@ async def test_when_nobody_can_answer_the_last_error_is_the_clients() -> None:
     with pytest.raises(RateLimited) as caught:
         await ask(router, "m")
     assert (caught.value.message, caught.value.retry_after) == ("second", 3)
+
+
+FUNCTIONS = frozenset({"function"})
+FUNCTION, SEARCH, FILES = FunctionTool("f"), WebSearchTool(), FileSearchTool(["v"])
+PICTURE = Message("user", [InputImage(image_url="data:image/png;base64,aGk=")])
+
+
+def make_stations(**able: Any) -> Router:
+    """One that is down and can do everything, and another one that steps in."""
+    down = Station("a", error=UpstreamError("down"), any_tool=True, images=True, logprobs=True)
+    return make_router(("a", down), ("b", Station("b", **able)), names={"m": ["a/x", "b/y"]})
+
+
+async def test_who_steps_in_is_not_shown_what_may_be_left_out_and_that_is_told() -> None:
+    router = make_stations(tools=FUNCTIONS)
+    asked = Turn(request=CreateRequest(model="m", tools=[SEARCH, FUNCTION]), items=[])
+    serving = await router.find("m").start(asked)
+    assert serving.notes == ["tools[0]: web_search is not available here and was left out"]
+    assert serving.candidate.address == "b/y"
+
+
+@pytest.mark.parametrize(
+    ("request_", "items"),
+    [
+        (CreateRequest(model="m", tools=[FILES]), []),
+        (CreateRequest(model="m", tools=[SEARCH], tool_choice="required"), []),
+        (CreateRequest(model="m", top_logprobs=2), []),
+        (CreateRequest(model="m"), [PICTURE]),
+    ],
+)
+async def test_who_lacks_what_is_asked_for_does_not_step_in(request_: CreateRequest, items: list[Any]) -> None:
+    router = make_stations(tools=FUNCTIONS)
+    with pytest.raises(UpstreamError, match="down"):
+        await router.find("m").start(Turn(request=request_, items=items))
+
+
+async def test_who_refuses_what_it_cannot_do_leaves_it_to_the_next() -> None:
+    unable = Station("b", error=InvalidRequest("No sound.", code="unsupported_content"))
+    stations: list[tuple[str, Any]] = [("a", Station("a", error=UpstreamError("down"))), ("b", unable)]
+    router = make_router(*stations, ("c", Station("c")), names={"m": ["a", "b", "c"], "n": ["a", "b"]})
+    assert await ask(router, "m") == ("c", "c/m")
+    with pytest.raises(UpstreamError, match="down"):
+        await ask(router, "n")
 
 
 async def test_models_that_a_backend_learns_of_later_are_served() -> None:

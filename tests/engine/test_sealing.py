@@ -1,6 +1,7 @@
 import base64
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,37 @@ def test_keys_that_are_none_are_refused_without_being_shown(lines: list[str], re
     with pytest.raises(ConfigError) as caught:
         read_secrets(lines, origin="seal_keys")
     assert caught.value.message.startswith(reason)
+
+
+def test_a_server_that_runs_opens_what_another_seals_with_a_newer_key(tmp_path: Path) -> None:
+    path = tmp_path / "seal.keys"
+    running = Sealer(load_secrets(path), look_again=lambda: load_secrets(path))
+    before = running.seal(b"x", project="p", purpose="q")
+    rotate_secrets(path)
+    restarted = Sealer(load_secrets(path))
+    assert running.open(restarted.seal(b"y", project="p", purpose="q"), project="p", purpose="q") == b"y"
+    assert running.seal(b"x", project="p", purpose="q") == before
+
+
+def test_keys_that_cannot_be_read_again_leave_those_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "seal.keys"
+    running = Sealer(load_secrets(path), look_again=lambda: load_secrets(path))
+    before = running.seal(b"x", project="p", purpose="q")
+    path.write_text("broken")
+    foreign = Sealer([NEW]).seal(b"y", project="p", purpose="q")
+    assert [running.open(each, project="p", purpose="q") for each in (foreign, before)] == [None, b"x"]
+
+
+@pytest.mark.parametrize("act", [load_secrets, rotate_secrets])
+def test_a_folder_that_takes_no_keys_is_told_by_its_path(act: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught:
+        act(tmp_path / "file" / "seal.keys")
+    assert caught.value.message.startswith(f"The keys for sealed content cannot be kept in {tmp_path}/file/seal.keys: ")
+
+
+def test_a_file_of_something_else_is_not_taken_for_keys(tmp_path: Path) -> None:
+    path = tmp_path / "seal.keys"
+    path.write_bytes(b"\xff\x00")
+    with pytest.raises(ConfigError, match="these are not keys"):
+        load_secrets(path)

@@ -57,6 +57,7 @@ class Narrow:
         self._room = room
         self._window = room if says_so else None
         self.read: list[str] = []
+        self.project = ""
 
     async def start(self) -> None: ...
 
@@ -71,7 +72,7 @@ class Narrow:
     async def stream(self, turn: Turn) -> Deltas:
         if await self.count_tokens(turn) + (turn.request.max_output_tokens or 1) > self._room:
             raise ContextLengthExceeded("too long", param="input")
-        self.read = [_text(item) for item in turn.items]
+        self.read, self.project = [_text(item) for item in turn.items], turn.project
         return _nothing()
 
 
@@ -93,6 +94,13 @@ async def test_as_few_turns_go_as_must_and_never_the_system_message(says_so: boo
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS)
     started = await start_turn(backend, turn)
     assert (started.dropped, backend.read) == (3, ["Be kind.", "turn 4 of five", "turn 5 of five"])
+
+
+async def test_a_shortened_turn_is_still_its_projects() -> None:
+    backend = Narrow(2 + 2 * 4 + 1)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS, project="acme")
+    await start_turn(backend, turn)
+    assert backend.project == "acme"
 
 
 async def test_the_room_for_the_answer_counts() -> None:

@@ -8,90 +8,32 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from agent_client import CLIENT_TOOL, PATH, AgentServer, results, texts
 from antiphon.agent.execution import MAX_ITERATIONS
 from antiphon.agent.guard import WARNING
 from antiphon.agent.suppression import SUPPRESSED
-from antiphon.config import ApiKey
 from antiphon.errors import ConfigError
 from antiphon.server.agent import choose_tools
-from antiphon.stream.sse import Decoder
-from live_server import Answer, Running, make_settings
-
-PATH = "/v1/agent/execute"
-TOOLS = str(Path(__file__).with_name("agent_tools.py"))
-CLIENT_TOOL = {"type": "function", "name": "open_file", "parameters": {"type": "object", "properties": {}}}
-
-
-def call(name: str, call_id: str, **arguments: Any) -> dict[str, Any]:
-    return {"tool_call": {"name": name, "call_id": call_id, "arguments": arguments}}
-
-
-SCRIPT: dict[str, Any] = {
-    "models": ["scripted", "other"],
-    "rules": [
-        {"text": '"paper"', "answers": ["The file says paper."]},
-        {"text": "FINALIZE NOW", "answers": ["This is all I have."]},
-        {"user": "client tool", "answers": [[call("open_file", "call_1", path="a"), call("open_file", "call_2")]]},
-        {
-            "user": "both",
-            "answers": [[{"text": "Both."}, call("look_up", "call_s", word="x"), call("open_file", "call_c")]],
-        },
-        {"user": "define", "last_item": "function_call_output", "answers": ["It is a call and its answer."]},
-        {"user": "define", "answers": [[{"text": "Let me see."}, call("look_up", "call_1", word="antiphon")]]},
-        {"user": "circles", "answers": [[call("look_up", f"call_{n}", word="same")] for n in range(9)]},
-        {"user": "explode", "last_item": "function_call_output", "answers": ["It went off."]},
-        {"user": "explode", "answers": [[call("explode", "call_1"), call("nobody", "call_2")]]},
-        {
-            "user": "custom",
-            "answers": [[{"custom_tool_call": {"name": "patch", "call_id": "call_p", "input": "diff"}}]],
-        },
-        {"user": "cut off", "answers": [[{"text": "So "}, {"finish": "length"}]]},
-        {"user": "fail later", "answers": [[{"text": "So "}, {"failure": {"message": "No.", "code": "model_error"}}]]},
-        {
-            "user": "then fail",
-            "last_item": "function_call_output",
-            "answers": [[{"raise": {"message": "Hot.", "status": 503}}]],
-        },
-        {"user": "then fail", "answers": [[call("read_mood", "call_1")]]},
-        {"user": "too much", "answers": [[{"raise": {"message": "Slow.", "status": 429, "type": "rate_limit_error"}}]]},
-        {"user": "think", "answers": [[{"reasoning": "Hm."}, {"text": ["One", " two"]}]]},
-        {"user": "silent", "answers": [[{"text": ""}]]},
-        {"user": "refuse", "answers": [[{"refusal": "Not that."}]]},
-    ],
-    "default": "You said: {input} ({history})",
-}
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[Running]:
-    keys = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))
-    running = Running(SCRIPT, make_settings(api_keys=keys, agent_tools=(TOOLS,), agent_system="Be kind."))
-    yield running
-    running.stop()
-
+from live_server import Answer, make_settings
 
 Execute = Callable[..., Answer]
 
 
+@pytest.fixture(scope="module")
+def target() -> Iterator[AgentServer]:
+    server = AgentServer()
+    yield server
+    server.running.stop()
+
+
 @pytest.fixture
-def execute(target: Running) -> Execute:
-    def ask(key: str = "sk-ada", *, accept: str = "application/json", **body: Any) -> Answer:
-        return target.ask("POST", PATH, body, headers={"Authorization": f"Bearer {key}", "Accept": accept})
-
-    return ask
+def execute(target: AgentServer) -> Execute:
+    return target.execute
 
 
 @pytest.fixture
-def sdk(target: Running) -> OpenAI:
-    return target.client("sk-ada")
-
-
-def texts(item: Any) -> list[str]:
-    return [part.text for part in item.content]
-
-
-def results(*pairs: tuple[str, Any]) -> str:
-    return json.dumps([{"CallId": call_id, "ResultJson": result} for call_id, result in pairs])
+def sdk(target: AgentServer) -> OpenAI:
+    return target.running.client("sk-ada")
 
 
 def test_s2_14_the_continuation_id_is_stored_given_out_and_taken_back(execute: Execute, sdk: OpenAI) -> None:
@@ -325,6 +267,12 @@ def test_a_model_in_circles_is_warned_then_given_a_made_up_success_then_told_to_
     assert outputs[::-1] == [plain, f"{plain}\n\n{WARNING}", *[SUPPRESSED] * (MAX_ITERATIONS - 3)]
 
 
+def test_a_tool_of_the_client_may_be_called_as_it_likes(execute: Execute) -> None:
+    tools = json.dumps([{"type": "function", "name": "my.tool/1"}])
+    made = execute(Instruction="odd name", ToolsJson=tools).json
+    assert [(each["Name"], each["RequiresClientExecution"]) for each in made["ToolCalls"]] == [("my.tool/1", True)]
+
+
 def test_a_custom_tool_is_the_clients_too(execute: Execute, sdk: OpenAI) -> None:
     tools = json.dumps([{"type": "custom", "name": "patch"}])
     first = execute(Instruction="custom", ToolsJson=tools).json
@@ -423,68 +371,6 @@ def test_what_the_engine_leaves_out_is_a_warning(serve: Any) -> None:
     assert "web_search" in warning
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "kind", "param"),
-    [
-        ({}, 400, "invalid_request_error", "Instruction"),
-        ({"Instruction": " "}, 400, "invalid_request_error", "Instruction"),
-        ({"Instruction": 7}, 400, "invalid_request_error", "Instruction"),
-        ({"Instruction": "x", "RagChunks": [{"Id": "1"}]}, 400, "invalid_request_error", "RagChunks[0].Path"),
-        (
-            {"Instruction": "x", "ConversationContext": {"Temperature": 3}},
-            400,
-            "invalid_request_error",
-            "ConversationContext.Temperature",
-        ),
-        ({"Instruction": "x", "ConversationContext": {"ModelName": "no"}}, 404, "invalid_request_error", "model"),
-        ({"Instruction": "x", "ToolsJson": '[{"name": "look_up"}]'}, 400, "invalid_request_error", "ToolsJson"),
-        (
-            {"Instruction": "x", "ResponseContinuationId": "resp_no"},
-            400,
-            "invalid_request_error",
-            "ResponseContinuationId",
-        ),
-        ({"Instruction": "too much"}, 429, "rate_limit_error", None),
-        ({"Instruction": "fail later"}, 500, "model_error", None),
-    ],
-)
-@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-def test_an_error_is_an_envelope_with_its_status(
-    execute: Execute, accept: str, body: dict[str, Any], status: int, kind: str, param: str | None
-) -> None:
-    answer = execute(accept=accept, ConversationId="conv_1", **body)
-    if answer.headers["content-type"] == "text/event-stream":
-        assert (body["Instruction"], answer.status) == ("fail later", 200)
-        envelope = read_events(answer)[-1][1]
-    else:
-        assert answer.status == status
-        envelope = answer.json
-    raw = json.loads(envelope["RawResponseJson"])
-    assert (envelope["Kind"], envelope["ErrorCode"], raw["error"].get("param")) == ("error", kind, param)
-    assert envelope["ErrorMessage"] == raw["error"]["message"]
-
-
-def test_a_body_that_is_no_json_is_an_envelope_too(target: Running) -> None:
-    headers = {"Authorization": "Bearer sk-ada"}
-    for body in (b"{", b"[]", b'{"a":' * 5000, b"\xff"):
-        answer = target.ask("POST", PATH, body, headers=headers)
-        assert (answer.status, answer.json["Kind"]) == (400, "error")
-
-
-def test_an_error_after_tools_have_run_says_what_they_came_to(execute: Execute) -> None:
-    answer = execute(Instruction="then fail")
-    made = answer.json
-    (ran,) = made["ToolCalls"]
-    assert (answer.status, made["Kind"], made["ErrorMessage"]) == (503, "error", "Hot.")
-    assert (ran["CallId"], ran["WasExecuted"], ran["ResultJson"]) == ("call_1", True, '"mild"')
-    second = execute(
-        Instruction="go on",
-        ResponseContinuationId=made["ResponseContinuationId"],
-        ToolResultsJson=results(("call_1", ran["ResultJson"])),
-    )
-    assert (second.status, second.json["Kind"]) == (200, "ok")
-
-
 def test_long_output_is_said_to_be_cut_off(execute: Execute) -> None:
     made = execute(Instruction="cut off").json
     assert (made["Kind"], made["Text"], made["FinishReason"]) == ("ok", "So ", "length")
@@ -513,65 +399,6 @@ def test_another_projects_response_is_not_found(execute: Execute) -> None:
 
 def test_without_a_key_nobody_gets_in(execute: Execute) -> None:
     assert execute("sk-eve", Instruction="hello").status == 401
-
-
-def read_events(answer: Answer) -> list[tuple[str | None, Any]]:
-    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
-    return [(message.event, json.loads(message.data)) for message in Decoder().feed(answer.body)]
-
-
-@pytest.mark.parametrize("asked", [{"Stream": True}, {"accept": "text/event-stream"}])
-def test_a_stream_tells_what_happens_and_ends_with_the_envelope(execute: Execute, asked: dict[str, Any]) -> None:
-    *progress, result = read_events(execute(Instruction="define it", **asked))
-    assert {name for name, _ in progress} == {"progress"}
-    told = [event for _, event in progress]
-    assert told == [
-        {"Type": "turn.started", "Number": 1},
-        {"Type": "text.delta", "Text": "Let"},
-        {"Type": "text.delta", "Text": " me"},
-        {"Type": "text.delta", "Text": " see."},
-        {"Type": "turn.finished", "Number": 1},
-        {"Type": "tool.started", "CallId": "call_1", "Name": "look_up", "ArgumentsJson": '{"word":"antiphon"}'},
-        {"Type": "tool.finished", "CallId": "call_1", "Name": "look_up", "IsError": False},
-        {"Type": "turn.started", "Number": 2},
-        *({"Type": "text.delta", "Text": word} for word in ("It", " is", " a", " call", " and", " its", " answer.")),
-        {"Type": "turn.finished", "Number": 2},
-    ]
-    assert (result[0], result[1]["Text"]) == ("result", "It is a call and its answer.")
-
-
-def test_a_stream_tells_reasoning_too(execute: Execute) -> None:
-    told = [event for _, event in read_events(execute(Instruction="think", Stream=True))[:-1]]
-    assert [each for each in told if each["Type"].endswith("delta")] == [
-        {"Type": "reasoning.delta", "Text": "Hm."},
-        {"Type": "text.delta", "Text": "One"},
-        {"Type": "text.delta", "Text": " two"},
-    ]
-
-
-def test_stream_false_wins_over_the_header(execute: Execute) -> None:
-    answer = execute(accept="text/event-stream", Instruction="hello", Stream=False)
-    assert answer.headers["content-type"] == "application/json"
-
-
-def test_a_client_that_leaves_stops_the_model(serve: Any) -> None:
-    running = serve({"default": [{"text": "One "}, {"wait": "never"}]})
-    with running.connect() as connection:
-        body = b'{"Instruction": "hello", "Stream": true}'
-        connection.sendall(
-            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
-        )
-        while b"text.delta" not in connection.recv(65536):
-            pass
-    running.wait_for(running.backend.cancellation.wait)
-
-
-def test_a_silent_stream_gets_signs_of_life(serve: Any) -> None:
-    running = serve({"default": [{"text": "One "}, {"delay": 0.3}, {"text": "two"}]}, keepalive_seconds=0.05)
-    answer = running.ask("POST", PATH, {"Instruction": "hello", "Stream": True})
-    events = read_events(answer)
-    assert "keepalive" in {name for name, _ in events}
-    assert events[-1][1]["Text"] == "One two"
 
 
 def test_without_settings_the_first_model_answers_and_there_are_no_tools(serve: Any) -> None:

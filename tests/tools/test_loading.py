@@ -67,8 +67,10 @@ def test_tools_are_loaded_once_each_and_in_order(folder: Path, names: list[str],
         ("empty_for_a_test", "There are no tools in 'empty_for_a_test': decorate functions with @tool."),
         (
             "broken_for_a_test",
-            "The tools of 'broken_for_a_test' cannot be loaded: "
-            "ModuleNotFoundError: No module named 'nothing_of_that_name'",
+            (
+                "The tools of 'broken_for_a_test' cannot be loaded: "
+                "ModuleNotFoundError: No module named 'nothing_of_that_name'"
+            ),
         ),
     ],
 )

@@ -1,61 +1,96 @@
-"""Schemas from elsewhere: which of them a model can be held to as they are."""
+"""Types as strict JSON Schema, and what strict mode cannot say."""
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Any, Literal, Optional
 
+import msgspec
+import pydantic
 import pytest
+from msgspec import Meta
 
-from antiphon.tools.function import tool
-from antiphon.tools.schema import is_strict
-
-TEXT = {"type": "string"}
+from antiphon.errors import ConfigError
+from antiphon.tools.schema import Shape, is_strict
 
 
-def closed(**properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
+@dataclasses.dataclass
+class Node:
+    name: str
+    child: Annotated[Optional["Node"], Meta(description="The one below.")] = None
+
+
+class Inner(pydantic.BaseModel):
+    x: int
+
+
+class Outer(pydantic.BaseModel):
+    inner: Inner = pydantic.Field(description="Inside.")
+    mode: Literal["a", "b"] = "a"
+
+
+class Holder(msgspec.Struct):
+    outer: Outer
+    node: Annotated[Node, Meta(description="A tree.")]
+    level: Literal[1, 2]
+
+
+def test_a_reference_stands_alone_and_every_value_has_a_type() -> None:
+    schema = Shape(Holder, where="h").schema
+    assert is_strict(schema)
+    assert schema["properties"] == {
+        "outer": {
+            "type": "object",
+            "properties": {
+                "inner": {"anyOf": [{"$ref": "#/$defs/Inner"}], "description": "Inside."},
+                "mode": {"anyOf": [{"enum": ["a", "b"], "type": "string"}, {"type": "null"}]},
+            },
+            "required": ["inner", "mode"],
+            "additionalProperties": False,
+        },
+        "node": {"anyOf": [{"$ref": "#/$defs/Node"}], "description": "A tree."},
+        "level": {"type": "integer", "enum": [1, 2]},
+    }
+    assert schema["$defs"]["Node"]["properties"]["child"] == {
+        "anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}],
+        "description": "The one below.",
     }
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        closed(),
-        closed(text=TEXT, default=TEXT) | {"title": "Arguments"},
-        closed(texts={"type": "array", "items": closed(text=TEXT)}),
-        closed(text={"anyOf": [TEXT, {"type": "null"}]}),
-        closed(place={"$ref": "#/$defs/Place"}) | {"$defs": {"Place": closed(city=TEXT)}},
-    ],
-)
-def test_a_schema_with_closed_objects_and_nothing_optional_is_strict(schema: dict[str, Any]) -> None:
-    assert is_strict(schema)
+def test_what_it_describes_is_read_back() -> None:
+    shape = Shape(Holder, where="h")
+    text = '{"outer":{"inner":{"x":1},"mode":null},"node":{"name":"a","child":{"name":"b","child":null}},"level":2}'
+    assert shape.read(text) == Holder(Outer(inner=Inner(x=1)), Node("a", Node("b")), 2)
+
+
+def test_deep_types_take_no_longer_than_wide_ones() -> None:
+    kind: Any = int
+    for depth in range(40):
+        kind = msgspec.defstruct(f"Level{depth}", [("below", list[kind])])
+    assert len(Shape(kind, where="deep").schema["$defs"]) == 39
+
+
+class Same(pydantic.BaseModel):
+    class Inner(pydantic.BaseModel):
+        y: str
+
+    inner: Inner
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("kind", "reason"),
     [
-        {"type": "object", "properties": {}},
-        closed(text=TEXT) | {"required": []},
-        closed(text=TEXT) | {"additionalProperties": True},
-        closed(text=TEXT | {"default": "x"}),
-        closed(anything={}),
-        closed(texts={"type": "array", "items": {"type": "object", "properties": {"text": TEXT}}}),
-        closed(text={"anyOf": [TEXT, {"type": "object"}]}),
-        closed(place={"$ref": "#/$defs/Place"})
-        | {"$defs": {"Place": {"type": "object", "properties": {"city": TEXT}}}},
-        closed(text={"allOf": [TEXT]}),
+        (list, "where: strict mode needs the type of what is in the list"),
+        (dict, "where: strict mode cannot express an object with keys of any name"),
+        (Annotated[Any, Meta(description="anything")], "where: strict mode needs a type"),
+        (tuple[int, str], "where: strict mode cannot express 'prefixItems'"),
+        (complex, "where: .*complex"),
     ],
 )
-def test_any_other_is_not(schema: dict[str, Any]) -> None:
-    assert not is_strict(schema)
+def test_what_strict_mode_cannot_say_is_refused_by_its_place(kind: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Shape(kind, where="where")
 
 
-def test_our_own_strict_schemas_are() -> None:
-    @tool
-    def look_up(city: str, days: list[int], note: str | None = None) -> str:
-        """Find something."""
-        return ""
-
-    assert is_strict(look_up.parameters)
+def test_two_types_of_one_name_are_not_mixed_up() -> None:
+    holder = msgspec.defstruct("Two", [("one", Outer), ("other", Same)])
+    with pytest.raises(ConfigError, match="two: there are two types called 'Inner'"):
+        Shape(holder, where="two")

@@ -31,7 +31,7 @@ from antiphon.agent.suppression import SuppressingExecutor
 from antiphon.agent.task import Task
 from antiphon.agent.transport import Transport
 from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter
-from antiphon.tools.base import Tool, ToolContext, ToolResult
+from antiphon.tools.base import Tool
 
 MAX_ITERATIONS = 10
 MODEL_KEY = "agent_model"
@@ -59,13 +59,9 @@ class Execution:
         self._rag = self._read_chunks()
         self._context = _choose_context(asked, defaults, previous)
         request = self._build(tools, previous)
-        # The guard is the executor's, in this format's own manner.
-        own = [msgspec.structs.replace(tool, repeatable=True) for tool in tools]
-        offered = dict.fromkeys(_names(request.get("tools", ())))
-        theirs = [_leave_to_client(name) for name in offered if name not in {tool.name for tool in tools}]
         self._server_tools = {tool.name for tool in tools}
-        self._client_tools = {tool.name for tool in theirs}
-        self._executor = SuppressingExecutor([*own, *theirs])
+        self._client_tools = set(_names(request.get("tools", ()))) - self._server_tools
+        self._executor = SuppressingExecutor(tools, left_to_client=self._client_tools)
         self._model = ExecutionModel(transport, request)
         self.error: AntiphonError | None = None
 
@@ -230,13 +226,6 @@ def _names(tools: Sequence[JsonObject]) -> Iterator[str]:
             yield from _names([child for child in children if isinstance(child, dict)])
         elif isinstance(body, Mapping) and isinstance(body.get("name"), str):
             yield body["name"]
-
-
-def _leave_to_client(name: str) -> Tool:
-    async def never(_: str, __: ToolContext) -> ToolResult:
-        raise AssertionError("the client runs it")
-
-    return Tool(name=name, description="", parameters={}, invoke=never, needs_approval=True, repeatable=True)
 
 
 def _add_up(usages: Iterator[LlmUsage]) -> LlmUsage:

@@ -72,5 +72,14 @@ def drop_lone_reasoning(items: Sequence[JsonObject]) -> list[JsonObject]:
     return kept[::-1]
 
 
+def since_compaction(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
+    """What a server that has compacted the history still needs of it: the rules, and what comes from there on."""
+    last = max((index for index, item in enumerate(items) if item.get("type") == "compaction"), default=None)
+    if last is None:
+        return items
+    rules = [item for item in items[:last] if item.get("role") in ("system", "developer")]
+    return [*rules, *items[last:]]
+
+
 def _as_text(output: object) -> str:
     return output if isinstance(output, str) else msgspec.json.encode(output).decode()

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from antiphon.agent.entries import JsonObject
 from antiphon.agent.gathering import Gathering
-from antiphon.agent.history import drop_lone_reasoning, is_hollow, replayable
+from antiphon.agent.history import drop_lone_reasoning, is_hollow, replayable, since_compaction
 from antiphon.agent.provider import is_forgetful
 from antiphon.agent.state import State
 from antiphon.agent.transport import Transport
@@ -108,7 +108,8 @@ class ResponsesModel:
         if self._state == "server" and state.response_id is not None:
             fresh = state.history[state.sent :]
             return request | {"previous_response_id": state.response_id, "input": [*fresh, *told]}
-        return request | {"input": [*(item for item in state.history if not is_hollow(item)), *told]}
+        whole = since_compaction(state.history)
+        return request | {"input": [*(item for item in whole if not is_hollow(item)), *told]}
 
     def _check_continuation(self, request: JsonObject, response: JsonObject) -> None:
         """Servers say what they have continued. One that does not has answered without knowing what was before."""

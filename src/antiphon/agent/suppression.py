@@ -25,11 +25,21 @@ class Executed(Struct, frozen=True):
     milliseconds: int | None = None
 
 
-class SuppressingExecutor(Executor):
-    """`executed` are the calls so far, by their ids."""
+async def _never(_: str, __: ToolContext) -> ToolResult:
+    raise AssertionError("the client runs it")
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
-        super().__init__(tools)
+
+# Stands for every tool of the client, whatever that calls it: a call of one is not made here, so it waits.
+_THEIRS = Tool(name="theirs", description="", parameters={}, invoke=_never, needs_approval=True, repeatable=True)
+
+
+class SuppressingExecutor(Executor):
+    """Runs `tools`, and leaves calls by other names to the client. `executed` are the calls so far, by their ids."""
+
+    def __init__(self, tools: Iterable[Tool], *, left_to_client: Iterable[str] = ()) -> None:
+        # The guard against loops is our own, in this format's manner.
+        super().__init__(msgspec.structs.replace(tool, repeatable=True) for tool in tools)
+        self.tools = dict.fromkeys(left_to_client, _THEIRS) | dict(self.tools)
         self.executed: dict[str, Executed] = {}
         self._asked: Counter[Signature] = Counter()
 

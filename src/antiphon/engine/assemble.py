@@ -26,7 +26,8 @@ def make_sealer(settings: Settings) -> Sealer:
     """Without keys in the settings, there is a file of them in the data folder."""
     if settings.seal_keys:
         return Sealer(read_secrets(settings.seal_keys, origin="seal_keys"))
-    return Sealer(load_secrets(settings.data_dir / SEAL_FILE))
+    path = settings.data_dir / SEAL_FILE
+    return Sealer(load_secrets(path), look_again=lambda: load_secrets(path))
 
 
 def make_policy(settings: Settings) -> Policy:

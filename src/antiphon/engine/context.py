@@ -79,8 +79,9 @@ def _read(
 ) -> Context:
     """What was kept, as a model can read it."""
     # Compactions first: the half of a pair that one covers must not be mended.
-    expanded = expand(items, sealer, project=project)
-    mended = repair(expanded.items, answered_next=_answers(request))
+    answered_next = _answers(request)
+    expanded = expand(items, sealer, project=project, answered_next=answered_next)
+    mended = repair(expanded.items, answered_next=answered_next)
     repairs = [*expanded.warnings, *mended.repairs]
     return Context(items=mended.items, left_out=expanded.left_out, repairs=repairs, tools=tools)
 

@@ -93,6 +93,8 @@ async def resolve(
         request.temperature = model.temperature
     if request.top_p is None:
         request.top_p = model.top_p
+    # What continues a compaction has it expanded twice, and mended alike.
+    told = dict.fromkeys((*context.repairs, *expanded.warnings, *unopened, *unpaired))
     return Resolved(
         turn=Turn(request=request, items=items, project=project),
         input=new_items,
@@ -102,7 +104,7 @@ async def resolve(
         warnings=[
             *warnings,
             *left_out,
-            *(f"history: {each}" for each in (*context.repairs, *expanded.warnings, *unopened, *unpaired)),
+            *(f"history: {each}" for each in told),
             *repeated,
         ],
     )

@@ -56,7 +56,7 @@ class Engine:
         self._backends = {
             name: Emulator(ReasoningSealer(name, backend, self._sealer)) for name, backend in backends.items()
         }
-        self._router = Router(self._backends, self._policy.models)
+        self._router = Router(self._backends, self._policy.models, unsupported=self._policy.unsupported_tools)
         self._compactor = Compactor(self._sealer)
         self._store = store
         self._running: dict[RunKey, Run] = {}
@@ -137,8 +137,9 @@ class Engine:
         opened = await open_turn(route, turn, patience=self._policy.opening_seconds if streamed else None)
         if isinstance(opened, LateDeltas):
             return opened
-        if opened.dropped:
-            resolved.warnings.insert(0, f"truncation: the {opened.dropped} oldest items were left out")
+        resolved.warnings[:0] = opened.notes
+        emulated = self._backends[opened.candidate.name].describe(turn.request)
+        resolved.warnings.extend(each for each in emulated if each not in resolved.warnings)
         resolved.response.model = opened.candidate.model.id
         resolved.response.served_by = opened.candidate.address
         return opened.deltas
@@ -244,9 +245,8 @@ class Engine:
         if compacting is not None:
             return Serving(compacting, route.first, 0)
         serving = await route.start(strip(turn))
-        if serving.dropped:
-            shortened = "truncation: the %d oldest items were left out"
-            logger.warning(shortened, serving.dropped, extra={"response_id": key.response_id})
+        for note in serving.notes:
+            logger.warning("%s", note, extra={"response_id": key.response_id})
         return serving
 
     async def retrieve(self, project: str, response_id: str) -> Response:

@@ -1,12 +1,15 @@
 """Waiting for a model's first words, but not for ever: a client that streams wants to hear that it was heard."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
 from antiphon.backends.base import Deltas, Turn
 from antiphon.engine.routing import Route, Serving
 from antiphon.stream.deltas import Delta
+
+logger = logging.getLogger(__name__)
 
 
 async def open_turn(route: Route, turn: Turn, *, patience: float | None) -> "Serving | LateDeltas":
@@ -46,6 +49,8 @@ class LateDeltas(AsyncGenerator[Sequence[Delta], None]):
         # Whoever waits may be told to stop waiting, and the model must then not go on alone: `aclose` sees to it.
         serving = await asyncio.shield(self._starting)
         self._begun = serving.deltas
+        for note in serving.notes:  # the headers, which could have told, have left
+            logger.warning("%s", note)
         return (serving.told,)
 
     async def athrow(

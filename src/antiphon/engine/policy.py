@@ -1,9 +1,10 @@
 """How the engine treats state: the settings that change what a request means."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import msgspec
+
+from antiphon.config import UnsupportedTools
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     background_lease_seconds: float = 15.0
     opening_seconds: float = 5.0
     models: Mapping[str, Sequence[str]] = {}
-    unsupported_tools: Literal["default", "drop", "refuse"] = "default"
+    unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False
     id_prefix: str = ""

@@ -11,6 +11,7 @@ import msgspec
 
 from antiphon.engine.history import CALLS, OUTPUTS
 from antiphon.protocol.items import (
+    LOST_OUTPUT,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -20,8 +21,6 @@ from antiphon.protocol.items import (
     Reasoning,
 )
 from antiphon.protocol.open import Unknown
-
-LOST_OUTPUT = "No output was recorded for this call. Whether it was carried out is not known."
 
 
 class Repaired(msgspec.Struct, frozen=True):

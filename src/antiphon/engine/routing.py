@@ -7,8 +7,18 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from antiphon.backends.base import Backend, Deltas, Model, Turn
+from antiphon.config import UnsupportedTools
+from antiphon.engine.fallback import Unfit, adapt, lacks_something
 from antiphon.engine.truncation import start_turn
-from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimited, Unavailable, UpstreamError
+from antiphon.errors import (
+    AntiphonError,
+    ConfigError,
+    InvalidRequest,
+    ModelNotFound,
+    RateLimited,
+    Unavailable,
+    UpstreamError,
+)
 from antiphon.stream.deltas import Served
 
 logger = logging.getLogger(__name__)
@@ -30,11 +40,18 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """A turn under way: who serves it, and how many items it had to leave out."""
+    """A turn under way: who serves it, how many items it had to leave out, and what else is to be known."""
 
     deltas: Deltas
     candidate: Candidate
     dropped: int
+    warnings: Sequence[str] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known about it."""
+        shortened = [f"truncation: the {self.dropped} oldest items were left out"] if self.dropped else []
+        return [*shortened, *self.warnings]
 
     @property
     def told(self) -> Served:
@@ -42,28 +59,42 @@ class Serving(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Who serves a model: the first that can."""
+    """Who serves a model: the first that can. The turns are made for the very first of them."""
 
     candidates: Sequence[Candidate]
+    unsupported: UnsupportedTools = "default"
 
     @property
     def first(self) -> Candidate:
         return self.candidates[0]
 
     async def start(self, turn: Turn) -> Serving:
-        """Begin the turn. Raises what the last of the candidates raised."""
+        """Begin the turn. Raises what the last of the candidates raised that could have served it."""
         failed: AntiphonError | None = None
         for candidate in self.candidates:
             try:
-                started = await start_turn(candidate.backend, _address(turn, candidate.model.id))
+                return await self._ask(candidate, turn)
             except _PASSING as error:
-                if candidate is not self.candidates[-1]:
-                    logger.warning("%s cannot answer (%s): the next one is asked", candidate.address, error.code)
-                failed = error
-            else:
-                return Serving(started.deltas, candidate, started.dropped)
-        assert failed is not None, "a route has candidates"
+                failed, told = error, error.code
+            except InvalidRequest as error:
+                # What was well enough for another one is not at fault itself.
+                if failed is None or not lacks_something(error):
+                    raise
+                told = error.message
+            except Unfit as error:
+                told = str(error)
+            if candidate is not self.candidates[-1]:
+                logger.warning("%s cannot answer (%s): the next one is asked", candidate.address, told)
+        assert failed is not None, "a route has candidates, and the first is asked for what it can do"
         raise failed
+
+    async def _ask(self, candidate: Candidate, turn: Turn) -> Serving:
+        warnings: Sequence[str] = ()
+        if candidate is not self.first:
+            able = candidate.backend.capabilities
+            turn, warnings = adapt(turn, able, candidate.model.id, unsupported=self.unsupported)
+        started = await start_turn(candidate.backend, _address(turn, candidate.model.id))
+        return Serving(started.deltas, candidate, started.dropped, warnings)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await self.first.backend.count_tokens(_address(turn, self.first.model.id))
@@ -79,10 +110,18 @@ class Router:
     """Knows the models of all backends, and the names that the settings give to some of them.
 
     `names` maps a name, or a pattern with `*`, to targets: `backend`, or `backend/model` for another name there.
+    `unsupported` is what becomes of tools that one who steps in for another cannot serve.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], names: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        names: Mapping[str, Sequence[str]],
+        *,
+        unsupported: UnsupportedTools = "default",
+    ) -> None:
         self._backends = backends
+        self._unsupported = unsupported
         self._names = {name: [_read_target(name, target, backends) for target in names[name]] for name in names}
         self._patterns = [name for name in names if "*" in name]
         self._listed: dict[str, Route] = {}
@@ -105,7 +144,7 @@ class Router:
             pattern = next((each for each in self._patterns if fnmatchcase(model, each)), None)
             targets = self._names[pattern] if pattern is not None else None
         if targets is not None:
-            return Route([self._aim(backend, there or model) for backend, there in targets])
+            return Route([self._aim(backend, there or model) for backend, there in targets], self._unsupported)
         listed = self._index().get(model)
         if listed is not None:
             return listed

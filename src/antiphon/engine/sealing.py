@@ -9,14 +9,17 @@ import base64
 import binascii
 import hashlib
 import hmac
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from antiphon.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 _MARK = "ant1."
@@ -45,10 +48,14 @@ class _Key:
 
 
 class Sealer:
-    """Seals with the first of its keys, and opens what was sealed with any of them."""
+    """Seals with the first of its keys, and opens what was sealed with any of them.
 
-    def __init__(self, secrets: Sequence[bytes]) -> None:
+    `look_again` reads the keys anew: another server may seal with one that was made since this one started.
+    """
+
+    def __init__(self, secrets: Sequence[bytes], *, look_again: Callable[[], Sequence[bytes]] | None = None) -> None:
         self._keys = [_Key(secret) for secret in secrets]
+        self._look_again = look_again
 
     def seal(self, payload: bytes, *, project: str, purpose: str) -> str:
         key = self._keys[0]
@@ -58,11 +65,18 @@ class Sealer:
     def open(self, text: str, *, project: str, purpose: str) -> bytes | None:
         """What was sealed; None if it was changed, or sealed by another server, for another project or purpose."""
         sealed = _decode(text)
-        name, rest = sealed[:_NAME_BYTES], sealed[_NAME_BYTES:]
-        for key in self._keys:
-            if key.name == name:
-                return key.decrypt(rest, _bind(project, purpose))
-        return None
+        key = self._find(sealed[:_NAME_BYTES]) if sealed else None
+        return None if key is None else key.decrypt(sealed[_NAME_BYTES:], _bind(project, purpose))
+
+    def _find(self, name: bytes) -> _Key | None:
+        found = next((key for key in self._keys if key.name == name), None)
+        if found is None and self._look_again is not None:
+            try:
+                self._keys[1:] = [key for key in map(_Key, self._look_again()) if key.name != self._keys[0].name]
+            except ConfigError as error:
+                logger.warning("the keys cannot be read again: %s", error.message)
+            found = next((key for key in self._keys if key.name == name), None)
+        return found
 
 
 def _bind(project: str, purpose: str) -> bytes:
@@ -102,12 +116,14 @@ def read_secrets(lines: Sequence[str], *, origin: str) -> list[bytes]:
 
 def load_secrets(path: Path) -> list[bytes]:
     """The keys of a file, one a line, the newest first. A file that is not there yet is made, for its owner alone."""
-    if not path.exists():
-        _create(path)
     try:
+        if not path.exists():
+            _create(path)
         text = path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read the keys in {path}: {error}.") from None
+    except OSError as error:
+        raise _fail(path, error) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: these are not keys in base64.") from None
     return read_secrets([line for line in text.splitlines() if line.strip()], origin=str(path))
 
 
@@ -115,10 +131,18 @@ def rotate_secrets(path: Path) -> int:
     """Put a new key in front of those of the file. Returns how many there are then."""
     secrets = [make_secret(), *load_secrets(path)]
     fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    _write(fresh, secrets)
-    fresh.replace(path)
+    try:
+        fresh.unlink(missing_ok=True)
+        _write(fresh, secrets)
+        fresh.replace(path)
+    except OSError as error:
+        raise _fail(path, error) from None
     return len(secrets)
+
+
+def _fail(path: Path, error: OSError) -> ConfigError:
+    reason = error.strerror or error
+    return ConfigError(f"The keys for sealed content cannot be kept in {path}: {reason}. Set data_dir or seal_keys.")
 
 
 def _create(path: Path) -> None:

@@ -1,9 +1,9 @@
 """The tools of a turn: which of the offered ones can be served, and whether `tool_choice` fits them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from antiphon.backends.base import Capabilities
+from antiphon.config import UnsupportedTools
 from antiphon.engine.emulation.grammar import find_fault
 from antiphon.errors import InvalidRequest, UnsupportedTool
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
@@ -25,8 +25,6 @@ from antiphon.protocol.tools import (
     WebSearchTool,
 )
 
-# What becomes of tools that cannot be served; by default web search is dropped and everything else refused.
-Unsupported = Literal["default", "drop", "refuse"]
 Tools = list[Tool | Unknown]
 
 _NAMED = (FunctionTool, CustomTool)
@@ -37,7 +35,7 @@ def select_tools(
     request: CreateRequest,
     *,
     capabilities: Capabilities,
-    unsupported: Unsupported = "default",
+    unsupported: UnsupportedTools = "default",
     functions_only: bool = False,
 ) -> tuple[Tools, list[str]]:
     """The tools to show the model, and warnings about those left out.
@@ -64,7 +62,7 @@ def _list_brought(request: CreateRequest) -> Tools:
 
 
 def check_brought_tools(
-    items: Sequence[Item | Unknown], *, capabilities: Capabilities, unsupported: Unsupported = "default"
+    items: Sequence[Item | Unknown], *, capabilities: Capabilities, unsupported: UnsupportedTools = "default"
 ) -> list[str]:
     """The same for the tools that come with a request's items. They stay in the items; the model is not shown them."""
     warnings: list[str] = []
@@ -76,7 +74,7 @@ def check_brought_tools(
 
 
 def _admit(
-    tool: Tool | Unknown, path: str, capabilities: Capabilities, unsupported: Unsupported, warnings: list[str]
+    tool: Tool | Unknown, path: str, capabilities: Capabilities, unsupported: UnsupportedTools, warnings: list[str]
 ) -> bool:
     """Whether the tool can be served. Raises if it cannot, unless it is to be dropped: there is a warning then."""
     fault = None if capabilities.any_tool else _find_fault(tool, path, capabilities)

@@ -37,6 +37,9 @@ from antiphon.protocol.tools import JsonObject
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 Phase: TypeAlias = Literal["commentary", "final_answer"]
 
+LOST_OUTPUT = "No output was recorded for this call. Whether it was carried out is not known."
+"""What a model reads in the place of an output that is not there: it must neither repeat the call nor rely on it."""
+
 
 class Message(Tagged, tag="message"):
     """All three message shapes of the API in one: easy input, full input, and output."""

@@ -131,7 +131,8 @@ def choose_tools(settings: Settings) -> list[Tool]:
 def _wants_stream(exchange: Exchange, asked: AgentExecuteBody) -> bool:
     if asked.stream is not None:
         return asked.stream
-    return b"text/event-stream" in exchange.headers.get(b"accept", b"")
+    accepted = exchange.headers.get(b"accept", b"")
+    return b"text/event-stream" in accepted and b"application/json" not in accepted
 
 
 def _encode_event(name: str, data: bytes) -> bytes:

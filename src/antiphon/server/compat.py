@@ -1,14 +1,13 @@
 """Names of events: those of OpenAI's API, or where the two differ, those of Open Responses."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
+from antiphon.config import Dialect
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event, ReasoningDelta, ReasoningDone, ReasoningTextDelta, ReasoningTextDone
 from antiphon.protocol.open import Unknown
 
-Dialect = Literal["openai", "open-responses"]
 Batch = Sequence[Event | Unknown]
 
 HEADER = b"x-antiphon-compat"

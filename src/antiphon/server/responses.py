@@ -7,13 +7,14 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from antiphon.config import Dialect
 from antiphon.engine.engine import Engine
 from antiphon.engine.run import Events
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
-from antiphon.server.compat import Batch, Dialect, choose_names
+from antiphon.server.compat import Batch, choose_names
 from antiphon.server.exchange import Exchange
 from antiphon.server.failure import describe_failed
 from antiphon.server.keepalive import Keepalive

@@ -43,7 +43,7 @@ class CarriedDraft(Draft):
         if not isinstance(item, Unknown):
             if getattr(item, "status", None) in _ONGOING:
                 item = msgspec.structs.replace(item, status=ending)
-        elif _decode(_FIELDS.decode(item.raw).get("status")) in _ONGOING:
+        elif _is_ongoing(_FIELDS.decode(item.raw).get("status")):
             item = amend(item, {"status": _encode(ending)})
         return [self._done(item)], item
 
@@ -96,5 +96,6 @@ def _encode(value: object) -> Raw:
     return Raw(msgspec.json.encode(value))
 
 
-def _decode(raw: Raw | None) -> Any:
-    return None if raw is None else msgspec.json.decode(raw)
+def _is_ongoing(raw: Raw | None) -> bool:
+    status = None if raw is None else msgspec.json.decode(raw)
+    return isinstance(status, str) and status in _ONGOING

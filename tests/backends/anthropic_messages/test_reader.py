@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 from anthropic.types import RawMessageStreamEvent
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from antiphon.backends.anthropic_messages.reader import MessagesReader
 from antiphon.errors import Unavailable, UpstreamError
+from antiphon.protocol.response import Usage
 from antiphon.stream import deltas
 from antiphon.stream.sse import Message
+from damage import read_objects, replay_damaged
 from replay import cut, replay
 
 WIRE = Path(__file__).parents[2] / "wire" / "anthropic"
@@ -124,6 +128,46 @@ def test_a_stream_that_ends_too_early_is_an_error_of_the_upstream() -> None:
 def test_what_cannot_be_read_is_an_error_of_the_upstream(data: bytes) -> None:
     with pytest.raises(UpstreamError, match="cannot be read"):
         make_reader().read(Message(None, data))
+
+
+OBJECTS = read_objects(WIRE)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
+    assert len(replay_damaged(OBJECTS, make_reader, data)) == 1
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b'data: {"type":"message_stop"}'],
+        [b'data: {"type":"message_start","message":{"content":[]}}', b'data: {"type":"message_stop"}'],
+        [b'data: {"type":"message","content":null}'],
+    ],
+)
+def test_an_answer_without_words_or_a_reason_is_an_error(lines: list[bytes]) -> None:
+    with pytest.raises(UpstreamError, match="without having said anything"):
+        _read(make_reader(), b"\n".join(lines))
+
+
+def test_two_calls_under_one_index_stay_two() -> None:
+    start = b'data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"%b","name":"f"}}'
+    assert _read(make_reader(), b"\n".join([start % b"a", start % b"b"])) == [
+        deltas.ToolCall(0, name="f", call_id="a"),
+        deltas.ToolCall(0, "{}"),
+        deltas.ToolCall(1, name="f", call_id="b"),
+    ]
+
+
+@pytest.mark.parametrize("usage", [b'{"input_tokens":"many"}', b"[]", b"null", b'{"input_tokens":-1}'])
+def test_counts_that_make_no_sense_cost_no_answer(usage: bytes) -> None:
+    start = b'data: {"type":"message_start","message":{"content":null,"usage":%b}}' % usage
+    text = b'data: {"type":"content_block_delta","index":null,"delta":{"type":"text_delta","text":"a"}}'
+    end = b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}}'
+    told = _read(make_reader(), b"\n".join([start, text, end, b'data: {"type":"message_stop"}']))
+    assert told == [deltas.Text("a"), deltas.Tokens(Usage(0, 2, 2)), deltas.Finish("stop")]
 
 
 # What no version of the API sends, on purpose.

@@ -66,13 +66,6 @@ def test_one_call_at_a_time_is_part_of_the_choice(write: Any, choice: str, writt
     assert body["tool_choice"] == written
 
 
-def test_only_allowed_tools_are_offered(write: Any) -> None:
-    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]}
-    body = write(HELLO, tools=[tool("a"), tool("b")], tool_choice=allowed)
-    assert [each["name"] for each in body["tools"]] == ["b"]
-    assert body["tool_choice"] == {"type": "any"}
-
-
 def test_tools_of_earlier_calls_are_known_but_not_to_be_called(write: Any) -> None:
     body = write(HELLO, {"type": "function_call", "call_id": "1", "name": "old", "arguments": "{}"})
     assert body["tools"] == [{"name": "old", "input_schema": {"type": "object", "properties": {}}}]

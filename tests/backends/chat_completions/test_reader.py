@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import strategies
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Reasoning, Text, Tokens, ToolCall
-from antiphon.stream.sse import Decoder, Message
-from replay import replay
+from antiphon.stream.sse import Message
+from damage import read_objects, replay_damaged
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
 KEEPING = Quirks(keep_call_extras=True, reasoning_field="reasoning_details")
@@ -25,34 +24,13 @@ def make_reader() -> ChatReader:
     return ChatReader(KEEPING, estimate=lambda _: Usage(0, 0, 0))
 
 
-def read_chunks(path: Path) -> list[Any]:
-    decoder = Decoder()
-    messages = decoder.feed(path.read_bytes()) + decoder.close()
-    return [json.loads(message.data) for message in messages if message.data.startswith((b'{"', b"[{"))]
-
-
-CHUNKS = [chunk for path in sorted(CORPUS.glob("*.sse")) for chunk in read_chunks(path)]
-
-
-def damage(value: Any, draw: Any) -> Any:
-    """The value with something within it replaced by something else."""
-    if isinstance(value, dict) and value and draw(st.booleans()):
-        name = draw(st.sampled_from(sorted(value)))
-        return value | {name: damage(value[name], draw)}
-    if isinstance(value, list) and value and draw(st.booleans()):
-        return [damage(value[0], draw), *value[1:]]
-    return draw(strategies.json_values())
+CHUNKS = read_objects(CORPUS)
 
 
 @settings(max_examples=100)
 @given(st.data())
 def test_a_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
-    chunks = data.draw(st.lists(st.sampled_from(CHUNKS), max_size=4))
-    damaged = [damage(chunk, data.draw) for chunk in chunks]
-    raw = b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in [*damaged, *chunks])
-    events = replay(make_reader, [raw + b"data: [DONE]\n\n"])
-    final = [event for event in events if "response" in event and event["response"]["status"] != "in_progress"]
-    assert len(final) == 1
+    assert len(replay_damaged(CHUNKS, make_reader, data)) == 1
 
 
 DEEP = b'{"error":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -72,6 +50,20 @@ def test_what_is_no_chunk_is_an_error(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"type":"ping"}', b'{"choices":null}', b'{"choices":[{}]}'])
 def test_a_sign_of_life_says_nothing(data: bytes) -> None:
     assert list(make_reader().read(Message(None, data))) == []
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": ["a"]},
+        {"content": [{"type": "text", "text": "a"}, None]},
+        {"content": "a", "tool_calls": [None]},
+        {"content": "a", "refusal": {}, "annotations": {}, "reasoning_details": "b"},
+    ],
+)
+def test_what_is_said_is_told_though_something_beside_it_makes_no_sense(delta: Any) -> None:
+    told = make_reader().read(Message(None, json.dumps({"choices": [{"delta": delta}]}).encode()))
+    assert list(told) == [Text("a")]
 
 
 def test_an_error_event_in_plain_words_is_told() -> None:

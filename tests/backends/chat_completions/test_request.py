@@ -148,13 +148,6 @@ def test_a_tool_is_shown_with_what_it_has() -> None:
             ["look_up", "other"],
             {"type": "function", "function": {"name": "other"}},
         ),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}, ["other"], None),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]},
-            ["other"],
-            "required",
-        ),
-        ({"type": "allowed_tools", "mode": "none", "tools": [{"type": "function", "name": "other"}]}, None, None),
     ],
 )
 def test_s3_11_the_choice_of_tools(choice: Any, names: list[str] | None, sent: Any) -> None:

@@ -11,6 +11,7 @@ from antiphon.backends.responses.memory import Memory
 from antiphon.backends.responses.request import Continuation
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputText, OutputText
+from antiphon.protocol.hosted import ImageGenerationCall
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Message, Reasoning
 from antiphon.protocol.request import CreateRequest
 
@@ -57,6 +58,27 @@ def test_another_answer_another_question_or_another_project_is_not_found() -> No
     assert memory.find(make_turn(ASKED, other, NEXT, project="a")) is None
     assert memory.find(make_turn(NEXT, ANSWERED, ASKED, project="a")) is None
     assert memory.find(make_turn(ASKED, ANSWERED, NEXT, project="b")) is None
+
+
+def test_pictures_that_were_drawn_for_the_same_words_are_not_taken_for_each_other() -> None:
+    memory = Memory()
+    for number in (1, 2):
+        drawn = {
+            "type": "image_generation_call",
+            "id": f"ig_{number}",
+            "status": "completed",
+            "result": f"cGlj{number}",
+        }
+        memory.learn(make_turn(ASKED), f"resp_{number}", [Raw(codec.encode(drawn))])
+    kept = ImageGenerationCall("ig_here", "completed", "cGlj1")
+    assert memory.find(make_turn(ASKED, kept, NEXT)) == Continuation("resp_1", [NEXT])
+
+
+def test_an_answer_that_says_nothing_is_not_what_the_next_who_asks_goes_on_from() -> None:
+    memory = Memory()
+    memory.learn(make_turn(ASKED), "resp_1", [])
+    memory.learn(make_turn(ASKED), "resp_2", [Raw(codec.encode(Reasoning([], "rs_up", None, "theirs")))])
+    assert memory.find(make_turn(ASKED)) is None
 
 
 def test_a_response_without_an_id_cannot_be_continued() -> None:

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from antiphon.backends.responses.reader import ResponsesReader
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol import codec
-from antiphon.stream.deltas import Finish, Text, Tokens
+from antiphon.stream.deltas import Finish, Text, Tokens, ToolCall
 from antiphon.stream.fold import fold
 from antiphon.stream.sse import Decoder, Message
+from damage import read_objects, replay_damaged
 from replay import cut, replay
 
 CORPUS = Path(__file__).parents[2] / "wire" / "responses"
@@ -144,3 +147,68 @@ def test_the_id_and_the_output_of_a_completed_response_are_settled() -> None:
         lambda: ResponsesReader(settle=lambda name, output: settled.append((name, len(output)))), [load("empty_output")]
     )
     assert settled == [("resp_up", 2), ("resp_up", 1)]
+
+
+OBJECTS = read_objects(CORPUS)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
+    assert len(replay_damaged(OBJECTS, ResponsesReader, data)) == 1
+
+
+def tell(*events: Any) -> list[Any]:
+    reader = ResponsesReader()
+    return [delta for event in events for delta in reader.read(Message(None, json.dumps(event).encode()))]
+
+
+WORD = {"type": "response.output_text.delta", "delta": "a"}
+ENDED = {"type": "response.completed", "response": {"id": "resp_up", "status": "completed"}}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"logprobs": [{"token": 5, "logprob": "x", "bytes": "y", "top_logprobs": [None]}, None]},
+        {"logprobs": "x"},
+        {"content_index": "0", "output_index": "0"},
+    ],
+)
+def test_what_is_said_is_told_though_something_beside_it_makes_no_sense(beside: Any) -> None:
+    assert [delta.text for delta in tell(WORD | beside)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.content_part.done", "part": "x"},
+        {"type": "response.reasoning_summary_part.done", "part": "x"},
+        {"type": "response.output_text.annotation.added", "annotation": None},
+    ],
+)
+def test_an_event_without_what_it_is_about_says_nothing(event: Any) -> None:
+    assert tell(WORD, event) == [Text("a")]
+
+
+def test_counts_that_make_no_sense_cost_no_answer() -> None:
+    usage = {"input_tokens": None, "output_tokens": -3, "input_tokens_details": [1], "output_tokens_details": "x"}
+    assert tell(WORD, ENDED | {"response": {"id": "r", "output": "x", "usage": usage}}) == [Text("a"), Finish()]
+
+
+@pytest.mark.parametrize("item", [None, "x", {}, []])
+@pytest.mark.parametrize("name", ["added", "done"])
+def test_an_item_that_is_none_is_an_error(name: str, item: Any) -> None:
+    with pytest.raises(UpstreamError, match="an item that is none"):
+        tell({"type": f"response.output_item.{name}", "item": item, "output_index": 0})
+
+
+@pytest.mark.parametrize("event", [{"type": "response.completed"}, {"type": "response.completed", "response": None}])
+def test_an_end_without_anything_is_an_error(event: Any) -> None:
+    with pytest.raises(UpstreamError, match="without having said anything"):
+        tell(event)
+
+
+def test_the_id_of_a_call_is_text() -> None:
+    call = {"type": "function_call", "id": "fc", "call_id": 5, "name": "f", "arguments": "{}", "namespace": []}
+    assert tell({"type": "response.output_item.added", "item": call})[0] == ToolCall(0, "", "f", "5")

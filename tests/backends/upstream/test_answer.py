@@ -1,5 +1,7 @@
 """What an answer may look like, read off a real connection."""
 
+import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +45,9 @@ async def read(line: Any) -> list[Delta]:
         ([b"data: a"], [Text("a"), Finish()]),
         ([b' {"a": ', b"1}\n"], [Text(' {"a": 1}\n'), Finish()]),
         ([b"\r\n", b" ", b"[1]"], [Text("[1]"), Finish()]),
+        ([b'\xef\xbb\xbf{"a": 1}'], [Text('{"a": 1}'), Finish()]),
+        ([b"\xef", b'\xbb\xbf{"a": 1}'], [Text('{"a": 1}'), Finish()]),
+        ([rb'data: "\ud83d"' + b"\n\n", rb'data: "\ude00"' + b"\n\n"], [Text('""'), Text(r'"\ud83d\ude00"'), Finish()]),
     ],
 )
 async def test_a_stream_is_told_from_a_whole_body_by_its_beginning(
@@ -85,3 +90,44 @@ async def test_a_body_without_end_is_not_collected_for_ever(connect: Any, monkey
     async with connect(Reply(pieces=[b'{"a": "', b"x" * 200])) as line:
         with pytest.raises(UpstreamError, match="larger than 100 bytes"):
             await read(line)
+
+
+class BrittleReader(WholeReader):
+    """One that breaks at the word `x`."""
+
+    def read(self, message: Message) -> Sequence[Delta]:
+        if message.data == b"x":
+            raise RateLimited("Enough.")
+        return super().read(message)
+
+
+@pytest.mark.parametrize("cut", [[b"data: b\n\ndata: x\n\n"], [b"data: b\n\n", b"data: x\n\n"]])
+async def test_words_before_an_error_are_told_wherever_the_stream_is_cut(connect: Any, cut: list[bytes]) -> None:
+    more = asyncio.Event()
+    async with connect(stream_of(b"data: a\n\n", more, *cut, b"data: c\n\n")) as line:
+        deltas = await line.upstream.stream("/chat", b"{}", BrittleReader)
+        more.set()
+        told: list[Delta] = []
+        with pytest.raises(RateLimited, match="Enough"):
+            async for batch in deltas:
+                told += batch
+        await deltas.aclose()
+    assert told == [Text("a"), Text("b")]
+
+
+async def test_an_answer_that_breaks_off_in_its_first_words_is_asked_for_again(connect: Any) -> None:
+    async with connect(stream_of(b"data: a\n\ndata: x\n\n"), stream_of(b"data: b\n\n")) as line:
+        deltas = await line.upstream.stream("/chat", b"{}", BrittleReader)
+        assert [delta async for batch in deltas for delta in batch] == [Text("b"), Finish()]
+
+
+class TrustingReader(WholeReader):
+    def read(self, message: Message) -> Sequence[Delta]:
+        return [Text(json.loads(message.data)["text"].lower())]
+
+
+@pytest.mark.parametrize("data", [b"{}", b'{"text": 5}', b"[]", b"nonsense", b"[" * 100_000])
+async def test_what_a_reader_stumbles_over_is_an_error_of_the_upstream(connect: Any, data: bytes) -> None:
+    async with connect(stream_of(b"data: " + data + b"\n\n"), stream_retries=0) as line:
+        with pytest.raises(UpstreamError, match="cannot be read"):
+            await line.upstream.stream("/chat", b"{}", TrustingReader)

@@ -154,11 +154,18 @@ def test_a_wait_in_the_headers_counts_more_than_one_in_the_words() -> None:
     assert explain(503, b"", retry_after=3).retry_after == 3
 
 
+@pytest.mark.parametrize("header", [1e300, None])
+def test_nobody_is_told_to_wait_for_more_than_a_year(header: float | None) -> None:
+    body = json.dumps({"error": {"message": f"Try again in {'9' * 400}s."}}).encode()
+    assert explain(429, body, retry_after=header).retry_after == 366 * 24 * 3600
+
+
 @pytest.mark.parametrize(
     ("message", "seconds"),
     [
         ("Please try again in 1.5s.", 1.5),
         ("Please try again in 20ms. Visit us.", 0.02),
+        ("Please try again in 250 milliseconds.", 0.25),
         ("Please try again in 6m0s.", 360),
         ("try again in 1h2m3.5s", 3723.5),
         ("Please retry after 30 seconds.", 30),

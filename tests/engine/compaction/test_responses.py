@@ -133,6 +133,17 @@ async def test_a_chain_is_compacted_again_and_again(bench: Bench) -> None:
     assert int((await bench.answer("count", previous_response_id=previous)).output_text) < 20
 
 
+async def test_a_threshold_that_no_compaction_can_reach_does_not_compact_every_turn(bench: Bench) -> None:
+    rules = {"instructions": "word " * 1000}
+    previous = (await bench.answer([*HISTORY, user("recall")], **THRESHOLD, **rules)).id
+    turns: list[list[str]] = []
+    for text in ("short", "short", "long " * 300, "short"):
+        response = await bench.answer([user(text), user("recall")], previous_response_id=previous, **THRESHOLD, **rules)
+        turns.append([item.type for item in response.output])
+        previous = response.id
+    assert turns == [["message"], ["message"], ["compaction", "message"], ["message"]]
+
+
 async def test_a_conversation_goes_on_from_its_compaction(bench: Bench) -> None:
     conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
     await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
@@ -231,6 +242,22 @@ async def test_calls_may_be_open_when_they_are_compacted(bench: Bench) -> None:
     response = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
     output = {"type": "function_call_output", "call_id": "open", "output": "found"}
     assert (await bench.answer([*wire(response), output])).status == "completed"
+
+
+@pytest.mark.parametrize("chained", [True, False])
+async def test_a_call_that_was_open_and_stays_so_does_not_end_the_conversation(bench: Bench, chained: bool) -> None:
+    """The call is sealed, so no client could mend it."""
+    call = {"type": "function_call", "call_id": "open", "name": "look", "arguments": "{}"}
+    compacted = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
+    before: list[Any] = [] if chained else [RULE, *wire(compacted)]
+    chain = {"previous_response_id": compacted.id} if chained else {}
+    run = await bench.ask([*before, user("count")], **chain)
+    first = await run.drain()
+    assert int(first.output_text) == len(HISTORY) + 3
+    assert run.warnings == ["history: the call open had no output and got a note instead"]
+    output = {"type": "function_call_output", "call_id": "open", "output": "found"}
+    late = await bench.ask([*before, output, user("count")], **chain)
+    assert ((await late.drain()).output_text, late.warnings) == (first.output_text, [])
 
 
 # Items that come back

@@ -25,6 +25,7 @@ def test_an_answer_that_fits_loses_what_is_around_it() -> None:
         ("I think 1.", ["not valid JSON: Expecting value: line 1 column 1 (char 0)"]),
         ('{"n": "1", "s": "abc"}', ["$.n: '1' is not of type 'integer'", "$.s: 'abc' is too long"]),
         ("{}", ["$: 'n' is a required property"]),
+        ('{"n": NaN}', ["not valid JSON: NaN is no JSON value"]),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(text: str, faults: list[str]) -> None:
@@ -52,3 +53,12 @@ def test_nothing_is_fetched_for_a_schema(reference: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         AnswerCheck(JsonSchemaFormat("n", schema={"$ref": reference})).read("{}")
     assert (caught.value.param, caught.value.code) == ("text.format.schema", "invalid_value")
+
+
+def test_an_answer_without_end_is_no_json() -> None:
+    assert CHECK.read("[" * 100_000)[1][0].startswith("not valid JSON: ")
+
+
+def test_a_schema_without_end_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no end"):
+        AnswerCheck(JsonSchemaFormat("n", schema={"$ref": "#"})).read("1")

@@ -74,10 +74,14 @@ async def test_a_model_that_only_calls_what_it_may_not_is_asked_once_more(emulat
     assert ([item["type"] for item in answer.output], len(answer.turns)) == (["message"], 2)
 
 
-async def test_a_model_that_still_calls_what_it_may_not_has_said_nothing(emulate: Any) -> None:
+async def test_a_model_that_still_calls_what_it_may_not_fails_clearly(emulate: Any) -> None:
     bench = await emulate(call("f", {}))
     answer = await bench.ask(tools=TOOLS, tool_choice="none")
-    assert (answer.response["status"], answer.output, len(answer.turns)) == ("completed", [], 2)
+    assert (answer.response["status"], answer.output, len(answer.turns)) == ("failed", [], 2)
+    assert answer.response["error"] == {
+        "code": "tool_not_allowed",
+        "message": "The model called nothing but tools that it may not call now.",
+    }
 
 
 async def test_where_calls_may_not_be_parallel_the_first_is_the_only_one(emulate: Any) -> None:

@@ -13,16 +13,11 @@ from antiphon.backends.anthropic_messages.request import COUNTED, Composition, c
 from antiphon.backends.anthropic_messages.traits import Traits, find_traits
 from antiphon.backends.base import Capabilities, Deltas, Turn, read_options
 from antiphon.backends.upstream.backend import UpstreamBackend
-from antiphon.backends.upstream.failure import REFUSED
-from antiphon.errors import AntiphonError, InvalidRequest
+from antiphon.errors import InvalidRequest
 
 # From this version on, the API refuses any temperature, whatever the model takes.
 _NO_SAMPLING_SINCE = "2026-10-21"
 _BAD_THOUGHT = re.compile(r"thinking.*\bblocks?\b|signature", re.IGNORECASE | re.DOTALL)
-
-
-class _Count(msgspec.Struct):
-    input_tokens: int
 
 
 class AnthropicMessagesBackend(UpstreamBackend):
@@ -32,7 +27,6 @@ class AnthropicMessagesBackend(UpstreamBackend):
         headers = _write_headers(options)
         super().__init__(name, options, headers=headers, owned_by="anthropic", models_path="/models?limit=1000")
         self._options = options
-        self._counts = True
         self.capabilities = Capabilities(
             tools=frozenset({"function"}),
             any_model=options.models is None,
@@ -53,18 +47,11 @@ class AnthropicMessagesBackend(UpstreamBackend):
         return await self._ask(self._compose(turn, thoughts=False))
 
     async def count_tokens(self, turn: Turn) -> int:
-        """As the upstream counts. A server that does not is not asked twice."""
-        if self._counts:
-            body = self._compose(turn).body
-            counted = msgspec.json.encode({name: body[name] for name in COUNTED if name in body})
-            try:
-                answer = await self.upstream.post_json("/messages/count_tokens", counted)
-                return msgspec.json.decode(answer, type=_Count).input_tokens
-            except AntiphonError as error:
-                self._counts = error.code != REFUSED
-            except msgspec.DecodeError:
-                self._counts = False
-        return await super().count_tokens(turn)
+        return await self.count_upstream("/messages/count_tokens", turn, self._write_count)
+
+    def _write_count(self, turn: Turn) -> bytes:
+        body = self._compose(turn).body
+        return msgspec.json.encode({name: body[name] for name in COUNTED if name in body})
 
     async def _ask(self, composition: Composition) -> Deltas:
         def make_reader() -> MessagesReader:

@@ -22,7 +22,6 @@ from antiphon.backends.anthropic_messages.names import name_call, name_tool
 from antiphon.protocol import items
 from antiphon.protocol.open import Unknown
 
-NO_OUTPUT = "No output was recorded for this call. Whether it was carried out is not known."
 _OPENING = "(The conversation begins with your own words.)"
 _GO_ON = "Continue."
 
@@ -132,7 +131,7 @@ class Dialogue:
     def _close(self) -> None:
         for calls in self._open.values():
             for wire, asked in calls:
-                self._answer(wire, asked, write_text(NO_OUTPUT))
+                self._answer(wire, asked, write_text(items.LOST_OUTPUT))
         if self.messages and self.messages[0]["role"] == "assistant":
             self.messages.insert(0, {"role": "user", "content": write_text(_OPENING)})
         if not self.messages or self.messages[-1]["role"] == "assistant":
@@ -157,7 +156,7 @@ def _read_arguments(arguments: str) -> Raw | dict[str, str]:
     """The arguments as the model wrote them. What is no JSON object is told as text, since only an object can be."""
     try:
         _OBJECT.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {"arguments": arguments} if arguments.strip() else {}
     return Raw(arguments.encode())
 

@@ -6,7 +6,7 @@ from typing import Any
 from antiphon.backends.anthropic_messages.names import name_tool
 from antiphon.backends.anthropic_messages.schema import fit
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.tools import AllowedToolsChoice, FunctionChoice, FunctionTool
+from antiphon.protocol.tools import FunctionChoice, FunctionTool
 
 Json = dict[str, Any]
 
@@ -17,9 +17,6 @@ MOST_STRICT_TOOLS = 20
 def write_tools(request: CreateRequest, *, called: Iterable[str], strict: bool) -> Json:
     """`tools` and `tool_choice`. `called` are the tools that the history has calls of: the API wants to know them."""
     choice, tools = request.tool_choice, [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
-    if isinstance(choice, AllowedToolsChoice):
-        allowed = {each.get("name") for each in choice.tools}
-        choice, tools = choice.mode, [tool for tool in tools if tool.name in allowed]
     if not tools:
         known = [FunctionTool(name) for name in called]
         return {"tools": [_write_tool(tool, strict=False) for tool in known], "tool_choice": _NONE} if known else {}

@@ -9,8 +9,8 @@ from antiphon.backends.base import Capabilities, Deltas, Turn, read_options
 from antiphon.backends.chat_completions.options import Options, check_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.backends.chat_completions.request import make_body
-from antiphon.backends.chat_completions.usage import estimate_usage
 from antiphon.backends.upstream.backend import UpstreamBackend
+from antiphon.backends.upstream.usage import estimate_usage
 from antiphon.protocol import codec
 
 _REMEMBERED_MODELS = 256

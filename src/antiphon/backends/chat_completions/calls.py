@@ -41,9 +41,6 @@ class Calls:
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
     def read(self, piece: CallPiece) -> ToolCall | None:
         """What this piece adds, if it adds something."""
         function = piece.function or Function()

@@ -19,7 +19,6 @@ from antiphon.protocol.open import Unknown
 
 ChatMessage = dict[str, Any]
 
-LOST_OUTPUT = "No output was recorded for this call. Whether it was carried out is not known."
 _LONGEST_ID = 40
 
 
@@ -152,7 +151,7 @@ class _Layout:
     def _find_output(self, place: int) -> Read:
         answer = self._outputs.get(place)
         if answer is None:
-            return Read([LOST_OUTPUT])
+            return Read([items.LOST_OUTPUT])
         output = self._items[answer]
         assert isinstance(output, items.FunctionCallOutput)
         return read_parts(output.output, self._quirks, f"input[{answer}].output")

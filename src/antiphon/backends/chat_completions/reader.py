@@ -14,12 +14,12 @@ from antiphon.backends.chat_completions.chunks import CallPiece, Choice, Chunk, 
 from antiphon.backends.chat_completions.citations import read_annotation
 from antiphon.backends.chat_completions.endings import Reason, read_ending
 from antiphon.backends.chat_completions.keepsake import Keepsake
-from antiphon.backends.chat_completions.logprobs import read_logprobs
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.speech import Speech
-from antiphon.backends.chat_completions.usage import read_usage
 from antiphon.backends.upstream.failure import break_off, explain_event
+from antiphon.backends.upstream.logprobs import read_logprobs
 from antiphon.backends.upstream.report import is_error
+from antiphon.backends.upstream.usage import read_usage
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb
 from antiphon.protocol.response import Usage
@@ -107,7 +107,8 @@ class ChatReader:
             self._reason = "stop"
         told: list[Delta] = []
         if said is not None:
-            for delta in self._read_said(said, read_logprobs(choice.logprobs) if choice.logprobs else ()):
+            probable = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
+            for delta in self._read_said(said, read_logprobs(probable)):
                 self._note(delta)
                 told.append(delta)
         if choice.finish_reason:
@@ -165,8 +166,8 @@ class ChatReader:
             if isinstance(part, Mapping) and part.get("type") == "thinking":
                 self._speech.pause()
                 yield Reasoning(_join_texts(part.get("thinking")))
-            else:
-                yield from self._speech.write(_join_texts([part]), ())
+            elif text := _join_texts([part]):
+                yield from self._speech.write(text, ())
 
     def _read_call(self, piece: CallPiece) -> Iterator[Delta]:
         told = self._calls.read(piece)

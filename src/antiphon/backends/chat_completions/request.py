@@ -6,7 +6,7 @@ from antiphon.backends.base import Turn
 from antiphon.backends.chat_completions.messages import lay_out
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-from antiphon.protocol.tools import AllowedToolsChoice, FunctionChoice, FunctionTool
+from antiphon.protocol.tools import FunctionChoice, FunctionTool
 
 Json = dict[str, Any]
 
@@ -35,10 +35,7 @@ def make_body(turn: Turn, quirks: Quirks) -> Json:
 def _write_tools(request: CreateRequest, quirks: Quirks) -> Json:
     """The tools the model may call, and whether it must. Where it may call none, none are shown."""
     choice, tools = request.tool_choice, [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
-    if isinstance(choice, AllowedToolsChoice):
-        names = {allowed.get("name") for allowed in choice.tools}
-        choice, tools = choice.mode, [tool for tool in tools if tool.name in names]
-    elif isinstance(choice, FunctionChoice) and not quirks.named_choice:
+    if isinstance(choice, FunctionChoice) and not quirks.named_choice:
         name = choice.name
         choice, tools = "required", [tool for tool in tools if tool.name == name]
     if choice == "none" or not tools:

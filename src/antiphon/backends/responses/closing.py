@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from antiphon.backends.responses import wire
 from antiphon.backends.responses.tracking import Track, Voice
+from antiphon.backends.upstream.logprobs import read_logprobs
 from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
@@ -79,7 +80,9 @@ class Closing:
         """The fields that nothing which was said stands for."""
         kind = self._track.kind
         more = {name: value for name, value in item.items() if name not in _TOLD[kind] and value is not None}
-        if kind in _PARTS and any(part.get("type") not in _PARTS[kind] for part in wire.list_objects(item.get("content"))):
+        if kind in _PARTS and any(
+            part.get("type") not in _PARTS[kind] for part in wire.list_objects(item.get("content"))
+        ):
             more["content"] = item["content"]
         if kind == "message" and item.get("phase") is not None and item["phase"] != self._track.phase:
             more["phase"] = item["phase"]
@@ -102,7 +105,7 @@ class Closing:
         rest = track.complete("text", index, whole)
         told: list[Delta] = []
         if rest:
-            logprobs = wire.read_logprobs(part.get("logprobs")) if rest == whole else ()
+            logprobs = read_logprobs(part.get("logprobs")) if rest == whole else ()
             told += [*self._voice.take(track, index), deltas.Text(rest, logprobs)]
         return told + self._complete_annotations(index, part.get("annotations"))
 

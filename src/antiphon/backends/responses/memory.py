@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+import msgspec
 from msgspec import Raw
 
 from antiphon.backends.base import Turn
@@ -27,6 +28,8 @@ from antiphon.protocol.open import Unknown
 from antiphon.stream.carried import keep_item
 
 MOST_RESPONSES = 10_000
+# What an item may have here and not there, or have otherwise.
+_OTHERWISE = {"id", "status", "created_by", "encrypted_content"}
 
 
 class Memory:
@@ -48,11 +51,11 @@ class Memory:
 
     def learn(self, turn: Turn, response_id: str, output: Sequence[Raw]) -> None:
         """The upstream has kept this answer to the turn."""
-        if not response_id:
+        told = [keep_item(bytes(raw)) for raw in output]
+        # An answer that leaves no mark would be found by everyone who asks the same question.
+        if not response_id or all(_read(item) is None for item in told):
             return
-        marks = _mark(turn.project, [*turn.items, *(keep_item(bytes(raw)) for raw in output)])
-        if marks:
-            self._kept[marks[-1]] = response_id
+        self._kept[_mark(turn.project, [*turn.items, *told])[-1]] = response_id
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
 
@@ -91,4 +94,5 @@ def _read(item: Item | Unknown) -> bytes | None:
         case Reasoning():
             return None
         case _:
-            return codec.encode([item.type, getattr(item, "call_id", None)])
+            fields = msgspec.json.decode(codec.encode(item))
+            return msgspec.json.encode({name: fields[name] for name in fields.keys() - _OTHERWISE}, order="sorted")

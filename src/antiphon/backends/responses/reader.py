@@ -13,6 +13,8 @@ from antiphon.backends.responses import wire
 from antiphon.backends.responses.closing import Closing
 from antiphon.backends.responses.tracking import Kind, Track, Tracks, Voice, find_kind
 from antiphon.backends.upstream.failure import break_off, explain_event
+from antiphon.backends.upstream.logprobs import read_logprobs
+from antiphon.backends.upstream.usage import read_usage
 from antiphon.errors import UpstreamError
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
@@ -69,7 +71,7 @@ class ResponsesReader:
         if not text and not event.logprobs:
             return ()
         track.say("text", part, text)
-        said = deltas.Text(text, wire.read_logprobs(event.logprobs) if event.logprobs else ())
+        said = deltas.Text(text, read_logprobs(event.logprobs) if event.logprobs else ())
         if track is self._voice.speaker and part == track.part:  # nearly always
             return (said,)
         return (*self._voice.take(track, part), said)
@@ -235,7 +237,7 @@ class ResponsesReader:
         if outcome.id is None and not output and not any(self._tracks):
             raise UpstreamError("The upstream ended its response without having said anything.")
         told = self._tell_rest(output)
-        usage = wire.read_usage(outcome.usage)
+        usage = read_usage(outcome.usage)
         if usage is not None:
             told.append(deltas.Tokens(usage))
         told.append(_find_finish(outcome))

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from antiphon.backends.base import Turn
 from antiphon.backends.responses.history import write_items
 from antiphon.backends.responses.options import Options
+from antiphon.backends.upstream.options import fits_header
 from antiphon.protocol import codec
 from antiphon.protocol.contract import (
     ENCRYPTED_REASONING,
@@ -132,7 +133,7 @@ class Writer:
 
     def _make_headers(self, contract: ResponsesApiRequest) -> dict[str, str]:
         key = contract.prompt_cache_key
-        if not self._options.session_headers or not isinstance(key, str) or not _fits_header(key):
+        if not self._options.session_headers or not isinstance(key, str) or not fits_header(key):
             return _HEADERS
         return {**_HEADERS, "conversation_id": key, "session_id": key}
 
@@ -173,7 +174,3 @@ def _find_cache_key(request: CreateRequest) -> str | None:
     if request.prompt_cache_key is not None or conversation is None:
         return request.prompt_cache_key
     return conversation if isinstance(conversation, str) else conversation.id
-
-
-def _fits_header(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable() and text == text.strip()

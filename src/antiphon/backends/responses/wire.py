@@ -1,15 +1,13 @@
 """What another server sends, read leniently: null where the API has a value, old names, fields that are not there."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from antiphon.errors import UpstreamError
-from antiphon.protocol.content import ANNOTATIONS, Annotation, LogProb, TopLogProb
+from antiphon.protocol.content import ANNOTATIONS, Annotation
 from antiphon.protocol.open import Unknown
-from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 
 _NOTHING = Raw(b"null")
 
@@ -117,41 +115,3 @@ def read_annotation(value: Any) -> Annotation | Unknown:
 def list_objects(value: Any) -> list[dict[str, Any]]:
     """The objects of a list; none if it is no list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def read_logprobs(value: Any) -> tuple[LogProb, ...]:
-    return tuple(
-        LogProb(*_read_token(entry), [TopLogProb(*_read_token(top)) for top in list_objects(entry.get("top_logprobs"))])
-        for entry in list_objects(value)
-    )
-
-
-def _read_token(entry: Mapping[str, Any]) -> tuple[str, float, list[int]]:
-    logprob, octets = entry.get("logprob"), entry.get("bytes")
-    return (
-        read_text(entry.get("token")),
-        float(logprob) if isinstance(logprob, int | float) else 0.0,
-        [each for each in octets if isinstance(each, int)] if isinstance(octets, list) else [],
-    )
-
-
-def read_usage(value: Any) -> Usage | None:
-    """The tokens, under the names of this API or of the older one."""
-    if not isinstance(value, dict):
-        return None
-    read = _count(value, "input_tokens", "prompt_tokens")
-    written = _count(value, "output_tokens", "completion_tokens")
-    inputs = value.get("input_tokens_details") or value.get("prompt_tokens_details")
-    outputs = value.get("output_tokens_details") or value.get("completion_tokens_details")
-    return Usage(
-        read,
-        written,
-        _count(value, "total_tokens") or read + written,
-        InputTokensDetails(_count(inputs, "cached_tokens"), _count(inputs, "cache_write_tokens")),
-        OutputTokensDetails(_count(outputs, "reasoning_tokens")),
-    )
-
-
-def _count(value: Any, *names: str) -> int:
-    counts = [value.get(name) for name in names] if isinstance(value, dict) else []
-    return next((int(found) for found in counts if isinstance(found, int | float) and found >= 0), 0)

@@ -20,6 +20,8 @@ LARGEST_BODY = 64 * 1024 * 1024
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
+# What a reader may stumble over that takes for granted what its server has always sent.
+_STUMBLES = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
 
 
 class Answer:
@@ -95,8 +97,8 @@ class Answer:
             message = Message(message.event, mended)
         try:
             return self._reader.read(message)
-        except (msgspec.MsgspecError, RecursionError):
-            raise UpstreamError("The upstream sent something that cannot be read.") from None
+        except _STUMBLES as error:
+            raise UpstreamError("The upstream sent something that cannot be read.") from error
 
     def _finish(self, deltas: list[Delta]) -> list[Delta]:
         deltas += self._reader.end()

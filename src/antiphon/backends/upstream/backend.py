@@ -1,12 +1,20 @@
 """What all backends that ask another server have in common."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from antiphon.backends.base import Model, Turn
 from antiphon.backends.upstream.client import Upstream
 from antiphon.backends.upstream.estimate import estimate_tokens
+from antiphon.backends.upstream.failure import REFUSED
 from antiphon.backends.upstream.models import Catalogue
 from antiphon.backends.upstream.options import UpstreamOptions
+from antiphon.errors import AntiphonError, NotFound
+
+
+class _Count(msgspec.Struct):
+    input_tokens: int
 
 
 class UpstreamBackend:
@@ -23,6 +31,7 @@ class UpstreamBackend:
     ) -> None:
         self.upstream = Upstream(name, options, headers=headers)
         self._catalogue = Catalogue(self.upstream, owned_by=owned_by or name, path=models_path)
+        self._counts = True
 
     async def start(self) -> None:
         await self.upstream.start()
@@ -36,4 +45,19 @@ class UpstreamBackend:
         return self._catalogue.models()
 
     async def count_tokens(self, turn: Turn) -> int:
+        return estimate_tokens(turn)
+
+    async def count_upstream(self, path: str, turn: Turn, write: Callable[[Turn], bytes]) -> int:
+        """As the upstream counts what `write` makes of the turn. A server that does not count is not asked twice."""
+        if not self._counts:
+            return estimate_tokens(turn)
+        body = write(turn)
+        try:
+            return msgspec.json.decode(await self.upstream.post_json(path, body), type=_Count).input_tokens
+        except AntiphonError as error:
+            # Every other error passes, or the turn itself will meet with it.
+            if error.code == REFUSED or type(error) is NotFound:
+                self._counts = False
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._counts = False
         return estimate_tokens(turn)

@@ -88,20 +88,19 @@ class Upstream:
             await self._session.close()
             self._session = None
 
-    async def get_json(self, path: str, *, headers: Mapping[str, str] | None = None) -> Any:
+    async def get_json(self, path: str) -> Any:
         """Ask once: what this is for can be asked again later."""
-        body = await self._in_time(self._fetch("GET", path, None, headers))
+        body = await self._in_time(self._fetch("GET", path, None))
         try:
             return msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise UpstreamError("The upstream's answer is not JSON.") from None
 
-    async def post_json(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    async def post_json(self, path: str, body: bytes) -> bytes:
         """The body of the answer to a question that is not streamed."""
-
         async with self._slots:
             with self._circuit.guard():
-                return await self._repeat(lambda _: self._fetch("POST", path, body, headers))
+                return await self._repeat(lambda _: self._fetch("POST", path, body))
 
     async def stream(
         self,
@@ -175,8 +174,8 @@ class Upstream:
         level = logging.INFO if isinstance(error, InvalidRequest) else logging.WARNING
         logger.log(level, "backend %s: %s", self.name, error.message)
 
-    async def _fetch(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> bytes:
-        response = await self._send(method, path, body, headers)
+    async def _fetch(self, method: str, path: str, body: bytes | None) -> bytes:
+        response = await self._send(method, path, body, None)
         try:
             return await read_bounded(response, limit=LARGEST_BODY)
         finally:

@@ -50,9 +50,11 @@ _NO_MODEL = re.compile(
     r"|(?:unknown|no such|invalid|not a valid) model|try pulling it|^model: \S+$",
     re.IGNORECASE | re.DOTALL,
 )
-_WAIT = re.compile(r"(?:try again|retry|wait)\D{0,30}?((?:\d+(?:\.\d+)?\s*(?:ms|h|m|s)[a-z]*\s*)+)", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", re.IGNORECASE)
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_WAIT = re.compile(r"(?:try again|retry|wait)\D{0,30}?((?:\d+(?:\.\d+)?\s*(?:h|m|s)[a-z]*\s*)+)", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|millis|h|m|s)", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "millis": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+# What is longer than a year is no advice, and may be no number that a header could hold.
+_LONGEST_WAIT = 366 * 24 * 3600.0
 
 # What the kinds of errors within a stream, where there is no status, would have had for one.
 _STATUSES = {
@@ -83,6 +85,7 @@ def explain(
     status: int, body: bytes, *, secrets: Collection[str] = (), retry_after: float | None = None
 ) -> AntiphonError:
     """The error that an answer with this status and body is. `retry_after` is what its headers say, in seconds."""
+    retry_after = None if retry_after is None else min(retry_after, _LONGEST_WAIT)
     return _classify(status, read_body(body), secrets=secrets, retry_after=retry_after)
 
 
@@ -157,4 +160,5 @@ def find_wait(message: str) -> float | None:
     found = _WAIT.search(message)
     if found is None:
         return None
-    return sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(found[1]))
+    wait = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(found[1]))
+    return min(wait, _LONGEST_WAIT)

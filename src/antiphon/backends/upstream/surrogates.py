@@ -8,7 +8,9 @@ import re
 _HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # A backslash that is escaped comes first: what follows it is no escape.
-_ESCAPE = re.compile(rb"\\\\|" + _HIGH + _LOW + rb"|(?P<end>" + _HIGH + rb')(?=")|(?P<half>' + _HIGH + rb"|" + _LOW + rb")")
+_ESCAPE = re.compile(
+    rb"\\\\|" + _HIGH + _LOW + rb"|(?P<end>" + _HIGH + rb')(?=")|(?P<half>' + _HIGH + rb"|" + _LOW + rb")"
+)
 _UNKNOWN = rb"\ufffd"
 
 

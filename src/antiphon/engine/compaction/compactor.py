@@ -63,12 +63,18 @@ class Compactor:
         if told:
             wanted = any(isinstance(item, Compaction) for item in begun)
         else:
-            wanted = ends_in_trigger(turn.items) or await is_over(route, turn)
+            wanted = ends_in_trigger(turn.items) or await self._is_due(route, turn)
         if not wanted:
             return None
         window = await measure_window(route, turn)
         shown = next((delta.item for delta in told if isinstance(delta, deltas.CloseItem)), None)
         return self._speak(route, turn, window, shown if isinstance(shown, Compaction) else None)
+
+    async def _is_due(self, route: Route, turn: Turn) -> bool:
+        if not turn.request.context_management:
+            return False
+        found = find_memory(turn.items, self._sealer, project=turn.project)
+        return await is_over(route, turn, found[1].unfold() if found is not None else None)
 
     async def _speak(
         self, route: Route, turn: Turn, window: Window, shown: Compaction | None

@@ -4,12 +4,13 @@ The item itself stays behind what it was expanded to, as a sign for the next com
 before a model reads. Expanding what is expanded changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from antiphon.backends.base import Turn
-from antiphon.engine.compaction.memory import Memory, find_memory, mark
+from antiphon.engine.compaction.memory import find_memory, mark
+from antiphon.engine.history import OUTPUTS
 from antiphon.engine.repair import repair
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import InvalidRequest
@@ -23,15 +24,20 @@ _KINDS_OF_SIGNS = frozenset(_SIGNS)
 
 
 class Expanded(msgspec.Struct, frozen=True):
-    """`items` to read, `left_out` because a compaction covers them, and `warnings` about compactions of no use."""
+    """`items` to read, `left_out` because a compaction covers them, and `warnings` about what was useless or mended."""
 
     items: list[Item | Unknown]
     left_out: list[Item | Unknown]
     warnings: list[str]
 
 
-def expand(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> Expanded:
-    """The conversation as its last compaction has it. One that does not open is left out, and nothing with it."""
+def expand(
+    items: Sequence[Item | Unknown], sealer: Sealer, *, project: str, answered_next: Collection[str] = ()
+) -> Expanded:
+    """The conversation as its last compaction has it. One that does not open is left out, and nothing with it.
+
+    `answered_next` are calls whose outputs are still to come.
+    """
     if _KINDS_OF_SIGNS.isdisjoint(map(type, items)):
         return Expanded(list(items), [], [])
     found = find_memory(items, sealer, project=project)
@@ -39,8 +45,18 @@ def expand(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> 
     after, warnings = _drop_useless(items[place + 1 :])
     if memory is None:
         return Expanded(after, [], warnings)
-    before, left_out = _divide(items[:place], memory)
-    return Expanded([*before, *memory.unfold(), items[place], *after], [*left_out, items[place]], warnings)
+    kept = memory.unfold()
+    seen = {id(item): item for item in (*kept, *_mend(kept)[0])}
+    before, left_out = _divide(items[:place], {*memory.marks(), *map(mark, seen.values())})
+    answered = {item.call_id for item in after if isinstance(item, OUTPUTS) and item.call_id is not None}
+    mended, repairs = _mend(kept, {*answered, *answered_next})
+    return Expanded([*before, *mended, items[place], *after], [*left_out, items[place]], [*warnings, *repairs])
+
+
+def _mend(kept: list[Item | Unknown], answered: Collection[str] = ()) -> tuple[list[Item | Unknown], list[str]]:
+    """What a compaction kept, with a note on calls that were open and that nothing answers: no client can mend it."""
+    mended = repair([*kept, CompactionTrigger()], answered_next=answered)
+    return mended.items[:-1], mended.repairs
 
 
 def _drop_useless(items: Sequence[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
@@ -56,9 +72,10 @@ def _drop_useless(items: Sequence[Item | Unknown]) -> tuple[list[Item | Unknown]
     return kept, warnings
 
 
-def _divide(items: Sequence[Item | Unknown], memory: Memory) -> tuple[list[Item | Unknown], list[Item | Unknown]]:
+def _divide(
+    items: Sequence[Item | Unknown], covered: Collection[bytes]
+) -> tuple[list[Item | Unknown], list[Item | Unknown]]:
     """What comes before a compaction: what stays there, and what it stands for."""
-    covered = {*memory.marks(), *map(mark, memory.unfold())}
     stays: list[Item | Unknown] = []
     goes: list[Item | Unknown] = []
     led_to_gone = False

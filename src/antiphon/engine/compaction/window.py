@@ -59,11 +59,18 @@ async def measure_window(route: Route, turn: Turn) -> Window:
     return Window(size, rules, room, min(room, wanted))
 
 
-async def is_over(route: Route, turn: Turn) -> bool:
-    """Whether the turn takes more than its request wants it to."""
-    if not turn.request.context_management:
-        return False
-    return await route.count_tokens(strip(turn)) > _find_threshold(route, turn)
+async def is_over(route: Route, turn: Turn, kept: Sequence[Item | Unknown] | None) -> bool:
+    """Whether the turn takes more than its request wants it to. `kept` is what an earlier compaction has left of it.
+
+    If that is too much already, another compaction waits until something worth it has been added: else there would be
+    one in every turn.
+    """
+    threshold = _find_threshold(route, turn)
+    counted = await route.count_tokens(strip(turn))
+    if kept is None or counted <= threshold:
+        return counted > threshold
+    least = await count(route, turn, kept)
+    return least <= threshold or counted - least > _LEAST_GOAL or counted > _find_size(route) * FULL
 
 
 def _find_threshold(route: Route, turn: Turn) -> int:

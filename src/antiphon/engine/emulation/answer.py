@@ -37,8 +37,8 @@ class AnswerCheck:
         """The answer without what models put around it, and what is wrong with it."""
         bare = strip_fence(text).strip()
         try:
-            value: Any = json.loads(bare)
-        except ValueError as error:
+            value: Any = json.loads(bare, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             return bare, [f"not valid JSON: {error}"]
         if self._validator is None:
             return bare, [] if isinstance(value, dict) else ["not a JSON object"]
@@ -51,6 +51,11 @@ def find_check(request: CreateRequest) -> AnswerCheck | None:
     return AnswerCheck(form) if isinstance(form, JsonSchemaFormat | JsonObjectFormat) else None
 
 
+def _refuse_constant(name: str) -> None:
+    """Python reads NaN and the like, which no other reader of JSON does."""
+    raise ValueError(f"{name} is no JSON value")
+
+
 def _list_faults(validator: "Validator", value: Any) -> list[str]:
     from referencing.exceptions import Unresolvable
 
@@ -60,6 +65,10 @@ def _list_faults(validator: "Validator", value: Any) -> list[str]:
     except Unresolvable as error:
         raise InvalidRequest(
             f"The schema refers to what it does not hold: {error}", param="text.format.schema", code="invalid_value"
+        ) from None
+    except RecursionError:
+        raise InvalidRequest(
+            "The schema has no end: it refers to itself.", param="text.format.schema", code="invalid_value"
         ) from None
 
 
@@ -71,9 +80,10 @@ def _make_validator(schema: dict[str, Any]) -> "Validator":
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
-    except SchemaError as error:
+    except (SchemaError, RecursionError) as error:
+        fault = error.message if isinstance(error, SchemaError) else "it is nested too deep"
         raise InvalidRequest(
-            f"The schema is not valid: {error.message}", param="text.format.schema", code="invalid_value"
+            f"The schema is not valid: {fault}", param="text.format.schema", code="invalid_value"
         ) from None
     return kind(schema, registry=_no_references())
 

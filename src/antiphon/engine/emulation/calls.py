@@ -121,7 +121,7 @@ class HeldCall:
         """Whether nothing more can come: free text is never known to be whole, but JSON is."""
         try:
             return isinstance(msgspec.json.decode("".join(self._written)), dict)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
 
     def close(self, *, cut: bool) -> Sequence[Delta]:
@@ -171,7 +171,10 @@ class SearchCall(HeldCall):
 
 def read_arguments(written: str) -> object:
     """The arguments of a call; a model that has none to give may write nothing."""
-    return msgspec.json.decode(written) if written.strip() else {}
+    try:
+        return msgspec.json.decode(written) if written.strip() else {}
+    except RecursionError:
+        raise msgspec.DecodeError("they are nested too deep") from None
 
 
 def _tell_custom(key: Key, entry: Entry, text: str, call_id: str | None) -> deltas.CustomToolCall:

@@ -55,7 +55,7 @@ class Emulator:
             told.append("text.format: the model is told of it and its answer is checked")
         if not self._native.any_tool:
             kinds = dict.fromkeys(tool.type for tool in request.tools or ())
-            emulated = [kind for kind in kinds if kind not in self._native.tools]
+            emulated = [kind for kind in kinds if kind in self.capabilities.tools - self._native.tools]
             if emulated:
                 told.append(f"tools: emulated by functions: {', '.join(emulated)}")
         return told

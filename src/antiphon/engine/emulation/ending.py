@@ -57,9 +57,8 @@ def conclude(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget
         return _reject_calls(said, faults, budget)
     if any(isinstance(call, SearchCall) for call in said.calls.values()):
         return _search(said, finish, lowered, budget)
-    if said.calls and not _may_end(said) and budget.retries:
-        budget.retries -= 1
-        return Ending([], _reply(said, lambda call: call.reply))
+    if said.calls and not _may_end(said):
+        return _reject_choice(said, budget)
     return _check_answer(said, finish, lowered, budget)
 
 
@@ -107,6 +106,14 @@ def _reject_calls(said: Said, faults: Sequence[str], budget: Budget) -> Ending:
     budget.retries -= 1
     budget.calls -= len(faults)
     return Ending(told, _reply(said, lambda call: call.reply if call.fault is None else _ask_again(call.fault)))
+
+
+def _reject_choice(said: Said, budget: Budget) -> Ending:
+    if not budget.retries:
+        message = "The model called nothing but tools that it may not call now."
+        return Ending([deltas.Failure(message, "tool_not_allowed", "model_error")])
+    budget.retries -= 1
+    return Ending([], _reply(said, lambda call: call.reply))
 
 
 def _ask_again(fault: str) -> str:

@@ -97,7 +97,7 @@ def unwrap(text: str) -> str:
     """The bare text that a model has wrapped in JSON: as `input`, under another name, or as a string."""
     try:
         found: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if isinstance(found, dict):
         texts = [value for value in found.values() if isinstance(value, str)]

@@ -2,13 +2,14 @@
 
 import time
 
+from antiphon.config import Dialect
 from antiphon.engine.engine import Engine
 from antiphon.engine.session import Session
 from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import ErrorPayload
 from antiphon.protocol.websocket import SocketError
-from antiphon.server.compat import Dialect, choose_names
+from antiphon.server.compat import choose_names
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.log import AccessLine
 from antiphon.server.websocket.wire import Upgrade
@@ -55,7 +56,7 @@ class Peer:
         if len(self.ended) > _MOST_ENDED:
             del self.ended[next(iter(self.ended))]
 
-    def begin_line(self) -> "AccessLine":
+    def begin_line(self) -> AccessLine:
         """What the access log will say of a response on this connection."""
         return AccessLine(
             request_id=self.upgrade.id,

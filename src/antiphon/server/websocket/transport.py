@@ -24,6 +24,7 @@ class Transport(WebSocketsSansIOProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.close_timeout = _FAREWELL_SECONDS
+        self._rest = bytearray()  # of a message, after its first piece
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -42,12 +43,11 @@ class Transport(WebSocketsSansIOProtocol):
             super().shutdown()
 
     def handle_cont(self, event: Frame) -> None:
-        # A message may come in any number of pieces. In a list, each would take more than what is in it.
-        if not isinstance(self.frames[0], bytearray):
-            self.frames = [bytearray(self.frames[0])]
-        self.frames[0] += event.data
+        # A message may come in any number of pieces. In a list, small ones would take far more than what is in them.
+        self._rest += event.data
         if event.fin:
-            self.frames = [bytes(self.frames[0])]
+            self.frames.append(bytes(self._rest))
+            self._rest.clear()
             self.send_receive_event_to_app()
 
     def handle_ping(self) -> None:

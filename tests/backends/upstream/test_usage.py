@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import Turn
-from antiphon.backends.chat_completions.usage import estimate_usage, read_usage
+from antiphon.backends.upstream.usage import estimate_usage, read_usage
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage

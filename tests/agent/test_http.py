@@ -1,0 +1,174 @@
+"""The transport over HTTP: what is sent again, and what is told of a server that does not do what it should."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from antiphon.agent.gathering import Gathering
+from antiphon.agent.http import HttpTransport
+from antiphon.errors import (
+    AntiphonError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    RateLimited,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from upstream_server import HANG_UP, RESET, STALL, Reply, UpstreamServer, json_of, serve, stream_of
+
+COMPLETED = b'data: {"type":"response.completed","response":{"id":"r","status":"completed","output":[]}}\n\n'
+GOOD = stream_of(COMPLETED)
+
+
+def refuse(status: int, code: str | None = None, **headers: str) -> Reply:
+    return json_of({"error": {"message": "No.", "type": "t", "code": code, "param": "input"}}, status, **headers)
+
+
+class Waits(list[float]):
+    async def sleep(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+async def ask(upstream: UpstreamServer, **options: Any) -> dict[str, Any]:
+    transport = HttpTransport(upstream.url, **options)
+    gathering = Gathering()
+    try:
+        async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
+            async for batch in events:
+                gathering.feed(batch)
+    finally:
+        await transport.close()
+    return gathering.finish()
+
+
+async def test_a_request_has_its_key_its_headers_and_asks_for_a_stream() -> None:
+    async with serve([GOOD]) as upstream:
+        await ask(upstream, api_key="sk-1", headers={"X-Team": "a"})
+    (request,) = upstream.requests
+    assert (request.method, request.path) == ("POST", "/v1/responses")
+    assert request.json == {"model": "m", "input": "hi", "stream": True}
+    sent = {name: request.headers[name] for name in ("authorization", "x-team", "accept", "content-type")}
+    assert sent == {
+        "authorization": "Bearer sk-1",
+        "x-team": "a",
+        "accept": "text/event-stream",
+        "content-type": "application/json",
+    }
+
+
+@pytest.mark.parametrize("failure", [refuse(500), refuse(503), refuse(429), Reply(raw=RESET), Reply(raw=b"")])
+async def test_what_may_pass_is_asked_again_with_growing_delays(failure: Reply) -> None:
+    waits = Waits()
+    async with serve([failure, failure, failure, GOOD]) as upstream:
+        assert (await ask(upstream, sleep=waits.sleep))["id"] == "r"
+    assert [round(seconds / 0.2) for seconds in waits] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [({"Retry_After": "2"}, 2.0), ({"Retry_After_Ms": "1500"}, 1.5), ({"Retry_After": "Wed, 21 Oct 2026"}, 0.2)],
+)
+async def test_it_waits_as_long_as_the_server_says(headers: dict[str, str], seconds: float) -> None:
+    waits = Waits()
+    async with serve([refuse(429, **headers), GOOD]) as upstream:
+        await ask(upstream, sleep=waits.sleep)
+    assert waits == [pytest.approx(seconds, rel=0.11)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (refuse(400), InvalidRequest),
+        (refuse(401), InvalidRequest),
+        (refuse(404, "previous_response_not_found"), PreviousResponseNotFound),
+        (refuse(400, "context_length_exceeded"), ContextLengthExceeded),
+        (refuse(429, "insufficient_quota"), RateLimited),
+        (refuse(429, Retry_After="3600"), RateLimited),
+    ],
+)
+async def test_what_will_not_pass_is_told_at_once(failure: Reply, kind: type[AntiphonError]) -> None:
+    async with serve([failure]) as upstream:
+        with pytest.raises(kind, match=r"^No\.$") as raised:
+            await ask(upstream)
+    assert raised.value.param == "input"
+    assert len(upstream.requests) == 1
+
+
+async def test_in_the_end_the_last_error_is_told() -> None:
+    async with serve([refuse(500)] * 3) as upstream:
+        with pytest.raises(UpstreamError, match=r"^No\.$"):
+            await ask(upstream, retries=2, sleep=Waits().sleep)
+    assert len(upstream.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "reason"),
+    [
+        (stream_of(b": hi\n\n", RESET), UpstreamError, "The connection broke"),
+        (stream_of(b": hi\n\n", HANG_UP), UpstreamError, "The connection broke"),
+        (stream_of(b": hi\n\n"), UpstreamError, "The stream ended before the response did."),
+        (stream_of(b": hi\n\n", STALL), UpstreamTimeout, "The server fell silent."),
+        (stream_of(b"data: {oops\n\n"), UpstreamError, "The server sent an event that is not JSON."),
+        (Reply(body=b"<html>hello</html>"), UpstreamError, "The stream ended before the response did."),
+        (json_of([1]), UpstreamError, "The server sent neither a stream nor a response."),
+    ],
+)
+async def test_a_stream_that_breaks_off_is_not_asked_for_again(reply: Reply, kind: Any, reason: str) -> None:
+    """Whoever has read it knows what has come of it so far."""
+    async with serve([reply, GOOD]) as upstream:
+        with pytest.raises(kind, match=reason):
+            await ask(upstream, idle_timeout=0.2)
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete"])
+async def test_a_server_that_does_not_stream_is_understood(status: str) -> None:
+    body = {"id": "r", "status": status, "output": [{"type": "message", "role": "assistant", "content": []}]}
+    async with serve([json_of(body)]) as upstream:
+        assert await ask(upstream) == body
+
+
+async def test_a_server_that_is_not_there_is_told() -> None:
+    async with serve([]) as upstream:
+        url = upstream.url
+    transport = HttpTransport(url, retries=0)
+    with pytest.raises(UpstreamError, match="The server cannot be reached"):
+        await transport.stream({"model": "m"})
+    await transport.close()
+
+
+async def test_a_server_that_does_not_answer_is_told() -> None:
+    async with serve([Reply(raw=STALL)]) as upstream:
+        with pytest.raises(UpstreamTimeout, match="The server did not answer in time"):
+            await ask(upstream, idle_timeout=0.1, retries=0)
+
+
+async def test_closing_the_stream_hangs_up() -> None:
+    async with serve([stream_of(COMPLETED, STALL)]) as upstream:
+        transport = HttpTransport(upstream.url)
+        events = await transport.stream({"model": "m"})
+        async for _ in events:
+            break
+        await events.aclose()
+        await upstream.until_hang_ups()
+        await transport.close()
+
+
+async def test_one_after_the_other_event_loops_may_use_it() -> None:
+    async with serve([GOOD, GOOD]) as upstream:
+        transport = HttpTransport(upstream.url)
+
+        def use() -> None:
+            async def ask_and_close() -> None:
+                async for _ in await transport.stream({"model": "m"}):
+                    pass
+                await transport.close()
+
+            asyncio.run(ask_and_close())
+
+        for _ in range(2):
+            await asyncio.to_thread(use)
+    assert len(upstream.requests) == 2

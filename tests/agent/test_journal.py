@@ -1,0 +1,118 @@
+"""A run's journal: whatever was written, the state it amounts to is the same when it is read back."""
+
+import json
+from typing import Any
+
+import pytest
+
+from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, Judgement, Paused, Resulted, Resumed
+from antiphon.agent.journal import Journal, load, unpack
+from antiphon.agent.outcome import RunError
+from antiphon.ledger import EntryTaken, Ledger
+from antiphon.protocol.response import Usage
+from antiphon.tools.base import Call
+
+
+def call(call_id: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "act", "arguments": {"n": 1}}
+
+
+ENTRIES: list[Entry] = [
+    Began("agent", [{"role": "user", "content": "Go."}], 100.0),
+    Answered("resp_1", [call("a"), call("b"), call("c"), call("d")], Usage(3, 2, 5)),
+    Intended("c"),
+    Intended("a"),
+    Resulted("c", "third"),
+    Resulted("a", [{"type": "input_text", "text": "first"}]),
+    Intended("d"),
+    Paused("d", [Call("d/x", "pay", "{}")], b"\x00state"),
+    Ended("needs_approval", 110.0),
+    Resumed(170.0, [Judgement("b", False, "no"), Judgement("d/x", True)]),
+    Resulted("b", "second", True),
+    Intended("d"),
+    Resulted("d", "fourth", means="no_progress"),
+    Answered("", [{"type": "message", "content": [{"type": "output_text", "text": "Done."}]}], Usage(1, 1, 2), [], "x"),
+    Ended("failed", 180.0, RunError("code", "message", "raw")),
+]
+
+
+async def write(journal: Journal, entries: list[Entry]) -> None:
+    for entry in entries:
+        await journal.write(entry)
+
+
+def describe(journal: Journal) -> dict[str, Any]:
+    return vars(journal.state)
+
+
+@pytest.mark.parametrize("count", range(1, len(ENTRIES) + 1))
+async def test_what_was_written_is_the_same_run_when_it_is_read_back(ledger: Ledger, count: int) -> None:
+    journal = Journal("run_1", ledger=ledger)
+    await write(journal, ENTRIES[:count])
+    assert describe(await load("run_1", ledger)) == describe(journal)
+    assert describe(unpack(journal.pack())) == describe(journal)
+    assert unpack(journal.pack()).run_id == "run_1"
+
+
+async def test_the_state_says_where_the_run_is() -> None:
+    journal = Journal("run_1")
+    await write(journal, ENTRIES[:9])
+    state = journal.state
+    assert [each.call_id for each in state.open] == ["b", "d"]
+    assert [state.waits_for(call_id) for call_id in ("a", "b", "d/x", "y")] == [False, True, True, False]
+    await write(journal, ENTRIES[9:])
+    assert (state.turns, state.tool_calls, state.text, state.limit, state.usage) == (
+        2,
+        3,
+        "Done.",
+        "no_progress",
+        Usage(4, 3, 7),
+    )
+    # A minute of it was spent waiting.
+    assert state.began_at == 160.0
+    outputs = [item for item in state.history if "output" in item]
+    assert [(item["call_id"], item["output"]) for item in outputs] == [
+        ("a", [{"type": "input_text", "text": "first"}]),
+        ("b", "second"),
+        ("c", "third"),
+        ("d", "fourth"),
+    ]
+
+
+async def test_a_verdict_is_for_one_attempt() -> None:
+    journal = Journal("run_1")
+    await write(journal, [*ENTRIES[:2], Resumed(1.0, [Judgement("a", True)])])
+    assert not journal.state.waits_for("a")
+    await journal.write(Intended("a"))
+    assert journal.state.waits_for("a")
+
+
+async def test_another_who_goes_on_with_it_takes_the_run(ledger: Ledger) -> None:
+    mine = Journal("run_1", ledger=ledger)
+    await write(mine, ENTRIES[:2])
+    theirs = await load("run_1", ledger)
+    await theirs.write(Intended("a"))
+    with pytest.raises(EntryTaken):
+        await mine.write(Intended("b"))
+    # What was not written has not happened.
+    assert mine.state.intended == set()
+
+
+async def test_a_list_shows_what_the_run_is_about_and_how_it_stands(ledger: Ledger) -> None:
+    journal = Journal("run_1", ledger=ledger)
+    history = [{"role": "user", "content": "Before."}, {"role": "user", "content": "Go. " * 100}]
+    await journal.write(Began("agent", history, 1.0))
+    statuses = []
+    for entry in (Ended("cancelled", 2.0), Resumed(3.0), Ended("failed", 4.0)):
+        (summary,) = await ledger.runs()
+        statuses.append(summary.status)
+        await journal.write(entry)
+    assert statuses == ["running", "cancelled", "running"]
+    (summary,) = await ledger.runs()
+    assert (summary.status, summary.title) == ("failed", ("Go. " * 100)[:200])
+
+
+async def test_arguments_that_came_as_an_object_are_text() -> None:
+    journal = Journal("run_1")
+    await write(journal, ENTRIES[:2])
+    assert json.loads(journal.state.calls[0].arguments) == {"n": 1}
