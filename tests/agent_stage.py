@@ -211,8 +211,7 @@ def _play(step: Step, response: dict[str, Any], gate: asyncio.Event) -> list[Pie
         response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         return []
     if key == "failure":
-        response |= {"status": "failed", "error": value}
-        return []
+        return [_event("response.failed", response=response | {"status": "failed", "error": value})]
     index = len(response["output"])
     item, deltas = _make_item(key, value, index)
     response["output"].append(item)

@@ -5,7 +5,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from openai import AsyncOpenAI, OpenAI
 
 import openresponses
+from antiphon.backends.base import Backend
 from antiphon.backends.scripted import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.assemble import make_policy
@@ -89,10 +90,13 @@ class Running:
         store: Store | None = None,
         *,
         backend: ScriptedBackend | None = None,
+        others: Mapping[str, Backend] | None = None,
     ) -> None:
         self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
         self.engine = JudgedEngine(
-            backends={"scripted": self.backend}, store=store or MemoryStore(), policy=make_policy(settings)
+            backends={"scripted": self.backend, **(others or {})},
+            store=store or MemoryStore(),
+            policy=make_policy(settings),
         )
         self.server = Server(self.engine, settings, on_ready=self._arrive)
         self.url = ""

@@ -44,7 +44,11 @@ FAMILIES = (
     "rules",
     "stateless",
     "contract",
+    "requests",
+    "results",
+    "provider",
     "complaints",
+    "agent_complaints",
 )
 _LONGEST_LIST = 6
 

@@ -157,6 +157,16 @@ async def test_closing_the_stream_hangs_up() -> None:
         await transport.close()
 
 
+async def test_after_the_end_nobody_waits_for_the_server_to_hang_up() -> None:
+    async with serve([stream_of(COMPLETED, STALL), GOOD, GOOD]) as upstream:
+        transport = HttpTransport(upstream.url)
+        for _ in range(3):
+            assert [len(batch) async for batch in await transport.stream({"model": "m"})] == [1]
+        await transport.close()
+    # One that does say goodbye keeps its connection.
+    assert upstream.connections == 2
+
+
 async def test_one_after_the_other_event_loops_may_use_it() -> None:
     async with serve([GOOD, GOOD]) as upstream:
         transport = HttpTransport(upstream.url)

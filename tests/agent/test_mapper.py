@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 
+from agent_stage import Stage
+from agent_stage import call as make_call
+from antiphon.agent.builder import ResponsesRequestBuilder
 from antiphon.agent.envelope import (
     AgentExecuteRequest,
     AgentExecuteResponse,
     AgentToolCall,
+    ConversationContext,
     ExecutionContext,
     FileBundle,
     LlmUsage,
@@ -16,7 +20,9 @@ from antiphon.agent.envelope import (
     decode,
     encode,
 )
+from antiphon.agent.gathering import Gathering
 from antiphon.agent.mapper import map_error, map_response
+from antiphon.agent.rag import Chunk, build_context
 from antiphon.errors import InvalidRequest, RateLimited
 
 REQUEST = AgentExecuteRequest(conversation_id="conv-1", mode="QA", instruction="Why?")
@@ -42,7 +48,7 @@ def respond(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"id": "resp_1", "model": "gpt-5.1", "status": "completed", "output": list(output), "usage": USAGE} | fields
 
 
-def test_s2_1_to_s2_9_a_response_with_text_and_a_call_is_exactly_this() -> None:
+def test_s2_2_s2_3_s2_4_s2_15_a_response_with_text_and_a_call_is_exactly_this() -> None:
     raw = json.dumps(respond({"type": "reasoning", "summary": []}, message("One.", "Two."), call(), acme="kept"))
     assert map_response(raw, REQUEST, CONTEXT) == AgentExecuteResponse(
         kind="ok",
@@ -257,3 +263,50 @@ def test_s2_12_an_error_that_the_model_talks_about_is_an_answer() -> None:
 )
 def test_s2_13_the_kind_follows_from_what_there_is(output: Any, kind: str) -> None:
     assert map_response(respond(*output), REQUEST).kind == kind
+
+
+# From a live server: what the seed wants to be seen end to end
+
+
+async def execute(stage: Stage, block: str | None = None) -> AgentExecuteResponse:
+    context = ConversationContext(model_name="scripted", temperature=0.0, system="You are Aptix.")
+    gathering = Gathering()
+    async for batch in await stage.transport.stream(ResponsesRequestBuilder.build(context, REQUEST, block)):
+        gathering.feed(batch)
+    return map_response(gathering.finish(), REQUEST, CONTEXT)
+
+
+LOOK = make_call("look_up", {"path": "a.py"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text", "reason", "calls"),
+    [
+        ([LOOK], "tool-only", None, "tool_use", ["call_1"]),
+        ([{"text": "Looking."}, LOOK], "ok", "Looking.", "tool_use", ["call_1"]),
+        ("A long answer.", "ok", "A long answer.", "stop", []),
+        ([{"text": "A long ans"}, {"finish": "length"}], "ok", "A long ans", "length", []),
+    ],
+    ids=["tool calls only", "mixed", "whole", "truncated"],
+)
+async def test_s2_15_live_flows_are_mapped(
+    stage: Stage, answer: Any, kind: str, text: str | None, reason: str, calls: list[str]
+) -> None:
+    stage.play(answer)
+    envelope = await execute(stage)
+    assert (envelope.kind, envelope.text, envelope.finish_reason) == (kind, text, reason)
+    assert [(each.call_id, each.name, each.arguments_json) for each in envelope.tool_calls] == [
+        (call_id, "look_up", '{"path":"a.py"}') for call_id in calls
+    ]
+    assert envelope.response_continuation_id == json.loads(envelope.raw_response_json or "")["id"]
+
+
+@pytest.mark.parametrize("chunks", [0, 8])
+async def test_s2_15_with_and_without_rag_context(stage: Stage, chunks: int) -> None:
+    stage.play("Because.")
+    hits = [Chunk(id=f"{n}", path=f"{n}.py", start_line=1, end_line=9, text="x = 1\n" * 9) for n in range(chunks)]
+    block = build_context(hits).block if hits else None
+    envelope = await execute(stage, block)
+    assert (envelope.kind, envelope.text) == ("ok", "Because.")
+    texts = [part["text"] for part in stage.sent[0]["input"][-1]["content"]]
+    assert texts[1:] == ([block] if block else [])

@@ -143,7 +143,9 @@ async def test_s4_7_structured_output_is_asked_for_as_the_api_has_it(transport: 
         UnsupportedParameter("no state", param="previous_response_id"),
     ],
 )
-async def test_c6_a_server_that_keeps_no_state_is_sent_the_whole_history(transport: Recorder, error: Exception) -> None:
+async def test_s4_15_c6_a_server_that_keeps_no_state_is_sent_the_whole_history(
+    transport: Recorder, error: Exception
+) -> None:
     provider = make_provider(transport)
     first = await provider.generate_responses_turn(None, "weather", [LOOK_UP])
     transport.refuse = error
@@ -171,6 +173,15 @@ async def test_c6_a_history_that_is_not_ours_cannot_be_sent_again(transport: Rec
         await make_provider(transport).generate_responses_turn("resp_unknown", "Go on.")
     with pytest.raises(PreviousResponseNotFound, match="is not known here"):
         await make_provider(transport, state="client").generate_responses_turn("resp_unknown", "Go on.")
+
+
+async def test_c6_what_began_elsewhere_is_not_sent_again_in_part(transport: Recorder) -> None:
+    elsewhere, provider = make_provider(transport), make_provider(transport)
+    first = await elsewhere.generate_responses_turn(None, "weather", [LOOK_UP])
+    second = await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
+    transport.refuse = PreviousResponseNotFound("gone", param="previous_response_id")
+    with pytest.raises(PreviousResponseNotFound):
+        await provider.generate_responses_turn(second.response_id, "And now?")
 
 
 async def test_client_state_never_relies_on_the_server(transport: Recorder) -> None:

@@ -97,6 +97,11 @@ def _read_complaints() -> set[str]:
     return {f"{letter}{n}" for letter, body in sections for n in re.findall(r"^(\d+)\. ", body, re.MULTILINE)}
 
 
+def _read_themes() -> set[str]:
+    text = (SHARED / "pain-agents.md").read_text(encoding="utf-8")
+    return set(re.findall(r"^## (\d+) ", text, re.MULTILINE))
+
+
 LISTED: dict[str, Callable[[], set[str]]] = {
     "endpoints": _read_endpoints,
     "parameters": lambda: _first_cells("`create` parameters") | OUR_PARAMETERS,
@@ -113,5 +118,9 @@ LISTED: dict[str, Callable[[], set[str]]] = {
     "rules": _read_rules,
     "stateless": lambda: _read_lines("S3"),
     "contract": lambda: _read_lines("S5"),
+    "requests": lambda: _read_lines("S1"),
+    "results": lambda: _read_lines("S2"),
+    "provider": lambda: _read_lines("S4"),
     "complaints": _read_complaints,
+    "agent_complaints": _read_themes,
 }

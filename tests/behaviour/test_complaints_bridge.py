@@ -15,6 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from antiphon.backends.chat_completions.backend import create
+from antiphon.backends.responses.backend import create as create_responses
 from behaviour.wire import Json, of_type, read_stream, say
 from live_server import Answer, Running, make_settings
 from upstream_server import RESET, STALL, Reply, UpstreamServer, json_of, serve, stream_of
@@ -140,6 +141,30 @@ async def test_pain_d_45_a_refused_key_is_told_as_such() -> None:
         answer = await it.post("/v1/responses", {"model": "m", "input": "hi"})
     assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_authentication")
     assert b"sk-secret" not in answer.body
+
+
+@pytest.mark.parametrize("chat_is_up", [True, False])
+async def test_pain_d_45_one_that_only_speaks_chat_steps_in_and_says_what_is_wrong(chat_is_up: bool) -> None:
+    """BerriAI/litellm#41385"""
+    refused = json_of({"error": {"message": "No such key."}}, 401)
+    async with serve([refused]) as first, serve([recorded("text") if chat_is_up else refused]) as second:
+        backends = {
+            "one": create_responses("one", {"base_url": first.url, "models": ["m"]}, Path("unused")),
+            "two": create("two", {"base_url": second.url, "models": ["m"]}, Path("unused")),
+        }
+        settings = make_settings(models={"best": ["one/m", "two/m"]})
+        running = await asyncio.to_thread(Running, {}, settings, others=backends)
+        try:
+            answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", {"model": "best", "input": "hi"})
+        finally:
+            await asyncio.to_thread(running.stop)
+        asked = [request.path for each in (first, second) for request in each.requests]
+    assert asked == ["/v1/responses", "/v1/chat/completions"]
+    if chat_is_up:
+        assert (answer.status, answer.json["status"], answer.json["served_by"]) == (200, "completed", "two/m")
+    else:
+        assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_authentication")
+        assert answer.json["error"]["message"].endswith("No such key.")
 
 
 async def test_pain_d_46_system_messages_are_at_the_beginning_wherever_they_came() -> None:

@@ -106,6 +106,18 @@ def test_a_line_of_a_contract_is_shown_by_a_test_of_its_name(family: str) -> Non
         assert entry.state == "planned" or all(label in test for test in entry.tests), entry.name
 
 
+@pytest.mark.parametrize("family", ["requests", "results", "provider"])
+def test_a_line_is_named_by_its_tests_which_may_show_several(family: str) -> None:
+    for entry in manifest.entries(family):
+        label = f"_{entry.name.lower().replace('.', '_')}_"
+        assert all(label in test for test in entry.tests), entry.name
+
+
+def test_a_theme_of_complaints_is_shown_by_tests_that_are_named_after_its_cases() -> None:
+    for entry in manifest.entries("agent_complaints"):
+        assert any("::test_pain_agents_" in test for test in entry.tests), entry.name
+
+
 def test_the_readme_shows_the_manifest() -> None:
     readme = manifest.README.read_text(encoding="utf-8")
     assert readme == manifest.put_summary(readme), f"README.md {STALE}"

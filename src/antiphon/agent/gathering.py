@@ -24,8 +24,8 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 
-_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_TOLD = frozenset({*_TERMINAL, "response.output_item.done", "error"})
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_TOLD = frozenset({*TERMINAL, "response.output_item.done", "error"})
 
 JsonObject = dict[str, Any]
 
@@ -47,7 +47,7 @@ class Gathering:
         kind = event["type"]
         if kind == "error":
             self._error = event.get("error") or event
-        elif kind in _TERMINAL:
+        elif kind in TERMINAL:
             self._response = event.get("response") or {}
         else:
             self._items[event.get("output_index", len(self._items))] = event["item"]

@@ -1,6 +1,7 @@
 """The transport to any server that speaks the Responses API."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from antiphon.agent.gathering import as_error
+from antiphon.agent.gathering import TERMINAL, as_error
 from antiphon.agent.transport import Events
 from antiphon.errors import AntiphonError, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.protocol import codec
@@ -18,7 +19,9 @@ from antiphon.stream.sse import Decoder, Message
 
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 60.0
+_PARTING = 0.1
 _DONE = b"[DONE]"
+_LAST = TERMINAL | {"error"}
 
 
 class HttpTransport:
@@ -97,6 +100,9 @@ async def _read(answer: aiohttp.ClientResponse) -> Events:
             events = _decode(decoder.feed(chunk))
             if events:
                 yield events
+                if events[-1].type in _LAST:
+                    await _await_end(answer)
+                    return
         events = _decode(decoder.close())
         if events:
             yield events
@@ -106,6 +112,14 @@ async def _read(answer: aiohttp.ClientResponse) -> Events:
         raise UpstreamError(f"The connection broke: {type(error).__name__}.") from error
     finally:
         answer.close()
+
+
+async def _await_end(answer: aiohttp.ClientResponse) -> None:
+    """Everything was said. If the server says goodbye now, the connection serves again; if not, nobody waits for it."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_PARTING):
+            async for _ in answer.content.iter_any():
+                pass
 
 
 def _decode(messages: Sequence[Message]) -> list[Event | Unknown]:

@@ -23,7 +23,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.reasoning import ReasoningSealer, screen
 from antiphon.engine.retention import Retention
-from antiphon.engine.routing import Router, Serving
+from antiphon.engine.routing import Route, Router, Serving
 from antiphon.engine.run import Events, Keeper, Run, prepare_only
 from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.session import Session
@@ -109,13 +109,13 @@ class Engine:
     async def _create(self, request: CreateRequest, project: str, session: Session | None) -> Run | BackgroundRun:
         if self._stopping:
             raise Unavailable("The server is shutting down.")
-        resolved = await self._resolve(request, project, session)
+        resolved, route = await self._resolve(request, project, session)
         if resolved.response.background:
             return await self._enqueue(resolved, project)
         if request.generate is False:
             deltas = prepare_only()
         else:
-            deltas = await self._open(resolved, streamed=bool(request.stream))
+            deltas = await self._open(resolved, route, streamed=bool(request.stream))
         keeper: Keeper = ForegroundKeeper(self._store, self._policy, project=project, asked=resolved.input)
         if session is not None:
             keeper = SessionKeeper(keeper, session, resolved)
@@ -126,9 +126,8 @@ class Engine:
         run.on_end(lambda: self._running.pop(key, None))
         return run
 
-    async def _open(self, resolved: Resolved, *, streamed: bool) -> Deltas:
+    async def _open(self, resolved: Resolved, route: Route, *, streamed: bool) -> Deltas:
         """Begin the turn. What is known about it by then, the response says from the first."""
-        route = self._router.find(resolved.turn.request.model or "")
         compacting = await self._compactor.start(route, resolved.turn)
         if compacting is not None:
             return compacting
@@ -146,13 +145,13 @@ class Engine:
 
     async def count_input_tokens(self, request: CreateRequest, *, project: str) -> int:
         """How many tokens the model would read for this request."""
-        resolved = await self._resolve(request, project)
-        return await self._router.find(resolved.turn.request.model or "").count_tokens(strip(resolved.turn))
+        resolved, route = await self._resolve(request, project)
+        return await route.count_tokens(strip(resolved.turn))
 
     async def compact(self, request: CreateRequest, *, project: str) -> tuple[CompactedResponse, list[str]]:
         """Compact what the request holds and continues, and say what should be known about it."""
-        resolved = await self._resolve(request, project, mend=True)
-        compacted = await self._compactor.compact(self._router.find(request.model or ""), resolved.turn)
+        resolved, route = await self._resolve(request, project, mend=True)
+        compacted = await self._compactor.compact(route, resolved.turn)
         mint = resolved.mint
         output = [identify(item, mint) for item in (*compacted.retained, compacted.item)]
         # Nothing is kept under this id, so it does not look like that of a response.
@@ -194,13 +193,15 @@ class Engine:
 
     async def _resolve(
         self, request: CreateRequest, project: str, session: Session | None = None, *, mend: bool = False
-    ) -> Resolved:
+    ) -> tuple[Resolved, Route]:
+        """The request made ready, and who serves it."""
         ignored: list[str] = []
         if self._policy.stateless:
             request, ignored = leave_state_aside(request, remembers=session is not None)
         request = await self.prompts.fill_in(request, project)
         check_parameters(request, on_websocket=session is not None)
-        candidate = self._router.find(request.model or "").first
+        route = self._router.find(request.model or "")
+        candidate = route.first
         resolved = await resolve(
             request,
             project=project,
@@ -214,7 +215,7 @@ class Engine:
         )
         resolved.warnings[:0] = ignored
         resolved.warnings.extend(self._backends[candidate.name].describe(resolved.turn.request))
-        return resolved
+        return resolved, route
 
     async def _enqueue(self, resolved: Resolved, project: str) -> BackgroundRun:
         response = msgspec.structs.replace(resolved.response, status="queued")

@@ -22,7 +22,9 @@ async def open_turn(route: Route, turn: Turn, *, patience: float | None) -> "Ser
         return await route.start(turn)
     starting = asyncio.ensure_future(route.start(turn))
     try:
-        await asyncio.wait((starting,), timeout=patience)
+        await asyncio.sleep(0)  # a model in this process begins at once, and a wait for it costs more than it
+        if not starting.done():
+            await asyncio.wait((starting,), timeout=patience)
     except asyncio.CancelledError:
         await _call_off(starting)
         raise

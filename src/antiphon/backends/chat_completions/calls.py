@@ -21,13 +21,18 @@ class _Call:
         self.id: str | None = None
         self.call_id: str | None = None
         self.name = ""
-        self.arguments = ""
+        self.arguments: list[str] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(piece.strip() for piece in self.arguments)
 
     def is_whole(self) -> bool:
-        if not self.arguments.rstrip().endswith("}"):
+        last = next((piece for piece in reversed(self.arguments) if piece.strip()), "")
+        if not last.rstrip().endswith("}"):
             return False
         try:
-            msgspec.json.decode(self.arguments)
+            msgspec.json.decode("".join(self.arguments))
         except msgspec.DecodeError:
             return False
         return True
@@ -53,7 +58,7 @@ class Calls:
             return None  # told a second time
         named = name if not call.name else ""
         call.name = call.name or name
-        call.arguments += arguments
+        call.arguments.append(arguments)
         return ToolCall(call.key, arguments, named, call.call_id) if named or arguments else None
 
     def find_id(self, piece: CallPiece) -> str | None:
@@ -68,7 +73,7 @@ class Calls:
 
     def fill_empty(self) -> list[ToolCall]:
         """Models call a function that takes nothing with no arguments at all; clients expect an object."""
-        return [ToolCall(call.key, "{}") for call in self._calls if not call.arguments.strip()]
+        return [ToolCall(call.key, "{}") for call in self._calls if call.is_empty]
 
     def _find(self, index: int | None, given: str | None, name: str, arguments: str) -> _Call | None:
         if index is not None:

@@ -10,7 +10,10 @@ _HOST_AND_PORT = r"\b(?:localhost|[a-z0-9_-]+(?:\.[a-z0-9_-]+)+):\d{2,5}\b"
 _HOST_OF_A_POOL = r"host='[^']*', port=\d+"  # as urllib3 tells of its connections
 _ADDRESS = re.compile(f"{_IPV6}|{_IPV4}|{_HOST_AND_PORT}|{_HOST_OF_A_POOL}", re.IGNORECASE)
 # How keys of the usual servers look; some servers repeat a key half masked with stars.
-_KEY = re.compile(r"\bBearer\s+\S+|\b(?:sk|gsk|xai|hf|nvapi|pk|rk)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}", re.IGNORECASE)
+_KEY = re.compile(
+    r"\bBearer\s+\S+|\b(?:sk|gsk|xai|hf|nvapi|pk|rk)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|[\w.-]{0,64}\*{4,}[\w*.-]*",
+    re.IGNORECASE,
+)
 
 # Shorter ones are no secrets, and would be found within other words.
 _SHORTEST_SECRET = 4

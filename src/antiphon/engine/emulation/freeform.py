@@ -27,6 +27,7 @@ class FreeformReader:
 
     def __init__(self) -> None:
         self._waiting = ""
+        self._later: list[str] = []
         self._read = self._read_opening
 
     def feed(self, fragment: str) -> str:
@@ -38,7 +39,7 @@ class FreeformReader:
         """The rest of the text, now that nothing more is to come."""
         if self._read == self._read_string:
             return self._decode(hold=0)
-        return "" if self._read == self._read_nothing else unwrap(self._waiting)
+        return "" if self._read == self._read_nothing else unwrap("".join([*self._later, self._waiting]))
 
     def _read_opening(self) -> str:
         opening = _OPENING.match(self._waiting)
@@ -57,6 +58,8 @@ class FreeformReader:
         return text
 
     def _read_later(self) -> str:
+        self._later.append(self._waiting)
+        self._waiting = ""
         return ""
 
     def _read_nothing(self) -> str:

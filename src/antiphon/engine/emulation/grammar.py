@@ -9,10 +9,17 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _SHOWN = 60
+# Reading a long grammar holds up everyone else, and rules that lead on and on are more than the reader's stack holds.
+_LONGEST = 50_000
+_MOST_RULES = 1000
 
 
 def find_fault(grammar: GrammarInput) -> str | None:
     """What is wrong with the grammar itself."""
+    if len(grammar.definition) > _LONGEST:
+        return f"it has more than {_LONGEST} characters."
+    if grammar.syntax == "lark" and grammar.definition.count(":") > _MOST_RULES:
+        return f"it has more than {_MOST_RULES} rules."
     return _find_fault(grammar.syntax, grammar.definition)
 
 
