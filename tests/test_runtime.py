@@ -55,14 +55,14 @@ async def test_runs_side_by_side_share_one_engine() -> None:
 
 
 async def test_settings_that_are_wrong_are_told_and_can_be_put_right(settings: Path) -> None:
-    settings.write_text("port = 'x'")
+    await asyncio.to_thread(settings.write_text, "port = 'x'")
     agent = Agent(model="fake", tools=[look_up])
     for _ in range(2):
         outcome = await agent.run("The weather?")
         assert outcome.kind == "failed"
         assert outcome.error is not None
         assert "port" in outcome.error.message
-    settings.write_text(SETTINGS)
+    await asyncio.to_thread(settings.write_text, SETTINGS)
     assert (await agent.run("The weather?")).text == "It is mild."
     await agent.close()
 

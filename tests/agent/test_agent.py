@@ -1,16 +1,13 @@
 """The agent: what it takes, what it gives, and what it refuses."""
 
 import asyncio
-import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-import pydantic
 import pytest
 
-from agent_stage import DROP, HOLD, Stage, TheirStage, call, open_stage, outputs_of, usage
+from agent_stage import DROP, Stage, TheirStage, call, open_stage, outputs_of, usage
 from antiphon import Agent, ConfigError, InvalidRequest, Limits, Prices, tool
 from antiphon.agent.agent import Agent as BareAgent
 from antiphon.agent.calls import CANCELLED
@@ -28,89 +25,6 @@ async def look_up(city: str) -> str:
 
 
 LOOK = call("look_up", {"city": "Bern"})
-
-
-# The form of the answer
-
-
-@dataclasses.dataclass
-class Weather:
-    city: str
-    celsius: int
-    note: str | None = None
-
-
-class Forecast(msgspec.Struct):
-    days: list[Weather]
-
-
-class Report(pydantic.BaseModel):
-    title: str
-    stars: int = pydantic.Field(ge=1, le=5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "output"),
-    [
-        (Weather, '{"city": "Bern", "celsius": 4, "note": null}', Weather("Bern", 4)),
-        (Forecast, '{"days": [{"city": "Bern", "celsius": 4, "note": "x"}]}', Forecast([Weather("Bern", 4, "x")])),
-        (Report, '{"title": "Good", "stars": 4}', Report(title="Good", stars=4)),
-        (list[int], '{"value": [1, 2]}', [1, 2]),
-        (int, '{"value": 7}', 7),
-        (list[Report], '{"value": [{"title": "Good", "stars": 4}]}', [Report(title="Good", stars=4)]),
-        (Weather | None, '{"value": null}', None),
-        (int, 'Here it is:\n```json\n{"value": 7}\n```', 7),
-    ],
-)
-async def test_the_answer_is_read_into_its_type(stage: Stage, kind: Any, said: str, output: Any) -> None:
-    stage.play(said)
-    outcome = await stage.agent(output_type=kind).run("Go.")
-    assert (outcome.kind, outcome.output, outcome.text) == ("final", output, said)
-    asked = stage.sent[0]["text"]["format"]
-    assert (asked["type"], asked["strict"], asked["schema"]["type"]) == ("json_schema", True, "object")
-    assert asked["schema"]["additionalProperties"] is False
-
-
-async def test_an_answer_that_does_not_fit_may_be_given_once_more(stage: Stage) -> None:
-    stage.play('{"city": "Bern", "celsius": "mild"}', '{"city": "Bern", "celsius": 4, "note": null}')
-    outcome = await stage.agent(output_type=Weather).run("Go.")
-    assert (outcome.kind, outcome.output, outcome.turns) == ("final", Weather("Bern", 4), 2)
-    told = stage.sent[1]["input"][-1]
-    assert told == {
-        "role": "user",
-        "content": "Your answer does not fit: Expected `int`, got `str` - at `$.celsius`. Answer again, with nothing but "
-        "the JSON.",
-    }
-
-
-async def test_if_it_does_not_fit_again_the_run_fails_with_the_text(stage: Stage) -> None:
-    stage.play("It is mild.", "It really is.", '{"city": "Bern", "celsius": 4, "note": null}')
-    outcome = await stage.agent(output_type=Weather).run("Go.")
-    assert (outcome.kind, outcome.turns, outcome.output) == ("failed", 2, None)
-    assert outcome.error is not None
-    assert (outcome.error.code, outcome.error.raw) == ("invalid_output", "It really is.")
-    assert outcome.error.message.startswith("The answer does not fit its type: ")
-
-
-async def test_an_answer_that_was_cut_off_may_be_given_once_more_too(stage: Stage) -> None:
-    stage.play([{"text": '{"city": "Be'}, {"finish": "length"}], '{"city": "Bern", "celsius": 4, "note": null}')
-    outcome = await stage.agent(output_type=Weather).run("Go.")
-    assert (outcome.kind, outcome.output) == ("final", Weather("Bern", 4))
-    assert "it was cut off (max_output_tokens)" in stage.sent[1]["input"][-1]["content"]
-
-
-async def test_the_last_word_of_a_run_that_had_to_end_is_read_too(stage: Stage) -> None:
-    stage.play([LOOK], '{"value": 7}')
-    outcome = await stage.agent(tools=[look_up], output_type=int, limits=Limits(turns=2)).run("Go.")
-    assert (outcome.kind, outcome.output) == ("max_turns", 7)
-
-
-async def test_a_refusal_fails_the_run_with_its_words(here: Stage) -> None:
-    here.play([{"refusal": "I will not."}])
-    outcome = await here.agent(output_type=Weather).run("Go.")
-    assert (outcome.kind, outcome.text) == ("failed", "I will not.")
-    assert outcome.error is not None
-    assert (outcome.error.code, outcome.error.message) == ("refusal", "I will not.")
 
 
 # Where the conversation is kept
@@ -277,62 +191,6 @@ async def test_a_tool_in_a_thread_does_not_hold_up_the_end(here: Stage) -> None:
     assert outcome.kind == "cancelled"
     assert CANCELLED in outcome.history[-1]["output"]
     assert (await agent.run("And?", history=outcome.history)).text == "Well."
-
-
-# Agents that work for others
-
-
-async def test_an_agent_is_a_tool_of_another(stage: Stage) -> None:
-    stage.play([call("expert", {"input": "Bern?"}, "call_e")], [LOOK], "Mild in Bern.", "It is mild.")
-    expert = stage.agent(name="expert", tools=[look_up], limits=Limits(turns=5))
-    agent = stage.agent(tools=[expert.as_tool("expert", "Knows the weather.")])
-    events = [event async for event in agent.run_stream("How is it?")]
-    assert isinstance(events[-1], RunEnded)
-    assert (events[-1].outcome.text, events[-1].outcome.turns) == ("It is mild.", 2)
-    assert [event.message for event in events if isinstance(event, ToolProgress)] == ["calls look_up"]
-    # It knows what it was asked, and not what its asker was.
-    assert stage.sent[1]["input"] == [{"role": "user", "content": "Bern?"}]
-    assert outputs_of(stage.sent[3]) == [("call_e", "Mild in Bern.")]
-
-
-async def test_its_own_limits_end_it_and_the_asker_reads_how(stage: Stage) -> None:
-    stage.play([call("expert", {"input": "Bern?"})], [LOOK], "I got stuck.", "No idea.")
-    expert = stage.agent(name="expert", tools=[look_up], limits=Limits(turns=2))
-    agent = stage.agent(tools=[expert.as_tool("expert", "Knows the weather.")])
-    outcome = await agent.run("How is it?")
-    assert (outcome.kind, outcome.text) == ("final", "No idea.")
-    assert "The agent ended with max_turns: I got stuck." in outputs_of(stage.sent[3])[0][1]
-
-
-async def test_its_run_is_in_the_same_ledger_under_a_name_of_its_call(here: Stage, ledger: Ledger) -> None:
-    ask = [call("expert", {"input": "Bern?"})]
-    here.play(ask, "Mild.", [call("expert", {"input": "Rome?"})], "Hot.", "Mild and hot.")
-    agent = here.agent(tools=[here.agent(name="expert").as_tool("expert", "Knows the weather.")])
-    outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
-    assert outcome.text == "Mild and hot."
-    # The model has used the same id for both of its calls. They are two calls nevertheless.
-    assert [output for _, output in outputs_of(here.sent[-1])] == ["Mild.", "Hot."]
-    listed = {summary.run_id: (summary.status, summary.title) for summary in await ledger.runs()}
-    assert listed == {
-        "run_1": ("final", "Go."),
-        "run_1:1:0": ("final", "Bern?"),
-        "run_1:2:0": ("final", "Rome?"),
-    }
-
-
-async def test_cancelling_the_asker_cancels_it(here: Stage, ledger: Ledger) -> None:
-    here.play([call("expert", {"input": "Bern?"})], [{"text": "Well"}, HOLD], "Never mind.")
-    agent = here.agent(tools=[here.agent(name="expert").as_tool("expert", "Knows the weather.")])
-    running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
-    await here.until_held()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert {summary.run_id: summary.status for summary in await ledger.runs()} == {
-        "run_1": "cancelled",
-        "run_1:1:0": "cancelled",
-    }
-    assert (await agent.resume("run_1", durable=ledger)).text == "Never mind."
 
 
 # Resuming

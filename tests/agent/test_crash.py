@@ -1,4 +1,4 @@
-"""Nothing lost, nothing twice: a run whose process is killed, at every step and at any moment, and resumed each time."""
+"""Nothing lost, nothing twice: a run whose process is killed, at any step and at any moment, and resumed each time."""
 
 import json
 import random
@@ -16,8 +16,8 @@ from antiphon.store.ledger import SqliteLedger
 from crashing_agent import AT_ONCE, CALLS, RUN_ID
 
 KILLED = -9
-# Two for each entry (a run of 12 calls, 3 at once, has 31: its beginning, 5 turns, 2 for each call, and its end) and two
-# for each effect.
+# Two for each entry (a run of 12 calls, 3 at once, has 31: its beginning, 5 turns, 2 for each call, and its end), and
+# two for each effect.
 STEPS = 86
 
 

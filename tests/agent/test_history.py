@@ -45,7 +45,15 @@ def test_what_is_whole_stays_as_it_is(whole: list[dict[str, Any]]) -> None:
         ([USER, THOUGHT, USER, SAID], [USER, USER, SAID]),
         ([call(), THOUGHT, output()], [call(), output()]),
     ],
-    ids=["call at the end", "call between", "lone output", "output twice", "thought at the end", "thought", "in between"],
+    ids=[
+        "call at the end",
+        "call between",
+        "lone output",
+        "output twice",
+        "thought at the end",
+        "thought",
+        "in between",
+    ],
 )
 def test_what_is_broken_is_mended_and_nothing_is_lost(
     broken: list[dict[str, Any]], mended: list[dict[str, Any]]

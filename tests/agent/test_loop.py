@@ -1,6 +1,7 @@
 """The loop, on each of the ways to a model."""
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -161,7 +162,10 @@ async def explode() -> str:
     [
         (call("lookup", {"city": "Bern"}), "There is no tool 'lookup'. There are: look_up, explode."),
         (call("look_up", '{"city": '), "The arguments are not valid JSON"),
-        (call("look_up", {"town": "Bern"}), "The arguments do not fit the schema: Object contains unknown field `town`"),
+        (
+            call("look_up", {"town": "Bern"}),
+            "The arguments do not fit the schema: Object contains unknown field `town`",
+        ),
         (call("explode"), "ValueError: no fuse"),
     ],
     ids=["unknown tool", "no JSON", "other arguments", "raised"],
@@ -381,6 +385,25 @@ async def test_a_cancelled_task_leaves_a_run_that_can_be_resumed(stage: Stage, l
     assert (outcome.kind, outcome.text) == ("final", "Well.")
     assert [call_id for call_id, _ in outputs_of(stage.sent[-1])] == ["call_1", "call_2"]
     assert error_of(outputs_of(stage.sent[-1])[0][1]) == CANCELLED
+
+
+async def test_nothing_is_left_behind_when_a_run_is_cancelled(here: Stage) -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    tasks, begun, cancel = asyncio.all_tasks(), asyncio.Event(), asyncio.Event()
+    here.play([call("wait"), call("explode", None, "call_2")], "Well.")
+    agent = here.agent(tools=[make_waiting(begun), explode], limits=Limits(seconds=60))
+    told = []
+    async for event in agent.run_stream("Go.", cancel=cancel):
+        told.append(event)
+        if begun.is_set():
+            cancel.set()
+    assert [type(event) for event in told[-2:]] == [ToolFinished, RunEnded]
+    assert all(type(event) is not RunEvent for event in told)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+    assert asyncio.all_tasks() == tasks
 
 
 async def test_closing_the_stream_cancels_the_run(stage: Stage, ledger: Any) -> None:

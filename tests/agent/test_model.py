@@ -13,6 +13,12 @@ SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_tex
 THOUGHT = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
 
 
+WHOLE_DELTA = (
+    b'{"type":"response.output_text.delta","delta":"a","item_id":"i","output_index":0,"content_index":0,'
+    b'"sequence_number":1,"logprobs":[]}'
+)
+
+
 def call(call_id: str | None = "call_1", **fields: Any) -> dict[str, Any]:
     named = {"call_id": call_id} if call_id is not None else {}
     return {"type": "function_call", "name": "look_up", "arguments": "{}"} | named | fields
@@ -74,11 +80,7 @@ def test_usage_is_read_whatever_is_missing(told: Any, read: Usage) -> None:
     ("event", "spoken"),
     [
         (b'{"type":"response.output_text.delta","delta":"a"}', Spoken("text", "a")),
-        (
-            b'{"type":"response.output_text.delta","delta":"a","item_id":"i","output_index":0,"content_index":0,'
-            b'"sequence_number":1,"logprobs":[]}',
-            Spoken("text", "a"),
-        ),
+        (WHOLE_DELTA, Spoken("text", "a")),
         (b'{"type":"response.reasoning_summary_text.delta","delta":"a"}', Spoken("reasoning", "a")),
         (b'{"type":"response.function_call_arguments.delta","delta":"a"}', None),
         (b'{"type":"keepalive"}', None),

@@ -1,4 +1,4 @@
-"""What users of agent runtimes complain about, themes 1 to 8: conversations that break, runs that are lost or never end.
+"""What users of agent runtimes complain about, themes 1 to 8: broken conversations, runs that are lost or never end.
 
 Each test names the case that it is after. None of them is true here.
 """

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 
@@ -296,7 +296,7 @@ def take_any(filters: dict[str, str]) -> str:
 
 
 def test_pain_agents_94_a_schema_that_cannot_be_strict_is_refused_when_the_tool_is_made() -> None:
-    """langchain-ai/langchain#32879, nerdai/llm-agents-from-scratch#861: strict is claimed, and the server refuses it."""
+    """langchain-ai/langchain#32879, nerdai/llm-agents-from-scratch#861: strict is claimed, and not kept to."""
     with pytest.raises(ConfigError, match=r"take_any\.filters: strict mode cannot express .* use strict=False"):
         tool(take_any)
     assert tool(strict=False)(take_any).describe()["strict"] is False

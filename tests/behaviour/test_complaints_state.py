@@ -98,6 +98,15 @@ def test_pain_b_25_state_survives_a_restart(serve: Callable[..., Any]) -> None:
     assert text_of(ask(after, "recall", conversation=conversation)) == "Your name is ada."
 
 
+def test_pain_b_26_what_one_store_keeps_every_store_keeps(server: Any, serve: Callable[..., Any]) -> None:
+    """ogx-ai/ogx#4115"""
+    for running in (server, serve(SCRIPT)):  # in memory, and on SQLite
+        first = ask(running, "my name is ada")
+        assert get(running, f"/responses/{first['id']}") == first
+        assert [item["role"] for item in list_input(running, first)] == ["user"]
+        assert text_of(ask(running, "recall", previous_response_id=first["id"])) == "Your name is ada."
+
+
 def test_pain_b_27_many_streams_at_once_are_all_stored(serve: Callable[..., Any]) -> None:
     """ogx-ai/ogx#4048, ogx-ai/ogx#5344"""
     running = serve()

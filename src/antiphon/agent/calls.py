@@ -209,7 +209,7 @@ async def _see_through(work: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(working)
     except asyncio.CancelledError:
-        await asyncio.wait((working,))
+        await asyncio.gather(working, return_exceptions=True)
         raise
 
 

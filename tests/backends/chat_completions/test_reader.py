@@ -1,6 +1,7 @@
 """The reader when a server sends what nobody has foreseen: it fails in an orderly way, or not at all."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,14 @@ def test_text_after_a_call_is_a_message_of_its_own() -> None:
     usage = Tokens(Usage(0, 0, 0))
     assert told == [Text("<"), ToolCall(0, "{}", "f", "a"), Text("\nb"), Reasoning("c"), usage, Finish("stop")]
     assert reader.finished
+
+
+def test_a_long_call_in_small_pieces_takes_no_longer_than_it_is() -> None:
+    reader = make_reader()
+    first = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"text":"'}}
+    reader.read(Message(None, json.dumps({"choices": [{"delta": {"tool_calls": [first]}}]}).encode()))
+    piece = Message(None, b'{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"abcd"}}]}}]}')
+    begun = time.process_time()
+    for _ in range(200_000):
+        reader.read(piece)
+    assert time.process_time() - begun < 8

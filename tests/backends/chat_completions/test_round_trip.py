@@ -29,11 +29,11 @@ parts = st.lists(words.map(content.InputText) | images, min_size=1, max_size=3)
 @st.composite
 def answers(draw: st.DrawFn, numbers: Iterator[int]) -> list[Any]:
     """What a model said in one go, with the outputs of its calls in any order."""
-    said: list[Any] = []
-    if draw(st.booleans()):
-        said.append(items.Reasoning(content=[content.ReasoningText(draw(words))]))
-    if draw(st.booleans()):
-        said.append(items.Message("assistant", [content.OutputText(draw(words))]))
+    said: list[Any] = [
+        items.Reasoning(content=[content.ReasoningText(each)]) for each in draw(st.lists(words, max_size=2))
+    ]
+    spoken = draw(st.lists(st.lists(words, min_size=1, max_size=2), max_size=2))
+    said += [items.Message("assistant", [content.OutputText(each) for each in texts]) for texts in spoken]
     calls = [
         items.FunctionCall(f"call_{next(numbers)}", draw(st.sampled_from("fg")), draw(arguments))
         for _ in range(draw(st.integers(0, 3)))
@@ -101,6 +101,9 @@ def tell_history(history: list[Any]) -> list[tuple[str, ...]]:
             atoms += [
                 ("reasoning", part.text) for part in item.content or () if isinstance(part, content.ReasoningText)
             ]
+        elif isinstance(item, items.Message) and item.role == "assistant":
+            # The parts of one answer go on where the one before has ended.
+            atoms.append(("assistant", "text", "".join(atom[1] for atom in tell_parts(item.content))))
         elif isinstance(item, items.Message):
             atoms += [(item.role, *atom) for atom in tell_parts(item.content)]
     return atoms
@@ -134,12 +137,18 @@ def _tell_item(item: dict[str, Any]) -> tuple[str, ...]:
     return ("reasoning", part["text"]) if item["type"] == "reasoning" else ("assistant", "text", part["text"])
 
 
+# How what follows one another becomes one text there.
+JOINTS = {("user", "text"): "\n", ("assistant", "text"): "\n\n", ("reasoning",): "\n\n"}
+
+
 def join_texts(atoms: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Where a message is nothing but text, its parts are one text there: so they are joined here."""
     joined: list[tuple[str, ...]] = []
     for atom in atoms:
-        if joined and atom[:2] == ("user", "text") == joined[-1][:2]:
-            joined[-1] = ("user", "text", f"{joined[-1][2]}\n{atom[2]}")
+        *kind, text = atom
+        joint = JOINTS.get(tuple(kind))
+        if joined and joint is not None and joined[-1][:-1] == tuple(kind):
+            joined[-1] = (*kind, f"{joined[-1][-1]}{joint}{text}")
         else:
             joined.append(atom)
     return joined

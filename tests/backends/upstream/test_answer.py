@@ -115,6 +115,25 @@ async def test_words_before_an_error_are_told_wherever_the_stream_is_cut(connect
     assert told == [Text("a"), Text("b")]
 
 
+class UnfinishedReader(WholeReader):
+    def end(self) -> Sequence[Delta]:
+        return ()
+
+
+@pytest.mark.parametrize("last", [b"data: b\n\n", b"data: b\n", b"data: b"])
+async def test_the_last_words_before_the_end_are_told_too(connect: Any, last: bytes) -> None:
+    more = asyncio.Event()
+    async with connect(stream_of(b"data: a\n\n", more, last)) as line:
+        deltas = await line.upstream.stream("/chat", b"{}", UnfinishedReader)
+        more.set()
+        told: list[Delta] = []
+        with pytest.raises(UpstreamError, match="before the answer ended"):
+            async for batch in deltas:
+                told += batch
+        await deltas.aclose()
+    assert told == [Text("a"), Text("b")]
+
+
 async def test_an_answer_that_breaks_off_in_its_first_words_is_asked_for_again(connect: Any) -> None:
     async with connect(stream_of(b"data: a\n\ndata: x\n\n"), stream_of(b"data: b\n\n")) as line:
         deltas = await line.upstream.stream("/chat", b"{}", BrittleReader)

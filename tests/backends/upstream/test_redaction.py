@@ -13,6 +13,8 @@ from antiphon.backends.upstream.redaction import redact
             "Incorrect API key provided: *** See [URL]",
         ),
         ("Authorization: Bearer abc.def", "Authorization: ***"),
+        ("Invalid key: acme-1a2b********c3d4!", "Invalid key: ***!"),
+        ("2 ** 3 is 8, and *** is a mark", "2 ** 3 is 8, and *** is a mark"),
         ("key gsk_0123456789abc is bad", "key *** is bad"),
         ("cannot connect to 10.1.2.3:8000!", "cannot connect to [address]!"),
         ("cannot connect to 10.1.2.3!", "cannot connect to [address]!"),

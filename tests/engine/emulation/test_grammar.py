@@ -69,3 +69,17 @@ def test_a_grammar_that_is_none_is_told() -> None:
     assert find_fault(APPLY_PATCH) is None
     assert "unknown name" in (find_fault(GrammarInput("start: nothing", "lark")) or "")
     assert "unclosed" in (find_fault(GrammarInput("([", "regex")) or "")
+
+
+@pytest.mark.parametrize(
+    ("definition", "fault"),
+    [
+        ("start: " + " | ".join(f'"{number}"' for number in range(10_000)), "it has more than 50000 characters."),
+        (
+            "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(3000)) + 'r3000: "a"',
+            "it has more than 1000 rules.",
+        ),
+    ],
+)
+def test_a_grammar_that_would_bring_down_its_reader_is_not_read(definition: str, fault: str) -> None:
+    assert find_fault(GrammarInput(definition, "lark")) == fault

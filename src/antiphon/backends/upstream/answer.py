@@ -84,10 +84,7 @@ class Answer:
             try:
                 deltas += self._read_message(message)
             except AntiphonError as error:
-                if not deltas:
-                    raise
-                # What was said before it was said, wherever the network has cut the stream.
-                self._failure = error
+                self._hold(error, deltas)
                 break
         return deltas
 
@@ -101,10 +98,19 @@ class Answer:
             raise UpstreamError("The upstream sent something that cannot be read.") from error
 
     def _finish(self, deltas: list[Delta]) -> list[Delta]:
-        deltas += self._reader.end()
-        if not self._reader.finished:
-            raise break_off()
+        try:
+            deltas += self._reader.end()
+            if not self._reader.finished:
+                raise break_off()
+        except AntiphonError as error:
+            self._hold(error, deltas)
         return deltas
+
+    def _hold(self, error: AntiphonError, deltas: list[Delta]) -> None:
+        """What was said before an error was said, wherever the network has cut the stream: the error comes next."""
+        if not deltas:
+            raise error
+        self._failure = error
 
     def _read_whole(self, body: bytes) -> list[Delta]:
         body = self._mender.mend(body.lstrip(_BYTE_ORDER_MARK))
