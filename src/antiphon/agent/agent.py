@@ -119,7 +119,7 @@ class Agent:
 
         Closing the stream, or cancelling who reads it, cancels the run. `cancel` does too, with an outcome.
         """
-        asked = [{"role": "user", "content": task}] if isinstance(task, str) else list(task)
+        asked = _read_task(task)
         named = run_id or f"run_{int(time.time() * 1000):x}{secrets.token_hex(8)}"
         begin = functools.partial(self._begin, [*history, *asked], named, durable)
         return self._follow(begin, durable, cancel)
@@ -220,6 +220,14 @@ class Agent:
             return await work()
         finally:
             await self.close()
+
+
+def _read_task(task: Any) -> list[JsonObject]:
+    if isinstance(task, str):
+        return [{"role": "user", "content": task}]
+    if not isinstance(task, Sequence) or not all(isinstance(item, dict) for item in task):
+        raise InvalidRequest("A task is a text, or a list of items.", param="task")
+    return list(task)
 
 
 def _require_tool(tool: Tool) -> Tool:

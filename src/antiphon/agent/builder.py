@@ -8,6 +8,8 @@ from antiphon.agent.envelope import AgentExecuteRequest, ConversationContext
 from antiphon.agent.results import build_tool_results
 
 Dialect = Literal["openai", "aptix"]
+Streaming = bool | None
+"""Whether the answer is to come as a stream; None leaves it to the server."""
 
 # What the two dialects call a piece of text, and a choice that names a tool.
 _TEXT_TYPES: dict[Dialect, str] = {"openai": "input_text", "aptix": "text"}
@@ -25,8 +27,8 @@ class ResponsesRequestBuilder:
         request: AgentExecuteRequest,
         rag_context_block: str | None = None,
         tool_usage_metadata_block: str | None = None,
+        stream: Streaming = None,
         *,
-        stream: bool | None = None,
         dialect: Dialect = "openai",
     ) -> dict[str, Any]:
         """The request as a JSON object. What is not set has no key."""
@@ -67,7 +69,7 @@ class _Speaker:
         return self._message("system", texts)
 
     def user(self, request: AgentExecuteRequest, rag_block: str | None, *, initial: bool) -> dict[str, Any]:
-        texts = [f"[MODE: {request.mode}]\n\n[INSTRUCTION]\n{request.instruction}"]
+        texts = [f"[MODE: {request.mode or ''}]\n\n[INSTRUCTION]\n{request.instruction or ''}"]
         if not _is_blank(rag_block):
             texts.append(rag_block or "")
         results = None if initial else build_tool_results(request.tool_results_json)
@@ -85,7 +87,7 @@ def _read_tools(tools_json: str | None) -> list[dict[str, Any]] | None:
         return None
     try:
         tools = msgspec.json.decode(tools_json)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else None
 

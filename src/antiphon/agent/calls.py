@@ -5,6 +5,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -54,11 +55,16 @@ class Calls:
         else:
             candidates = self._state.open[: self._state.open.index(deciding)] if deciding else list(self._state.open)
             admitted: list[Call] = []
+            repeats: list[int] = []
             for call in candidates:
-                if await self._admit(call, admitted):
+                repeated = self._count_repeats(call, admitted)
+                if await self._admit(call, admitted, repeated):
                     admitted.append(call)
-            async for event in self._run_all(admitted):
-                yield event
+                    repeats.append(repeated)
+            # Whoever leaves here must leave no call running: what it came to would be written after the end.
+            async with aclosing(self._run_all(admitted, repeats)) as happening:
+                async for event in happening:
+                    yield event
             if deciding is not None and not self.pending:
                 await self._settle(deciding, ToolResult(TAKEN), means="decision")
                 await self.settle_rest("The call was not made: the decision was taken before.")
@@ -78,10 +84,10 @@ class Calls:
 
     # Whether to make a call
 
-    async def _admit(self, call: Call, admitted: list[Call]) -> bool:
+    async def _admit(self, call: Call, admitted: list[Call], repeated: int) -> bool:
         """Whether to make this call now. If not, it waits for approval, or has its result already."""
         tool = self._executor.tools.get(call.name)
-        refusal, means = self._find_refusal(call, tool, admitted)
+        refusal, means = self._find_refusal(call, tool, admitted, repeated)
         if refusal is not None:
             await self._settle(call, fail(refusal), means=means)
             return False
@@ -90,7 +96,9 @@ class Calls:
             return False
         return True
 
-    def _find_refusal(self, call: Call, tool: Tool | None, admitted: list[Call]) -> tuple[str | None, Meaning]:
+    def _find_refusal(
+        self, call: Call, tool: Tool | None, admitted: list[Call], repeated: int
+    ) -> tuple[str | None, Meaning]:
         """Why a call is not made, if it is not, and what that means for the run."""
         state, limit = self._state, self._task.limits.tool_calls
         verdict = state.judged.get(call.call_id)
@@ -103,7 +111,7 @@ class Calls:
         waiting = sum(each.call_id not in state.intended for each in admitted)
         if limit is not None and call.call_id not in state.intended and state.tool_calls + waiting >= limit:
             return NO_ROOM, "budget"
-        if self._count_repeats(call, tool, admitted) >= STOPPED_AT:
+        if repeated >= STOPPED_AT:
             return STOPPED, "no_progress"
         return None, ""
 
@@ -129,8 +137,9 @@ class Calls:
         """An earlier process was about to make this call, and has not written down what it came to."""
         return call.call_id in self._state.intended and call.call_id not in self._state.paused
 
-    def _count_repeats(self, call: Call, tool: Tool | None, others: list[Call]) -> int:
+    def _count_repeats(self, call: Call, others: list[Call]) -> int:
         """How often this call has been made, this time included, as far as that matters."""
+        tool = self._executor.tools.get(call.name)
         if tool is not None and tool.repeatable:
             return 1
         signature = sign(call)
@@ -138,13 +147,9 @@ class Calls:
 
     # Making them
 
-    async def _run_all(self, calls: list[Call]) -> AsyncGenerator[RunEvent, None]:
+    async def _run_all(self, calls: list[Call], repeats: list[int]) -> AsyncGenerator[RunEvent, None]:
         if not calls:
             return
-        repeats = [
-            self._count_repeats(call, self._executor.tools.get(call.name), calls[:index])
-            for index, call in enumerate(calls)
-        ]
         running = [
             asyncio.ensure_future(self._run(call, repeated)) for call, repeated in zip(calls, repeats, strict=True)
         ]

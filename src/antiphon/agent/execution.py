@@ -143,9 +143,6 @@ class Execution:
             self.warnings.append(f"The model was stopped after {MAX_ITERATIONS} iterations.")
         self.error = self._model.error
         envelope = self._map_error() if self.error is not None else self._map(self._model.responses[-1])
-        if envelope.kind == "empty" and outcome.text:
-            # The model has refused, which is something to say.
-            envelope.kind, envelope.text = "ok", outcome.text
         if self._model.responses:
             last = self._model.responses[-1]
             # What was done before an error is done, and can be gone on from.

@@ -25,7 +25,7 @@ _LAST = TERMINAL | {"error"}
 
 
 class HttpTransport:
-    """Sends requests to `base_url`, which includes `/v1`.
+    """Sends requests to `base_url`, which includes `/v1`, and may have a query.
 
     A request is sent again only while nothing has come back for it: a refused or broken connection, a rate limit, a
     server that is overloaded. What breaks off later is the caller's to repeat, who knows what has been done with it.
@@ -42,7 +42,8 @@ class HttpTransport:
         idle_timeout: float = 300.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._url = f"{base_url.rstrip('/')}/responses"
+        base, mark, query = base_url.partition("?")
+        self._url = f"{base.rstrip('/')}/responses{mark}{query}"
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **(headers or {})}
         if api_key:
             self._headers.setdefault("Authorization", f"Bearer {api_key}")

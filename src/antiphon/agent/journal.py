@@ -41,6 +41,8 @@ class Journal:
             self._take(entry)
             return
         async with self._turn:
+            # What is on disk stays there: an entry that makes no sense would make the whole run unreadable.
+            self.state.check(entry)
             await self._ledger.append(
                 self.run_id,
                 len(self._entries),

@@ -140,8 +140,10 @@ class Loop:
     # What comes next follows from the state alone, so that it is the same when a run is resumed.
 
     def _has_room(self) -> bool:
-        """Whether there will be a turn in which the model can read what its calls came to."""
+        """Whether there will be a turn in which the model can read what its calls came to. A review makes them all."""
         turns = self._task.limits.turns
+        if self._task.decision is not None:
+            return True
         return not self._state.last and (turns is None or self._state.turns < turns)
 
     def _find_step(self) -> _End | _Ask:

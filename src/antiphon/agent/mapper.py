@@ -20,7 +20,8 @@ from antiphon.agent.envelope import (
 )
 from antiphon.errors import AntiphonError
 
-_TEXTS = ("output_text", "text")
+# What the model says to people, and where it stands: a refusal is something to say too.
+_TEXTS = {"output_text": "text", "text": "text", "refusal": "refusal"}
 _CALLS = ("function_call", "custom_tool_call", "tool_call")
 _BLANK_LINE = "\n\n"
 
@@ -102,7 +103,7 @@ def _begin(request: AgentExecuteRequest, context: ExecutionContext | None, raw: 
 def _read(raw: bytes | str | Mapping[str, Any]) -> tuple[str, Any]:
     """The response as the text that came, and as what it says."""
     if isinstance(raw, Mapping):
-        return msgspec.json.encode(raw).decode(), raw
+        return msgspec.json.encode(dict(raw)).decode(), dict(raw)
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     return text, _parse(text)
 
@@ -110,7 +111,7 @@ def _read(raw: bytes | str | Mapping[str, Any]) -> tuple[str, Any]:
 def _parse(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 
 
@@ -153,12 +154,13 @@ def _pieces(items: Sequence[JsonObject]) -> Iterator[JsonObject]:
             yield item
         elif isinstance(content, str):
             yield {"type": "output_text", "text": content}
-        else:
+        elif isinstance(content, list):
             yield from (part for part in content if isinstance(part, dict))
 
 
 def _texts(items: Sequence[JsonObject]) -> list[str]:
-    return [piece["text"] for piece in _pieces(items) if piece.get("type") in _TEXTS and piece.get("text")]
+    texts = (piece.get(_TEXTS[piece["type"]]) for piece in _pieces(items) if piece.get("type") in _TEXTS)
+    return [text for text in texts if text and isinstance(text, str)]
 
 
 def _calls(items: Sequence[JsonObject]) -> list[JsonObject]:
@@ -207,10 +209,13 @@ def _classify(envelope: AgentExecuteResponse) -> str:
 
 def _finish_reason(response: JsonObject, items: Sequence[JsonObject]) -> str:
     """The last one that is told, or what the response's end amounts to."""
-    told = [piece["finish_reason"] for piece in (*items, *_pieces(items)) if piece.get("finish_reason")]
+    told = [
+        piece["finish_reason"] for item in items for piece in (*_pieces([item]), item) if piece.get("finish_reason")
+    ]
     if told:
         return str(told[-1])
     if response.get("status") == "incomplete":
-        reason = (response.get("incomplete_details") or {}).get("reason")
+        details = response.get("incomplete_details")
+        reason = details.get("reason") if isinstance(details, dict) else None
         return "length" if reason in (None, "max_output_tokens") else str(reason)
     return "tool_use" if _calls(items) else "stop"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from antiphon.agent.entries import Began, JsonObject
 from antiphon.agent.journal import Journal
@@ -20,7 +20,7 @@ from antiphon.agent.outcome import Outcome, RunEnded
 from antiphon.agent.provider import Turn
 from antiphon.agent.state import State, text_of
 from antiphon.agent.task import Task
-from antiphon.errors import ServerError
+from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Tool, ToolContext, ToolResult
 from antiphon.tools.execute import Executor, fail
@@ -73,13 +73,15 @@ class ProviderModel:
     def __init__(self, provider: TurnTaker, tools: Sequence[dict[str, Any]]) -> None:
         self._provider = provider
         self._tools = tools
+        self.error: AntiphonError | None = None
+        """Why the last turn failed, if it did."""
 
     async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turns:
-        if state.response_id is None:
-            turn = await self._provider.generate_responses_turn(None, text_of(state.history), self._tools, None)
-        else:
-            outputs = {item["call_id"]: item["output"] for item in state.history[state.sent :]}
-            turn = await self._provider.generate_responses_turn(state.response_id, text_of(told) or None, None, outputs)
+        try:
+            turn = await self._ask(state, told)
+        except AntiphonError as error:
+            self.error = error
+            raise
         output: list[JsonObject] = [{"type": "message", "role": "assistant", "content": turn.text}] if turn.text else []
         output += [
             {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
@@ -87,14 +89,23 @@ class ProviderModel:
         ]
         yield Answer(turn.response_id, output, Usage(0, 0, 0))
 
+    async def _ask(self, state: State, told: Sequence[JsonObject]) -> Turn:
+        if state.response_id is None:
+            return await self._provider.generate_responses_turn(None, text_of(state.history), self._tools, None)
+        outputs = {item["call_id"]: item["output"] for item in state.history[state.sent :]}
+        return await self._provider.generate_responses_turn(state.response_id, text_of(told) or None, None, outputs)
+
 
 async def run_orchestrator(
-    provider: TurnTaker, tools: Sequence[OrchestratorTool], prompt: str, max_turns: int = MAX_TURNS
+    provider: TurnTaker, tools: Sequence[OrchestratorTool | Tool], prompt: str, max_turns: int = MAX_TURNS
 ) -> dict[str, Any]:
-    """The decision that the model submits, or the one that stands for none."""
-    outcome = await review(provider, tools, prompt, max_turns=max_turns)
-    if outcome.kind == "failed" and outcome.error is not None:
-        raise ServerError(outcome.error.message, code=outcome.error.code)
+    """The decision that the model submits, or the one that stands for none. What the provider raises is raised."""
+    if max_turns < 1:
+        return dict(EXHAUSTED)
+    model = ProviderModel(provider, _offer_all(tools))
+    outcome = await _review(model, tools, prompt, max_turns=max_turns, nudge=NUDGE)
+    if model.error is not None:
+        raise model.error
     if outcome.kind != "decision":
         return dict(EXHAUSTED)
     return dict(UNPARSED) if outcome.output is None else dict(outcome.output)
@@ -102,21 +113,25 @@ async def run_orchestrator(
 
 async def review(
     provider: TurnTaker,
-    tools: Sequence[OrchestratorTool],
+    tools: Sequence[OrchestratorTool | Tool],
     prompt: str,
     *,
     max_turns: int = MAX_TURNS,
     nudge: str = NUDGE,
 ) -> Outcome:
     """The same, with how it ended. After a turn of text alone the model is nudged to go on."""
-    offered = [_offer(tool) for tool in tools]
-    if not any(tool.name == SUBMIT_DECISION for tool in tools):
-        offered.append(DECISION_TOOL)
+    model = ProviderModel(provider, _offer_all(tools))
+    return await _review(model, tools, prompt, max_turns=max_turns, nudge=nudge)
+
+
+async def _review(
+    model: ProviderModel, tools: Sequence[OrchestratorTool | Tool], prompt: str, *, max_turns: int, nudge: str
+) -> Outcome:
     journal = Journal(f"run_{secrets.token_hex(8)}")
     await journal.write(Began("orchestrator", [{"role": "user", "content": prompt}], time.time()))
     task = Task(limits=Limits(turns=max_turns, wrap_up=False), decision=SUBMIT_DECISION, nudge=nudge, turn_retries=0)
     executor = Executor([_make_tool(tool) for tool in tools], unknown="unknown tool requested")
-    loop = Loop(journal, ProviderModel(provider, offered), executor, task)
+    loop = Loop(journal, model, executor, task)
     outcome: Outcome | None = None
     async with aclosing(loop.events()) as events:
         async for event in events:
@@ -124,6 +139,11 @@ async def review(
                 outcome = event.outcome
     assert outcome is not None, "a run ends by saying how"
     return outcome
+
+
+def _offer_all(tools: Sequence[OrchestratorTool | Tool]) -> list[dict[str, Any]]:
+    offered = [tool.describe() if isinstance(tool, Tool) else _offer(tool) for tool in tools]
+    return offered if any(tool.name == SUBMIT_DECISION for tool in tools) else [*offered, DECISION_TOOL]
 
 
 def _offer(tool: OrchestratorTool) -> dict[str, Any]:
@@ -136,14 +156,20 @@ def _offer(tool: OrchestratorTool) -> dict[str, Any]:
     }
 
 
-def _make_tool(tool: OrchestratorTool) -> Tool:
+def _make_tool(tool: OrchestratorTool | Tool) -> Tool:
     """What goes wrong in it is an output in the words of this loop."""
+    if isinstance(tool, Tool):
+        if tool.needs_approval:
+            raise ConfigError(f"The tool '{tool.name}' needs approval, and nobody can give it here.")
+        return structs.replace(tool, repeatable=True)
 
     async def invoke(text: str, _: ToolContext) -> ToolResult:
         try:
             arguments = json.loads(text or "{}")
         except ValueError as error:
             return fail(f"failed to parse arguments: {error}")
+        if not isinstance(arguments, dict):
+            return fail("failed to parse arguments: they are not an object")
         result = tool.run(**arguments)
         if inspect.isawaitable(result):
             result = await result

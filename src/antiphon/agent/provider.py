@@ -100,6 +100,8 @@ class Provider:
         them only if there are none to send.
         """
         if not previous_response_id:
+            if user_input is None:
+                raise InvalidRequest("The first turn needs input.", param="user_input")
             first = _as_items(user_input)
             return await self._take(None, first, user_input, [_flatten(tool) for tool in tools or ()])
         known = self._remembered.get(previous_response_id)

@@ -13,7 +13,7 @@ def build_tool_results(tool_results_json: str | None) -> str | None:
     """The `[TOOL_RESULTS]` block of a JSON array of results; None where there is nothing to tell."""
     try:
         results = msgspec.json.decode(tool_results_json or "null")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     entries = [_describe(result) for result in results if isinstance(result, dict)] if isinstance(results, list) else []
     if not entries:

@@ -47,6 +47,11 @@ class State:
         waiting |= {call.call_id for paused in self.paused.values() for call in paused.calls}
         return call_id in waiting and call_id not in self.judged
 
+    def check(self, entry: Entry) -> None:
+        """Raises ValueError if the entry cannot come here."""
+        if isinstance(entry, Intended | Paused | Resulted):
+            self._find_open(entry.call_id)
+
     def apply(self, entry: Entry) -> None:
         """Raises ValueError if the entry cannot come here."""
         match entry:

@@ -70,7 +70,7 @@ async def _invoke(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
     try:
         async with limit:
             return _require_result(await tool.invoke(call.arguments, context))
-    except Waiting:
+    except (Waiting, KeyboardInterrupt, GeneratorExit):
         raise
     except msgspec.ValidationError as error:
         return fail(f"The arguments do not fit the schema: {error}")
@@ -82,7 +82,8 @@ async def _invoke(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
             raise
         # Nobody has cancelled us: the tool has cancelled something of its own.
         raise _Passing("The tool was cancelled from within.") from None
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        # Extensions panic with what is no Exception, and programs exit: neither is a reason for the run to end.
         if limit.expired():
             raise _Passing(f"The tool took longer than {tool.timeout:g} seconds and was stopped.") from None
         logger.warning("the tool %s raised", tool.name, exc_info=error)

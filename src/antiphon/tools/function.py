@@ -52,9 +52,10 @@ def tool(function: Function | None = None, /, **options: Any) -> Tool | Callable
 def _make(
     function: Function, *, name: str | None = None, description: str | None = None, strict: bool = True, **options: Any
 ) -> Tool:
-    called = str(name or getattr(function, "__name__", ""))
+    written = _find_written(function)
+    called = str(name or getattr(written, "__name__", type(written).__name__))
     require_name(called)
-    summary, explained = _read_docstring(inspect.getdoc(function) or "")
+    summary, explained = _read_docstring(_find_docstring(written))
     if not (description or summary):
         raise ConfigError(f"The tool '{called}' has no docstring, so a model cannot know what it is for.")
     signature = _Signature(function, called, explained, strict=strict)
@@ -68,6 +69,23 @@ def _make(
     )
 
 
+def _find_written(function: Function) -> Function:
+    """What somebody has written down: arguments may have been bound to it since."""
+    return _find_written(function.func) if isinstance(function, functools.partial) else function
+
+
+def _find_method(written: Any) -> Any:
+    """What is run when an object is called that is no function."""
+    return None if inspect.isroutine(written) or isinstance(written, type) else written.__call__
+
+
+def _find_docstring(written: Function) -> str:
+    method = _find_method(written)
+    if method is None:
+        return inspect.getdoc(written) or ""
+    return inspect.cleandoc(method.__doc__ or type(written).__doc__ or "")
+
+
 class _Signature:
     """The parameters of a function, as one struct."""
 
@@ -76,7 +94,10 @@ class _Signature:
         self.name = name
         self.context: str | None = None
         fields: list[Any] = []
+        bound = function.keywords if isinstance(function, functools.partial) else {}
         for parameter in inspect.signature(function).parameters.values():
+            if parameter.name in bound:
+                continue
             kind = hints.get(parameter.name)
             if isinstance(kind, type) and issubclass(kind, ToolContext):
                 self.context = parameter.name
@@ -102,10 +123,11 @@ def _give(default: Any) -> Any:
 
 
 def _read_hints(function: Function, name: str) -> dict[str, Any]:
+    written = _find_written(function)
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        return typing.get_type_hints(_find_method(written) or written, include_extras=True)
     except (NameError, TypeError) as error:
-        raise ConfigError(f"The types of the tool '{name}' cannot be read: {error}.") from None
+        raise ConfigError(f"The types of the tool '{name}' cannot be read: {error}") from None
 
 
 def _check(parameter: inspect.Parameter, kind: Any, name: str) -> None:
@@ -119,13 +141,30 @@ def _describe(kind: Any, explained: str | None) -> Any:
     """The type, with its description where JSON Schema wants it."""
     if typing.get_origin(kind) is Annotated:
         plain, *notes = typing.get_args(kind)
-        notes = [Meta(description=note) if isinstance(note, str) else note for note in notes]
+        notes = [meta for note in notes for meta in _read_note(note)]
         if explained and not any(isinstance(note, Meta) and note.description for note in notes):
             notes.append(Meta(description=explained))
         return Annotated[(plain, *notes)]
     return Annotated[kind, Meta(description=explained)] if explained else kind
 
 
+def _read_note(note: Any) -> list[Any]:
+    """What a note says of its type, in our terms: a text describes it, and pydantic's fields limit it too."""
+    if isinstance(note, str):
+        return [Meta(description=note)]
+    if isinstance(note, Meta):
+        return [note]
+    described = {"description": note.description} if getattr(note, "description", None) else {}
+    limits = {
+        name: getattr(each, name)
+        for each in (note, *getattr(note, "metadata", ()))
+        for name in _LIMITS
+        if getattr(each, name, None) is not None
+    }
+    return [Meta(**described, **limits)] if described or limits else [note]
+
+
+_LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 _SECTION = re.compile(r"^(args|arguments|parameters|returns|raises|yields|examples?|notes?):?\s*$", re.IGNORECASE)
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 _FIELD = re.compile(r"^:param\s+(?:[\w\[\], |]+\s+)?(\w+):\s*(.*)$")
@@ -138,7 +177,7 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     section, last = "", ""
     for line in text.splitlines():
         found = _SECTION.match(line)
-        if found:
+        if found and (any(summary) or line.rstrip().endswith(":")):
             section, last = found[1].lower(), ""
             continue
         if field := _FIELD.match(line):

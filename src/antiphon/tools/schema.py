@@ -68,7 +68,7 @@ def _leave_out(value: Any, schema: JsonSchema, definitions: Mapping[str, Any]) -
     schema = _resolve(schema, definitions)
     for option in schema.get("anyOf", ()):
         value = _leave_out(value, option, definitions)
-    if isinstance(value, list) and "items" in schema:
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
         return [_leave_out(each, schema["items"], definitions) for each in value]
     if not isinstance(value, dict) or "properties" not in schema:
         return value
