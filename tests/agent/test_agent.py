@@ -339,3 +339,10 @@ async def test_what_will_not_pass_is_not_waited_out(here: Stage, error: RateLimi
     assert outcome.kind == "failed"
     assert outcome.error is not None
     assert (outcome.error.message, len(here.sent)) == (error.message, 1)
+
+
+@pytest.mark.parametrize("task", [None, 7, ["Go."], {"role": "user"}])
+async def test_a_task_that_is_none_is_refused(here: Stage, task: Any) -> None:
+    with pytest.raises(InvalidRequest, match="A task is a text, or a list of items") as refused:
+        await here.agent().run(task)
+    assert (refused.value.param, here.sent) == ("task", [])

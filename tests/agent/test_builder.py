@@ -14,7 +14,7 @@ TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 RESULTS = json.dumps([{"CallId": "call_1", "Name": "look_up", "ResultJson": '{"found": true}'}])
 
 
-def build(*blocks: str | None, context: ConversationContext = CONTEXT, options: Any = None, **fields: Any) -> Any:
+def build(*blocks: Any, context: ConversationContext = CONTEXT, options: Any = None, **fields: Any) -> Any:
     request = AgentExecuteRequest(**({"mode": "QA", "instruction": "Why?"} | fields))
     return ResponsesRequestBuilder.build(context, request, *blocks, **(options or {}))
 
@@ -167,3 +167,18 @@ def test_s1_22_tool_schemas_and_tool_choice() -> None:
 def test_s1_22_tool_results_block() -> None:
     user = build(tool_results_json=RESULTS, response_continuation_id="resp_1")["input"][-1]
     assert texts(user)[-1].startswith("[TOOL_RESULTS]\n\n- CallId: call_1\n")
+
+
+def test_s1_3_stream_may_be_the_last_of_the_arguments_without_a_name() -> None:
+    assert build(None, None, True)["stream"] is True
+
+
+def test_s1_12_a_mode_and_an_instruction_that_are_null_are_empty() -> None:
+    assert texts(build(mode=None, instruction=None)["input"][1]) == ["[MODE: ]\n\n[INSTRUCTION]\n"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '["\ud800"]'])
+def test_s1_15_s1_17_what_no_parser_takes_is_left_out_too(text: str) -> None:
+    assert "tools" not in build(tools_json=text)
+    user = build(response_continuation_id="resp_1", tool_results_json=text)["input"][-1]
+    assert len(texts(user)) == 1

@@ -182,3 +182,13 @@ async def test_one_after_the_other_event_loops_may_use_it() -> None:
         for _ in range(2):
             await asyncio.to_thread(use)
     assert len(upstream.requests) == 2
+
+
+async def test_a_query_of_the_base_url_comes_after_the_path() -> None:
+    async with serve([GOOD]) as upstream:
+        transport = HttpTransport(f"{upstream.url}/?api-version=preview")
+        async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
+            assert [batch async for batch in events]
+        await transport.close()
+    (request,) = upstream.requests
+    assert (request.path, request.query) == ("/v1/responses", {"api-version": "preview"})

@@ -116,3 +116,12 @@ async def test_arguments_that_came_as_an_object_are_text() -> None:
     journal = Journal("run_1")
     await write(journal, ENTRIES[:2])
     assert json.loads(journal.state.calls[0].arguments) == {"n": 1}
+
+
+async def test_an_entry_that_cannot_come_here_is_not_written(ledger: Ledger) -> None:
+    journal = Journal("run_1", ledger=ledger)
+    await write(journal, ENTRIES[:6])
+    for entry in (Resulted("a", "again"), Intended("nobody"), Paused("a", [])):
+        with pytest.raises(ValueError, match="is open"):
+            await journal.write(entry)
+    assert describe(await load("run_1", ledger)) == describe(journal)

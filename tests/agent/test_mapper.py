@@ -310,3 +310,26 @@ async def test_s2_15_with_and_without_rag_context(stage: Stage, chunks: int) -> 
     assert (envelope.kind, envelope.text) == ("ok", "Because.")
     texts = [part["text"] for part in stage.sent[0]["input"][-1]["content"]]
     assert texts[1:] == ([block] if block else [])
+
+
+def test_s2_6_the_final_segment_decides_though_its_reason_stands_on_the_message() -> None:
+    told = respond(
+        {"type": "tool_call", "tool_call": {"id": "t", "name": "n", "arguments": "{}"}, "finish_reason": "tool_use"},
+        message("Well.", finish_reason="stop"),
+    )
+    assert map_response(told, REQUEST).finish_reason == "stop"
+
+
+def test_s2_7_a_refusal_is_text_too() -> None:
+    made = map_response(respond({"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}), REQUEST)
+    assert (made.kind, made.text) == ("ok", "No.")
+
+
+@pytest.mark.parametrize("content", [7, {"type": "output_text"}, [{"type": "text", "text": {"value": "x"}}], ["x"]])
+def test_content_of_a_form_that_nobody_knows_is_no_text(content: Any) -> None:
+    assert map_response(respond({"type": "message", "content": content}), REQUEST).kind == "empty"
+
+
+def test_s2_11_nesting_that_no_parser_takes_is_an_error() -> None:
+    assert map_response("[" * 100_000, REQUEST).kind == "error"
+    assert map_error(None, REQUEST, status=502, body="[" * 100_000).error_code == "502"

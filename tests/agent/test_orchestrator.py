@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from antiphon import tool
 from antiphon.agent.orchestrator import DECISION_TOOL, NUDGE, OrchestratorTool, review, run_orchestrator
 from antiphon.agent.provider import ToolCall, Turn
+from antiphon.errors import ConfigError, RateLimited
 
 EXHAUSTED = {"is_approved": False, "reason": "Max turns reached or no actionable response"}
 
@@ -89,6 +91,7 @@ async def test_s4_3_the_first_turn_has_prompt_and_tools_and_the_later_ones_only_
         (call("nobody"), {"error": "unknown tool requested"}),
         (call("read", "{"), {"error": "failed to parse arguments: "}),
         (call("read", {"wrong": 1}), {"error": "TypeError: "}),
+        (call("read", "[1]"), {"error": "failed to parse arguments: they are not an object"}),
     ],
 )
 async def test_s4_9_what_goes_wrong_in_a_tool_is_its_output(made: ToolCall, output: dict[str, str]) -> None:
@@ -131,3 +134,46 @@ async def test_s4_13_s4_8_c20_at_the_limit_there_is_the_decision_that_stands_for
 async def test_a_decision_that_cannot_be_read_is_no_approval(arguments: str) -> None:
     script = Script(("", [call("submit_decision", arguments)]))
     assert await run_orchestrator(script, [], "x") == {"is_approved": False, "reason": "Failed to parse LLM decision."}
+
+
+async def test_s4_8_a_tool_is_run_in_the_last_turn_too() -> None:
+    ran: list[Any] = []
+    script = Script(("", [call("read", {"path": "a"})]))
+    assert await run_orchestrator(script, make_tools(ran), "x", 3) == EXHAUSTED
+    assert ran == ["a", "a", "a"]
+
+
+async def test_s4_13_without_any_turn_there_is_no_decision() -> None:
+    script = Script(("", [decide()]))
+    assert await run_orchestrator(script, [], "x", max_turns=0) == EXHAUSTED
+    assert script.asked == []
+
+
+async def test_functions_with_types_are_tools_too() -> None:
+    @tool
+    def read(path: str) -> dict[str, str]:
+        """Read a file."""
+        return {"content": path.upper()}
+
+    script = Script(("", [call("read", {"path": "a"})]), ("", [decide()]))
+    assert (await run_orchestrator(script, [read], "x"))["is_approved"] is True
+    assert script.asked[0][2] == [read.describe(), DECISION_TOOL]
+    assert script.asked[1][3] == {"call_1": '{"content":"A"}'}
+
+
+async def test_a_tool_that_needs_approval_is_refused_because_nobody_could_give_it() -> None:
+    @tool(needs_approval=True)
+    def pay() -> None:
+        """Pay."""
+
+    with pytest.raises(ConfigError, match="The tool 'pay' needs approval"):
+        await run_orchestrator(Script(("", [decide()])), [pay], "x")
+
+
+async def test_what_the_provider_raises_is_raised_as_it_is() -> None:
+    class Limited(Script):
+        async def generate_responses_turn(self, *_: Any, **__: Any) -> Turn:
+            raise RateLimited("Slow down.")
+
+    with pytest.raises(RateLimited, match=r"Slow down\."):
+        await run_orchestrator(Limited(), [], "x")

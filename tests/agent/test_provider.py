@@ -141,6 +141,9 @@ async def test_s4_7_structured_output_is_asked_for_as_the_api_has_it(transport: 
     [
         PreviousResponseNotFound("gone", param="previous_response_id"),
         UnsupportedParameter("no state", param="previous_response_id"),
+        UnsupportedParameter("no state"),
+        InvalidRequest("It is not supported.", param="previous_response_id"),
+        InvalidRequest("Response with id 'resp_1' not found.", param="response_id", code="404"),
     ],
 )
 async def test_s4_15_c6_a_server_that_keeps_no_state_is_sent_the_whole_history(
@@ -215,3 +218,9 @@ def test_what_servers_leave_out_is_made_up_for() -> None:
     gathering = Gathering()
     gathering.feed([codec.decode_event(json.dumps(event).encode()) for event in stream])
     assert gathering.finish() == {"id": "resp_1", "status": "completed", "temperature": None, "output": [item]}
+
+
+async def test_a_first_turn_without_input_is_refused(transport: Recorder) -> None:
+    with pytest.raises(InvalidRequest, match="The first turn needs input") as refused:
+        await Provider(transport, model="scripted").generate_responses_turn()
+    assert (refused.value.param, transport.sent) == ("user_input", [])

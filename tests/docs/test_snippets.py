@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from openai import OpenAI
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8484"
@@ -89,6 +90,8 @@ def test_the_snippets_run_and_print_what_they_say(page: Page, tmp_path: Path) ->
     with serving(OPTIONS[page.server], tmp_path) as url:
         namespace: dict[str, Any] = {"__name__": page.path.name}
         printed = [run(snippet, page.path, url, namespace) for snippet in page.snippets]
+        for client in (value for value in namespace.values() if isinstance(value, OpenAI)):
+            client.close()  # a page need not say it, but a test leaves no socket open
     if page.server == "scripted":
         said = [snippet.printed or "" for snippet in page.snippets]
         assert printed == said

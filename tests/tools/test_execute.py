@@ -254,3 +254,31 @@ def test_what_makes_no_tool_is_refused_with_the_reason(options: dict[str, Any], 
 
     with pytest.raises(ConfigError, match=reason):
         Tool(**{"name": "t", "description": "d", "parameters": {}, "invoke": invoke} | options)
+
+
+class Panic(BaseException):
+    """What extensions raise that are not written in Python."""
+
+
+async def test_what_is_no_exception_is_a_result_too() -> None:
+    @tool
+    async def fall() -> None:
+        """Fall."""
+        raise Panic("at line 7")
+
+    @tool
+    def trip() -> None:
+        """Trip, in a thread."""
+        raise Panic("at line 8")
+
+    assert [error_of(await execute(each)) for each in (fall, trip)] == ["Panic: at line 7", "Panic: at line 8"]
+
+
+async def test_an_interrupt_is_not_the_tools_to_keep() -> None:
+    @tool
+    async def stop() -> None:
+        """Stop."""
+        raise GeneratorExit
+
+    with pytest.raises(GeneratorExit):
+        await execute(stop)

@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import enum
+import functools
+import json
 import threading
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
@@ -251,3 +253,51 @@ async def test_cancelling_a_call_cancels_the_function() -> None:
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
+
+
+class Search:
+    """Search the archive."""
+
+    async def __call__(self, words: str) -> str:
+        return f"found {words}"
+
+
+def add(one: int, other: int) -> int:
+    """Add two numbers."""
+    return one + other
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "description", "arguments", "output"),
+    [
+        (functools.partial(add, other=2), "add", "Add two numbers.", {"one": 1}, "3"),
+        (functools.partial(add, 2), "add", "Add two numbers.", {"other": 1}, "3"),
+        (Search(), "Search", "Search the archive.", {"words": "it"}, "found it"),
+    ],
+)
+async def test_bound_functions_and_objects_that_can_be_called_are_tools(
+    function: Any, name: str, description: str, arguments: dict[str, Any], output: str
+) -> None:
+    made = tool(function)
+    assert (made.name, made.description, list(made.parameters["properties"])) == (name, description, list(arguments))
+    assert (await made.invoke(json.dumps(arguments), CONTEXT)).output == output
+
+
+async def test_what_pydantic_notes_of_a_parameter_holds() -> None:
+    @tool
+    def rate(stars: Annotated[int, pydantic.Field(ge=1, le=5, description="How good.")]) -> int:
+        """Rate it."""
+        return stars
+
+    described = {"type": "integer", "minimum": 1, "maximum": 5, "description": "How good."}
+    assert rate.parameters["properties"] == {"stars": described}
+    with pytest.raises(msgspec.ValidationError, match="<= 5"):
+        await rate.invoke('{"stars": 6}', CONTEXT)
+
+
+def test_a_docstring_of_one_word_is_not_the_heading_of_a_section() -> None:
+    @tool
+    def raises() -> None:
+        """Raises"""
+
+    assert raises.description == "Raises"

@@ -94,3 +94,7 @@ def test_two_types_of_one_name_are_not_mixed_up() -> None:
     holder = msgspec.defstruct("Two", [("one", Outer), ("other", Same)])
     with pytest.raises(ConfigError, match="two: there are two types called 'Inner'"):
         Shape(holder, where="two")
+
+
+def test_a_tuple_is_read_where_strict_mode_is_not_asked_for() -> None:
+    assert Shape(tuple[int, str], where="x", strict=False).read('[1, "a"]') == (1, "a")

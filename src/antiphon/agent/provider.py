@@ -17,6 +17,8 @@ from antiphon.errors import AntiphonError, InvalidRequest, PreviousResponseNotFo
 JsonObject = dict[str, Any]
 
 _MOST_REMEMBERED = 1000
+# What servers call the response that is continued.
+_CONTINUATION = ("previous_response_id", "response_id")
 
 
 class ToolCall(Struct, frozen=True):
@@ -179,10 +181,10 @@ def is_forgetful(error: AntiphonError) -> bool:
     """Whether the server cannot continue a response, though it could answer a whole history."""
     if isinstance(error, PreviousResponseNotFound) or error.code == "previous_response_not_found":
         return True
-    return (isinstance(error, UnsupportedParameter) or error.code == "unsupported_parameter") and error.param in (
-        "previous_response_id",
-        None,
-    )
+    if isinstance(error, InvalidRequest) and error.param in _CONTINUATION:
+        # Whatever it calls what is wrong with it.
+        return True
+    return (isinstance(error, UnsupportedParameter) or error.code == "unsupported_parameter") and error.param is None
 
 
 def _as_items(user_input: str | Sequence[JsonObject] | None) -> list[JsonObject]:
