@@ -5,6 +5,9 @@ PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 # What is passed on to the command behind run, test, bench and lock: make test ARGS="-k sse"
 ARGS ?=
 
+# Tests run side by side, on as many processors as there are, but not so many that their models fill the memory.
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist worksteal
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --no-input --disable-pip-version-check
 CODE := src tests scripts $(wildcard benchmarks examples)
@@ -31,7 +34,7 @@ run: setup
 	@$(BIN)/antiphon serve $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 # Without node the other clients are still tested, and nobody can overlook what was not.
 test-clients: setup

@@ -327,5 +327,5 @@ def test_a_slow_reader_holds_the_model_back(serve: Callable[..., Any]) -> None:
         assert client.recv(12) == b"HTTP/1.1 200"
         # 30 MB are on offer. Answering somebody else shows that the loop is free: the flood waits for its reader.
         assert running.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).status == 200
-        client.shutdown(socket.SHUT_RDWR)
-        running.wait_for(running.backend.cancellation.wait)
+    # With unread data, closing is a reset: the server hears of it although it cannot send.
+    running.wait_for(running.backend.cancellation.wait)
