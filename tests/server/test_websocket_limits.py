@@ -1,6 +1,7 @@
 """How much a WebSocket takes, how long it lives, and how it ends."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -115,11 +116,12 @@ def test_a_slow_reader_makes_the_model_wait(stuck: tuple[Running, Client]) -> No
 
 
 def test_pings_of_a_client_that_reads_nothing_pile_up_nowhere(stuck: tuple[Running, Client]) -> None:
-    running, _ = stuck
+    running, client = stuck
     (connection,) = running.server.server_state.connections
     pings = (b"\x89\xe4" + bytes(4 + 100)) * 20_000
     running.do(lambda: connection.data_received(pings))
     assert connection.transport.get_write_buffer_size() < 2**20
+    client.socket.socket.shutdown(socket.SHUT_RDWR)  # it would wait for a farewell that it does not read
 
 
 def test_a_message_in_small_pieces_takes_no_more_room_than_a_whole_one(running: Running, client: Client) -> None:

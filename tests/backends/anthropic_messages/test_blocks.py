@@ -94,6 +94,7 @@ def test_a_file_is_given_as_a_document(part: Any, block: Any) -> None:
         (content.InputImage(), "", "invalid_value"),
         (content.InputFile(), "", "invalid_value"),
         (content.InputFile(file_data="not base64"), ".file_data", "invalid_value"),
+        (content.InputFile(file_data="\x80"), ".file_data", "invalid_value"),
         (content.InputFile(file_data="AAAA", filename="a.docx"), ".file_data", "unsupported_file"),
         (content.InputFile(file_data="/w==", filename="a.txt"), ".file_data", "unsupported_file"),
         (content.InputAudio(content.AudioData("AAAA", "wav")), "", "unsupported_content"),

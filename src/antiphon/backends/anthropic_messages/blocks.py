@@ -1,7 +1,6 @@
 """Content parts as the content blocks of the Messages API."""
 
 import base64
-import binascii
 import mimetypes
 import re
 from collections.abc import Iterable
@@ -122,7 +121,7 @@ def _write_file_data(file_data: str, filename: str, place: str) -> Block:
     media_type, data = (embedded[1], embedded[2]) if embedded is not None else ("", file_data)
     try:
         raw = base64.b64decode(data, validate=True)
-    except binascii.Error:
+    except ValueError:  # not the right letters, or not as many as there must be
         raise InvalidRequest("The file is not in base64.", param=place, code="invalid_value") from None
     media_type = media_type.lower() or mimetypes.guess_type(filename)[0] or ""
     if media_type == "application/pdf" or raw.startswith(b"%PDF-"):

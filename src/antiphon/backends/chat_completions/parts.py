@@ -1,7 +1,6 @@
 """Content parts in the words of Chat Completions: text, and media, which not every role may carry."""
 
 import base64
-import binascii
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -101,7 +100,7 @@ def _read_text_file(data: str) -> str | None:
         return None
     try:
         return base64.b64decode(data[found.end() :], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # neither base64 nor text
         return None
 
 
