@@ -1,19 +1,21 @@
 import itertools
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.embedded.answer import Answer
 from antiphon.backends.embedded.model import Choice, Chunk, Timings, Token, TokenList
 from antiphon.backends.embedded.prompt import write_call, write_custom_call
+from antiphon.errors import ModelError
 from antiphon.protocol.content import LogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, Tokens, ToolCall
 
 
 def read(pieces: list[str], *, may_call: bool = True, reason: str = "stop") -> list[Delta]:
-    answer = Answer(may_call=may_call, open_ended={"open"})
+    answer = Answer(tools={"f", "g", "c", "open"} if may_call else (), open_ended={"open"})
     deltas: list[Delta] = []
     for piece in pieces:
         deltas += answer.read(Chunk([Choice(piece)]))
@@ -112,14 +114,19 @@ def test_what_looks_like_a_call_is_text_where_none_can_be_made() -> None:
     assert join(read([write_call("f", "{}")], may_call=False)) == (write_call("f", "{}"), [], Finish("stop"))
 
 
+def test_a_call_that_was_not_offered_is_the_models_fault() -> None:
+    with pytest.raises(ModelError, match="called 'h', which it was not offered"):
+        read([write_call("h", "{}")])
+
+
 def test_tokens_are_counted_as_the_model_counts_them() -> None:
-    answer = Answer(may_call=False)
+    answer = Answer(tools=())
     said = answer.read(Chunk([Choice("Hi", "length")], Timings(cache_n=5, prompt_n=2, predicted_n=1)))
     assert said == [Text("Hi"), Tokens(Usage(7, 1, 8, InputTokensDetails(5))), Finish("length")]
 
 
 def test_logprobs_go_with_the_text_they_describe() -> None:
-    answer = Answer(may_call=True)
+    answer = Answer(tools={"f"})
     held = answer.read(Chunk([Choice("<", None, TokenList([Token("<", -1.0, [60])]))]))
     told = answer.read(Chunk([Choice("b>", None, TokenList([Token("b>", -2.0, [98, 62])]))]))
     assert held == []

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_END, CALL_INPUT, CALL_NAME
 from antiphon.backends.embedded.model import Chunk, Timings, Token
+from antiphon.errors import ModelError
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, Tokens, ToolCall
@@ -15,12 +16,13 @@ from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, Tokens, 
 class Answer:
     """Reads an answer as it comes. `finished` once its last delta is out."""
 
-    def __init__(self, *, may_call: bool, open_ended: Collection[str] = ()) -> None:
-        """`open_ended` are the tools whose calls end with the answer alone."""
+    def __init__(self, *, tools: Collection[str], open_ended: Collection[str] = ()) -> None:
+        """`tools` are those that may be called; the calls of the `open_ended` ones end with the answer alone."""
         self.finished = False
+        self._tools = tools
         self._open_ended = open_ended
         self._calls: Calls | None = None
-        self._opening = may_call
+        self._opening = bool(tools)
         self._held = ""
         self._logprobs: tuple[LogProb, ...] = ()
         self._timings: Timings | None = None
@@ -46,7 +48,7 @@ class Answer:
         if self._opening:
             # Which of the two it is shows as soon as the text leaves, or completes, the beginning of a call.
             if self._held.startswith(CALL_NAME):
-                self._calls = Calls(self._open_ended)
+                self._calls = Calls(self._tools, self._open_ended)
                 return self._calls.read(self._held)
             if CALL_NAME.startswith(self._held):
                 return []
@@ -77,8 +79,9 @@ class Calls:
     again, and `repeating` tells that nothing new will come.
     """
 
-    def __init__(self, open_ended: Collection[str] = ()) -> None:
+    def __init__(self, tools: Collection[str], open_ended: Collection[str]) -> None:
         self.repeating = False
+        self._tools = tools
         self._open_ended = open_ended
         self._buffer = ""
         self._made: list[tuple[str, str]] = []
@@ -109,6 +112,8 @@ class Calls:
             return None
         self._buffer = self._buffer[found.end() :]
         name = json.loads(found[1])
+        if name not in self._tools:  # a grammar that becomes too much in the middle no longer holds the model
+            raise ModelError(f"The model called '{name}', which it was not offered.")
         if found[2] == CALL_ARGUMENTS:
             self._call = Call(name, Arguments(), custom=False)
         else:

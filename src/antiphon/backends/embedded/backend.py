@@ -95,7 +95,7 @@ class EmbeddedBackend:
         elif sampling["temperature"]:
             sampling |= _FREE_TEXT
         body = {"prompt": prompt, "max_tokens": room}
-        return self._answer(body | sampling, Answer(may_call=rules.may_call, open_ended=rules.open_ended))
+        return self._answer(body | sampling, Answer(tools={*rules.tools, *rules.inputs}, open_ended=rules.open_ended))
 
     async def _read(self, turn: Turn, rules: Rules) -> list[int]:
         return await self._llama.read(lay_out(turn, rules, examples=self._examples))
