@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from antiphon.agent.limits import Limits, Prices
     from antiphon.agent.outcome import Outcome
     from antiphon.runtime import Agent
+    from antiphon.store.ledger import SqliteLedger
     from antiphon.tools.base import Tool, ToolContext, ToolResult
     from antiphon.tools.function import tool
 
@@ -22,6 +23,7 @@ __all__ = [
     "Outcome",
     "Prices",
     "ServerError",
+    "SqliteLedger",
     "Tool",
     "ToolContext",
     "ToolResult",
@@ -35,6 +37,7 @@ _HOMES = {
     "Limits": "antiphon.agent.limits",
     "Outcome": "antiphon.agent.outcome",
     "Prices": "antiphon.agent.limits",
+    "SqliteLedger": "antiphon.store.ledger",
     "Tool": "antiphon.tools.base",
     "ToolContext": "antiphon.tools.base",
     "ToolResult": "antiphon.tools.base",

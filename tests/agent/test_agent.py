@@ -346,3 +346,10 @@ async def test_a_task_that_is_none_is_refused(here: Stage, task: Any) -> None:
     with pytest.raises(InvalidRequest, match="A task is a text, or a list of items") as refused:
         await here.agent().run(task)
     assert (refused.value.param, here.sent) == ("task", [])
+
+
+async def test_what_is_no_ledger_is_refused_with_what_is_one(stage: Stage) -> None:
+    path: Any = "runs.db"
+    with pytest.raises(ConfigError, match=r"durable wants a ledger, such as SqliteLedger\(path\), not str"):
+        await stage.agent(tools=[look_up]).run("Go.", durable=path)
+    assert stage.sent == []

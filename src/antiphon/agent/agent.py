@@ -183,6 +183,8 @@ class Agent:
     async def _follow(
         self, open_journal: Callable[[], Awaitable[Journal]], ledger: Ledger | None, cancel: asyncio.Event | None
     ) -> RunEvents:
+        if ledger is not None and not hasattr(ledger, "append"):
+            raise ConfigError(f"durable wants a ledger, such as SqliteLedger(path), not {type(ledger).__name__}.")
         journal = await open_journal()
         model = ResponsesModel(
             self._transport,
