@@ -100,6 +100,7 @@ class Running:
         )
         self.server = Server(self.engine, settings, on_ready=self._arrive)
         self.url = ""
+        self._clients: list[OpenAI] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._listener = bind(settings)
@@ -134,7 +135,10 @@ class Running:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def client(self, key: str = "any") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
+        """The official client; it is closed with the server, since an open one complains when it is collected."""
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
+        self._clients.append(client)
+        return client
 
     def async_client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=PATIENCE)
@@ -161,6 +165,8 @@ class Running:
         self.server.should_exit = True
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
+        for client in self._clients:
+            client.close()
 
 
 def make_settings(**changes: Any) -> Settings:
