@@ -1,17 +1,16 @@
 """`truncation: auto`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.base import Capabilities, Deltas, Model, Turn
-from antiphon.engine.truncation import split_turns, start_turn
+from antiphon.engine.truncation import find_droppable, start_turn
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol.content import text_of
-from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message
+from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from engine_bench import Bench
@@ -25,27 +24,71 @@ def user(text: str) -> Message:
     return Message("user", text)
 
 
+def call(number: int) -> FunctionCall:
+    return FunctionCall(f"c{number}", "f", "{}")
+
+
+def output(number: int) -> FunctionCallOutput:
+    return FunctionCallOutput("x", f"c{number}")
+
+
 def test_a_turn_begins_with_a_user_message_and_system_messages_belong_to_none() -> None:
     items = [SYSTEM, user("1"), Message("assistant", "a"), user("2"), CALL, OUTPUT, user("3")]
-    assert split_turns(items) == [[1, 2], [3, 4, 5], [6]]
+    assert find_droppable(items) == [[1, 2], [3, 4, 5]]
 
 
 def test_turns_that_share_a_call_and_its_output_are_one() -> None:
-    assert split_turns([user("1"), CALL, user("2"), OUTPUT, user("3")]) == [[0, 1, 2, 3], [4]]
+    assert find_droppable([user("1"), CALL, user("2"), OUTPUT, user("3")]) == [[0, 1, 2, 3]]
 
 
 def test_turns_stay_one_when_another_call_of_theirs_is_answered_later() -> None:
     other, answer = FunctionCall("d", "f", "{}"), FunctionCallOutput("y", "d")
     items = [user("0"), user("1"), CALL, user("2"), other, user("3"), OUTPUT, user("4"), answer, user("5")]
-    assert split_turns(items) == [[0], [1, 2, 3, 4, 5, 6, 7, 8], [9]]
+    assert find_droppable(items) == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
 
 
-@given(st.lists(st.sampled_from(["user", "assistant", "system", "call", "output"]), max_size=15))
-def test_splitting_loses_nothing_but_system_messages(kinds: list[str]) -> None:
-    make = {"call": lambda: CALL, "output": lambda: OUTPUT}
-    items: list[Any] = [make.get(kind, lambda kind=kind: Message(kind, "x"))() for kind in kinds]
-    covered = [index for block in split_turns(items) for index in block]
-    assert covered == [index for index, kind in enumerate(kinds) if kind != "system"]
+def test_the_steps_of_the_last_turn_go_after_the_turns_before_it_but_neither_its_question_nor_its_last_step() -> None:
+    thought = Reasoning([], "rs_1")
+    items = [user("1"), Message("assistant", "a"), user("2"), thought, call(1), output(1), thought, call(2), output(2)]
+    assert find_droppable([*items, call(3), output(3)]) == [[0, 1], [3, 4, 5], [6, 7, 8]]
+
+
+def test_calls_that_were_made_side_by_side_are_one_step() -> None:
+    items = [user("1"), call(1), call(2), output(2), output(1), Message("assistant", "So"), call(3), output(3)]
+    assert find_droppable(items) == [[1, 2, 3, 4]]
+
+
+def test_steps_that_share_a_call_and_its_output_are_one() -> None:
+    items = [user("1"), call(1), call(2), output(1), call(3), output(3), output(2), call(4), output(4)]
+    assert find_droppable(items) == [[1, 2, 3, 4, 5, 6]]
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "system", "call 1", "call 2", "out 1", "out 2"]), max_size=15))
+def test_what_can_be_dropped_is_neither_twice_there_nor_half_of_a_pair(kinds: list[str]) -> None:
+    known: dict[str, Item] = {"call 1": call(1), "call 2": call(2), "out 1": output(1), "out 2": output(2)}
+    items: list[Item | Unknown] = [known.get(kind) or Message(kind, "x") for kind in kinds]
+    blocks = find_droppable(items)
+    gone: set[int] = set()
+    for block in blocks:
+        assert block
+        assert not gone & set(block)
+        gone |= set(block)
+        kept = [item for index, item in enumerate(items) if index not in gone]
+        assert all(item in kept for item in items if isinstance(item, Message) and item.role == "system")
+        assert _parted(kept) <= _parted(items)
+        assert "user" not in kinds or any(isinstance(item, Message) and item.role == "user" for item in kept)
+
+
+def _parted(items: list[Item | Unknown]) -> int:
+    """How many outputs there are whose call is not before them."""
+    seen: set[str] = set()
+    parted = 0
+    for item in items:
+        if isinstance(item, FunctionCall):
+            seen.add(item.call_id)
+        elif isinstance(item, FunctionCallOutput):
+            parted += item.call_id not in seen
+    return parted
 
 
 class Narrow:
@@ -58,6 +101,7 @@ class Narrow:
         self._window = room if says_so else None
         self.read: list[str] = []
         self.project = ""
+        self.asked = 0
 
     async def start(self) -> None: ...
 
@@ -70,6 +114,7 @@ class Narrow:
         return sum(len(_text(item).split()) for item in turn.items)
 
     async def stream(self, turn: Turn) -> Deltas:
+        self.asked += 1
         if await self.count_tokens(turn) + (turn.request.max_output_tokens or 1) > self._room:
             raise ContextLengthExceeded("too long", param="input")
         self.read, self.project = [_text(item) for item in turn.items], turn.project
@@ -88,12 +133,27 @@ def _text(item: Item | Unknown) -> str:
 TURNS: list[Item | Unknown] = [SYSTEM, *(user(f"turn {number} of five") for number in range(1, 6))]
 
 
-@pytest.mark.parametrize("says_so", [True, False])
-async def test_as_few_turns_go_as_must_and_never_the_system_message(says_so: bool) -> None:
-    backend = Narrow(2 + 2 * 4 + 1, says_so=says_so)
+async def test_as_few_turns_go_as_must_and_never_the_system_message() -> None:
+    backend = Narrow(2 + 2 * 4 + 1)
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS)
     started = await start_turn(backend, turn)
     assert (started.dropped, backend.read) == (3, ["Be kind.", "turn 4 of five", "turn 5 of five"])
+
+
+async def test_a_backend_that_does_not_tell_its_window_is_not_asked_once_for_every_turn() -> None:
+    backend = Narrow(2 + 40 * 4 + 1, says_so=False)
+    asked = [SYSTEM, *(user(f"turn {number} of many") for number in range(100))]
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=asked)
+    started = await start_turn(backend, turn)
+    assert (started.dropped, backend.asked) == (64, 8)
+
+
+async def test_a_long_loop_of_calls_goes_on_with_its_question_and_its_last_steps() -> None:
+    loop: list[Item | Unknown] = [each for number in range(10) for each in (call(number), output(number))]
+    backend = Narrow(2 + 4 + 3 * 4 + 1)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=[*TURNS, *loop])
+    started = await start_turn(backend, turn)
+    assert (started.dropped, backend.read) == (4 + 14, ["Be kind.", "turn 5 of five", *["a call"] * 6])
 
 
 async def test_a_shortened_turn_is_still_its_projects() -> None:

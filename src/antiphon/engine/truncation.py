@@ -1,6 +1,6 @@
-"""`truncation: auto`: dropping the oldest turns until the rest fits the model's window."""
+"""`truncation: auto`: dropping the oldest turns, and then the oldest steps of the last, until the rest fits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -26,46 +26,70 @@ async def start_turn(backend: Backend, turn: Turn) -> Started:
     except ContextLengthExceeded:
         if turn.request.truncation != "auto":
             raise
-    blocks = split_turns(turn.items)
-    last = len(blocks) - 1
-    fewest = await _search(backend, turn, blocks)
-    for dropped in range(fewest, last):
+    blocks = find_droppable(turn.items)
+    dropped, more = await _search(backend, turn, blocks), 1
+    while dropped < len(blocks):
         try:
-            shorter = _shorten(turn, blocks, dropped)
-            return Started(await backend.stream(shorter), len(turn.items) - len(shorter.items))
+            return await _start_without(blocks[:dropped], backend, turn)
         except ContextLengthExceeded:
-            continue
-    shortest = _shorten(turn, blocks, last)
-    return Started(await backend.stream(shortest), len(turn.items) - len(shortest.items))
+            # The count was wrong, or there was none. Each attempt may be a request to somebody else: not one a block.
+            dropped, more = dropped + more, 2 * more
+    return await _start_without(blocks, backend, turn)
+
+
+async def _start_without(blocks: Sequence[Sequence[int]], backend: Backend, turn: Turn) -> Started:
+    shorter = _shorten(turn, blocks)
+    return Started(await backend.stream(shorter), len(turn.items) - len(shorter.items))
 
 
 async def _search(backend: Backend, turn: Turn, blocks: Sequence[Sequence[int]]) -> int:
-    """The fewest turns to drop, by the count of tokens alone."""
+    """The fewest blocks to drop, by the count of tokens alone."""
     window = next((model.context_window for model in backend.models() if model.id == turn.request.model), None)
     if window is None:
         return 1
     room = window - (turn.request.max_output_tokens or 1)
-    low, high = 1, max(1, len(blocks) - 1)
+    low, high = 1, max(1, len(blocks))
     while low < high:
         middle = (low + high) // 2
-        if await backend.count_tokens(_shorten(turn, blocks, middle)) <= room:
+        if await backend.count_tokens(_shorten(turn, blocks[:middle])) <= room:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def split_turns(items: Sequence[Item | Unknown]) -> list[list[int]]:
-    """The indexes of the items that can be dropped, turn by turn, oldest first: all but system messages and tools.
+def find_droppable(items: Sequence[Item | Unknown]) -> list[list[int]]:
+    """The indexes of the items that can be dropped, block by block, in the order in which they go.
 
-    A turn begins with a user message. A call and its output are never parted: turns that share one are one.
+    First the turns but the last, oldest first: a turn begins with a user message. Then the steps of the last turn but
+    its last step: a step is what the model said and what its calls came to. So what the user asked last stays, and so
+    does what a long loop of calls has just found out. System messages and tools always stay.
+    """
+    turns = _group(items, range(len(items)), lambda item, _: _is_from(item, "user"))
+    if not turns:
+        return []
+    said = [index for index in turns[-1] if not _is_from(items[index], "user")]
+    steps = _group(items, said, lambda item, before: isinstance(before, OUTPUTS) and not isinstance(item, OUTPUTS))
+    return [*turns[:-1], *steps[:-1]]
+
+
+def _group(
+    items: Sequence[Item | Unknown],
+    indexes: Iterable[int],
+    begins: Callable[[Item | Unknown, Item | Unknown | None], bool],
+) -> list[list[int]]:
+    """Blocks of items; `begins` is asked about an item and the one before it.
+
+    A call and its output are never parted: blocks that share one are one.
     """
     blocks: list[list[int]] = []
     home: dict[str, int] = {}
-    for index, item in enumerate(items):
-        if isinstance(item, AdditionalTools) or (isinstance(item, Message) and item.role in ("system", "developer")):
+    before: Item | Unknown | None = None
+    for index in indexes:
+        item = items[index]
+        if isinstance(item, AdditionalTools) or _is_from(item, "system", "developer"):
             continue
-        if not blocks or (isinstance(item, Message) and item.role == "user"):
+        if not blocks or begins(item, before):
             blocks.append([])
         if isinstance(item, CALLS) and item.call_id is not None:
             home[item.call_id] = len(blocks) - 1
@@ -75,10 +99,15 @@ def split_turns(items: Sequence[Item | Unknown]) -> list[list[int]]:
                 blocks = [*blocks[:first], [each for block in blocks[first:] for each in block]]
                 home = {call_id: min(place, first) for call_id, place in home.items()}
         blocks[-1].append(index)
+        before = item
     return blocks
 
 
-def _shorten(turn: Turn, blocks: Sequence[Sequence[int]], dropped: int) -> Turn:
-    gone = {index for block in blocks[:dropped] for index in block}
+def _is_from(item: Item | Unknown, *roles: str) -> bool:
+    return isinstance(item, Message) and item.role in roles
+
+
+def _shorten(turn: Turn, blocks: Sequence[Sequence[int]]) -> Turn:
+    gone = {index for block in blocks for index in block}
     kept = [item for index, item in enumerate(turn.items) if index not in gone]
     return msgspec.structs.replace(turn, items=kept)
