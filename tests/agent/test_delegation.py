@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from agent_stage import HOLD, Stage, call, outputs_of
-from antiphon import Limits, tool
-from antiphon.agent.outcome import RunEnded, ToolProgress
+from antiphon import Agent, Limits, Outcome, Prices, tool
+from antiphon.agent.outcome import RunEnded, ToolProgress, TurnFinished
 from antiphon.ledger import Ledger
 
 
@@ -70,3 +70,33 @@ async def test_cancelling_the_asker_cancels_it(here: Stage, ledger: Ledger) -> N
         "run_1:1:0": "cancelled",
     }
     assert (await agent.resume("run_1", durable=ledger)).text == "Never mind."
+
+
+async def test_what_its_model_took_counts_against_the_limits_of_the_asker(stage: Stage) -> None:
+    expert = stage.agent(name="expert").as_tool("expert", "Knows the weather.")
+    ask = call("expert", {"input": "Bern?"})
+    stage.play([ask], "Mild in Bern.", "It is mild.")
+    first, _ = await _measure(stage.agent(tools=[expert]))
+    stage.play([ask], "Mild in Bern.", "Enough.")
+    outcome = await stage.agent(tools=[expert], limits=Limits(tokens=first[0] + 1)).run("How is it?")
+    assert (outcome.kind, outcome.text) == ("budget", "Enough.")
+
+
+@pytest.mark.parametrize(("own", "rate"), [(None, 1.0), (Prices(input=3_000_000, output=3_000_000), 3.0)])
+async def test_its_tokens_cost_what_its_own_prices_say_or_else_those_of_the_asker(
+    stage: Stage, own: Prices | None, rate: float
+) -> None:
+    stage.play([call("expert", {"input": "Bern?"})], "Mild in Bern.", "It is mild.")
+    expert = stage.agent(name="expert", prices=own).as_tool("expert", "Knows the weather.")
+    agent = stage.agent(tools=[expert], prices=Prices(input=1_000_000, output=1_000_000))
+    turns, outcome = await _measure(agent)
+    elsewhere = outcome.usage.total_tokens - sum(turns)
+    assert elsewhere > 0
+    assert outcome.cost == pytest.approx(sum(turns) + elsewhere * rate)
+
+
+async def _measure(agent: Agent) -> tuple[list[int], Outcome]:
+    """How many tokens each of the agent's own turns took, and what it came to."""
+    events = [event async for event in agent.run_stream("How is it?")]
+    assert isinstance(events[-1], RunEnded)
+    return [event.usage.total_tokens for event in events if isinstance(event, TurnFinished)], events[-1].outcome

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.history import LOST, STRAY, mend
+from antiphon.agent.history import STRAY, mend
+from antiphon.protocol.items import LOST_OUTPUT
 
 USER = {"role": "user", "content": "Go."}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
@@ -37,8 +38,11 @@ def test_what_is_whole_stays_as_it_is(whole: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("broken", "mended"),
     [
-        ([USER, THOUGHT, call()], [USER, THOUGHT, call(), output(text=LOST)]),
-        ([call(), call("call_2"), output("call_2")], [call(), output(text=LOST), call("call_2"), output("call_2")]),
+        ([USER, THOUGHT, call()], [USER, THOUGHT, call(), output(text=LOST_OUTPUT)]),
+        (
+            [call(), call("call_2"), output("call_2")],
+            [call(), output(text=LOST_OUTPUT), call("call_2"), output("call_2")],
+        ),
         ([USER, output()], [USER, {"role": "user", "content": f"{STRAY} 4"}]),
         ([call(), output(), output()], [call(), output(), {"role": "user", "content": f"{STRAY} 4"}]),
         ([USER, THOUGHT], [USER]),

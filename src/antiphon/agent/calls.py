@@ -201,7 +201,7 @@ class Calls:
         return report
 
     async def _settle(self, call: Call, result: ToolResult, *, means: Meaning = "") -> None:
-        await self._journal.write(Resulted(call.call_id, result.output, result.is_error, means))
+        await self._journal.write(Resulted(call.call_id, result.output, result.is_error, means, result.spent))
         self._happened.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
 
 
@@ -220,8 +220,8 @@ async def _see_through(work: Coroutine[Any, Any, None]) -> None:
 
 def _warn(result: ToolResult) -> ToolResult:
     if isinstance(result.output, str):
-        return ToolResult(f"{result.output}\n\n{WARNING}", result.is_error)
-    return ToolResult([*result.output, {"type": "input_text", "text": WARNING}], result.is_error)
+        return msgspec.structs.replace(result, output=f"{result.output}\n\n{WARNING}")
+    return msgspec.structs.replace(result, output=[*result.output, {"type": "input_text", "text": WARNING}])
 
 
 def read_arguments(call: Call) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.loop import RunEvents
 from antiphon.agent.outcome import Outcome, RunEnded, ToolStarted
 from antiphon.ledger import Ledger
-from antiphon.tools.base import Call, ToolContext, ToolResult, Waiting
+from antiphon.tools.base import Call, Spending, ToolContext, ToolResult, Waiting
 from antiphon.tools.execute import fail
 
 Verdict = bool | str
@@ -53,10 +53,11 @@ class Delegate:
         if outcome.kind == "needs_approval":
             pending = (_rename(call, context) for call in outcome.pending)
             raise Waiting(tuple(pending), outcome.state if ledger is None else None)
+        spent = Spending(outcome.usage, outcome.cost)
         if outcome.kind == "final":
-            return ToolResult(outcome.text)
+            return ToolResult(outcome.text, spent=spent)
         reason = outcome.error.message if outcome.error is not None else outcome.text
-        return fail(f"The agent ended with {outcome.kind}: {reason}")
+        return msgspec.structs.replace(fail(f"The agent ended with {outcome.kind}: {reason}"), spent=spent)
 
     async def _work(self, asked: str, context: ToolContext, ledger: Ledger | None) -> RunEvents:
         # One run for each call, however often that is made.

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from antiphon.agent.outcome import RunError
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import Call
+from antiphon.tools.base import Call, Spending
 
 JsonObject = dict[str, Any]
 
@@ -57,12 +57,16 @@ Meaning = Literal["", "decision", "no_progress", "budget"]
 
 
 class Resulted(_Entry, frozen=True):
-    """What a call came to. `means` is what follows from it for the run: the decision, or that no more may be called."""
+    """What a call came to. `means` is what follows from it for the run: the decision, or that no more may be called.
+
+    `spent` is what models have taken for it.
+    """
 
     call_id: str
     output: str | list[JsonObject]
     is_error: bool = False
     means: Meaning = ""
+    spent: Spending | None = None
 
 
 class Judgement(Struct, frozen=True):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from antiphon.agent.entries import JsonObject
+from antiphon.protocol.items import LOST_OUTPUT
 
-LOST = "No output was recorded for this call. Whether it was carried out is not known."
 STRAY = "The result of a call that is not in this conversation:"
 
 _OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
@@ -30,7 +30,7 @@ def mend(items: Sequence[JsonObject]) -> list[JsonObject]:
             continue
         mended.append(replayable(item) if kind in _OWN_IDS else item)
         if kind in _OUTPUTS and index not in paired:
-            mended.append({"type": _OUTPUTS[kind], "call_id": item.get("call_id"), "output": LOST})
+            mended.append({"type": _OUTPUTS[kind], "call_id": item.get("call_id"), "output": LOST_OUTPUT})
     return drop_lone_reasoning(mended)
 
 

@@ -214,7 +214,8 @@ class Loop:
         return "max_turns" if is_last and limits.wrap_up and state.calls else None
 
     def _cost(self) -> float:
-        return 0.0 if self._task.prices is None else self._task.prices.of(self._state.usage)
+        own = 0.0 if self._task.prices is None else self._task.prices.of(self._state.unpriced)
+        return own + self._state.charged
 
     # Turns
 

@@ -9,7 +9,7 @@ import msgspec
 from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, JsonObject, Judgement, Paused, Resulted
 from antiphon.agent.guard import Signature, sign
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import Call
+from antiphon.tools.base import Call, Spending
 
 
 class State:
@@ -27,6 +27,11 @@ class State:
         self.tool_calls = 0
         self.repairs = 0
         self.usage = Usage(0, 0, 0)
+        """What all models took, those asked by tools too."""
+        self.unpriced = Usage(0, 0, 0)
+        """What of it the prices of this run hold for."""
+        self.charged = 0.0
+        """What the rest cost."""
         self.text = ""
         self.refusal = ""
         self.cut = ""
@@ -84,7 +89,7 @@ class State:
         self.history += [*entry.told, *entry.output]
         self.response_id = entry.response_id or None
         self.sent = len(self.history)
-        self.usage = add_usage(self.usage, entry.usage)
+        self._spend(Spending(entry.usage))
         self.text, self.refusal = text_of(entry.output), text_of(entry.output, kinds=("refusal",))
         self.calls = calls_of(entry.output)
         self.open = list(self.calls)
@@ -100,6 +105,8 @@ class State:
     def _settle(self, entry: Resulted) -> None:
         call = self._find_open(entry.call_id)
         self.open.remove(call)
+        if entry.spent is not None:
+            self._spend(entry.spent)
         self.paused.pop(entry.call_id, None)
         self.made[sign(call)] += 1
         if entry.means == "decision":
@@ -108,6 +115,13 @@ class State:
             self.limit = entry.means
         output = {"type": "function_call_output", "call_id": entry.call_id, "output": entry.output}
         self.history.insert(self._place(call), output)
+
+    def _spend(self, spent: Spending) -> None:
+        self.usage += spent.usage
+        if spent.cost is None:
+            self.unpriced += spent.usage
+        else:
+            self.charged += spent.cost
 
     def _find_open(self, call_id: str) -> Call:
         for call in self.open:
@@ -147,17 +161,3 @@ def calls_of(items: Sequence[JsonObject]) -> list[Call]:
 
 def _as_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-
-
-def add_usage(one: Usage, other: Usage) -> Usage:
-    return Usage(
-        one.input_tokens + other.input_tokens,
-        one.output_tokens + other.output_tokens,
-        one.total_tokens + other.total_tokens,
-        type(one.input_tokens_details)(
-            one.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
-        ),
-        type(one.output_tokens_details)(
-            one.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
-        ),
-    )

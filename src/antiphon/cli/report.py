@@ -20,7 +20,6 @@ from antiphon.agent.outcome import (
     TurnFinished,
     TurnRestarted,
 )
-from antiphon.agent.state import add_usage
 from antiphon.cli.chat import Screen
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Call
@@ -66,7 +65,7 @@ class ScreenReport:
             case ReasoningDelta():
                 self._screen.show(event.text, dim=True)
             case TurnFinished():
-                self._usage = add_usage(self._usage, event.usage)
+                self._usage += event.usage
                 self._screen.remark(f"turn {event.number}: {self._price(self._usage)} so far")
             case TurnRestarted():
                 self._screen.remark(f"turn {event.number} broke off and is taken again: {event.reason}")

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from antiphon.errors import ConfigError
+from antiphon.protocol.response import Usage
 
 OnInterrupt = Literal["ask", "retry", "tell"]
 """What to do with a call that was under way when its process died, so that nobody knows whether it took effect.
@@ -30,11 +31,22 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     report: Callable[[str], None] = lambda _: None
 
 
+class Spending(Struct, frozen=True):
+    """What models have taken. `cost` is None if nobody here knows their prices."""
+
+    usage: Usage
+    cost: float | None = None
+
+
 class ToolResult(Struct, frozen=True):
-    """What the model reads: a text, or content parts as the API has them. An error is a result too."""
+    """What the model reads: a text, or content parts as the API has them. An error is a result too.
+
+    A tool that asks models itself says in `spent` what they took: it counts against the limits of the run.
+    """
 
     output: str | list[dict[str, Any]]
     is_error: bool = False
+    spent: Spending | None = None
 
 
 class Tool(Struct, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ def _require_result(result: object) -> ToolResult:
     except UnicodeEncodeError:
         # Half a character, as file names may have it. No request could carry it.
         text = str(result.output).encode(errors="replace").decode()
-        return ToolResult(text, result.is_error)
+        return msgspec.structs.replace(result, output=text)
     return result
 
 
