@@ -128,6 +128,8 @@ async def fill_references(
 
     Some clients send the whole history along with the id of the response that ends it.
     """
+    if not earlier and not any(isinstance(item, ItemReference) for item in items):
+        return items, []
     waiting = {f"the output of {call_id}" for call_id in find_lone_calls(earlier).values()}
     known = {_identify(item) for item in earlier} - waiting
     filled: list[Item | Unknown] = []

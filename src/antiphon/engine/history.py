@@ -39,13 +39,15 @@ OUTPUTS = (
     ApplyPatchCallOutput,
     ToolSearchOutput,
 )
+# Most items are neither, and a set is the quickest to say so.
+_PAIRED = frozenset((*CALLS, *OUTPUTS))
 
 
 def check_pairs(items: Sequence[Item | Unknown]) -> None:
     """Raise unless every output follows its call and every call has its output."""
     owed: dict[str, str] = {}
     answered: set[str] = set()
-    for item in items:
+    for item in (item for item in items if type(item) in _PAIRED):
         if isinstance(item, CALLS):
             if item.call_id is not None:
                 owed[item.call_id] = _noun(item)

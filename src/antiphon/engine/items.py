@@ -1,7 +1,8 @@
 """Items on their way into the store, and in pages on their way out."""
 
 from collections.abc import Sequence
-from typing import Literal
+from copy import copy
+from typing import Literal, cast
 
 import msgspec
 
@@ -45,15 +46,16 @@ def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     """The item in the form that is stored: with an id and a status, a message's text in a part."""
     if isinstance(item, Unknown):
         return _identify_unknown(item, mint)
-    changes: dict[str, object] = {}
-    if not item.id:  # some clients send an empty one
-        changes["id"] = mint(_PREFIXES.get(item.type, "item"))
-    if getattr(item, "status", "none") is None:
-        changes["status"] = "completed"
-    if isinstance(item, Message) and isinstance(item.content, str):
-        part = OutputText(item.content) if item.role == "assistant" else InputText(item.content)
-        changes["content"] = [part]
-    return msgspec.structs.replace(item, **changes) if changes else item
+    # A copy, not `replace`: that would read the content anew, of every item of every request.
+    stored = copy(item)
+    if not stored.id:  # some clients send an empty one
+        stored.id = mint(_PREFIXES.get(stored.type, "item"))
+    if getattr(stored, "status", "none") is None:
+        cast(Message, stored).status = "completed"
+    if isinstance(stored, Message) and isinstance(stored.content, str):
+        part = OutputText(stored.content) if stored.role == "assistant" else InputText(stored.content)
+        stored.content = [part]
+    return stored
 
 
 def _identify_unknown(item: Unknown, mint: Mint) -> Unknown:
