@@ -265,58 +265,21 @@ async def test_an_expired_response_is_not_shown(store: Store, make_stored: MakeS
     assert await store.delete("p", "resp_1") is False
 
 
-async def test_a_chain_with_an_expired_ancestor_starts_after_the_gap(
-    store: Store, make_stored: MakeStored, clock: Clock
-) -> None:
-    chain = [make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None) for turn in range(4)]
-    chain[1] = make_stored("resp_1", previous="resp_0", expires_at=clock.time)
+async def test_a_chain_reads_ancestors_that_have_expired(store: Store, make_stored: MakeStored, clock: Clock) -> None:
+    chain = [
+        make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None, expires_at=clock.time + turn)
+        for turn in range(4)
+    ]
     for stored in chain:
         await store.save("p", stored)
-    assert await store.chain("p", "resp_3") == [link(chain[2]), link(chain[3])]
+    clock.time += 2
+    await store.expire(clock.time)
+    assert await store.chain("p", "resp_3") == [link(stored) for stored in chain]
+    assert [await store.load("p", f"resp_{turn}") for turn in range(4)] == [None, None, None, chain[3]]
+    assert [await store.chain("p", f"resp_{turn}") for turn in range(3)] == [[], [], []]
 
 
 async def test_a_later_save_moves_the_end_of_a_response(store: Store, make_stored: MakeStored, clock: Clock) -> None:
     await store.save("p", make_stored("resp_1", expires_at=clock.time))
     await store.save("p", make_stored("resp_1", expires_at=clock.time + 1))
     assert await store.load("p", "resp_1") == make_stored("resp_1", expires_at=clock.time + 1)
-
-
-async def test_expiring_deletes_what_has_expired_and_nothing_else(
-    store: Store, make_stored: MakeStored, make_items: MakeItems, clock: Clock
-) -> None:
-    clock.time = 0  # so that what is left can be seen, expired or not
-    for number in range(250):
-        await store.save(f"project {number % 3}", make_stored(f"resp_{number}", expires_at=100 + number % 2))
-    await store.save("p", make_stored("resp_lasting"))
-    await store.create_conversation("p", Conversation("conv_expired", 1), make_items("msg_1"), expires_at=100)
-    await store.create_conversation("p", Conversation("conv_later", 1), make_items("msg_2"), expires_at=101)
-    await store.create_conversation("p", Conversation("conv_lasting", 1), make_items("msg_3"))
-
-    assert await store.expire(99) == 0
-    assert await store.expire(100) == 125 + 1
-    loaded = [await store.load(f"project {number % 3}", f"resp_{number}") for number in range(250)]
-    assert [stored is not None for stored in loaded] == [False, True] * 125
-    assert [await store.find_item("p", f"msg_{n}") for n in (1, 2, 3)] == [None, *make_items("msg_2", "msg_3")]
-    assert await store.expire(1_000) == 125 + 1
-    assert await store.load("p", "resp_lasting") == make_stored("resp_lasting")
-    assert await store.conversation_items("p", "conv_lasting") == make_items("msg_3")
-
-
-@pytest.mark.parametrize("end", ["delete", "expire"])
-async def test_events_and_run_go_with_their_response(
-    store: Store, make_stored: MakeStored, clock: Clock, end: str
-) -> None:
-    queued = make_stored("resp_1", status="queued", expires_at=clock.time + 1)
-    for project in ("ours", "theirs"):
-        await store.enqueue(project, queued, b"{}")
-        await store.append_events(project, "resp_1", 0, [b"{}"])
-    if end == "delete":
-        assert await store.delete("ours", "resp_1") is True
-    else:
-        await store.save("theirs", make_stored("resp_1", status="queued"))
-        assert await store.expire(clock.time + 1) == 1
-
-    assert await store.read_events("ours", "resp_1", -1) == []
-    assert await store.watch("ours", "resp_1") is False
-    assert await store.read_events("theirs", "resp_1", -1) == [(0, b"{}")]
-    assert await store.watch("theirs", "resp_1") is True

@@ -12,7 +12,10 @@ SWEEP_SECONDS = 3600.0
 
 
 class Retention:
-    """Deletes what has expired: at the start, and then every hour. Until then it is only hidden."""
+    """Deletes what has expired an hour ago: at the start, and then every hour. Until then it is only hidden.
+
+    A response that has not ended yet is not in the store, and would find what it continues gone.
+    """
 
     def __init__(self, store: Responses) -> None:
         self._store = store
@@ -29,7 +32,7 @@ class Retention:
     async def _sweep_regularly(self) -> None:
         while True:
             try:
-                forgotten = await self._store.expire(int(time.time()))
+                forgotten = await self._store.expire(int(time.time() - SWEEP_SECONDS))
             except Exception:
                 logger.exception("what has expired could not be deleted")
             else:

@@ -28,7 +28,7 @@ class LeaseLost(AntiphonError):
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response with the input items it was asked with (only its own, not the chain's).
 
-    From the second `expires_at` on, it is as if it had been deleted.
+    From the second `expires_at` on, it is as if it had been deleted for whoever names it. What continues it reads it.
     """
 
     response: Response
@@ -125,13 +125,17 @@ class Responses(Protocol):
     async def chain(self, project: str, response_id: str) -> Sequence[Link]:
         """The response and its ancestors through `previous_response_id`, oldest first.
 
-        Empty when the response itself is unknown. An ancestor that was deleted ends the walk: the first element then
-        still names a `previous_response_id`, and the caller decides what to make of the gap.
+        Empty when the response itself is unknown or has expired; its ancestors are read even if they have. An ancestor
+        that was deleted ends the walk: the first element then still names a `previous_response_id`, and the caller
+        decides what to make of the gap.
         """
 
     async def expire(self, now: int) -> int:
         """Delete what has expired, of every project: responses with their events and runs, conversations with their
-        items. It is done in steps, and other writers come in between. How many responses and conversations went."""
+        items. A response stays while one that was first kept after it continues it, expired or not, and goes with the
+        last of those. It is done in steps, and other writers come in between. How many responses and conversations
+        went.
+        """
 
 
 class Conversations(Protocol):
@@ -274,9 +278,9 @@ class Store(Responses, Conversations, EventLog, RunQueue, Prompts, Protocol):
     """A place for everything that outlives a request.
 
     A question that changes something returns once the change is durable: whatever was acknowledged survives a crash.
-    Stores hand out fresh objects: changing one does not change what is kept. What has expired is not shown. Before
-    `open` and after `close`, every question raises Unavailable; a store that breaks (a full disk, a damaged row) raises
-    ServerError.
+    Stores hand out fresh objects: changing one does not change what is kept. What has expired is not shown,
+    except in the chain of what continues it. Before `open` and after `close`, every question raises Unavailable; a
+    store that breaks (a full disk, a damaged row) raises ServerError.
     """
 
     async def open(self) -> None:

@@ -59,6 +59,16 @@ def test_a_file_of_the_first_version_keeps_its_responses(connection: sqlite3.Con
     connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     migrate(connection, migrations, path="store.db")
     kept = connection.execute("SELECT * FROM responses ORDER BY id").fetchall()
-    assert kept == [(*row[:4], 1, None, *row[4:]) for row in rows]
+    assert kept == [(*row[:4], 1, None, *row[4:], 0) for row in rows]
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%001%'").fetchall() == []
+
+
+def test_a_file_of_the_second_version_keeps_its_responses_and_their_ends(connection: sqlite3.Connection) -> None:
+    migrations = read_migrations()
+    migrate(connection, migrations[:2], path="store.db")
+    rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5, 1, n or None, b"[]", b"[]", b"x" * 20_000 * n) for n in range(5)]
+    connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    migrate(connection, migrations, path="store.db")
+    assert connection.execute("SELECT * FROM responses ORDER BY id").fetchall() == [(*row, 0) for row in rows]
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -12,8 +12,9 @@ import pytest
 
 from antiphon.protocol.conversation import Conversation
 from antiphon.store.base import ClaimedRun, StoredResponse
+from antiphon.store.record import pack
 from antiphon.store.sqlite import conversations, events, leases, prompts, responses, runs
-from antiphon.store.sqlite.schema import read_migrations
+from antiphon.store.sqlite.schema import migrate, read_migrations
 from antiphon.store.sqlite.store import SqliteStore
 
 MakeStored = Callable[..., StoredResponse]
@@ -72,6 +73,15 @@ async def test_what_goes_with_a_deleted_row_is_found_by_index(store: SqliteStore
     with connected(store.path) as other:
         (step,) = explain(other, statement.replace("old.project", "?").replace("old.id", "?"))
     assert step.startswith(f"SEARCH {table} USING ")
+
+
+async def test_what_a_deleted_or_changed_response_continued_is_found_by_index(store: SqliteStore) -> None:
+    found = "WHERE project = old.project AND id = old.previous_response_id AND continued = 1;"
+    assert read_migrations()[2].script.count(found) == 2
+    statement = f"UPDATE responses SET continued = 0 {found}"
+    with connected(store.path) as other:
+        (step,) = explain(other, statement.replace("old.project", "?").replace("old.previous_response_id", "?"))
+    assert step == "SEARCH responses USING INDEX sqlite_autoindex_responses_1 (project=? AND id=?)"
 
 
 async def test_every_index_serves_a_statement(store: SqliteStore) -> None:
@@ -147,6 +157,34 @@ async def test_expiring_lets_others_write_in_between(store: SqliteStore, make_st
     assert not expiring.done()
     assert await expiring == len(expired)
     assert await store.load("p", "resp_other") == make_stored("resp_other")
+
+
+async def test_a_file_of_the_second_version_lets_its_chains_go_with_their_last_response(
+    tmp_path: Path, make_stored: MakeStored
+) -> None:
+    path = tmp_path / "old.db"
+    with connected(path) as other:
+        migrate(other, read_migrations()[:2], path=str(path))
+        for turn in range(3):
+            stored = make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None, expires_at=10 + turn)
+            other.execute(responses.INSERT, ("p", *pack(stored)))
+    store = SqliteStore(path, now=lambda: 0)
+    await store.open()
+    assert [await store.expire(now) for now in (10, 11)] == [0, 0]
+    assert [link.id for link in await store.chain("p", "resp_2")] == ["resp_0", "resp_1", "resp_2"]
+    assert await store.expire(12) == 3
+    await store.close()
+
+
+async def test_a_sweep_does_not_look_again_at_what_it_has_spared(store: SqliteStore, make_stored: MakeStored) -> None:
+    await store.save("p", make_stored("resp_0", expires_at=10))
+    await store.save("p", make_stored("resp_1", previous="resp_0"))
+    with connected(store.path) as other:
+        assert other.execute(responses.DUE, (15,)).fetchall() == [(1,)]
+        assert await store.expire(15) == 0
+        assert other.execute(responses.DUE, (15,)).fetchall() == []
+        await store.delete("p", "resp_1")
+        assert other.execute(responses.DUE, (15,)).fetchall() == [(1,)]
 
 
 async def test_a_page_of_a_long_conversation_reads_only_that_page(store: SqliteStore) -> None:

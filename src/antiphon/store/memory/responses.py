@@ -51,11 +51,13 @@ class Responses(Conversations, EventLog):
         return True
 
     async def chain(self, project: str, response_id: str) -> list[Link]:
-        return walk(response_id, lambda wanted: self._find_response(project, wanted))
+        if self._find_response(project, response_id) is None:
+            return []
+        return walk(response_id, lambda wanted: self._tables.responses.get((project, wanted)))
 
     async def expire(self, now: int) -> int:
         tables = self._tables
-        responses = [key for key, record in tables.responses.items() if _has_expired(record.expires_at, now)]
+        responses = _find_expired(tables.responses, now)
         for key in responses:
             self._forget(key)
         conversations = [key for key, row in tables.conversations.items() if _has_expired(row.expires_at, now)]
@@ -78,6 +80,18 @@ class Responses(Conversations, EventLog):
         del self._tables.responses[key]
         self._tables.runs.pop(key, None)
         self._tables.events.pop(key, None)
+
+
+def _find_expired(responses: dict[Key, Record], now: int) -> list[Key]:
+    """Those that have expired and that nothing newer continues but what goes, too."""
+    expired = []
+    continued: set[Key] = set()
+    for key, record in reversed(responses.items()):  # newest first, so that each is looked at once
+        if _has_expired(record.expires_at, now) and key not in continued:
+            expired.append(key)
+        elif record.previous_response_id is not None:
+            continued.add((key[0], record.previous_response_id))
+    return expired
 
 
 def _has_expired(expires_at: int | None, now: int) -> bool:

@@ -41,8 +41,8 @@ WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
 
 DELETE = "DELETE FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
-# The walk itself carries only keys. UNION, not UNION ALL: a row that comes again ends the walk. The order of the rows
-# is not defined, so the reader puts them in order.
+# Only the head must not have expired. The walk itself carries only keys. UNION, not UNION ALL: a row that comes again
+# ends the walk. The order of the rows is not defined, so the reader puts them in order.
 CHAIN = """
 WITH RECURSIVE walked (project, id, previous, place) AS (
     SELECT project, id, previous_response_id, rowid FROM responses
@@ -50,12 +50,25 @@ WITH RECURSIVE walked (project, id, previous, place) AS (
     UNION
     SELECT older.project, older.id, older.previous_response_id, older.rowid
     FROM walked JOIN responses AS older ON older.project = walked.project AND older.id = walked.previous
-    WHERE older.expires_at IS NULL OR older.expires_at > ?
 )
 SELECT walked.id, previous, final, input, output FROM walked JOIN responses ON responses.rowid = place
 """
 
-EXPIRE = "DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE expires_at <= ? LIMIT ?)"
+# The last of a chain first: then those before it are continued by nothing any more when it is their turn.
+DUE = """
+SELECT rowid FROM responses WHERE expires_at <= ? AND continued = 0 ORDER BY expires_at DESC, rowid DESC LIMIT 1
+"""
+
+# Rows come after those they continue. Others do not count: a circle in a damaged database would keep itself for ever.
+FORGET = """
+DELETE FROM responses WHERE rowid = ? AND NOT EXISTS (
+    SELECT 1 FROM responses AS newer
+    WHERE newer.project = responses.project AND newer.previous_response_id = responses.id
+        AND newer.rowid > responses.rowid
+)
+"""
+
+SPARE = "UPDATE responses SET continued = 1 WHERE rowid = ?"
 
 
 class Responses(Database):
@@ -85,17 +98,18 @@ class Responses(Database):
         return deleted > 0
 
     async def chain(self, project: str, response_id: str) -> list[Link]:
-        now = self._now()
-        rows = await self._reader.submit(CHAIN, (project, response_id, now, now))
+        rows = await self._reader.submit(CHAIN, (project, response_id, self._now()))
         return walk(response_id, {row[0]: LinkRecord(*row[1:]) for row in rows}.get)
 
     async def expire(self, now: int) -> int:
         expired = 0
-        for statement in (EXPIRE, EXPIRE_CONVERSATIONS):
-            step = EXPIRY_STEP
-            while step == EXPIRY_STEP:
-                step = await self._writer.submit(statement, (now, EXPIRY_STEP))
-                expired += step
+        judged = step = EXPIRY_STEP
+        while judged == EXPIRY_STEP:
+            judged, gone = await self._writer.submit(_forget_expired, (now,))
+            expired += gone
+        while step == EXPIRY_STEP:
+            step = await self._writer.submit(EXPIRE_CONVERSATIONS, (now, EXPIRY_STEP))
+            expired += step
         return expired
 
 
@@ -120,3 +134,18 @@ def _save_bound(
         connection, project, conversation, items, now, expires_at, param="input"
     ):
         raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
+
+
+def _forget_expired(connection: sqlite3.Connection, now: int) -> tuple[int, int]:
+    """Judge the next expired responses, and delete those that nothing continues. How many were judged, and deleted."""
+    gone = 0
+    for judged in range(EXPIRY_STEP):
+        # Asked for one by one: what goes may free the one that it continued.
+        due = connection.execute(DUE, (now,)).fetchone()
+        if due is None:
+            return judged, gone
+        if connection.execute(FORGET, due).rowcount:
+            gone += 1
+        else:
+            connection.execute(SPARE, due)
+    return EXPIRY_STEP, gone
