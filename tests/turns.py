@@ -5,6 +5,7 @@ import itertools
 from hypothesis import strategies as st
 
 from antiphon.protocol import content, items
+from antiphon.protocol.hosted import ShellAction, ShellCall
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Usage
 from antiphon.stream import deltas as d
@@ -27,7 +28,8 @@ calls = st.one_of(
 others = st.one_of(
     st.builds(d.Tokens, st.just(Usage(1, 2, 3))),
     st.builds(d.WholeItem, st.just(Unknown(b'{"type":"acme:x","id":"x_1"}'))),
-    st.builds(d.WholeItem, st.just(items.Compaction("blob", "cmp_1"))),
+    st.builds(d.WholeItem, st.sampled_from([items.Compaction("blob", "cmp_1"), items.Compaction("blob")])),
+    st.builds(d.WholeItem, st.just(ShellCall("call_x", ShellAction(["ls"]), status="completed"))),
     st.builds(d.Passthrough, st.just(Unknown(b'{"type":"acme.tick","sequence_number":5}'))),
 )
 _search = items.WebSearchCall("ws_up", {"type": "search"}, "completed")

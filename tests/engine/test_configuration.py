@@ -10,6 +10,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.items import ITEMS, Item, Message
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, ReasoningConfig, TextConfig, TextFormat
+from engine_bench import Bench
 
 OBJECT = {"format": {"type": "json_object"}}
 
@@ -25,7 +26,8 @@ def test_the_newest_of_each_setting_holds() -> None:
         Message("user", "hi"),
         update(reasoning={"effort": "medium"}),
     ]
-    changed = apply_updates(asked, items)
+    changed, useless = apply_updates(asked, items)
+    assert useless == []
     assert (changed.reasoning, changed.text) == (
         ReasoningConfig("medium", "auto"),
         TextConfig(JsonObjectFormat(), "low"),
@@ -35,7 +37,21 @@ def test_the_newest_of_each_setting_holds() -> None:
 
 def test_a_request_without_updates_stays_as_it_is() -> None:
     asked = CreateRequest()
-    assert apply_updates(asked, [Message("user", "hi")]) is asked
+    changed, useless = apply_updates(asked, [Message("user", "hi")])
+    assert (changed is asked, useless) == (True, [])
+
+
+def test_an_update_in_the_history_that_sets_what_cannot_be_stands_in_nobodys_way() -> None:
+    damaged = update(id="cu_1", reasoning={"effort": "huge"})
+    changed, useless = apply_updates(CreateRequest(), [damaged, update(reasoning={"effort": "low"})])
+    assert changed.reasoning == ReasoningConfig("low")
+    assert [each.partition(":")[0] for each in useless] == ["the configuration_update cu_1 was left out"]
+
+
+async def test_a_conversation_takes_no_update_that_sets_what_cannot_be(bench: Bench) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.engine.conversations.create("default", [update(reasoning={"effort": "huge"})], None)
+    assert caught.value.param == "items[0].reasoning.effort"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
         ([OUTPUT], "No tool call found for function call output with call_id call_1."),
         ([OUTPUT, CALL], "No tool call found for function call output with call_id call_1."),
         ([CALL, OUTPUT, OUTPUT], "More than one output found for function call output with call_id call_1."),
+        ([CALL, CALL, OUTPUT], "More than one function call with call_id call_1."),
         ([CALL], "No tool output found for function call call_1."),
         ([CALL, OUTPUT, FunctionCall("call_2", "g", "{}")], "No tool output found for function call call_2."),
         ([CustomToolCall("c", "patch", "x")], "No tool output found for custom tool call c."),

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engine.history import check_pairs
+from antiphon.engine.ids import Mint
 from antiphon.engine.repair import Repaired, repair
 from antiphon.protocol.content import InputText
 from antiphon.protocol.hosted import ShellAction, ShellCall, ToolSearchCall, ToolSearchOutput
@@ -37,6 +38,18 @@ def test_a_sound_history_is_left_alone() -> None:
 def test_calls_at_the_end_wait_for_their_outputs() -> None:
     assert repair([USER, CALL, CUSTOM]).repairs == []
     assert repair([USER, CALL, CUSTOM, OUTPUT]).repairs == []
+
+
+def test_who_answers_one_response_need_not_know_the_calls_of_another() -> None:
+    """Two use a conversation at once, and both have a call open."""
+    ours, theirs = Mint(), Mint()
+    mine = FunctionCall("call_m", "f", "{}", ours("fc"))
+    other = FunctionCall("call_o", "f", "{}", theirs("fc"))
+    mended = repair([USER, mine, ANSWER, other], answered_next={"call_m"})
+    assert mended.items == [USER, mine, ANSWER, other, FunctionCallOutput(LOST_OUTPUT, "call_o", status="completed")]
+    assert mended.repairs == ["the call call_o had no output and got a note instead"]
+    both = [USER, mine, FunctionCall("call_n", "f", "{}", ours("fc"))]
+    assert repair(both, answered_next={"call_m"}).items == both
 
 
 def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:

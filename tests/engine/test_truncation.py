@@ -1,13 +1,14 @@
 """`truncation: auto`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.base import Capabilities, Deltas, Model, Turn
-from antiphon.engine.truncation import find_droppable, start_turn
+from antiphon.engine.truncation import count_tokens, find_droppable, start_turn
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol.content import text_of
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning
@@ -167,6 +168,19 @@ async def test_the_room_for_the_answer_counts() -> None:
     backend = Narrow(2 + 2 * 4 + 1)
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto", max_output_tokens=5), items=TURNS)
     assert (await start_turn(backend, turn)).dropped == 4
+
+
+async def test_a_wish_for_a_long_answer_does_not_cost_most_of_the_history() -> None:
+    backend = Narrow(21)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto", max_output_tokens=10_000), items=TURNS)
+    counted = await count_tokens(backend, turn)
+    assert counted == 2 + 3 * 4
+
+
+@pytest.mark.parametrize(("truncation", "counted"), [("auto", 2 + 2 * 4), (None, 2 + 5 * 4)])
+async def test_what_is_counted_is_what_would_be_read(truncation: Any, counted: int) -> None:
+    turn = Turn(request=CreateRequest(model="narrow", truncation=truncation), items=TURNS)
+    assert await count_tokens(Narrow(2 + 2 * 4 + 1), turn) == counted
 
 
 async def test_what_does_not_fit_even_alone_is_refused() -> None:

@@ -181,6 +181,9 @@ def test_input_tokens_are_counted_over_all_that_the_model_would_read(server: Any
     answer = server.ask("POST", "/v1/responses/input_tokens", body | {"personality": "friendly"})
     assert (answer.status, answer.json) == (200, {"object": "response.input_tokens", "input_tokens": 3 + 5 + 1 + 2})
     assert answer.headers["x-antiphon-warnings"] == "ignored: personality"
+    thought = [{"type": "reasoning", "id": "rs_1", "summary": []}, {"role": "user", "content": "hi"}]
+    answer = server.ask("POST", "/v1/responses/input_tokens", {"model": "scripted", "input": thought})
+    assert answer.headers["x-antiphon-warnings"] == "history: the reasoning rs_1 led to nothing and was left out"
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,9 @@ def test_s3_4_nothing_is_stored(server: Any) -> None:
     assert [server.ask("GET", path).status, server.ask("DELETE", path).status] == [404, 404]
     assert server.ask("POST", f"{path}/cancel").status == 404
     assert server.ask("GET", f"{path}/input_items").status == 404
-    assert server.ask("POST", "/v1/conversations", {}).json["error"]["code"] == "unknown_url"
+    error = server.ask("POST", "/v1/conversations", {}).json["error"]
+    message = "There is no /v1/conversations here. This server keeps no state between requests."
+    assert (error["code"], error["message"]) == ("unknown_url", message)
 
 
 def test_s3_4_the_history_in_the_input_array_is_read(server: Any) -> None:

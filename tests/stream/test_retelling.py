@@ -25,7 +25,9 @@ SEARCHING = Unknown(b'{"type":"web_search_call","id":"ws_1"}')
 def new_composer() -> Composer:
     serial = itertools.count(1)
     return Composer(
-        Response(id="resp_1", created_at=1, model="m"), new_id=lambda prefix: f"{prefix}_{next(serial)}", now=lambda: 9
+        Response(id="resp_token", created_at=1, model="m"),
+        new_id=lambda prefix: f"{prefix}_token{next(serial)}",
+        now=lambda: 9,
     )
 
 
@@ -58,12 +60,12 @@ def test_a_stream_cut_anywhere_goes_on_to_the_same_response(turn: list[d.Delta],
     stream = [*composer.start(), *composer.compose(recall(shown))]
     assert stream == shown
     stream += composer.compose(Retelling(recall(shown)).feed(turn))
-    assert _texts(fold(stream)) == _texts(fold(tell(turn)))
+    assert _outline(fold(stream)) == _outline(fold(tell(turn)))
 
 
-def _texts(response: Response) -> list[Any]:
+def _outline(response: Response) -> list[Any]:
     return [
-        (item.type, getattr(item, "arguments", None), text_of(getattr(item, "content", None) or []))
+        (item.type, item.id, getattr(item, "arguments", None), text_of(getattr(item, "content", None) or []))
         for item in response.output
     ]
 

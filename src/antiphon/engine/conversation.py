@@ -15,6 +15,7 @@ from antiphon.engine.items import identify
 from antiphon.engine.parameters import check_capabilities
 from antiphon.engine.policy import Policy
 from antiphon.engine.reasoning import screen
+from antiphon.engine.repair import drop_lone_reasoning
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
 from antiphon.engine.toolset import check_brought_tools, select_tools
@@ -62,13 +63,12 @@ async def resolve(
         inherit_tools=policy.inherit_tools,
         session=session,
     )
+    unsupported = policy.unsupported_tools
     if request.tools is None and context.tools:
         request = msgspec.structs.replace(request, tools=context.tools)
+        unsupported = "drop"  # nobody has asked for them here, and another model may have served them
     tools, left_out = select_tools(
-        request,
-        capabilities=capabilities,
-        unsupported=policy.unsupported_tools,
-        functions_only=policy.stateless,
+        request, capabilities=capabilities, unsupported=unsupported, functions_only=policy.stateless
     )
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     asked = read_input(request, mint)
@@ -86,15 +86,16 @@ async def resolve(
         items, unpaired = repair_before_trigger(items)
     else:
         check_pairs(items)
-        unpaired = []
-    request = copy(apply_updates(request, items))
+        items, unpaired = drop_lone_reasoning(items)
+    applied, useless = apply_updates(request, items)
+    request = copy(applied)
     request.tools = tools or None
     if request.temperature is None:
         request.temperature = model.temperature
     if request.top_p is None:
         request.top_p = model.top_p
     # What continues a compaction has it expanded twice, and mended alike.
-    told = dict.fromkeys((*context.repairs, *expanded.warnings, *unopened, *unpaired))
+    told = dict.fromkeys((*context.repairs, *expanded.warnings, *unopened, *unpaired, *useless))
     return Resolved(
         turn=Turn(request=request, items=items, project=project),
         input=new_items,

@@ -143,10 +143,10 @@ class Engine:
         resolved.response.served_by = opened.candidate.address
         return opened.deltas
 
-    async def count_input_tokens(self, request: CreateRequest, *, project: str) -> int:
-        """How many tokens the model would read for this request."""
+    async def count_input_tokens(self, request: CreateRequest, *, project: str) -> tuple[int, list[str]]:
+        """How many tokens the model would read for this request, and what should be known about it."""
         resolved, route = await self._resolve(request, project)
-        return await route.count_tokens(strip(resolved.turn))
+        return await route.count_tokens(strip(resolved.turn)), resolved.warnings
 
     async def compact(self, request: CreateRequest, *, project: str) -> tuple[CompactedResponse, list[str]]:
         """Compact what the request holds and continues, and say what should be known about it."""

@@ -50,6 +50,8 @@ def check_pairs(items: Sequence[Item | Unknown]) -> None:
     for item in (item for item in items if type(item) in _PAIRED):
         if isinstance(item, CALLS):
             if item.call_id is not None:
+                if item.call_id in owed:
+                    raise InvalidRequest(f"More than one {_noun(item)} with call_id {item.call_id}.", param="input")
                 owed[item.call_id] = _noun(item)
         elif isinstance(item, OUTPUTS) and item.call_id is not None:
             if owed.pop(item.call_id, None) is None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from antiphon.engine.history import CALLS, OUTPUTS
+from antiphon.engine.ids import find_owner
 from antiphon.protocol.items import (
     LOST_OUTPUT,
     CustomToolCall,
@@ -36,8 +37,8 @@ def repair(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = 
     repairs: list[str] = []
     kept = _pair(items, repairs)
     kept = _answer_lone_calls(kept, answered_next, repairs)
-    kept = _drop_lone_reasoning(kept, repairs)
-    return Repaired(kept, repairs)
+    kept, dropped = drop_lone_reasoning(kept)
+    return Repaired(kept, [*repairs, *dropped])
 
 
 def _pair(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
@@ -85,9 +86,12 @@ def _answer_lone_calls(
 ) -> list[Item | Unknown]:
     lone = find_lone_calls(items)
     open_end = _find_open_end(items)
+    # Several may use a conversation at once. Whoever answers the calls of one response does not know those of another.
+    answered = {_find_maker(items[index]) for index, call_id in lone.items() if call_id in answered_next}
     kept: list[Item | Unknown] = []
     for index, item in enumerate(items):
-        if index not in lone or index >= open_end or lone[index] in answered_next:
+        is_owed = index >= open_end and (not answered or _find_maker(item) in answered)
+        if index not in lone or is_owed or lone[index] in answered_next:
             kept.append(item)
         elif isinstance(item, FunctionCall):
             repairs.append(f"the call {item.call_id} had no output and got a note instead")
@@ -112,6 +116,11 @@ def find_lone_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
     return {index: call_id for call_id, index in waiting.items()}
 
 
+def _find_maker(item: Item | Unknown) -> str | None:
+    """The response that made an item, if it was one of ours."""
+    return find_owner(item.id) if item.id is not None else None
+
+
 def _find_open_end(items: Sequence[Item | Unknown]) -> int:
     """Where the last turn's calls begin: after them there is nothing but calls and outputs."""
     end = len(items)
@@ -120,8 +129,14 @@ def _find_open_end(items: Sequence[Item | Unknown]) -> int:
     return end
 
 
-def _drop_lone_reasoning(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
-    """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere."""
+def drop_lone_reasoning(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+    """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere.
+
+    Upstreams refuse such a history, and a client that was cut off while its model reasoned has no other.
+    """
+    if Reasoning not in map(type, items):
+        return items, []
+    repairs: list[str] = []
     kept: list[Item | Unknown] = []
     for item in reversed(items):
         if isinstance(item, Reasoning) and (not kept or not _follows_reasoning(kept[-1])):
@@ -129,7 +144,7 @@ def _drop_lone_reasoning(items: Sequence[Item | Unknown], repairs: list[str]) ->
         else:
             kept.append(item)
     kept.reverse()
-    return kept
+    return kept, repairs
 
 
 def _follows_reasoning(item: Item | Unknown) -> bool:

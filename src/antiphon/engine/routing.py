@@ -9,7 +9,7 @@ import msgspec
 from antiphon.backends.base import Backend, Deltas, Model, Turn
 from antiphon.config import UnsupportedTools
 from antiphon.engine.fallback import Unfit, adapt, lacks_something
-from antiphon.engine.truncation import start_turn
+from antiphon.engine.truncation import count_tokens, start_turn
 from antiphon.errors import (
     AntiphonError,
     ConfigError,
@@ -97,7 +97,7 @@ class Route(msgspec.Struct, frozen=True):
         return Serving(started.deltas, candidate, started.dropped, warnings)
 
     async def count_tokens(self, turn: Turn) -> int:
-        return await self.first.backend.count_tokens(_address(turn, self.first.model.id))
+        return await count_tokens(self.first.backend, _address(turn, self.first.model.id))
 
 
 def _address(turn: Turn, model: str) -> Turn:

@@ -44,10 +44,11 @@ async def _start_without(blocks: Sequence[Sequence[int]], backend: Backend, turn
 
 async def _search(backend: Backend, turn: Turn, blocks: Sequence[Sequence[int]]) -> int:
     """The fewest blocks to drop, by the count of tokens alone."""
-    window = next((model.context_window for model in backend.models() if model.id == turn.request.model), None)
+    window = _find_window(backend, turn)
     if window is None:
         return 1
-    room = window - (turn.request.max_output_tokens or 1)
+    # Many clients ask for more than a small model can say. The answer is not worth most of the question.
+    room = window - min(turn.request.max_output_tokens or 1, window // 4)
     low, high = 1, max(1, len(blocks))
     while low < high:
         middle = (low + high) // 2
@@ -56,6 +57,20 @@ async def _search(backend: Backend, turn: Turn, blocks: Sequence[Sequence[int]])
         else:
             low = middle + 1
     return low
+
+
+def _find_window(backend: Backend, turn: Turn) -> int | None:
+    return next((model.context_window for model in backend.models() if model.id == turn.request.model), None)
+
+
+async def count_tokens(backend: Backend, turn: Turn) -> int:
+    """How many tokens the model would read of the turn, shortened as `start_turn` would."""
+    counted = await backend.count_tokens(turn)
+    window = _find_window(backend, turn)
+    if turn.request.truncation != "auto" or window is None or counted < window:
+        return counted
+    blocks = find_droppable(turn.items)
+    return await backend.count_tokens(_shorten(turn, blocks[: await _search(backend, turn, blocks)]))
 
 
 def find_droppable(items: Sequence[Item | Unknown]) -> list[list[int]]:

@@ -218,7 +218,7 @@ class McpCall(Tagged, tag="mcp_call"):
 class ToolSearchCall(Tagged, tag="tool_search_call"):
     arguments: Any
     id: str | None = None
-    call_id: str | None = None
+    call_id: str | None = always(None)
     execution: Literal["server", "client"] | None = None
     status: ItemStatus | None = None
     created_by: str | None = None
@@ -227,7 +227,7 @@ class ToolSearchCall(Tagged, tag="tool_search_call"):
 class ToolSearchOutput(Tagged, tag="tool_search_output"):
     tools: Tools
     id: str | None = None
-    call_id: str | None = None
+    call_id: str | None = always(None)
     execution: Literal["server", "client"] | None = None
     status: ItemStatus | None = None
     created_by: str | None = None

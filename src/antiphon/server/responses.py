@@ -112,7 +112,8 @@ class ResponseHandlers:
         exchange.note_ignored(ignored)
         request = CreateRequest(**msgspec.structs.asdict(asked))
         with Watch(exchange):
-            counted = await self._engine.count_input_tokens(request, project=exchange.project)
+            counted, warnings = await self._engine.count_input_tokens(request, project=exchange.project)
+        exchange.warnings += warnings
         await exchange.answer_with(InputTokens(counted))
 
     async def compact(self, exchange: Exchange) -> None:

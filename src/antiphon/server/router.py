@@ -38,9 +38,13 @@ class _Pattern(NamedTuple):
 
 
 class Router:
-    """The table of routes. Plain paths are found in a dict; the few with parameters are tried in turn."""
+    """The table of routes. Plain paths are found in a dict; the few with parameters are tried in turn.
 
-    def __init__(self) -> None:
+    `note` is added to what is said of a path that is not in it.
+    """
+
+    def __init__(self, *, note: str = "") -> None:
+        self._note = note
         self._plain: dict[str, Methods] = {}
         self._patterns: dict[str, _Pattern] = {}
         self.entries: list[Entry] = []
@@ -63,7 +67,7 @@ class Router:
         """The route of a request, with the path's parameters put into the exchange."""
         methods = self._plain.get(exchange.path) or self._match(exchange)
         if methods is None:
-            raise NotFound(f"There is no {_shorten(exchange.path)} here.", code="unknown_url")
+            raise NotFound(f"There is no {_shorten(exchange.path)} here.{self._note}", code="unknown_url")
         route = methods.get(exchange.method)
         if route is None:
             exchange.extra_headers.append(_allow(methods))

@@ -28,7 +28,7 @@ from antiphon.server.websocket.handler import require_upgrade
 
 
 def make_router(engine: Engine, settings: Settings) -> Router:
-    router = Router()
+    router = Router(note=" This server keeps no state between requests." if settings.stateless else "")
     keepalive = Keepalive(settings.keepalive_seconds)
     responses = ResponseHandlers(
         engine, max_body_bytes=settings.max_body_bytes, keepalive=keepalive, compat=settings.compat

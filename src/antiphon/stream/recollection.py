@@ -12,19 +12,24 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
-from antiphon.stream.carried import find_prefix
+from antiphon.stream.carried import find_prefix, set_id
 from antiphon.stream.deltas import Delta
 
 
 def recall(stream: Iterable[Event | Unknown]) -> list[Delta]:
     """The deltas behind these events. The lifecycle is not among them: `Composer.start` tells it."""
     shown = list(stream)
+    token = next((event.response.id.partition("_")[2] for event in shown if isinstance(event, events.Created)), "")
     forms: dict[int, _Form] = {}
     recalled: list[Delta] = []
     for event, following in itertools.zip_longest(shown, shown[1:]):
         if isinstance(event, events.OutputItemAdded):
             forms[event.output_index] = _find_form(event, following)
-        recalled += _recall(event, forms.get(getattr(event, "output_index", -1)))
+        form = forms.get(getattr(event, "output_index", -1))
+        if form == "whole" and isinstance(event, events.OutputItemEvent):
+            recalled += _recall_whole(event, token)
+        else:
+            recalled += _recall(event, form)
     return recalled
 
 
@@ -46,10 +51,17 @@ def _recall(event: Event | Unknown, form: _Form | None) -> Sequence[Delta]:
         return [deltas.Passthrough(event)]
     if form == "carried":
         return [_recall_carried(event)]
-    if form == "whole" and isinstance(event, events.OutputItemEvent):
-        return [deltas.WholeItem(_as_output(event))] if isinstance(event, events.OutputItemDone) else []
     recollect = _RECOLLECTIONS.get(type(event))
     return recollect(event) if recollect is not None else []
+
+
+def _recall_whole(event: events.OutputItemEvent, token: str) -> Sequence[Delta]:
+    """At its end. An id that was made for it here is made again, so that those after it are the same, too."""
+    if not isinstance(event, events.OutputItemDone):
+        return []
+    item = _as_output(event)
+    is_ours = bool(token) and (item.id or "").partition("_")[2].startswith(token)
+    return [deltas.WholeItem(set_id(item, "") if is_ours and not isinstance(item, Unknown) else item)]
 
 
 def _recall_carried(event: Event) -> Delta:

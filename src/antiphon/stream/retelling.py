@@ -6,13 +6,12 @@ and the stream cannot go on.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
-from antiphon.stream.carried import set_id
 from antiphon.stream.deltas import Delta
 
 
@@ -176,17 +175,14 @@ class _Names:
         """Ids may be of our making, and a model calls by another id each time."""
         if isinstance(delta, deltas.CloseItem) and delta.key is not None:
             known = delta.item is not None and delta.key in self.calls
-            return [deltas.CloseItem(self.calls[delta.key], set_id(delta.item, ""))] if known else []
+            return [deltas.CloseItem(self.calls[delta.key], _blank(delta.item))] if known else []
         self._part()
         if isinstance(delta, deltas.CloseItem):
             return []
         if isinstance(delta, deltas.OpenItem):
             self.calls[delta.key] = len(self.calls)
-            return [deltas.OpenItem(self.calls[delta.key], set_id(delta.item, ""))]
-        if isinstance(delta.item, Unknown):
-            return [delta]
-        ids = {name: None for name in ("id", "call_id") if name in delta.item.__struct_fields__}
-        return [deltas.WholeItem(msgspec.structs.replace(delta.item, **ids))]
+            return [deltas.OpenItem(self.calls[delta.key], _blank(delta.item))]
+        return [deltas.WholeItem(_blank(delta.item))]
 
     def _part(self) -> None:
         """What was being said is over."""
@@ -230,6 +226,17 @@ class _Names:
         if words:
             pieces.append(_Spoken((type(delta), self.calls[delta.key]), words))
         return pieces
+
+
+def _blank(item: Any) -> Any:
+    """The item without its ids."""
+    if isinstance(item, Unknown):
+        fields = msgspec.json.decode(item.raw, type=dict[str, msgspec.Raw])
+        return Unknown(msgspec.json.encode({name: fields[name] for name in sorted(fields) if name not in _IDS}))
+    return msgspec.structs.replace(item, **{name: None for name in _IDS if name in item.__struct_fields__})
+
+
+_IDS = ("id", "call_id")
 
 
 def _words(delta: Delta) -> str:

@@ -295,7 +295,7 @@ async def test_counting_counts_what_the_compaction_stands_for(bench: Bench) -> N
     request = codec.decode_request(
         codec.encode({"model": "scripted", "input": "recall", "previous_response_id": compacted.id})
     ).request
-    counted = await bench.engine.count_input_tokens(request, project="default")
+    counted, _ = await bench.engine.count_input_tokens(request, project="default")
     answered = await bench.answer("recall", previous_response_id=compacted.id)
     assert answered.usage is not None
     assert counted == answered.usage.input_tokens

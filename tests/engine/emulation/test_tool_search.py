@@ -23,7 +23,7 @@ LOOK = call("tool_search", {"query": "weather in Bern"}, "call_0")
 
 
 def searched(arguments: Any, *tools: Any) -> list[dict[str, Any]]:
-    place = {"execution": "server", "status": "completed"}
+    place = {"call_id": None, "execution": "server", "status": "completed"}
     return [
         {"type": "tool_search_call", "arguments": arguments, **place},
         {"type": "tool_search_output", "tools": list(tools), **place},
