@@ -1,15 +1,24 @@
 """The engine: chains, projects, pages, models, and what it refuses."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from antiphon.engine.items import ItemPage
-from antiphon.errors import InvalidRequest, ModelNotFound, NotFound, PreviousResponseNotFound, Unavailable
+from antiphon.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    PreviousResponseNotFound,
+    Unavailable,
+    UnsupportedTool,
+)
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import FunctionCall, Message
 from antiphon.protocol.response import Response
+from antiphon.store.sqlite.store import SqliteStore
 from engine_bench import Bench
 
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
@@ -231,6 +240,60 @@ async def test_an_output_that_is_sent_again_with_the_history_is_left_out_with_a_
     run = await bench.ask([output, {"role": "user", "content": "and?"}], previous_response_id=second.id)
     assert run.warnings == ["input[0]: the output of call_1 is part of the history already"]
     assert (await run.drain()).status == "completed"
+
+
+async def test_an_output_that_differs_from_the_one_in_the_history_is_refused(make_bench: Any) -> None:
+    bench = await make_bench(CALLS)
+    first = await bench.answer("call f", tools=TOOLS)
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
+    second = await bench.answer([output], previous_response_id=first.id)
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask([output | {"output": "undone"}], previous_response_id=second.id)
+    assert (caught.value.param, "call_1" in caught.value.message) == ("input[0]", True)
+
+
+async def test_a_message_is_not_taken_for_another_that_has_its_id(bench: Bench) -> None:
+    """Some clients number their messages anew in every request. What such a one says must not be lost."""
+    asked = {"id": "msg_1", "role": "user", "content": "first"}
+    first = await bench.answer([asked])
+    run = await bench.ask([asked, {"role": "user", "content": "and?"}], previous_response_id=first.id)
+    assert run.warnings == ["input[0]: msg_1 is part of the history already"]
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask([asked | {"content": "second"}], previous_response_id=first.id)
+    assert caught.value.param == "input[0].id"
+    await run.drain()
+
+
+async def test_a_client_may_use_a_calls_id_again_once_the_call_is_answered(bench: Bench) -> None:
+    call = {"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "call_0", "output": "done"}
+    question = {"role": "user", "content": "go on"}
+    first = await bench.answer([question, call, output])
+    run = await bench.ask([question, call, output | {"output": "again"}], previous_response_id=first.id)
+    assert (run.warnings, (await run.drain()).status) == ([], "completed")
+
+
+async def test_reasoning_that_leads_to_nothing_is_left_out_with_a_warning(make_bench: Any) -> None:
+    bench = await make_bench({"default": "{history}"})
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    user = {"role": "user", "content": "hi"}
+    run = await bench.ask([user, thought, user])
+    assert run.warnings == ["history: the reasoning rs_1 led to nothing and was left out"]
+    assert (await run.drain()).output_text == "2"
+
+
+async def test_inherited_tools_that_a_model_cannot_use_are_left_out_with_a_warning(
+    make_bench: Any, tmp_path: Path
+) -> None:
+    mcp = {"type": "mcp", "server_label": "l", "server_url": "https://example.org"}
+    able = await make_bench(store=SqliteStore(tmp_path / "antiphon.db"))
+    first = await (await able.ask(tools=[mcp])).drain()
+    plain = await make_bench({"native_tools": ["function"]}, store=SqliteStore(tmp_path / "antiphon.db"))
+    run = await plain.ask("again", previous_response_id=first.id)
+    assert run.warnings == ["tools[0]: mcp is not available here and was left out"]
+    await run.drain()
+    with pytest.raises(UnsupportedTool):
+        await plain.ask("again", tools=[mcp])
 
 
 async def test_a_model_may_use_a_calls_id_again_once_the_call_is_answered(make_bench: Any) -> None:

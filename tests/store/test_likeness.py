@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from antiphon.errors import AntiphonError
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
+from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import Response
 from antiphon.store.base import Store, StoredResponse
 from antiphon.store.location import locate_store
@@ -27,9 +28,15 @@ times = st.sampled_from([10, 20, 30])
 item_lists = st.lists(item_ids, max_size=3).map(lambda ids: [Message("user", item_id, item_id) for item_id in ids])
 event_lists = st.lists(st.sampled_from([b"1", b'"two"', b"{}"]), max_size=3)
 responses = st.builds(
-    lambda response_id, previous, status, items, expires_at: StoredResponse(
+    lambda response_id, previous, status, conversation, items, expires_at: StoredResponse(
         response=Response(
-            id=response_id, created_at=1, model="m", status=status, previous_response_id=previous, output=items
+            id=response_id,
+            created_at=1,
+            model="m",
+            status=status,
+            previous_response_id=previous,
+            conversation=conversation and ConversationRef(conversation),
+            output=items,
         ),
         input=[],
         expires_at=expires_at,
@@ -37,6 +44,7 @@ responses = st.builds(
     response_ids,
     st.none() | response_ids,
     st.sampled_from(["queued", "in_progress", "completed", "cancelled"]),
+    st.none() | conversation_ids,
     item_lists,
     st.none() | times,
 )

@@ -60,7 +60,9 @@ def test_a_damaged_record_is_the_servers_fault(damage: bytes) -> None:
         with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
             unpack("resp_1", None, *pieces)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        walk("resp_1", {"resp_1": LinkRecord(None, True, b"[]", damage)}.get)
+        walk("resp_1", {"resp_1": LinkRecord(None, True, b"[]", damage, body)}.get)
+    with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
+        walk("resp_1", {"resp_1": LinkRecord(None, True, b"[]", b"[]", damage)}.get)
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
         unpack_items("conv_1", [damage + b"{"])
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):

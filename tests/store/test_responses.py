@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import pytest
 
 from antiphon.errors import InvalidRequest, NotFound
@@ -11,6 +12,7 @@ from antiphon.protocol.codec import decode_response
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.store.base import LeaseLost, Link, Store, StoredResponse
 
@@ -133,6 +135,16 @@ async def test_a_chain_with_a_deleted_ancestor_starts_after_the_gap(store: Store
         await store.save("p", stored)
     await store.delete("p", "resp_1")
     assert await store.chain("p", "resp_3") == [link(chain[2]), link(chain[3])]
+
+
+async def test_the_oldest_of_a_chain_names_its_conversation(store: Store, make_stored: MakeStored) -> None:
+    root, newer = make_stored("resp_0"), make_stored("resp_1", previous="resp_0")
+    root.response.conversation = ConversationRef("conv_1")
+    for stored in (root, newer):
+        await store.save("p", stored)
+    named = msgspec.structs.replace(link(root), conversation="conv_1")
+    assert await store.chain("p", "resp_0") == [named]
+    assert await store.chain("p", "resp_1") == [named, link(newer)]
 
 
 async def test_a_chain_that_bites_its_tail_ends(store: Store, make_stored: MakeStored) -> None:

@@ -1,22 +1,24 @@
 """What a request builds on: the chain or the conversation it continues, with its references filled in."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import msgspec
 
 from antiphon.engine.compaction.expansion import expand
-from antiphon.engine.history import OUTPUTS
+from antiphon.engine.history import CALLS, OUTPUTS
 from antiphon.engine.ids import find_owner
 from antiphon.engine.repair import find_lone_calls, repair
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
-from antiphon.protocol.items import Item, ItemReference
+from antiphon.protocol.content import text_of
+from antiphon.protocol.items import CustomToolCallOutput, FunctionCallOutput, Item, ItemReference, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
-from antiphon.store.base import Store
+from antiphon.store.base import Link, Store
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +64,11 @@ async def fetch_context(
         if remembered.stored and await store.load(project, remembered.id) is None:
             raise _previous_not_found(remembered.id)
         return _read(remembered.items, request, sealer, project, tools=remembered.tools if wants_tools else None)
-    chain, tools = await asyncio.gather(
+    (chain, losses), tools = await asyncio.gather(
         _fetch_chain(store, project, request.previous_response_id),
         _fetch_tools(store, project, request.previous_response_id) if wants_tools else _no_tools(),
     )
-    return _read(chain, request, sealer, project, tools=tools)
+    return _read(chain, request, sealer, project, tools=tools, losses=losses)
 
 
 def _read(
@@ -76,13 +78,14 @@ def _read(
     project: str,
     *,
     tools: list[Tool | Unknown] | None = None,
+    losses: Sequence[str] = (),
 ) -> Context:
     """What was kept, as a model can read it."""
     # Compactions first: the half of a pair that one covers must not be mended.
     answered_next = _answers(request)
     expanded = expand(items, sealer, project=project, answered_next=answered_next)
     mended = repair(expanded.items, answered_next=answered_next)
-    repairs = [*expanded.warnings, *mended.repairs]
+    repairs = [*losses, *expanded.warnings, *mended.repairs]
     return Context(items=mended.items, left_out=expanded.left_out, repairs=repairs, tools=tools)
 
 
@@ -92,7 +95,8 @@ def _answers(request: CreateRequest) -> set[str]:
     return {item.call_id for item in items if isinstance(item, OUTPUTS) and item.call_id is not None}
 
 
-async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Item | Unknown]:
+async def _fetch_chain(store: Store, project: str, response_id: str) -> tuple[list[Item | Unknown], list[str]]:
+    """All that a response and those before it have read and said, and what of that is lost."""
     chain = await store.chain(project, response_id)
     missing = response_id if not chain else chain[0].previous_response_id
     if missing is not None:
@@ -103,7 +107,20 @@ async def _fetch_chain(store: Store, project: str, response_id: str) -> list[Ite
             param="previous_response_id",
             code="previous_response_not_ended",
         )
-    return [item for link in chain for item in link.items]
+    earlier, losses = await _fetch_beginning(store, project, chain[0])
+    return [*earlier, *(item for link in chain for item in link.items)], losses
+
+
+async def _fetch_beginning(store: Store, project: str, oldest: Link) -> tuple[list[Item | Unknown], list[str]]:
+    """What the conversation of a chain's oldest response held before it, and a note if that is lost."""
+    if oldest.conversation is None:
+        return [], []
+    items = await store.conversation_items(project, oldest.conversation)
+    if items is None:
+        return [], [f"the conversation {oldest.conversation} is gone, and what it held before {oldest.id} with it"]
+    # A response that failed or was cancelled is no part of its conversation: all of that comes before it.
+    own = {item.id for item in oldest.items}
+    return list(itertools.takewhile(lambda item: item.id is None or item.id not in own, items)), []
 
 
 def _previous_not_found(response_id: str) -> PreviousResponseNotFound:
@@ -126,30 +143,71 @@ async def fill_references(
 ) -> tuple[list[Item | Unknown], list[str]]:
     """Put the stored items in the place of references to them, and leave out what the history already holds.
 
-    Some clients send the whole history along with the id of the response that ends it.
+    Some clients send the whole history along with the id of the response that ends it. Raises on an item that only has
+    the id of one in the history.
     """
-    if not earlier and not any(isinstance(item, ItemReference) for item in items):
+    if not earlier and not any(isinstance(item, ItemReference) or _is_bare(item) for item in items):
         return items, []
-    waiting = {f"the output of {call_id}" for call_id in find_lone_calls(earlier).values()}
-    known = {_identify(item) for item in earlier} - waiting
+    known = {_identify(item): item for item in earlier}
+    for call_id in find_lone_calls(earlier).values():
+        known.pop(_name_output(call_id), None)
     filled: list[Item | Unknown] = []
     repeated: list[str] = []
     for index, item in enumerate(items):
         identity = _identify(item)
         if identity is not None and identity in known:
+            _require_same(item, known[identity], index)
             repeated.append(f"input[{index}]: {identity} is part of the history already")
         elif isinstance(item, ItemReference):
             filled.append(await find_item(item.id, project=project, store=store, param=f"input[{index}]"))
+        elif _is_bare(item):
+            filled.append(await _search(item.id or "", project, store) or item)
         else:
             filled.append(item)
+            if isinstance(item, CALLS) and item.call_id is not None:
+                # A new call under the id of an answered one: its output is new, too.
+                known.pop(_name_output(item.call_id), None)
     return filled, repeated
+
+
+def _is_bare(item: Item | Unknown) -> bool:
+    """Whether nothing is left of a model's reasoning but its summary: clients that do not keep the rest count on us."""
+    return isinstance(item, Reasoning) and bool(item.id) and not item.content and not item.encrypted_content
+
+
+def _require_same(item: Item | Unknown, known: Item | Unknown, index: int) -> None:
+    """Raise if one of them says something else. Only words count: clients leave out much of what an item has."""
+    if isinstance(item, ItemReference) or _read_words(item) == _read_words(known):
+        return
+    if isinstance(item, OUTPUTS):
+        raise InvalidRequest(
+            f"The history has another output for call_id {item.call_id}.", param=f"input[{index}]", code="invalid_value"
+        )
+    raise InvalidRequest(
+        f"The history has another item with id '{item.id}'. Send this one with an id of its own, or without one.",
+        param=f"input[{index}].id",
+        code="invalid_value",
+    )
+
+
+def _read_words(item: Item | Unknown) -> tuple[str, ...]:
+    """What an item says, as far as it is words."""
+    if isinstance(item, Message):
+        return item.role, text_of(item.content)
+    if isinstance(item, (FunctionCallOutput, CustomToolCallOutput)):
+        return (text_of(item.output),)
+    return (item.call_id,) if isinstance(item, CALLS) and item.call_id is not None else ()
 
 
 def _identify(item: Item | Unknown) -> str | None:
     """What tells an item from all others: for an output the call it answers, since clients give outputs no ids."""
     if isinstance(item, OUTPUTS) and item.call_id is not None:
-        return f"the output of {item.call_id}"
+        return _name_output(item.call_id)
     return item.id
+
+
+def _name_output(call_id: str) -> str:
+    return f"the output of {call_id}"
 
 
 def check_ids(items: list[Item | Unknown]) -> None:
@@ -166,16 +224,20 @@ def check_ids(items: list[Item | Unknown]) -> None:
 
 async def find_item(item_id: str, *, project: str, store: Store, param: str) -> Item | Unknown:
     """The stored item that a reference names: of a response, or of a conversation. `param` is the reference's place."""
-    owner = find_owner(item_id)
-    stored = await store.load(project, owner) if owner is not None else None
-    if stored is not None:
-        for item in (*stored.input, *stored.response.output):
-            if item.id == item_id:
-                return item
-    found = await store.find_item(project, item_id)
+    found = await _search(item_id, project, store)
     if found is None:
         raise NotFound(
             f"Item with id '{item_id}' not found. Items are kept only if their response was stored.",
             param=param,
         )
     return found
+
+
+async def _search(item_id: str, project: str, store: Store) -> Item | Unknown | None:
+    owner = find_owner(item_id)
+    stored = await store.load(project, owner) if owner is not None else None
+    if stored is not None:
+        for item in (*stored.input, *stored.response.output):
+            if item.id == item_id:
+                return item
+    return await store.find_item(project, item_id)

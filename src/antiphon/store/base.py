@@ -1,7 +1,8 @@
 """What a store keeps, and the questions it answers. Every row belongs to a project, and every question names one.
 
-The contract comes in five parts, one for each kind of thing that is kept; a store answers them all. Questions that name
-no project are the server's own: `expire`, and the side of the run queue that works it off.
+The contract comes in parts: one for each kind of thing that is kept, and one for references to items. A store answers
+them all. Questions that name no project are the server's own: `expire`, and the side of the run queue that works it
+off.
 """
 
 from collections.abc import Sequence
@@ -39,13 +40,14 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """One response of a chain, cut down to what a continuation reads: its input items, then its output items.
 
-    One that is not `final` yet still has its output to come.
+    One that is not `final` yet still has its output to come. The first of a chain may belong to a `conversation`.
     """
 
     id: str
     previous_response_id: str | None
     final: bool
     items: list[Item | Unknown]
+    conversation: str | None = None
 
 
 class ItemRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,10 +195,13 @@ class Conversations(Protocol):
     async def delete_item(self, project: str, conversation_id: str, item_id: str) -> bool:
         """Take an item out of a conversation. False when it was not there."""
 
-    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
-        """The item with this id in whichever of the project's conversations has it, or None.
 
-        If several have one, it is the one appended last.
+class References(Protocol):
+    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
+        """The item with this id in whichever of the project's responses has it, or else of its conversations, or None.
+
+        If several have one, it is that of the newest response, or the one appended last. A response is not searched for
+        the items that were made in it: their ids say where they are.
         """
 
 
@@ -274,7 +279,7 @@ class Prompts(Protocol):
         """Forget a prompt with all its versions. False when there was none."""
 
 
-class Store(Responses, Conversations, EventLog, RunQueue, Prompts, Protocol):
+class Store(Responses, Conversations, References, EventLog, RunQueue, Prompts, Protocol):
     """A place for everything that outlives a request.
 
     A question that changes something returns once the change is durable: whatever was acknowledged survives a crash.

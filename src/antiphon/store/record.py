@@ -1,6 +1,7 @@
 """The form in which every store keeps things: a few columns and pieces of JSON, nothing twice."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from antiphon.protocol.codec import decode_items, decode_response, encode, keep_
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.store.base import Link, StoredResponse
 
@@ -56,13 +58,32 @@ def unpack(response_id: str, expires_at: int | None, asked: bytes, answered: byt
     return StoredResponse(response=response, input=_decode_array(what, asked, keep_items), expires_at=expires_at)
 
 
+def find_foreign(stored: StoredResponse) -> list[str]:
+    """The ids of the items that were not made in this response. Those of its own begin, after their kind, with its."""
+    own = stored.response.id.removeprefix("resp")
+    return [
+        item_id
+        for items in (stored.input, stored.response.output)
+        for item in items
+        if (item_id := item.id) is not None and not item_id.startswith(own, item_id.find("_"))
+    ]
+
+
+def pick_item(item_id: str, response_id: str, asked: bytes, answered: bytes) -> Item | Unknown | None:
+    """The item with this id, from a response's input items and output items."""
+    what = f"response {response_id}"
+    items = itertools.chain.from_iterable(_decode_array(what, each) for each in (asked, answered))
+    return next((item for item in items if item.id == item_id), None)
+
+
 class LinkRecord(NamedTuple):
-    """The part of a record that a chain reads."""
+    """The part of a record that a chain reads: the body only of a response that continues none."""
 
     previous_response_id: str | None
     final: bool
     input: bytes
     output: bytes
+    body: bytes | None
 
 
 def walk(response_id: str, find: Callable[[str], LinkRecord | Record | None]) -> list[Link]:
@@ -80,11 +101,37 @@ def walk(response_id: str, find: Callable[[str], LinkRecord | Record | None]) ->
         seen.add(next_id)
         what = f"response {next_id}"
         items = _decode_array(what, record.input) + _decode_array(what, record.output)
-        link = Link(id=next_id, previous_response_id=record.previous_response_id, final=bool(record.final), items=items)
-        links.append(link)
-        next_id = record.previous_response_id
+        previous = record.previous_response_id
+        conversation = _read_conversation(what, record.body) if previous is None and record.body is not None else None
+        links.append(
+            Link(
+                id=next_id,
+                previous_response_id=previous,
+                final=bool(record.final),
+                items=items,
+                conversation=conversation,
+            )
+        )
+        next_id = previous
     links.reverse()
     return links
+
+
+class _Belonging(msgspec.Struct):
+    """The one field of a response's body that a chain reads."""
+
+    conversation: ConversationRef | None = None
+
+
+_BELONGINGS = msgspec.json.Decoder(_Belonging)
+
+
+def _read_conversation(what: str, body: bytes) -> str | None:
+    try:
+        conversation = _BELONGINGS.decode(body).conversation
+    except msgspec.DecodeError as error:
+        raise _unreadable(what, error) from error
+    return None if conversation is None else conversation.id
 
 
 class ItemRecord(NamedTuple):

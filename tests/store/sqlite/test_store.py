@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from antiphon.protocol.conversation import Conversation
+from antiphon.protocol.items import Item, Message
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Response
 from antiphon.store.base import ClaimedRun, StoredResponse
 from antiphon.store.record import pack
-from antiphon.store.sqlite import conversations, events, leases, prompts, responses, runs
+from antiphon.store.sqlite import conversations, events, leases, prompts, references, responses, runs
 from antiphon.store.sqlite.schema import migrate, read_migrations
 from antiphon.store.sqlite.store import SqliteStore
 
@@ -23,7 +26,7 @@ CHILD = Path(__file__).with_name("child.py")
 
 STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
-    for module in (conversations, events, leases, prompts, responses, runs)
+    for module in (conversations, events, leases, prompts, references, responses, runs)
     for name, statement in vars(module).items()
     if name.isupper() and isinstance(statement, str)
 }
@@ -65,11 +68,11 @@ async def test_every_statement_finds_its_rows_by_index(store: SqliteStore, name:
     assert [step for step in plan if "TEMP B-TREE" in step or "AUTOMATIC" in step] == []
 
 
-@pytest.mark.parametrize("table", ["items", "runs", "events"])
-async def test_what_goes_with_a_deleted_row_is_found_by_index(store: SqliteStore, table: str) -> None:
+@pytest.mark.parametrize(("table", "migration"), [("items", 2), ("runs", 2), ("events", 2), ("foreign_items", 4)])
+async def test_what_goes_with_a_deleted_row_is_found_by_index(store: SqliteStore, table: str, migration: int) -> None:
     column = "conversation_id" if table == "items" else "response_id"
     statement = f"DELETE FROM {table} WHERE project = old.project AND {column} = old.id"
-    assert statement in read_migrations()[1].script
+    assert statement in read_migrations()[migration - 1].script
     with connected(store.path) as other:
         (step,) = explain(other, statement.replace("old.project", "?").replace("old.id", "?"))
     assert step.startswith(f"SEARCH {table} USING ")
@@ -89,6 +92,21 @@ async def test_every_index_serves_a_statement(store: SqliteStore) -> None:
         indexes = {name for (name,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
         used = " ".join(step for statement in STATEMENTS.values() for step in explain(other, statement)).split()
     assert indexes - set(used) == set()
+
+
+async def test_only_items_that_were_made_elsewhere_are_noted_and_only_as_long_as_their_response_is_there(
+    store: SqliteStore,
+) -> None:
+    ids = {"resp_T": ["msg_T0000", "fc_T0001"], "resp_U": ["msg_U0000", "msg_T0000", "msg_mine", "mine"]}
+    for response_id, item_ids in ids.items():
+        asked: list[Item | Unknown] = [Message("user", "hi", item_id) for item_id in item_ids]
+        response = Response(id=response_id, created_at=1, model="m", status="completed", output=asked[1:])
+        await store.save("p", StoredResponse(response=response, input=asked[:1]))
+    noted = "SELECT response_id, item_id FROM foreign_items ORDER BY item_id"
+    with connected(store.path) as other:
+        assert other.execute(noted).fetchall() == [("resp_U", each) for each in ("mine", "msg_T0000", "msg_mine")]
+        await store.delete("p", "resp_U")
+        assert other.execute(noted).fetchall() == []
 
 
 async def test_a_killed_process_loses_nothing_acknowledged(store: SqliteStore, make_stored: MakeStored) -> None:

@@ -100,14 +100,6 @@ class Conversations(Memory):
         del row.items[row.places.pop(item_id)]
         return True
 
-    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
-        found = [
-            (row.places[item_id], conversation_id)
-            for (owner, conversation_id), row in self._tables.conversations.items()
-            if owner == project and item_id in row.places and self._is_live(row)
-        ]
-        return await self.load_item(project, max(found)[1], item_id) if found else None
-
     def _find_conversation(self, project: str, conversation_id: str) -> ConversationRow | None:
         row = self._tables.conversations.get((project, conversation_id))
         return row if row is not None and self._is_live(row) else None

@@ -6,11 +6,12 @@ from antiphon.errors import NotFound
 from antiphon.store.base import LeaseLost, Link, StoredResponse
 from antiphon.store.memory.conversations import Conversations
 from antiphon.store.memory.events import EventLog
+from antiphon.store.memory.references import References
 from antiphon.store.memory.tables import Key
-from antiphon.store.record import Batch, Record, pack, pack_events, pack_items, unpack, walk
+from antiphon.store.record import Batch, Record, find_foreign, pack, pack_events, pack_items, unpack, walk
 
 
-class Responses(Conversations, EventLog):
+class Responses(Conversations, References, EventLog):
     async def save(
         self,
         project: str,
@@ -21,6 +22,7 @@ class Responses(Conversations, EventLog):
         events: tuple[int, Sequence[bytes]] | None = None,
     ) -> None:
         record = pack(stored)
+        foreign = find_foreign(stored)
         batch = None if events is None else pack_events(*events)
         key = project, record.id
         if owner is not None and not self._holds(key, owner):
@@ -37,6 +39,7 @@ class Responses(Conversations, EventLog):
             self._append(conversation, row, pack_items([*stored.input, *stored.response.output]), param="input")
             self._prolong(row, stored.expires_at)
         self._keep(key, record, batch)
+        self._note_items(key, foreign)
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
         record = self._find_response(project, response_id)
@@ -78,6 +81,7 @@ class Responses(Conversations, EventLog):
 
     def _forget(self, key: Key) -> None:
         del self._tables.responses[key]
+        self._tables.foreign.pop(key, None)
         self._tables.runs.pop(key, None)
         self._tables.events.pop(key, None)
 

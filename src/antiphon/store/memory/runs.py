@@ -2,11 +2,12 @@
 
 from antiphon.errors import ServerError
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
-from antiphon.store.memory.tables import Memory, RunRow
-from antiphon.store.record import pack
+from antiphon.store.memory.references import References
+from antiphon.store.memory.tables import RunRow
+from antiphon.store.record import find_foreign, pack
 
 
-class RunQueue(Memory):
+class RunQueue(References):
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
         record = pack(stored)
         key = project, record.id
@@ -14,6 +15,7 @@ class RunQueue(Memory):
             raise ServerError(f"The store already has a response {record.id}.")
         self._tables.responses[key] = record
         self._tables.runs[key] = RunRow(request=request)
+        self._note_items(key, find_foreign(stored))
 
     async def claim(self, owner: str, *, now: float, lease: float, limit: int) -> list[ClaimedRun]:
         free = [

@@ -40,10 +40,14 @@ class PromptRow(msgspec.Struct, kw_only=True):
 
 
 class Tables(msgspec.Struct):
-    """Events are kept in batches, a prompt's versions in their order."""
+    """Events are kept in batches, a prompt's versions in their order.
+
+    `foreign` has, by response, the ids of the items that were not made in it.
+    """
 
     responses: dict[Key, Record] = {}
     conversations: dict[Key, ConversationRow] = {}
+    foreign: dict[Key, frozenset[str]] = {}
     events: dict[Key, list[Batch]] = {}
     runs: dict[Key, RunRow] = {}
     prompts: dict[Key, dict[str, PromptRow]] = {}

@@ -47,14 +47,6 @@ WHERE items.project = ? AND conversation_id = ? AND item_id = ? AND (expires_at 
 
 DELETE_ITEM = "DELETE FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?"
 
-FIND_ITEM = """
-SELECT conversation_id, content FROM items WHERE place = (
-    SELECT max(place) FROM items JOIN conversations
-        ON conversations.project = items.project AND conversations.id = items.conversation_id
-    WHERE items.project = ? AND item_id = ? AND (expires_at IS NULL OR expires_at > ?)
-)
-"""
-
 # Where a list without `after` begins, in each order: before all places, and behind them.
 PAGES = {"asc": (ASCEND, 0), "desc": (DESCEND, 2**63 - 1)}
 
@@ -122,10 +114,6 @@ class Conversations(Database):
     async def delete_item(self, project: str, conversation_id: str, item_id: str) -> bool:
         deleted: bool = await self._writer.submit(_delete_item, (project, conversation_id, item_id, self._now()))
         return deleted
-
-    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
-        rows = await self._reader.submit(FIND_ITEM, (project, item_id, self._now()))
-        return unpack_items(rows[0][0], rows[0][1:])[0] if rows else None
 
 
 def append_block(

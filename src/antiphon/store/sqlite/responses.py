@@ -6,12 +6,23 @@ from typing import Any
 
 from antiphon.errors import NotFound
 from antiphon.store.base import LeaseLost, Link, StoredResponse
-from antiphon.store.record import Batch, ItemRecord, LinkRecord, pack, pack_events, pack_items, unpack, walk
+from antiphon.store.record import (
+    Batch,
+    ItemRecord,
+    LinkRecord,
+    find_foreign,
+    pack,
+    pack_events,
+    pack_items,
+    unpack,
+    walk,
+)
 from antiphon.store.sqlite.conversations import EXPIRE as EXPIRE_CONVERSATIONS
 from antiphon.store.sqlite.conversations import append_block
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.events import append_batch
 from antiphon.store.sqlite.leases import is_held
+from antiphon.store.sqlite.references import note_items
 
 # How many expired responses, or conversations, go in one step: a writer that waits meanwhile hardly notices.
 EXPIRY_STEP = 100
@@ -42,7 +53,8 @@ WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
 DELETE = "DELETE FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
 # Only the head must not have expired. The walk itself carries only keys. UNION, not UNION ALL: a row that comes again
-# ends the walk. The order of the rows is not defined, so the reader puts them in order.
+# ends the walk. The order of the rows is not defined, so the reader puts them in order. Of the oldest alone the body is
+# read: only a response that continues none can belong to a conversation.
 CHAIN = """
 WITH RECURSIVE walked (project, id, previous, place) AS (
     SELECT project, id, previous_response_id, rowid FROM responses
@@ -51,7 +63,8 @@ WITH RECURSIVE walked (project, id, previous, place) AS (
     SELECT older.project, older.id, older.previous_response_id, older.rowid
     FROM walked JOIN responses AS older ON older.project = walked.project AND older.id = walked.previous
 )
-SELECT walked.id, previous, final, input, output FROM walked JOIN responses ON responses.rowid = place
+SELECT walked.id, previous, final, input, output, CASE WHEN previous IS NULL THEN body END
+FROM walked JOIN responses ON responses.rowid = place
 """
 
 # The last of a chain first: then those before it are continued by nothing any more when it is their turn.
@@ -82,12 +95,13 @@ class Responses(Database):
         events: tuple[int, Sequence[bytes]] | None = None,
     ) -> None:
         row = (project, *pack(stored))
-        if conversation is None and owner is None and events is None:
+        foreign = find_foreign(stored)
+        if conversation is None and owner is None and events is None and not foreign:
             await self._writer.submit(SAVE, row)
             return
         batch = None if events is None else pack_events(*events)
         items = [] if conversation is None else pack_items([*stored.input, *stored.response.output])
-        await self._writer.submit(_save_bound, (row, owner, batch, conversation, items, self._now()))
+        await self._writer.submit(_save_bound, (row, foreign, owner, batch, conversation, items, self._now()))
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
         rows = await self._reader.submit(LOAD, (project, response_id, self._now()))
@@ -116,6 +130,7 @@ class Responses(Database):
 def _save_bound(
     connection: sqlite3.Connection,
     row: Sequence[Any],
+    foreign: list[str],
     owner: str | None,
     batch: Batch | None,
     conversation: str | None,
@@ -128,6 +143,7 @@ def _save_bound(
         raise LeaseLost(f"The run of {response_id} is not, or no longer, {owner}'s.")
     if connection.execute(SAVE, row).rowcount == 0:
         return
+    note_items(connection, project, response_id, foreign)
     if batch is not None:
         append_batch(connection, project, response_id, batch)
     if conversation is not None and not append_block(

@@ -2,10 +2,12 @@
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
-from antiphon.store.record import pack
+from antiphon.store.record import find_foreign, pack
 from antiphon.store.sqlite.database import Database
+from antiphon.store.sqlite.references import note_items
 from antiphon.store.sqlite.responses import INSERT
 
 ENQUEUE = "INSERT INTO runs (project, response_id, request) VALUES (?, ?, ?)"
@@ -40,7 +42,7 @@ CANCEL = "UPDATE runs SET cancelled = 1 WHERE project = ? AND response_id = ?"
 
 class RunQueue(Database):
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        await self._writer.submit(_enqueue, ((project, *pack(stored)), request))
+        await self._writer.submit(_enqueue, ((project, *pack(stored)), request, find_foreign(stored)))
 
     async def claim(self, owner: str, *, now: float, lease: float, limit: int) -> list[ClaimedRun]:
         claimed: list[ClaimedRun] = await self._writer.submit(_claim, (owner, now, lease, limit))
@@ -72,9 +74,11 @@ class RunQueue(Database):
         return marked > 0
 
 
-def _enqueue(connection: sqlite3.Connection, row: Sequence[object], request: bytes) -> None:
+def _enqueue(connection: sqlite3.Connection, row: Sequence[Any], request: bytes, foreign: list[str]) -> None:
+    project, response_id, *_ = row
     connection.execute(INSERT, row)
-    connection.execute(ENQUEUE, (*row[:2], request))
+    connection.execute(ENQUEUE, (project, response_id, request))
+    note_items(connection, project, response_id, foreign)
 
 
 def _claim(connection: sqlite3.Connection, owner: str, now: float, lease: float, limit: int) -> list[ClaimedRun]:

@@ -1,0 +1,227 @@
+"""What a request builds on: items that references name, and the conversation in which a chain began."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.engine.context import fetch_context
+from antiphon.engine.sealing import Sealer
+from antiphon.errors import NotFound
+from antiphon.protocol import codec
+from antiphon.protocol.content import text_of
+from antiphon.protocol.items import Item, Message
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.request import CreateRequest
+from antiphon.store.location import locate_store
+from antiphon.store.sqlite.store import SqliteStore
+from engine_bench import Bench
+
+FOREIGN = {
+    "type": "message",
+    "id": "msg_foreign1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "I come from elsewhere.", "annotations": [], "logprobs": []}],
+}
+SCRIPT = {
+    "rules": [
+        {"user": "foreign", "answers": [[{"item": FOREIGN}]]},
+        {"user": "fail", "answers": [[{"text": "Half"}, {"failure": {"message": "No more."}}]]},
+        {"user": "wait", "answers": [[{"text": "Half"}, {"wait": "gate"}]]},
+    ],
+    "default": "{history} items",
+}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path, make_bench: Any) -> Bench:
+    url = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/store.db"}[request.param]
+    made: Bench = await make_bench(SCRIPT, store=locate_store(url))
+    return made
+
+
+def say(text: str, item_id: str | None = None) -> dict[str, Any]:
+    message = {"type": "message", "role": "user", "content": text}
+    return message if item_id is None else message | {"id": item_id}
+
+
+def refer(item_id: str | None) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item_id}
+
+
+def tell(items: list[Item | Unknown]) -> list[str]:
+    return [text_of(item.content) for item in items if isinstance(item, Message)]
+
+
+async def resolve(bench: Bench, item_id: str | None, *, project: str = "default") -> str:
+    """What the item says that a reference to this id puts in its place."""
+    response = await bench.answer([refer(item_id), say("and?")], project=project)
+    page = await bench.engine.input_items(project, response.id, after=None, limit=9, order="asc")
+    assert [page.data[0].id, response.output_text] == [item_id, "2 items"]
+    return tell(page.data)[0]
+
+
+# References
+
+
+async def test_a_reference_finds_an_item_that_the_client_has_named(bench: Bench) -> None:
+    await bench.answer([say("hello", "msg_mine")])
+    assert await resolve(bench, "msg_mine") == "hello"
+
+
+async def test_a_reference_finds_an_item_that_the_backend_has_named(bench: Bench) -> None:
+    await bench.answer("foreign")
+    assert await resolve(bench, "msg_foreign1") == "I come from elsewhere."
+
+
+async def test_a_reference_finds_an_unstored_answer_in_the_input_of_a_stored_response(bench: Bench) -> None:
+    unstored = await bench.answer("hello", store=False)
+    await bench.answer([*unstored.output, say("and?")])
+    assert await resolve(bench, unstored.output[0].id) == "1 items"
+
+
+async def test_a_reference_finds_an_item_of_a_deleted_response_where_it_was_sent_again(bench: Bench) -> None:
+    first = await bench.answer("hello")
+    second = await bench.answer([refer(first.output[0].id), say("and?")])
+    await bench.engine.delete("default", first.id)
+    assert await resolve(bench, first.output[0].id) == "1 items"
+    kept = await bench.engine.retrieve("default", second.id)
+    assert kept == second
+
+
+async def test_a_reference_finds_nothing_when_every_response_with_the_item_is_gone(bench: Bench) -> None:
+    responses = [await bench.answer([say("hello", "msg_mine")]) for _ in range(2)]
+    for response in responses:
+        await bench.engine.delete("default", response.id)
+    with pytest.raises(NotFound) as caught:
+        await bench.ask([refer("msg_mine")])
+    assert caught.value.param == "input[0]"
+
+
+async def test_a_reference_finds_the_item_of_a_response_that_still_runs(bench: Bench) -> None:
+    running = (await bench.ask([say("wait", "msg_mine")], background=True)).response
+    await bench.backend.reached("gate")
+    conversation = await bench.engine.conversations.create("default", codec.decode_items(b'[{"id":"msg_mine"}]'), None)
+    listed = await bench.store.conversation_items("default", conversation.id)
+    assert listed is not None
+    assert tell(listed) == ["wait"]
+    await bench.engine.cancel("default", running.id)
+
+
+async def test_a_reference_does_not_reach_into_another_project(bench: Bench) -> None:
+    await bench.answer([say("hello", "msg_mine")], project="theirs")
+    await bench.answer("foreign", project="theirs")
+    for item_id in ("msg_mine", "msg_foreign1"):
+        with pytest.raises(NotFound):
+            await bench.ask([refer(item_id)])
+    assert await resolve(bench, "msg_mine", project="theirs") == "hello"
+
+
+async def test_items_made_in_their_response_need_no_note(make_bench: Any, tmp_path: Path) -> None:
+    bench = await make_bench(SCRIPT, store=SqliteStore(tmp_path / "store.db"))
+    first = await bench.answer("hello")
+    second = await bench.answer([say("and?"), say("well?")], previous_response_id=first.id)
+    kept = await bench.store.load("default", second.id)
+    assert kept is not None
+    items = [*kept.input, *kept.response.output]
+    assert [await bench.store.find_item("default", item.id) for item in items] == [None] * 3
+    assert await resolve(bench, kept.input[0].id) == "and?"
+
+
+# A chain that begins in a conversation
+
+
+async def converse(bench: Bench, *texts: str) -> str:
+    items = codec.decode_items(codec.encode([say(text) for text in texts]))
+    return (await bench.engine.conversations.create("default", items, None)).id
+
+
+async def read(bench: Bench, response_id: str) -> tuple[list[str], list[str]]:
+    """What a continuation reads, and what is mended for it."""
+    context = await fetch_context(
+        CreateRequest(input="and?", previous_response_id=response_id),
+        project="default",
+        store=bench.store,
+        sealer=Sealer([bytes(32)]),
+        inherit_tools=False,
+    )
+    return tell(context.items), context.repairs
+
+
+async def test_what_continues_a_response_of_a_conversation_reads_what_that_held_before_it(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    await bench.answer("one", conversation=conversation)
+    second = await bench.answer("two", conversation=conversation)
+    await bench.answer("later", conversation=conversation)
+    third = await bench.answer("three", previous_response_id=second.id)
+    fourth = await bench.answer("four", previous_response_id=third.id)
+    assert [third.output_text, fourth.output_text] == ["6 items", "8 items"]
+    before = ["My name is Ada.", "one", "2 items", "two", "4 items"]
+    assert await read(bench, second.id) == (before, [])
+    assert await read(bench, fourth.id) == ([*before, "three", "6 items", "four", "8 items"], [])
+
+
+async def test_what_continues_the_first_response_of_a_conversation_reads_it_once(bench: Bench) -> None:
+    conversation = await converse(bench)
+    first = await bench.answer([say("one", "msg_mine")], conversation=conversation)
+    assert await read(bench, first.id) == (["one", "1 items"], [])
+
+
+@pytest.mark.parametrize("ending", ["failed", "cancelled"])
+async def test_a_response_that_is_no_part_of_its_conversation_comes_after_all_of_it(bench: Bench, ending: str) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    if ending == "failed":
+        broken = await bench.answer("fail", conversation=conversation)
+    else:
+        broken = (await bench.ask("wait", conversation=conversation, background=True)).response
+        await bench.backend.reached("gate")
+        broken = await bench.engine.cancel("default", broken.id)
+    await bench.answer("one", conversation=conversation)
+    asked = {"failed": "fail", "cancelled": "wait"}[ending]
+    assert broken.status == ending
+    assert await read(bench, broken.id) == (["My name is Ada.", "one", "2 items", asked, "Half"], [])
+
+
+async def test_what_was_taken_out_of_the_conversation_does_not_move_its_end(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer([say("one", "msg_mine"), say("two")], conversation=conversation)
+    await bench.engine.conversations.delete_item("default", conversation, "msg_mine")
+    await bench.answer("later", conversation=conversation)
+    assert await read(bench, first.id) == (["My name is Ada.", "one", "two", "3 items"], [])
+
+
+async def test_a_chain_whose_conversation_is_gone_goes_on_and_says_so(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer("one", conversation=conversation)
+    await bench.engine.conversations.delete("default", conversation)
+    run = await bench.ask("two", previous_response_id=first.id)
+    assert run.warnings == [
+        f"history: the conversation {conversation} is gone, and what it held before {first.id} with it"
+    ]
+    assert (await run.drain()).output_text == "3 items"
+
+
+async def test_a_chain_of_another_project_does_not_reach_into_a_conversation(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer("one", conversation=conversation)
+    kept = await bench.store.load("default", first.id)
+    assert kept is not None
+    await bench.store.save("theirs", kept)
+    continued = await bench.answer("two", project="theirs", previous_response_id=first.id)
+    assert continued.output_text == "3 items"
+
+
+async def test_reasoning_of_which_a_client_kept_only_the_summary_is_found_by_its_id(make_bench: Any) -> None:
+    bench = await make_bench({"default": [{"reasoning": "Because."}, {"text": "So."}]})
+    first = await bench.answer("why?")
+    thought = {"type": "reasoning", "id": first.output[0].id, "summary": []}
+    rest = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "and?"}]
+    second = await bench.answer([thought, *rest])
+    kept = await bench.store.load("default", second.id)
+    assert kept is not None
+    assert kept.input[0] == first.output[0]
+    unknown = await bench.answer([thought | {"id": "rs_elsewhere"}, *rest])
+    kept = await bench.store.load("default", unknown.id)
+    assert kept is not None
+    assert (kept.input[0].id, unknown.status) == ("rs_elsewhere", "completed")
