@@ -19,7 +19,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 help:
 	@echo "make run      serve the embedded model on 127.0.0.1:8484"
 	@echo "make test     run the tests"
-	@echo "make test-clients  run the tests with the clients of others, Codex CLI too (needs node and npm)"
+	@echo "make test-clients  run the tests with the clients of others, some need node and npm"
 	@echo "make check    format, lint, types, imports, sizes"
 	@echo "make format   rewrite the code as make check wants it, and the generated pages"
 	@echo "make bench    measure, beside others (benchmarks/README.md)"
@@ -38,8 +38,8 @@ test: setup
 
 # Without node the other clients are still tested, and nobody can overlook what was not.
 test-clients: setup
-	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) --silent .node/.lock; else \
-		echo "!!! node or npm is missing: CODEX CLI IS NOT TESTED. Install Node.js 20 or newer to have it tested. !!!" >&2; fi
+	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) --silent .node/codex/.lock .node/node/.lock; else \
+		echo "!!! node or npm is missing: CODEX CLI AND THE JAVASCRIPT CLIENTS ARE NOT TESTED. Install Node.js 20 or newer. !!!" >&2; fi
 	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
 check: check-format check-lint check-types check-imports check-shape
@@ -85,11 +85,11 @@ clean:
 	@touch $@
 
 # Nothing that a package brings is run while it is installed.
-.node/.lock: tests/clients/codex/package.json tests/clients/codex/package-lock.json
-	@echo "setting up: installing Codex CLI into .node ..."
-	@mkdir -p .node
-	@cp tests/clients/codex/package.json tests/clients/codex/package-lock.json .node
-	@npm ci --prefix .node --ignore-scripts --prefer-offline --no-audit --no-fund --loglevel=error
+.node/%/.lock: tests/clients/%/package.json tests/clients/%/package-lock.json
+	@echo "setting up: installing the packages of tests/clients/$* into .node ..."
+	@mkdir -p .node/$*
+	@cp $^ .node/$*
+	@npm ci --prefix .node/$* --ignore-scripts --prefer-offline --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # pip is the last thing that venv makes: an interrupted set-up starts over.

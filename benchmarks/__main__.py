@@ -1,5 +1,6 @@
 """Measure the server beside a bare skeleton of the same work, its memory beside the same work without it, and the
-agents and the bridge beside those of others. README.md in this folder says what the figures mean.
+agents, the bridge and the queue of background responses beside those of others. README.md in this folder says what the
+figures mean.
 
     python -m benchmarks [--quick] [--only PART] [--json FILE]
 
@@ -22,17 +23,18 @@ from typing import NamedTuple
 
 import uvloop
 
-from benchmarks import agents, bridge, chains, figures, idle, imports, micro, peers, rounds, sockets
+from benchmarks import agents, bridge, chains, crashes, figures, idle, imports, micro, peers, queues, rounds, sockets
 from benchmarks.client import BadAnswer, Client
 from benchmarks.report import Row, as_json, format_table, make_row
 from benchmarks.servers import SERVERS, DidNotStart, Running, Server, run
 from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
-PARTS = ("servers", "agents", "bridge")
+PARTS = ("servers", "agents", "bridge", "queue")
 
 _SECTION_MICRO = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (beside the import of msgspec)"
 _SECTION_AGENT_IMPORTS = "imports of an agent, ms"
+_SECTION_QUEUE_IMPORTS = "imports: the whole engine and its store, and what would come on top"
 
 
 class Effort(NamedTuple):
@@ -46,11 +48,38 @@ class Effort(NamedTuple):
     repeats: int
     idle: int
     seconds: float
+    crashes: int
+    lease: float
     peers: bool
 
 
-FULL = Effort(rounds=9, scale=1, starts=5, requests=2000, imports=7, repeats=5000, idle=500, seconds=110, peers=True)
-QUICK = Effort(rounds=2, scale=0.2, starts=1, requests=200, imports=1, repeats=500, idle=50, seconds=60, peers=False)
+FULL = Effort(
+    rounds=9,
+    scale=1,
+    starts=5,
+    requests=2000,
+    imports=7,
+    repeats=5000,
+    idle=500,
+    seconds=110,
+    crashes=3,
+    # As it is set by default.
+    lease=15,
+    peers=True,
+)
+QUICK = Effort(
+    rounds=2,
+    scale=0.2,
+    starts=1,
+    requests=200,
+    imports=1,
+    repeats=500,
+    idle=50,
+    seconds=60,
+    crashes=1,
+    lease=0.5,
+    peers=False,
+)
 
 
 async def measure_servers(servers: Sequence[Server], effort: Effort, folder: Path) -> tuple[list[Row], list[Row]]:
@@ -122,6 +151,29 @@ async def measure_agents(effort: Effort, folder: Path, python: Path | None) -> l
     return [figures.agent_rows(costs, [each.name for each, _ in contestants]), loads]
 
 
+async def measure_queues(effort: Effort, folder: Path, python: Path | None) -> list[list[Row]]:
+    """Ours, and with an interpreter that has it DBOS."""
+    contestants = [(queues.OURS, Path(sys.executable))]
+    statements = {queues.OURS.name: (Path(sys.executable), queues.OURS_IMPORTS)}
+    if python is not None:
+        contestants += [(each, python) for each in queues.PEERS]
+        statements["dbos"] = (python, queues.PEER_IMPORTS)
+    costs = await queues.measure(contestants, folder, rounds=effort.rounds, scale=effort.scale)
+    loads = [
+        make_row(_SECTION_QUEUE_IMPORTS, "time, ms", imports.compare(statements, rounds=effort.imports)),
+        make_row(_SECTION_QUEUE_IMPORTS, "memory, MB", imports.weigh(statements, rounds=effort.imports)),
+    ]
+    whole = [(each, python) for each, python in contestants if each.whole]
+    takeovers = await crashes.measure_takeovers(whole, folder, rounds=effort.crashes, lease=effort.lease)
+    fates = await crashes.measure_fates(whole, folder, lease=effort.lease)
+    return [
+        figures.queue_rows(costs, [each.name for each, _ in contestants]),
+        loads,
+        figures.takeover_rows(takeovers, effort.lease),
+        figures.fate_rows(takeovers, fates),
+    ]
+
+
 async def measure(
     parts: Sequence[str], effort: Effort, pythons: Mapping[str, Path | None]
 ) -> tuple[list[list[Row]], list[str]]:
@@ -141,6 +193,8 @@ async def measure(
         if "bridge" in parts:
             found, notes = await bridge.measure(pythons["bridge"], folder, repeats=effort.rounds, scale=effort.scale)
             tables.append(figures.bridge_rows(found))
+        if "queue" in parts:
+            tables += await measure_queues(effort, folder, pythons["queue"])
     return tables, notes
 
 
@@ -148,7 +202,7 @@ def prepare_peers(parts: Sequence[str], effort: Effort) -> tuple[dict[str, Path 
     """The interpreters by part, and what has to be said of those that there are none of."""
     pythons: dict[str, Path | None] = {}
     notes: list[str] = []
-    for part, environment in (("agents", peers.AGENTS), ("bridge", peers.BRIDGE)):
+    for part, environment in (("agents", peers.AGENTS), ("bridge", peers.BRIDGE), ("queue", peers.QUEUE)):
         pythons[part] = None
         if effort.peers and part in parts:
             try:

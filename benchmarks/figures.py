@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from benchmarks import bridge, tasks
+from benchmarks import bridge, queues, tasks
 from benchmarks.agents import Costs
-from benchmarks.report import Row, make_row
+from benchmarks.crashes import RUNS, Fate, Takeover
+from benchmarks.report import Row, make_count_row, make_row
 from benchmarks.rounds import Round, Rounds
 from benchmarks.sockets import LENGTHY, MANY, ONE
 from benchmarks.workloads import (
@@ -193,6 +194,47 @@ def bridge_rows(found: Rounds) -> list[Row]:
     ):
         rows.append(make_row(section, name, _subtract(collect(many), collect(few), many.events - few.events)))
     return rows
+
+
+def queue_rows(found: queues.Found, names: Sequence[str]) -> list[Row]:
+    """What a background response costs from its being accepted to its last event."""
+
+    def collect(at_once: int, read: Callable[[queues.Round], float]) -> dict[str, list[float]]:
+        return {name: [read(each) for each in found.rounds[at_once, name]] for name in names}
+
+    section = "a background response, from accepting it to its last event"
+    rows = [
+        make_row(section, f"{at_once} at once, {unit}", collect(at_once, attrgetter(field)))
+        for at_once in queues.RESPONSES
+        for unit, field in (("ms", "p50"), ("ms of CPU", "cpu"), ("responses a second", "rate"))
+    ]
+    return [*rows, make_row(section, "none at all, ms of CPU a second", {name: found.idle[name] for name in names})]
+
+
+def takeover_rows(found: Mapping[str, Sequence[Takeover]], lease: float) -> list[Row]:
+    section = f"kill -9 with {RUNS} runs: seconds until all have ended (our lease: {lease:g})"
+    return [
+        make_row(section, name, {queue: [read(each) for each in takeovers] for queue, takeovers in found.items()})
+        for name, read in (
+            ("the process is started again", attrgetter("restart")),
+            ("another process takes over; dbos's counts from being told to", attrgetter("alive")),
+        )
+    ]
+
+
+def fate_rows(takeovers: Mapping[str, Sequence[Takeover]], fates: Mapping[str, Fate]) -> list[Row]:
+    section = f"of {RUNS} runs"
+    unasked = {queue: min(each.unasked for each in found) for queue, found in takeovers.items()}
+    rows = [make_count_row(section, "taken over by a live process unasked", unasked)]
+    for name, field in (
+        ("lost when killed between the commits", "lost"),
+        ("gone on with by a stopped process after the takeover", "resumed"),
+        ("their log of events in other tables changed by it", "logged"),
+        ("what the queue itself has of them changed by it", "changed"),
+    ):
+        rows.append(make_count_row(section, name, {queue: getattr(fate, field) for queue, fate in fates.items()}))
+    apart = {queue: fate.apart for queue, fate in fates.items()}
+    return [*rows, make_count_row("of 2 engines in one process", "with a database of its own", apart)]
 
 
 def process_rows(readings: Sequence[tuple[str, Mapping[str, Sequence[float]]]]) -> list[Row]:

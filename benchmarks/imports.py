@@ -31,6 +31,20 @@ def compare(statements: Mapping[str, tuple[Path, str]], *, rounds: int) -> dict[
     return found
 
 
+def weigh(statements: Mapping[str, tuple[Path, str]], *, rounds: int) -> dict[str, list[float]]:
+    """Megabytes by name that the same statements add to an interpreter."""
+    return {
+        name: [_weigh(statement, python) for _ in range(rounds)] for name, (python, statement) in statements.items()
+    }
+
+
+def _weigh(statement: str, python: Path) -> float:
+    read = "int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')"
+    code = f"import os; before = {read}; {statement}; print({read} - before)"
+    done = subprocess.run([python, "-c", code], capture_output=True, check=True, timeout=_SECONDS, text=True)
+    return float(done.stdout) / 2**20
+
+
 def _time(statement: str, python: Path = Path(sys.executable)) -> float:
     code = f"import time; began = time.perf_counter(); {statement}; print(time.perf_counter() - began)"
     done = subprocess.run([python, "-c", code], capture_output=True, check=True, timeout=_SECONDS, text=True)

@@ -57,13 +57,18 @@ def make_row(
     )
 
 
+def make_count_row(section: str, name: str, counts: Mapping[str, float], *, remark: str = "") -> Row:
+    """A row of counts, which have no ratio: most of them are to be 0."""
+    return Row(section, name, counts, {}, None, False, None, remark)
+
+
 def _median_ratio(found: Sequence[float], base: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(found, base, strict=True) if other)
 
 
 def format_table(rows: Sequence[Row]) -> str:
     servers = list(rows[0].values)
-    head = ["", *servers, *(f"{server} ratio" if len(servers) > 2 else "ratio" for server in servers[1:]), ""]
+    head = ["", *servers, *(f"{server} ratio" if len(servers) > 2 else "ratio" for server in rows[0].ratios), ""]
     lines: list[list[str] | str] = [head]
     section = ""
     for row in rows:
@@ -97,6 +102,8 @@ def _align(lines: Sequence[list[str] | str]) -> str:
 
 
 def _format(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -5,12 +5,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text()
-CODEX_LOCK = (ROOT / "tests/clients/codex/package-lock.json").read_text()
+NODE_LOCKS = sorted((ROOT / "tests/clients").glob("*/package-lock.json"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -48,9 +49,10 @@ def test_every_declared_dependency_is_locked_at_an_accepted_version() -> None:
         assert requirement.specifier.contains(pin.version, prereleases=True), requirement
 
 
-def test_the_lock_of_codex_names_no_index_and_has_a_hash_for_every_package() -> None:
-    packages = json.loads(CODEX_LOCK)["packages"]
-    installed = [package for path, package in packages.items() if path]
-    assert "://" not in CODEX_LOCK
+@pytest.mark.parametrize("path", NODE_LOCKS, ids=lambda path: path.parent.name)
+def test_a_lock_for_node_names_no_index_and_has_a_hash_for_every_package(path: Path) -> None:
+    text = path.read_text()
+    installed = [package for place, package in json.loads(text)["packages"].items() if place]
+    assert "://" not in text
     assert len(installed) > 1
     assert all(package["integrity"].startswith("sha512-") for package in installed)

@@ -85,6 +85,28 @@ ROWS = {
         "an event, 1 delta a read",
         "an event, 10 deltas a read",
     ],
+    "a background response, from accepting it to its last event": [
+        "1 at once, ms",
+        "1 at once, ms of CPU",
+        "1 at once, responses a second",
+        "32 at once, ms",
+        "32 at once, ms of CPU",
+        "32 at once, responses a second",
+        "none at all, ms of CPU a second",
+    ],
+    "imports: the whole engine and its store, and what would come on top": ["time, ms", "memory, MB"],
+    "kill -9 with 16 runs: seconds until all have ended (our lease: 0.5)": [
+        "the process is started again",
+        "another process takes over; dbos's counts from being told to",
+    ],
+    "of 16 runs": [
+        "taken over by a live process unasked",
+        "lost when killed between the commits",
+        "gone on with by a stopped process after the takeover",
+        "their log of events in other tables changed by it",
+        "what the queue itself has of them changed by it",
+    ],
+    "of 2 engines in one process": ["with a database of its own"],
 }
 
 

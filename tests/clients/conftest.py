@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from antiphon.backends.embedded.backend import create
 from antiphon.store.location import locate_store
+from clients.recorder import Recorder
 from live_server import Running, make_settings
 
 Serve = Callable[..., Running]
+# Quick: no examples of calls are read, since the tools that clients offer it have to be called.
+EMBEDDED = {"context": 1024, "batch": 256, "tool_examples": False}
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +23,18 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
     def start(script: dict[str, Any], **changes: Any) -> Running:
         path: Path = tmp_path_factory.mktemp("data") / "antiphon.db"
-        started.append(Running(script, make_settings(**changes), locate_store(f"sqlite:///{path}")))
+        store = locate_store(f"sqlite:///{path}")
+        started.append(Running(script, make_settings(**changes), store, backend=Recorder(script)))
         return started[-1]
 
     yield start
     for running in started:
         running.stop()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[Running]:
+    """A server with the embedded model, `smollm2-135m`."""
+    running = Running({}, make_settings(), others={"embedded": create("embedded", EMBEDDED, Path("unused"))})
+    yield running
+    running.stop()

@@ -19,36 +19,9 @@ from agents import (
 from agents.editor import ApplyPatchOperation, ApplyPatchResult
 from openai import AsyncOpenAI
 
+from clients.tool_script import SCRIPT
+
 PLAIN = RunConfig(tracing_disabled=True)
-
-
-def use(name: str, arguments: Any, *, heard: str) -> list[dict[str, Any]]:
-    """The model calls a tool when it is asked to, and repeats what came of it."""
-    return [
-        {"user": f"use {name}", "text": heard, "answers": [f"It said {heard}."]},
-        {"user": f"use {name}", "answers": [[{"tool_call": {"name": name, "arguments": arguments}}]]},
-    ]
-
-
-SCRIPT = {
-    "native_tools": ["function"],
-    "rules": [
-        *use("shell", {"commands": ["ls"]}, heard="ran ls"),
-        *use("local_shell", {"command": ["ls", "-l"]}, heard="ran ls -l"),
-        *use("apply_patch", {"type": "create_file", "path": "a.txt", "diff": "+hi"}, heard="created a.txt"),
-        *use("draw", {"input": "a cat"}, heard="drew a cat"),
-        {"user": "use search", "text": "mild", "answers": ["It said mild."]},
-        {
-            "user": "use search",
-            "text": "can be called now: get_weather",
-            "answers": [[{"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}]],
-        },
-        {
-            "user": "use search",
-            "answers": [[{"tool_call": {"name": "tool_search", "arguments": {"query": "weather"}}}]],
-        },
-    ],
-}
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 
-from antiphon.backends.base import Capabilities, Deltas, Turn
-from antiphon.backends.scripted import ScriptedBackend
 from antiphon.cli.main import main
-from antiphon.protocol import codec
-from antiphon.stream.script import Script
+from clients.recorder import Recorder
 from live_server import Running, make_settings
 
-BINARY = Path(__file__).parents[3] / ".node/node_modules/.bin/codex"
+BINARY = Path(__file__).parents[3] / ".node/codex/node_modules/.bin/codex"
 PATIENCE_SECONDS = 60
 # What Codex would tell or ask other machines.
 QUIET = """\
@@ -45,27 +41,6 @@ plugins = false
 request_max_retries = 0
 stream_max_retries = 0
 """
-
-
-class Recorder(ScriptedBackend):
-    """A scripted model that remembers what it was asked. One of `only_functions` knows no other tools."""
-
-    def __init__(self, script: dict[str, Any], *, only_functions: bool) -> None:
-        super().__init__("scripted", msgspec.convert(script, Script))
-        self.turns: list[Turn] = []
-        if only_functions:
-            self.capabilities = Capabilities(tools=frozenset({"function"}))
-
-    async def stream(self, turn: Turn) -> Deltas:
-        self.turns.append(turn)
-        return await super().stream(turn)
-
-    def asked(self) -> list[list[dict[str, Any]]]:
-        """The items of every turn, as they are on the wire."""
-        return [[json.loads(codec.encode(item)) for item in turn.items] for turn in self.turns]
-
-    def last_item(self, kind: str) -> dict[str, Any]:
-        return [item for item in self.asked()[-1] if item.get("type", "message") == kind][-1]
 
 
 class Outcome(NamedTuple):

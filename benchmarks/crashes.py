@@ -1,0 +1,162 @@
+"""Processes that die or stand still in the midst of their background responses, and what becomes of those."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.driving import Driver, drive
+from benchmarks.queues import Contestant
+
+RUNS = 16
+_PAUSE = 0.05
+# A process that was stopped has written what it would after this time.
+_LATE_SECONDS = 1.0
+
+
+class Takeover(NamedTuple):
+    """Seconds from the kill to the last end, by a restart and by a process that was alive.
+
+    `unasked` is how many runs the live process had ended when a lease had run out. If those were not all, it was told
+    to go on with the others, and `alive` counts from there.
+    """
+
+    restart: float
+    alive: float
+    unasked: int
+
+
+class Fate(NamedTuple):
+    """Of so many runs: how many nobody ever ran because their process was killed after the first commit of accepting.
+
+    Of runs that another process took over and ended while theirs stood still: how many that one went on with when it
+    woke up, and how many of them had their log or their outcome changed by it. And how many of two engines in one
+    process have a database of their own.
+    """
+
+    lost: int
+    resumed: int
+    logged: int
+    changed: int
+    apart: int
+
+
+class Stage(NamedTuple):
+    """Where a contestant plays: every scene in a new folder."""
+
+    contestant: Contestant
+    python: Path
+    folder: Path
+    lease: float
+
+    @property
+    def patience(self) -> float:
+        """After this time, the lease of a dead process has run out and everyone has looked at the queue again."""
+        return self.lease * 4 / 3 + 2
+
+    def scene(self, name: str) -> "Scene":
+        folder = self.folder / f"{self.contestant.driver}-{name}"
+        folder.mkdir()
+        return Scene(self, folder)
+
+
+class Scene(NamedTuple):
+    stage: Stage
+    folder: Path
+
+    def start(self, process: str, *, holds: bool = False) -> contextlib.AbstractAsyncContextManager[Driver]:
+        stage = self.stage
+        arguments = [str(self.folder), process, "holds" if holds else "says", str(stage.lease)]
+        return drive(stage.contestant.name, stage.python, stage.contestant.driver, arguments, self.folder)
+
+
+async def measure_takeovers(
+    contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, rounds: int, lease: float
+) -> dict[str, list[Takeover]]:
+    found: dict[str, list[Takeover]] = {each.name: [] for each, _ in contestants}
+    for number in range(rounds):
+        for each, python in contestants:
+            stage = Stage(each, python, folder, lease)
+            # Both wait most of the time.
+            restart, (alive, unasked) = await asyncio.gather(
+                _restart(stage.scene(f"restart-{number}")), _take_over(stage.scene(f"alive-{number}"))
+            )
+            found[each.name].append(Takeover(restart, alive, unasked))
+    return found
+
+
+async def measure_fates(
+    contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, lease: float
+) -> Mapping[str, Fate]:
+    found: dict[str, Fate] = {}
+    for each, python in contestants:
+        stage = Stage(each, python, folder, lease)
+        lost, late = await asyncio.gather(_lose(stage.scene("between")), _write_late(stage.scene("stopped")))
+        scene = stage.scene("apart")
+        async with scene.start("a") as driver:
+            found[each.name] = Fate(lost, *late, await driver.ask("count_apart"))
+    return found
+
+
+async def _restart(scene: Scene) -> float:
+    async with scene.start("a", holds=True) as first:
+        ids = await first.ask("begin", RUNS)
+        await first.kill()
+    began = time.monotonic()
+    async with scene.start("a") as second:
+        await _wait_for_ends(second, ids, scene.stage.patience + 30)
+        return time.monotonic() - began
+
+
+async def _take_over(scene: Scene) -> tuple[float, int]:
+    async with scene.start("a", holds=True) as first:
+        ids = await first.ask("begin", RUNS)
+        async with scene.start("b") as second:
+            await first.kill()
+            began = time.monotonic()
+            unasked = await _wait_for_ends(second, ids, scene.stage.patience)
+            if unasked < RUNS:
+                began = time.monotonic()
+                await second.ask("take_over", "a")
+                await _wait_for_ends(second, ids, 30)
+            return time.monotonic() - began, unasked
+
+
+async def _lose(scene: Scene) -> int:
+    async with scene.start("a", holds=True) as first:
+        ids = await first.ask("stop_short", RUNS)
+        await first.kill()
+    async with scene.start("a") as second:
+        return RUNS - await _wait_for_ends(second, ids, scene.stage.patience)
+
+
+async def _write_late(scene: Scene) -> tuple[int, int, int]:
+    """A process is stopped, another one takes over and ends everything; then the first one goes on."""
+    async with scene.start("a", holds=True) as first:
+        ids = await first.ask("begin", RUNS)
+        async with scene.start("b") as second:
+            first.halt()
+            await second.ask("take_over", "a")
+            await _wait_for_ends(second, ids, scene.stage.patience)
+            before = await second.ask("look", ids), await second.ask("read_outcomes", ids)
+            (scene.folder / "go").touch()
+            first.resume()
+            await asyncio.sleep(_LATE_SECONDS)
+            after = await second.ask("look", ids), await second.ask("read_outcomes", ids)
+            resumed = await first.ask("count_resumed")
+    logged, changed = (
+        sum(one != other for one, other in zip(*pair, strict=True)) for pair in zip(before, after, strict=True)
+    )
+    return resumed, logged, changed
+
+
+async def _wait_for_ends(driver: Driver, ids: Sequence[str], seconds: float) -> int:
+    """How many have ended when all have, or when so much time has gone by."""
+    deadline = time.monotonic() + seconds
+    while True:
+        ended = sum(text is not None for text, _ in await driver.ask("look", ids))
+        if ended == len(ids) or time.monotonic() > deadline:
+            return ended
+        await asyncio.sleep(_PAUSE)
