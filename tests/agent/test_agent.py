@@ -348,6 +348,15 @@ async def test_a_task_that_is_none_is_refused(here: Stage, task: Any) -> None:
     assert (refused.value.param, here.sent) == ("task", [])
 
 
+@pytest.mark.parametrize("content", ["caf\udce9", object()])
+async def test_a_task_that_no_request_can_carry_is_refused(here: Stage, ledger: Ledger, content: Any) -> None:
+    for durable in (None, ledger):
+        with pytest.raises(InvalidRequest, match="The task cannot be sent as JSON: ") as raised:
+            await here.agent().run([{"role": "user", "content": content}], durable=durable)
+        assert raised.value.param == "task"
+    assert await ledger.runs() == []
+
+
 async def test_what_is_no_ledger_is_refused_with_what_is_one(stage: Stage) -> None:
     path: Any = "runs.db"
     with pytest.raises(ConfigError, match=r"durable wants a ledger, such as SqliteLedger\(path\), not str"):

@@ -1,9 +1,11 @@
 """The calls of a turn: whoever leaves a run in the midst of them can go on with it."""
 
+import json
+import sys
 from collections import Counter
 from typing import Any
 
-from agent_stage import Stage, call, outputs_of
+from agent_stage import Stage, call, open_stage, outputs_of
 from antiphon import tool
 from antiphon.agent.guard import STOPPED, WARNING
 from antiphon.agent.journal import load
@@ -63,3 +65,51 @@ async def test_of_calls_alike_in_one_turn_the_first_has_no_warning(here: Stage) 
     first, second, third = (output for _, output in outputs_of({"input": outcome.history}))
     assert (first, second) == ("Done.", f"Done.\n\n{WARNING}")
     assert STOPPED in third
+
+
+async def test_arguments_that_cannot_be_read_wait_for_nobody_and_leave_a_run_that_can_be_resumed(
+    here: Stage, ledger: Ledger
+) -> None:
+    asked = []
+
+    def ask(arguments: Any) -> bool:
+        asked.append(arguments)
+        return True
+
+    @tool(needs_approval=ask)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    deep = [call("pay", "[" * 100_000, f"call_{number}") for number in (1, 2)]
+    here.play(deep, "I see.")
+    agent = here.agent(tools=[pay])
+    outcome = await agent.run("Pay.", durable=ledger, run_id="run_1")
+    reason = "The arguments are not valid JSON: JSON is nested too deeply"
+    outputs = [json.loads(output.partition("\n")[0])["error"] for _, output in outputs_of({"input": outcome.history})]
+    assert (outcome.kind, outputs, asked) == ("final", [reason, reason], [])
+    again = await agent.resume("run_1", durable=ledger)
+    assert (again.kind, again.history) == ("final", outcome.history)
+
+
+async def test_a_tool_of_another_kind_is_none_here_and_its_call_is_answered_all_the_same() -> None:
+    async with open_stage("upstream") as stage:
+        made = {"type": "custom_tool_call", "id": "ct_1", "call_id": "call_1", "name": "patch", "input": "diff"}
+        stage.play([{"item": made}], "I see.")
+        outcome = await stage.agent().run("Go.")
+        error = '{"error":"There is no tool \'patch\'. There are: none."}'
+        assert (outcome.kind, stage.sent[1]["input"][-1]) == (
+            "final",
+            {"type": "custom_tool_call_output", "call_id": "call_1", "output": error},
+        )
+
+
+async def test_a_tool_that_cannot_say_whether_it_needs_approval_needs_it(here: Stage) -> None:
+    @tool(needs_approval=lambda _: sys.exit(1))
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    here.play([call("pay")], "Paid.")
+    outcome = await here.agent(tools=[pay]).run("Pay.")
+    assert (outcome.kind, [each.name for each in outcome.pending]) == ("needs_approval", ["pay"])

@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from upstream_server import HANG_UP, RESET, STALL, Reply, UpstreamServer, json_o
 
 COMPLETED = b'data: {"type":"response.completed","response":{"id":"r","status":"completed","output":[]}}\n\n'
 GOOD = stream_of(COMPLETED)
+JSON = {"Content-Type": "application/json"}
+DEEP = b'{"status":"completed","output":' + b"[" * 100_000
 
 
 def refuse(status: int, code: str | None = None, **headers: str) -> Reply:
@@ -69,7 +73,14 @@ async def test_what_may_pass_is_asked_again_with_growing_delays(failure: Reply) 
 
 @pytest.mark.parametrize(
     ("headers", "seconds"),
-    [({"Retry_After": "2"}, 2.0), ({"Retry_After_Ms": "1500"}, 1.5), ({"Retry_After": "Wed, 21 Oct 2026"}, 0.2)],
+    [
+        ({"Retry_After": "2"}, 2.0),
+        ({"Retry_After_Ms": "1500"}, 1.5),
+        ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"Retry_After": "soon"}, 0.2),
+        ({"Retry_After": "nan"}, 0.2),
+        ({"Retry_After": "-5"}, 0.2),
+    ],
 )
 async def test_it_waits_as_long_as_the_server_says(headers: dict[str, str], seconds: float) -> None:
     waits = Waits()
@@ -86,6 +97,7 @@ async def test_it_waits_as_long_as_the_server_says(headers: dict[str, str], seco
         (refuse(404, "previous_response_not_found"), PreviousResponseNotFound),
         (refuse(400, "context_length_exceeded"), ContextLengthExceeded),
         (refuse(429, "insufficient_quota"), RateLimited),
+        (refuse(502, "upstream_refused"), UpstreamError),
         (refuse(429, Retry_After="3600"), RateLimited),
     ],
 )
@@ -95,6 +107,28 @@ async def test_what_will_not_pass_is_told_at_once(failure: Reply, kind: type[Ant
             await ask(upstream)
     assert raised.value.param == "input"
     assert len(upstream.requests) == 1
+
+
+async def test_a_server_that_asks_for_an_hour_by_the_clock_is_not_waited_for() -> None:
+    late = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    async with serve([refuse(429, Retry_After=late)]) as upstream:
+        with pytest.raises(RateLimited) as raised:
+            await ask(upstream)
+    assert raised.value.retry_after == pytest.approx(3600, abs=60)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_told_and_the_conversation_goes_nowhere_else(status: int) -> None:
+    async with serve([GOOD]) as elsewhere:
+        moved = Reply(status=status, headers={"Location": f"{elsewhere.url}/responses"})
+        async with serve([moved, GOOD]) as upstream:
+            with pytest.raises(UpstreamError) as raised:
+                await ask(upstream)
+    assert (raised.value.code, raised.value.message) == (
+        "upstream_refused",
+        f"The server answers with a redirect (status {status}): the base_url may be wrong.",
+    )
+    assert (len(upstream.requests), elsewhere.requests) == (1, [])
 
 
 async def test_in_the_end_the_last_error_is_told() -> None:
@@ -114,6 +148,13 @@ async def test_in_the_end_the_last_error_is_told() -> None:
         (stream_of(b"data: {oops\n\n"), UpstreamError, "The server sent an event that is not JSON."),
         (Reply(body=b"<html>hello</html>"), UpstreamError, "The stream ended before the response did."),
         (json_of([1]), UpstreamError, "The server sent neither a stream nor a response."),
+        (Reply(headers=JSON, body=DEEP), UpstreamError, "The server sent neither a stream nor a response."),
+        (
+            json_of({"id": "r", "status": "queued", "output": []}),
+            UpstreamError,
+            "has not come to its end: it is queued",
+        ),
+        (json_of({"id": "r", "status": "in_progress"}), UpstreamError, "has not come to its end: it is in_progress"),
     ],
 )
 async def test_a_stream_that_breaks_off_is_not_asked_for_again(reply: Reply, kind: Any, reason: str) -> None:

@@ -116,6 +116,7 @@ async def test_the_events_tell_everything_in_order(stage: Stage) -> None:
     async def work(context: ToolContext) -> str:
         """Work."""
         context.report("half way")
+        context.report("caf\udce9")
         return "done"
 
     stage.play([call("work")], "All is done.")
@@ -126,6 +127,7 @@ async def test_the_events_tell_everything_in_order(stage: Stage) -> None:
         TurnFinished,
         ToolStarted,
         ToolProgress,
+        ToolProgress,
         ToolFinished,
         TurnStarted,
         *[TextDelta] * 3,
@@ -133,9 +135,10 @@ async def test_the_events_tell_everything_in_order(stage: Stage) -> None:
         RunEnded,
     ]
     assert told[0] == TurnStarted("run_x", 1)
-    assert told[2:5] == [
+    assert told[2:6] == [
         ToolStarted("run_x", made),
         ToolProgress("run_x", "call_1", "half way"),
+        ToolProgress("run_x", "call_1", "caf?"),
         ToolFinished("run_x", made, "done", False),
     ]
     assert "".join(event.text for event in told if isinstance(event, TextDelta)) == outcome.text == "All is done."
@@ -162,13 +165,14 @@ async def explode() -> str:
     [
         (call("lookup", {"city": "Bern"}), "There is no tool 'lookup'. There are: look_up, explode."),
         (call("look_up", '{"city": '), "The arguments are not valid JSON"),
+        (call("look_up", "[" * 100_000), "The arguments are not valid JSON: JSON is nested too deeply"),
         (
             call("look_up", {"town": "Bern"}),
             "The arguments do not fit the schema: Object contains unknown field `town`",
         ),
         (call("explode"), "ValueError: no fuse"),
     ],
-    ids=["unknown tool", "no JSON", "other arguments", "raised"],
+    ids=["unknown tool", "no JSON", "too deep", "other arguments", "raised"],
 )
 async def test_what_goes_wrong_in_a_call_is_its_output(stage: Stage, made: dict[str, Any], reason: str) -> None:
     stage.play([made], "I see.")

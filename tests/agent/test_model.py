@@ -1,10 +1,13 @@
 """A turn of the model, as the loop reads it: whatever servers make of the form."""
 
+import json
 from typing import Any
 
 import pytest
 
+from antiphon import Agent
 from antiphon.agent.model import Answer, Spoken, hear, make_answer
+from antiphon.ledger import Ledger
 from antiphon.protocol import codec
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 
@@ -88,3 +91,41 @@ def test_usage_is_read_whatever_is_missing(told: Any, read: Usage) -> None:
 )
 def test_what_is_said_is_heard_in_any_form(event: bytes, spoken: Spoken | None) -> None:
     assert hear(codec.decode_event(event)) == spoken
+
+
+class Broken:
+    """A transport that does not do what it should."""
+
+    def __init__(self, *batches: Any) -> None:
+        self._batches = batches
+
+    async def stream(self, request: dict[str, Any]) -> Any:
+        return self._tell()
+
+    async def _tell(self) -> Any:
+        for batch in self._batches:
+            if isinstance(batch, Exception):
+                raise batch
+            yield [codec.decode_event(json.dumps(event).encode()) for event in batch]
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+@pytest.mark.parametrize("batches", [[KeyError("x")], [[], RecursionError()], [["text"]], [[7]]])
+async def test_whatever_a_transport_does_is_how_the_run_ends_and_not_an_exception(batches: Any, ledger: Ledger) -> None:
+    agent = Agent(model="m", transport=Broken(*batches))
+    outcome = await agent.run("Go.", durable=ledger)
+    assert outcome.error is not None
+    assert (outcome.kind, outcome.turns) == ("failed", 0)
+    assert [run.status for run in await ledger.runs()] == ["failed"]
+
+
+@pytest.mark.parametrize("content", [5, {"text": "a"}, ["a", None, 7], [{"type": "output_text", "text": 5}]])
+async def test_content_that_makes_no_sense_leaves_a_run_that_can_be_read(content: Any, ledger: Ledger) -> None:
+    said = {"type": "message", "role": "assistant", "content": content}
+    ended = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [said]}}
+    agent = Agent(model="m", transport=Broken([ended]))
+    outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
+    assert outcome.kind in ("final", "no_progress")
+    assert (await agent.resume("run_1", durable=ledger)).kind == outcome.kind

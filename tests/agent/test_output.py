@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from agent_stage import Stage, call
-from antiphon import Limits, tool
+from antiphon import ConfigError, Limits, tool
 
 
 @tool
@@ -34,6 +34,15 @@ class Forecast(msgspec.Struct):
 class Report(pydantic.BaseModel):
     title: str
     stars: int = pydantic.Field(ge=1, le=5)
+
+
+@dataclasses.dataclass
+class Odd:
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number % 2 == 0:
+            raise ArithmeticError("it is even")
 
 
 @pytest.mark.parametrize(
@@ -97,3 +106,35 @@ async def test_a_refusal_fails_the_run_with_its_words(here: Stage) -> None:
     assert (outcome.kind, outcome.text) == ("failed", "I will not.")
     assert outcome.error is not None
     assert (outcome.error.code, outcome.error.message) == ("refusal", "I will not.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "reason"),
+    [
+        (Weather, "[" * 100_000, "JSON is nested too deeply"),
+        (Weather, "```json\n" + "[" * 100_000 + "\n```", "JSON is nested too deeply"),
+        (Odd, '{"number": 2}', "ArithmeticError: it is even"),
+    ],
+    ids=["too deep", "too deep within a fence", "against the type's own rule"],
+)
+async def test_whatever_is_wrong_with_an_answer_is_told_to_the_model(
+    here: Stage, kind: Any, said: str, reason: str
+) -> None:
+    here.play(said)
+    outcome = await here.agent(output_type=kind).run("Go.")
+    assert outcome.error is not None
+    assert (outcome.kind, outcome.turns, outcome.error.message) == (
+        "failed",
+        2,
+        f"The answer does not fit its type: {reason}",
+    )
+    assert here.sent[1]["input"][-1]["content"].startswith(f"Your answer does not fit: {reason}.")
+
+
+def test_a_type_that_no_answer_can_be_held_to_is_refused_with_what_can_be_done(here: Stage) -> None:
+    with pytest.raises(ConfigError) as raised:
+        here.agent(output_type=dict[str, int])
+    assert raised.value.message == (
+        "agent.output_type: strict mode cannot express an object with keys of any name; "
+        "name the keys, or take a list of pairs."
+    )

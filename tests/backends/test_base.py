@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from antiphon.backends.base import read_options
+from antiphon.backends.base import list_hints, read_options
 from antiphon.errors import ConfigError
+from antiphon.protocol import codec
 
 
 class Options(Struct):
@@ -36,3 +37,14 @@ class TestReadingOptions:
         with pytest.raises(ConfigError) as raised:
             read_options({}, Needy, name="local")
         assert raised.value.message == "backends.local: Object missing required field url"
+
+
+class TestListingHints:
+    def test_those_that_a_request_gives_are_named(self) -> None:
+        body = b'{"model":"m","input":"hi","user":"u","service_tier":"flex","text":{"verbosity":"low"},"top_p":0.5}'
+        assert list_hints(codec.decode_request(body).request) == ["service_tier", "user", "text.verbosity"]
+
+    @pytest.mark.parametrize("tier", ["auto", "default"])
+    def test_the_usual_service_is_none(self, tier: str) -> None:
+        body = {"model": "m", "input": "hi", "service_tier": tier}
+        assert list_hints(codec.decode_request(codec.encode(body)).request) == []

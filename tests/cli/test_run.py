@@ -376,6 +376,7 @@ def test_an_unknown_run_is_named(line: list[str], capsys: pytest.CaptureFixture[
         (["run", "x", "--max-turns", "0"], "A limit of turns cannot be less than 1."),
         (["run", "x", "--url", "nonsense"], "'nonsense' is not the address of a server: write it as http://HOST:PORT."),
         (["run", "--resume", "../x"], "'../x' is not the id of a run."),
+        (["run", "caf\udce9"], "The command line, or the folder it is in, has bytes that are not UTF-8."),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(

@@ -16,6 +16,8 @@ from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
 from antiphon.store.base import StoredResponse
 from antiphon.store.sqlite.store import SqliteStore
+from antiphon.stream.deltas import Finish, Text, ToolCall
+from antiphon.stream.fold import fold
 from engine_bench import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
@@ -135,6 +137,25 @@ async def test_whatever_goes_wrong_ends_as_failed_never_stuck(
     assert (response.status, response.error.code) == ("failed", code)
 
 
+async def test_what_cannot_be_told_is_not_tried_again(make_bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = []
+
+    async def say() -> Any:
+        yield [Text("so far"), ToolCall(0, 5, "f")]  # type: ignore[arg-type]
+        yield [Finish()]
+
+    async def say_nonsense(turn: Any) -> Any:
+        turns.append(turn)
+        return say()
+
+    bench = await make_bench()
+    monkeypatch.setattr(bench.backend, "stream", say_nonsense)
+    told = await follow(bench, (await bench.ask(background=True)).response.id)
+    response = fold(told)
+    assert (len(turns), response.status, response.output_text) == (1, "failed", "so far")
+    assert await bench.engine.retrieve("default", response.id) == response
+
+
 async def test_a_chain_goes_on_from_a_background_response(make_bench: Any) -> None:
     bench = await make_bench({"default": "{history} items"})
     first = await finished(bench, (await bench.ask(background=True)).response.id)
@@ -188,7 +209,7 @@ async def test_closing_gives_the_runs_back_unharmed(make_bench: Any, tmp_path: P
     await bench.engine.close()
     store = SqliteStore(tmp_path / "store.db")
     await store.open()
-    (returned,) = await store.claim("another", now=0, lease=1, limit=9)
+    (returned,) = await store.claim("another", as_of=0, lease=1, limit=9)
     await store.close()
     assert (returned.response_id, returned.attempt, returned.cancelled) == (run.response.id, 2, False)
 

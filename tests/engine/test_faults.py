@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine import background, journal
+from antiphon.engine import attempt, background, journal
 from antiphon.errors import NotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import FINAL_STATUSES, Response
-from antiphon.store.base import RunKey, StoredResponse
+from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
 from engine_bench import Bench, judge
@@ -45,9 +45,13 @@ class Frail(MemoryStore):
         self._give_way("abandon")
         await super().abandon(owner, project, response_id)
 
-    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
+    async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         self._give_way("renew")
-        return await super().renew(owner, now=now, lease=lease)
+        return await super().renew(owner, lease=lease)
+
+    async def request_cancel(self, project: str, response_id: str) -> bool:
+        self._give_way("request_cancel")
+        return await super().request_cancel(project, response_id)
 
     async def save(self, project: str, stored: StoredResponse, **bound: Any) -> None:
         if stored.response.status in FINAL_STATUSES:
@@ -83,12 +87,26 @@ async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> Non
 
 
 @pytest.mark.parametrize("failures", [{"append_events": 1}, {"renew": 3}, {"save": 2}, {"save": 2, "abandon": 2}])
-async def test_a_store_that_fails_for_a_while_only_delays_the_end(make_bench: Any, failures: dict[str, int]) -> None:
+async def test_a_store_that_fails_for_a_while_only_delays_the_end(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch, failures: dict[str, int]
+) -> None:
+    monkeypatch.setattr(attempt, "KEEPING_SECONDS", 0.0)  # so that the attempt is repeated
     store = Frail(**failures)
     bench = await make_bench({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)
     response = await finish(bench, run.response.id)
     assert (response.status, response.output_text) == ("completed", "all in all")
+
+
+async def test_what_a_model_has_said_to_the_end_is_kept_once_the_store_is_back(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.01)
+    script = {"rules": [{"answers": ["once and for all", "something else"]}]}
+    bench = await make_bench(script, store=Frail(save=5), background_lease_seconds=LONG)
+    run = await bench.ask(background=True)
+    response = await finish(bench, run.response.id)
+    assert (response.status, response.output_text) == ("completed", "once and for all")
 
 
 async def test_events_that_could_not_be_stored_come_with_the_next(
@@ -116,7 +134,7 @@ async def test_a_request_that_cannot_be_read_ends_as_failed(make_bench: Any) -> 
 
 async def lose(bench: Bench, response_id: str) -> None:
     """Let another process take the run."""
-    (claimed,) = await bench.store.claim("another", now=time.time() + LONG, lease=LONG, limit=1)
+    (claimed,) = await bench.store.claim("another", as_of=time.time() + LONG, lease=LONG, limit=1)
     assert claimed.response_id == response_id
 
 
@@ -131,6 +149,29 @@ async def test_what_a_lost_attempt_has_said_is_not_shown(make_bench: Any) -> Non
     reader = await bench.engine.follow("default", run.response.id, after=-1)
     assert await anext(reader) == [Unknown(b'{"type":"acme.other"}')]
     await reader.aclose()
+
+
+async def test_a_lease_is_judged_as_of_before_the_store_was_waited_for(make_bench: Any) -> None:
+    """Whoever else had to wait could not renew its lease."""
+    asked: list[float] = []
+    renewing, writable = asyncio.Event(), asyncio.Event()
+
+    class Busy(MemoryStore):
+        async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
+            renewing.set()
+            await writable.wait()
+            return await super().renew(owner, lease=lease)
+
+        async def claim(self, owner: str, *, as_of: float, **terms: Any) -> list[ClaimedRun]:
+            asked.append(as_of)
+            return await super().claim(owner, as_of=as_of, **terms)
+
+    bench = await make_bench(store=Busy(), background_lease_seconds=LONG)
+    await renewing.wait()
+    began = time.time()
+    writable.set()
+    await finish(bench, (await bench.ask(background=True)).response.id)
+    assert asked[0] <= began
 
 
 async def test_a_process_stops_working_on_what_it_has_lost(make_bench: Any) -> None:
@@ -182,7 +223,7 @@ async def test_a_response_that_expires_while_it_runs_leaves_nothing(make_bench: 
     await bench.store.expire(int(time.time()) + 3601)
     await bench.backend.cancellation.wait()
     assert await bench.store.read_events("default", run.response.id, -1) == []
-    assert await bench.store.claim("us", now=time.time() + LONG, lease=1, limit=9) == []
+    assert await bench.store.claim("us", as_of=time.time() + LONG, lease=1, limit=9) == []
 
 
 @pytest.mark.parametrize(("background", "store"), [(True, True), (False, True), (False, False)])
@@ -227,6 +268,24 @@ async def test_cancelling_at_once_finds_the_run_wherever_it_is(
         both = await asyncio.gather(*(bench.engine.cancel("default", run.response.id) for _ in range(2)))
         assert [response.status for response in both] == ["cancelled", "cancelled"]
         assert both[0] == both[1] == await finish(bench, run.response.id)
+
+
+async def test_what_a_dead_process_has_left_is_cancelled_when_its_lease_has_run_out(make_bench: Any) -> None:
+    bench = await make_bench(SLOW, background_lease_seconds=SHORT)
+    run = await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    await bench.store.claim("dead", as_of=time.time() + LONG, lease=SHORT, limit=1)
+    assert (await bench.engine.cancel("default", run.response.id)).status == "cancelled"
+
+
+async def test_cancelling_stops_the_model_though_the_store_cannot_take_it_down(make_bench: Any) -> None:
+    bench = await make_bench(SLOW, store=Frail(request_cancel=1), background_lease_seconds=LONG)
+    run = await bench.ask(background=True)
+    await bench.backend.reached("gate")
+    with pytest.raises(ServerError):
+        await bench.engine.cancel("default", run.response.id)
+    await bench.backend.cancellation.wait()
+    assert (await finish(bench, run.response.id)).status == "cancelled"
 
 
 async def test_cancelling_while_it_finishes_leaves_one_end(make_bench: Any, tmp_path: Path) -> None:

@@ -97,3 +97,9 @@ def test_padding_that_was_asked_for_and_is_not_there_is_told() -> None:
         "stream_options.include_obfuscation: streams are never padded"
     ]
     assert check_capabilities(plain, EVERYTHING, "tiny") == []
+
+
+def test_what_has_no_effect_on_the_model_is_told() -> None:
+    idle = Capabilities(list_idle=lambda request, model: [f"user of {model}"] if request.user else [])
+    assert check_capabilities(request(user="u"), idle, "tiny") == ["no effect on this model: user of tiny"]
+    assert check_capabilities(request(), idle, "tiny") == []

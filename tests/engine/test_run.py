@@ -10,12 +10,16 @@ from antiphon.errors import AntiphonError, NotFound, ServerError
 from antiphon.protocol import events
 from antiphon.protocol.content import OutputText
 from antiphon.protocol.events import Event
-from antiphon.protocol.items import Message
+from antiphon.protocol.items import FunctionCall, Message
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import ResponseError
 from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
-from antiphon.stream.deltas import Text
+from antiphon.stream.deltas import Finish, Text, ToolCall
+from antiphon.stream.fold import fold
 from engine_bench import Bench, judge
+
+UNEXPECTED = "The server had an error while answering. Its log says more."
 
 
 def script(*steps: dict[str, Any]) -> dict[str, Any]:
@@ -175,6 +179,62 @@ async def test_a_backend_that_breaks_while_it_is_closed_does_not_keep_the_run_fr
         await batches.aclose()
     stored = await bench.engine.retrieve("default", run.response.id)
     assert (stored.status, stored.output_text) == ("cancelled", "so far")
+
+
+async def say_nonsense(turn: Any) -> Any:
+    async def say() -> Any:
+        yield [Text("so far"), ToolCall(0, 5, "f", "call_1")]  # type: ignore[arg-type]
+        yield [Finish()]
+
+    return say()
+
+
+async def test_what_cannot_even_be_closed_ends_as_a_failed_response_that_is_stored(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make_bench()
+    monkeypatch.setattr(bench.backend, "stream", say_nonsense)
+    told = await stream(bench)
+    response = fold(told)
+    assert [event.sequence_number for event in told if not isinstance(event, Unknown)] == list(range(len(told)))
+    assert [event.type for event in told[-2:]] == ["error", "response.failed"]
+    assert (response.status, response.error) == (
+        "failed",
+        ResponseError("server_error", UNEXPECTED, type="server_error"),
+    )
+    message, call = response.output
+    assert (message, call) == (
+        Message("assistant", [OutputText("so far")], message.id, "completed"),
+        FunctionCall("call_1", "f", "", call.id, "incomplete"),
+    )
+    assert await bench.engine.retrieve("default", response.id) == response
+
+
+async def test_leaving_what_cannot_be_closed_keeps_it_as_failed(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make_bench()
+    monkeypatch.setattr(bench.backend, "stream", say_nonsense)
+    run = await bench.ask()
+    batches = run.events()
+    for _ in range(2):
+        await anext(batches)
+    await batches.aclose()
+    stored = await bench.engine.retrieve("default", run.response.id)
+    assert (stored.status, stored.output_text) == ("failed", "so far")
+
+
+async def test_without_state_what_cannot_be_closed_is_taken_back(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make_bench(stateless=True)
+    monkeypatch.setattr(bench.backend, "stream", say_nonsense)
+    last = (await stream(bench))[-1]
+    assert isinstance(last, events.Failed)
+    assert (last.response.output, last.response.error) == (
+        [],
+        ResponseError("server_error", UNEXPECTED, type="server_error"),
+    )
 
 
 async def test_cancelling_does_not_wait_for_a_reader_that_has_stopped_reading(

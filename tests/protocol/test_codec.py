@@ -299,6 +299,8 @@ def test_an_event_in_a_form_we_do_not_know_is_kept_as_it_is() -> None:
     assert decode_event(flat) == Unknown(flat)
     assert decode_event(b"[1]") == Unknown(b"[1]")
     assert decode_event(b'{"type":7}').type == ""
+    deep = b'{"type":"response.audio.done","sequence_number":%b}' % (b"[" * 100_000 + b"]" * 100_000)
+    assert decode_event(deep) == Unknown(deep)
 
 
 def test_a_field_of_an_event_that_we_do_not_know_is_left_aside() -> None:

@@ -120,7 +120,10 @@ def test_a_tagged_object_names_its_type() -> None:
     assert (Dog("a").type, Unknown(b'{"type":"fish"}').type) == ("dog", "fish")
 
 
-@pytest.mark.parametrize("raw", [b"{}", b'{"type":null}', b'{"type":5,"id":"x"}', b"[]", b'{"id":5}'])
+DEEP = b'{"x":%b,"type":"fish"}' % (b"[" * 100_000 + b"]" * 100_000)
+
+
+@pytest.mark.parametrize("raw", [b"{}", b'{"type":null}', b'{"type":5,"id":"x"}', b"[]", b'{"id":5}', DEEP])
 def test_an_unknown_without_a_type_or_id_has_neither(raw: bytes) -> None:
     assert (Unknown(raw).type, Unknown(raw).id) == ("", None)
 

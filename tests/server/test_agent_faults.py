@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_client import PATH, AgentServer, read_events, results
+from agent_client import PATH, TOOLS, AgentServer, read_events, results
 from live_server import Answer
 
 Execute = Callable[..., Answer]
@@ -139,3 +139,24 @@ def test_a_silent_stream_gets_signs_of_life(serve: Any) -> None:
     events = read_events(answer)
     assert "keepalive" in {name for name, _ in events}
     assert events[-1][1]["Text"] == "One two"
+
+
+def test_arguments_that_are_nested_too_deeply_are_the_models_to_mend(serve: Any) -> None:
+    made = {"tool_call": {"name": "look_up", "call_id": "call_1", "arguments": "[" * 100_000}}
+    running = serve({"rules": [{"answers": [[made], "I see."]}]}, agent_tools=(TOOLS,))
+    answer = running.ask("POST", PATH, {"Instruction": "hello"})
+    assert (answer.status, answer.json["Kind"], answer.json["Text"]) == (200, "ok", "I see.")
+
+
+@pytest.mark.parametrize("asked", [{"Stream": True}, {"Stream": False}])
+def test_what_nobody_has_thought_of_is_an_envelope_too(serve: Any, asked: dict[str, Any]) -> None:
+    running = serve({"default": [{"crash": "the power went out"}]})
+    answer = running.ask("POST", PATH, {"Instruction": "hello", "ConversationId": "conv_1", **asked})
+    made = answer.json
+    assert (answer.status, made["Kind"], made["ErrorCode"], made["ConversationId"]) == (
+        500,
+        "error",
+        "server_error",
+        "conv_1",
+    )
+    assert "the power went out" not in answer.body.decode()

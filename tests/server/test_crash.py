@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +134,26 @@ def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: St
     first.kill()
     wait_until(lambda: second.status(orphaned) == "completed")
     assert check_stream(second.read(orphaned))["output"][0]["content"][0]["text"] == "second"
+
+
+def test_a_server_without_the_model_leaves_the_runs_of_a_dead_one_to_whoever_has_it(
+    start: Start, tmp_path: Path
+) -> None:
+    settings = {"background_lease_seconds": 0.3}
+    first = start({"default": [{"text": ["so "]}, {"wait": "for ever"}]}, **settings)
+    response_id = first.begin("hi")
+    wait_until(lambda: first.status(response_id) == "in_progress")
+    start({"models": ["another"]}, **settings)
+    first.kill()
+
+    def count_attempts() -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+            ((attempts,),) = connection.execute("SELECT attempt FROM runs")
+            return int(attempts)
+
+    wait_until(lambda: count_attempts() == 2)
+    third = start({"default": "so it goes"}, **settings)
+    assert check_stream(third.read(response_id))["output"][0]["content"][0]["text"] == "so it goes"
 
 
 def test_a_stream_that_died_with_its_server_leaves_nothing_unfinished(start: Start) -> None:

@@ -15,9 +15,13 @@ from antiphon.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from antiphon.protocol.codec import encode
+from antiphon.protocol.events import Error
 from antiphon.protocol.items import Message
 from antiphon.protocol.response import Response, ResponseError
 from antiphon.server.failure import describe, describe_failed
+from antiphon.stream.composer import Composer
+from antiphon.stream.deltas import Failure
 
 ERROR = ResponseError(code="model_error", message="It broke.", type="model_error")
 
@@ -71,6 +75,25 @@ def test_a_failed_response_without_output_is_an_error(error: ResponseError | Non
 def test_a_failed_response_has_the_status_that_its_error_would_have_had_before(error: AntiphonError) -> None:
     told = ResponseError(error.code or "", error.message, error.param, error.type)
     assert describe_failed(make_response(status="failed", error=told)) == (error.status, describe(error))
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (Failure("Later.", "rate_limit_exceeded", "rate_limit_error"), 429),
+        (Failure("Too long.", "context_length_exceeded", "invalid_request_error", "input"), 400),
+        (Failure("Not JSON.", "invalid_output", "model_error"), 500),
+        (Failure("Silence.", "upstream_timeout"), 504),
+    ],
+    ids=lambda value: getattr(value, "code", None),
+)
+def test_who_does_not_stream_is_told_what_the_stream_tells(failure: Failure, status: int) -> None:
+    composer = Composer(make_response(), new_id=str, now=int)
+    error, _ = composer.compose([failure])
+    assert isinstance(error, Error)
+    described = describe_failed(composer.response)
+    assert described is not None
+    assert (described[0], json.loads(described[1])["error"]) == (status, json.loads(encode(error))["error"])
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_s3_6_a_server_error_is_500_and_in_the_log(server: Any, caplog: pytest.L
 def test_s3_7_a_broken_stream_ends_in_a_failed_response_that_takes_everything_back(
     server: Any, asked: str, message: str
 ) -> None:
-    last = stream(server, asked)[-1]
+    error, last = stream(server, asked)[-2:]
     response = last["response"]
     assert (last["type"], response["status"], response["output"], response["usage"]) == (
         "response.failed",
@@ -182,6 +182,7 @@ def test_s3_7_a_broken_stream_ends_in_a_failed_response_that_takes_everything_ba
     )
     assert response["error"]["code"] == "server_error"
     assert response["error"]["message"].startswith(message)
+    assert error["error"] == {"param": None} | response["error"]
 
 
 OTHERS: dict[str, dict[str, Any]] = {

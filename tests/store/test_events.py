@@ -1,6 +1,7 @@
 """What every store promises of the event log."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def number_events(first: int, count: int) -> list[tuple[int, bytes]]:
 async def running(store: Store, make_stored: MakeStored) -> Store:
     """A store with a run that is ours."""
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
-    await store.claim("us", now=0, lease=10, limit=1)
+    await store.claim("us", as_of=0, lease=10, limit=1)
     return store
 
 
@@ -72,16 +73,16 @@ async def test_only_a_stored_response_has_events(running: Store) -> None:
     assert await running.read_events("theirs", "resp_1", -1) == []
 
 
-async def test_an_owner_whose_run_was_taken_over_appends_nothing(running: Store) -> None:
+async def test_an_owner_whose_run_was_taken_over_appends_nothing(running: Store, clock: Any) -> None:
     assert await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us") is True
-    await running.claim("them", now=10, lease=10, limit=1)
+    await running.claim("them", as_of=clock.time + 10, lease=10, limit=1)
     assert await running.append_events("p", "resp_1", 2, make_events(2, 1), owner="us") is False
     assert await running.append_events("p", "resp_1", 2, make_events(2, 2), owner="them") is True
     assert await running.read_events("p", "resp_1", -1) == number_events(0, 4)
 
 
-async def test_a_late_owner_may_go_on_until_its_run_is_taken_over(running: Store) -> None:
-    assert await running.claim("us", now=1_000, lease=10, limit=1) == []
+async def test_a_late_owner_may_go_on_until_its_run_is_taken_over(running: Store, clock: Any) -> None:
+    assert await running.claim("us", as_of=clock.time + 1_000, lease=10, limit=1) == []
     assert await running.append_events("p", "resp_1", 0, make_events(0, 1), owner="us") is True
 
 
@@ -102,7 +103,7 @@ async def test_dropped_events_make_room_for_the_same_numbers(running: Store) -> 
 
 async def test_an_owner_drops_only_what_nobody_has_watched(running: Store, make_stored: MakeStored) -> None:
     await running.enqueue("p", make_stored("resp_2", status="queued"), b"{}")
-    await running.claim("us", now=0, lease=10, limit=1)
+    await running.claim("us", as_of=0, lease=10, limit=1)
     for response_id in ("resp_1", "resp_2"):
         await running.append_events("p", response_id, 0, make_events(0, 2), owner="us")
     await running.watch("p", "resp_1")

@@ -49,7 +49,7 @@ async def test_an_item_is_found_while_its_response_waits_and_after_it_has_ended(
 ) -> None:
     await store.enqueue("p", make_holder("resp_T", say("hello"), status="queued"), b"{}")
     assert await store.find_item("p", "msg_1") == say("hello")
-    await store.claim("us", now=0, lease=10, limit=1)
+    await store.claim("us", as_of=0, lease=10, limit=1)
     await store.save("p", make_holder("resp_T", say("hello"), status="in_progress"), owner="us")
     await store.save("p", make_holder("resp_T", say("hello")), owner="us", events=(0, [b"{}"]))
     assert await store.find_item("p", "msg_1") == say("hello")

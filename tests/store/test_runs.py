@@ -1,7 +1,8 @@
 """What every store promises of the run queue."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -9,10 +10,43 @@ from antiphon.errors import ServerError
 from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]
+Claim = Callable[..., Awaitable[list[ClaimedRun]]]
 
 
-def run(number: int, *, attempt: int = 1, watched: bool = False, cancelled: bool = False) -> ClaimedRun:
-    return ClaimedRun("p", f"resp_{number}", b"request %d" % number, attempt, watched, cancelled)
+def run(
+    number: int,
+    *,
+    attempt: int = 1,
+    watched: bool = False,
+    cancelled: bool = False,
+    interruptions: int = 0,
+    since: float = 0,
+) -> ClaimedRun:
+    request = b"request %d" % number
+    more = interruptions, "scripted", True, since
+    return ClaimedRun("p", f"resp_{number}", request, attempt, watched, cancelled, *more)
+
+
+def lost(number: int, *, since: float, times: int = 1, cancelled: bool = False) -> ClaimedRun:
+    """A run whose owner's lease ran out, as often as this, the last time at `since`."""
+    return run(number, attempt=times + 1, interruptions=times, since=since, cancelled=cancelled)
+
+
+@pytest.fixture(autouse=True)
+def beginning(clock: Any) -> None:
+    """Time begins at zero here."""
+    clock.time = 0
+
+
+@pytest.fixture
+def claim(store: Store, clock: Any) -> Claim:
+    """Claim at this time."""
+
+    async def claim_at(owner: str, now: float, *, limit: int) -> list[ClaimedRun]:
+        clock.time = now
+        return await store.claim(owner, as_of=now, lease=10, limit=limit)
+
+    return claim_at
 
 
 @pytest.fixture
@@ -23,141 +57,155 @@ async def queued(store: Store, make_stored: MakeStored) -> Store:
     return store
 
 
-async def test_an_enqueued_response_can_be_loaded_and_its_run_claimed(queued: Store, make_stored: MakeStored) -> None:
+async def test_an_enqueued_response_can_be_loaded_and_its_run_claimed(
+    queued: Store, make_stored: MakeStored, claim: Claim
+) -> None:
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status="queued")
-    assert await queued.claim("us", now=0, lease=10, limit=1) == [run(9)]
+    assert await claim("us", 0, limit=1) == [run(9)]
 
 
 @pytest.mark.parametrize("status", ["queued", "completed"])
-async def test_a_response_that_exists_is_not_enqueued(store: Store, make_stored: MakeStored, status: str) -> None:
+async def test_a_response_that_exists_is_not_enqueued(
+    store: Store, make_stored: MakeStored, status: str, claim: Claim
+) -> None:
     await store.save("p", make_stored("resp_1", status=status, text="Before"))
     with pytest.raises(ServerError):
         await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     assert await store.load("p", "resp_1") == make_stored("resp_1", status=status, text="Before")
-    assert await store.claim("us", now=0, lease=10, limit=1) == []
+    assert await claim("us", 0, limit=1) == []
 
 
-async def test_runs_are_claimed_once_and_the_oldest_first(queued: Store) -> None:
-    assert await queued.claim("us", now=0, lease=10, limit=3) == [run(9), run(8), run(7)]
-    assert await queued.claim("them", now=0, lease=10, limit=3) == [run(6)]
-    assert await queued.claim("us", now=0, lease=10, limit=3) == []
+async def test_runs_are_claimed_once_and_the_oldest_first(queued: Store, claim: Claim) -> None:
+    assert await claim("us", 0, limit=3) == [run(9), run(8), run(7)]
+    assert await claim("them", 0, limit=3) == [run(6)]
+    assert await claim("us", 0, limit=3) == []
 
 
-async def test_claims_at_once_never_share_a_run(queued: Store) -> None:
-    claims = await asyncio.gather(*(queued.claim(f"owner {n}", now=0, lease=10, limit=1) for n in range(6)))
+async def test_claims_at_once_never_share_a_run(queued: Store, claim: Claim) -> None:
+    claims = await asyncio.gather(*(claim(f"owner {n}", 0, limit=1) for n in range(6)))
     assert sorted(claim for claimed in claims for claim in claimed) == [run(6), run(7), run(8), run(9)]
 
 
-async def test_a_run_whose_lease_ran_out_is_claimed_by_another(queued: Store) -> None:
-    await queued.claim("us", now=0, lease=10, limit=2)
-    assert await queued.claim("them", now=9.9, lease=10, limit=1) == [run(7)]
-    assert await queued.claim("them", now=10, lease=10, limit=9) == [run(9, attempt=2), run(8, attempt=2), run(6)]
-    assert await queued.claim("third", now=19.9, lease=10, limit=9) == [run(7, attempt=2)]
-    assert await queued.claim("third", now=20, lease=10, limit=1) == [run(9, attempt=3)]
+async def test_a_run_whose_lease_ran_out_is_claimed_by_another(queued: Store, claim: Claim) -> None:
+    await claim("us", 0, limit=2)
+    assert await claim("them", 9.9, limit=1) == [run(7)]
+    assert await claim("them", 10, limit=9) == [lost(9, since=10), lost(8, since=10), run(6)]
+    assert await claim("third", 19.9, limit=9) == [lost(7, since=19.9)]
+    assert await claim("third", 20, limit=1) == [lost(9, times=2, since=20)]
 
 
-async def test_nobody_claims_what_it_already_has(queued: Store) -> None:
+async def test_nobody_claims_what_it_already_has(queued: Store, claim: Claim) -> None:
     """A process that was asleep for longer than its lease is still working on its runs."""
-    await queued.claim("us", now=0, lease=10, limit=4)
-    assert await queued.claim("us", now=1_000, lease=10, limit=4) == []
-    assert len(await queued.claim("them", now=1_000, lease=10, limit=4)) == 4
+    await claim("us", 0, limit=4)
+    assert await claim("us", 1_000, limit=4) == []
+    assert len(await claim("them", 1_000, limit=4)) == 4
 
 
-async def test_a_renewed_lease_holds_all_runs_of_its_owner(queued: Store) -> None:
-    await queued.claim("us", now=0, lease=10, limit=2)
-    await queued.claim("them", now=0, lease=10, limit=2)
-    assert await queued.renew("us", now=9, lease=10) == {RunKey("p", "resp_9"): False, RunKey("p", "resp_8"): False}
-    assert await queued.claim("third", now=18, lease=10, limit=9) == [run(7, attempt=2), run(6, attempt=2)]
-    assert await queued.claim("third", now=19, lease=10, limit=9) == [run(9, attempt=2), run(8, attempt=2)]
+async def test_a_renewed_lease_holds_all_runs_of_its_owner(queued: Store, claim: Claim, clock: Any) -> None:
+    await claim("us", 0, limit=2)
+    await claim("them", 0, limit=2)
+    clock.time = 9
+    assert await queued.renew("us", lease=10) == {RunKey("p", "resp_9"): False, RunKey("p", "resp_8"): False}
+    assert await claim("third", 18, limit=9) == [lost(7, since=10), lost(6, since=10)]
+    assert await claim("third", 19, limit=9) == [lost(9, since=19), lost(8, since=19)]
 
 
-async def test_renewing_brings_back_no_run_that_was_taken_over(queued: Store) -> None:
-    await queued.claim("us", now=0, lease=10, limit=1)
-    await queued.claim("them", now=10, lease=10, limit=1)
+async def test_renewing_brings_back_no_run_that_was_taken_over(queued: Store, claim: Claim) -> None:
+    await claim("us", 0, limit=1)
+    await claim("them", 10, limit=1)
     await queued.request_cancel("p", "resp_9")
-    assert await queued.renew("us", now=11, lease=1_000) == {}
-    assert await queued.renew("them", now=11, lease=10) == {RunKey("p", "resp_9"): True}
+    assert await queued.renew("us", lease=1_000) == {}
+    assert await queued.renew("them", lease=10) == {RunKey("p", "resp_9"): True}
 
 
-async def test_released_runs_can_be_claimed_at_once(queued: Store) -> None:
-    await queued.claim("us", now=0, lease=10, limit=2)
-    await queued.claim("them", now=0, lease=10, limit=1)
+async def test_released_runs_can_be_claimed_at_once_and_were_not_interrupted(
+    queued: Store, claim: Claim, clock: Any
+) -> None:
+    await claim("us", 0, limit=2)
+    await claim("them", 0, limit=1)
+    clock.time = 1
     await queued.release("us")
-    assert await queued.claim("third", now=1, lease=10, limit=9) == [run(9, attempt=2), run(8, attempt=2), run(6)]
+    given_back = [run(number, attempt=2, since=1) for number in (9, 8)]
+    assert await claim("third", 1, limit=9) == [*given_back, run(6)]
 
 
-async def test_a_released_run_is_not_its_owners_any_more(queued: Store, make_stored: MakeStored) -> None:
-    await queued.claim("us", now=0, lease=10, limit=1)
+async def test_a_released_run_is_not_its_owners_any_more(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
+    await claim("us", 0, limit=1)
     await queued.release("us")
     assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="us") is False
     with pytest.raises(LeaseLost):
         await queued.save("p", make_stored("resp_9"), owner="us")
-    assert await queued.claim("us", now=0, lease=10, limit=1) == [run(9, attempt=2)]
+    assert await claim("us", 0, limit=1) == [run(9, attempt=2)]
 
 
-async def test_an_abandoned_run_is_free_when_its_lease_runs_out(queued: Store) -> None:
-    await queued.claim("us", now=0, lease=10, limit=2)
+async def test_an_abandoned_run_is_free_when_its_lease_runs_out(queued: Store, claim: Claim, clock: Any) -> None:
+    await claim("us", 0, limit=2)
     await queued.abandon("us", "p", "resp_9")
     await queued.abandon("them", "p", "resp_8")
     await queued.abandon("us", "p", "resp_1")
-    await queued.renew("us", now=5, lease=10)
+    clock.time = 5
+    await queued.renew("us", lease=10)
     assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="us") is False
-    assert await queued.claim("us", now=9, lease=10, limit=9) == [run(7), run(6)]
-    assert await queued.claim("us", now=10, lease=10, limit=9) == [run(9, attempt=2)]
+    assert await claim("us", 9, limit=9) == [run(7), run(6)]
+    assert await claim("us", 10, limit=9) == [lost(9, since=10)]
     assert await queued.append_events("p", "resp_8", 0, [b"{}"], owner="us") is True
 
 
-async def test_a_watched_run_says_so_when_it_is_claimed(queued: Store) -> None:
+async def test_a_watched_run_says_so_when_it_is_claimed(queued: Store, claim: Claim) -> None:
     for _ in range(2):
         assert await queued.watch("p", "resp_8") is True
-    assert await queued.claim("us", now=0, lease=10, limit=2) == [run(9), run(8, watched=True)]
+    assert await claim("us", 0, limit=2) == [run(9), run(8, watched=True)]
 
 
-async def test_a_cancelled_run_says_so_at_the_next_renewal_and_when_it_is_claimed(queued: Store) -> None:
-    await queued.claim("us", now=0, lease=10, limit=3)
+async def test_a_cancelled_run_says_so_at_the_next_renewal_and_when_it_is_claimed(queued: Store, claim: Claim) -> None:
+    await claim("us", 0, limit=3)
     for number in (7, 9, 9, 6):
         assert await queued.request_cancel("p", f"resp_{number}") is True
     cancelled = {RunKey("p", f"resp_{number}"): number != 8 for number in (9, 8, 7)}
-    assert await queued.renew("us", now=1, lease=10) == cancelled
-    assert await queued.claim("them", now=1, lease=10, limit=1) == [run(6, cancelled=True)]
+    assert await queued.renew("us", lease=10) == cancelled
+    assert await claim("them", 1, limit=1) == [run(6, cancelled=True)]
 
 
-async def test_a_cancelled_run_is_claimed_beyond_the_limit(queued: Store) -> None:
-    await queued.claim("dead", now=0, lease=10, limit=1)
+async def test_a_cancelled_run_is_claimed_beyond_the_limit(queued: Store, claim: Claim) -> None:
+    await claim("dead", 0, limit=1)
     for number in (9, 7):
         await queued.request_cancel("p", f"resp_{number}")
-    assert await queued.claim("us", now=1, lease=10, limit=0) == [run(7, cancelled=True)]
-    assert await queued.claim("us", now=10, lease=10, limit=1) == [run(9, attempt=2, cancelled=True), run(8)]
+    assert await claim("us", 1, limit=0) == [run(7, cancelled=True)]
+    assert await claim("us", 10, limit=1) == [lost(9, since=10, cancelled=True), run(8)]
 
 
-async def test_what_has_no_run_is_neither_watched_nor_cancelled(queued: Store, make_stored: MakeStored) -> None:
+async def test_what_has_no_run_is_neither_watched_nor_cancelled(
+    queued: Store, make_stored: MakeStored, claim: Claim
+) -> None:
     await queued.save("p", make_stored("resp_1"))
     for project, response_id in (("p", "resp_1"), ("p", "resp_2"), ("theirs", "resp_9")):
         assert await queued.watch(project, response_id) is False
         assert await queued.request_cancel(project, response_id) is False
-    assert await queued.claim("us", now=0, lease=10, limit=1) == [run(9)]
+    assert await claim("us", 0, limit=1) == [run(9)]
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "incomplete", "cancelled"])
-async def test_a_final_response_has_no_run(queued: Store, make_stored: MakeStored, status: str) -> None:
-    await queued.claim("us", now=0, lease=10, limit=1)
+async def test_a_final_response_has_no_run(queued: Store, make_stored: MakeStored, status: str, claim: Claim) -> None:
+    await claim("us", 0, limit=1)
     await queued.save("p", make_stored("resp_9", status=status), owner="us")
     await queued.save("p", make_stored("resp_8", status=status))
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status=status)
     assert await queued.watch("p", "resp_9") is False
-    assert await queued.claim("them", now=1_000, lease=10, limit=9) == [run(7), run(6)]
+    assert await claim("them", 1_000, limit=9) == [run(7), run(6)]
 
 
-async def test_an_unfinished_response_keeps_its_run(queued: Store, make_stored: MakeStored) -> None:
-    await queued.claim("us", now=0, lease=10, limit=1)
+async def test_an_unfinished_response_keeps_its_run(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
+    await claim("us", 0, limit=1)
     await queued.save("p", make_stored("resp_9", status="in_progress"), owner="us")
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status="in_progress")
     assert await queued.watch("p", "resp_9") is True
 
 
-async def test_an_owner_whose_run_was_taken_over_or_ended_saves_nothing(queued: Store, make_stored: MakeStored) -> None:
-    await queued.claim("us", now=0, lease=10, limit=2)
-    await queued.claim("them", now=10, lease=10, limit=1)
+async def test_an_owner_whose_run_was_taken_over_or_ended_saves_nothing(
+    queued: Store, make_stored: MakeStored, claim: Claim
+) -> None:
+    await claim("us", 0, limit=2)
+    await claim("them", 10, limit=1)
     await queued.save("p", make_stored("resp_8", status="cancelled"))
     for number in (9, 8):
         with pytest.raises(LeaseLost, match=f"The run of resp_{number} is not, or no longer, us's"):
@@ -166,13 +214,60 @@ async def test_an_owner_whose_run_was_taken_over_or_ended_saves_nothing(queued: 
     assert await queued.load("p", "resp_8") == make_stored("resp_8", status="cancelled")
 
 
-async def test_runs_of_all_projects_are_claimed_together(store: Store, make_stored: MakeStored) -> None:
+async def test_runs_of_all_projects_are_claimed_together(store: Store, make_stored: MakeStored, claim: Claim) -> None:
     for project in ("ours", "theirs"):
         await store.enqueue(project, make_stored("resp_1", status="queued"), project.encode())
-    assert await store.claim("us", now=0, lease=10, limit=9) == [
-        ClaimedRun("ours", "resp_1", b"ours", 1, watched=False, cancelled=False),
-        ClaimedRun("theirs", "resp_1", b"theirs", 1, watched=False, cancelled=False),
+    assert await claim("us", 0, limit=9) == [
+        run(1)._replace(project="ours", request=b"ours"),
+        run(1)._replace(project="theirs", request=b"theirs"),
     ]
     await store.save("ours", make_stored("resp_1"), owner="us")
     await store.release("us")
-    assert [claimed.project for claimed in await store.claim("them", now=0, lease=10, limit=9)] == ["theirs"]
+    assert [claimed.project for claimed in await claim("them", 0, limit=9)] == ["theirs"]
+
+
+async def test_a_lease_counts_from_when_it_is_taken_and_not_from_when_it_was_asked_for(
+    queued: Store, claim: Claim, clock: Any
+) -> None:
+    clock.time = 30
+    assert await queued.claim("us", as_of=0, lease=10, limit=1) == [run(9)]
+    assert await claim("them", 39.9, limit=1) == [run(8)]
+    assert await claim("them", 40, limit=1) == [lost(9, since=40)]
+
+
+async def test_a_lease_that_ran_out_while_everyone_waited_for_the_store_is_not_held_against_its_owner(
+    queued: Store, claim: Claim, clock: Any
+) -> None:
+    await claim("us", 0, limit=4)
+    clock.time = 30
+    assert await queued.claim("them", as_of=9.9, lease=10, limit=4) == []
+    assert len(await queued.renew("us", lease=10)) == 4
+    assert await claim("them", 39.9, limit=4) == []
+
+
+async def test_a_run_that_is_put_back_is_as_free_as_it_was(
+    queued: Store, claim: Claim, make_stored: MakeStored
+) -> None:
+    (claimed,) = await claim("us", 5, limit=1)
+    await queued.put_back("them", "p", "resp_9", free_since=1)
+    assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="us") is True
+    await queued.put_back("us", "p", "resp_9", free_since=claimed.free_since)
+    await queued.put_back("us", "p", "resp_1", free_since=1)
+    with pytest.raises(LeaseLost):
+        await queued.save("p", make_stored("resp_9"), owner="us")
+    assert await claim("them", 6, limit=1) == [run(9, attempt=2)]
+
+
+async def test_what_was_enqueued_here_is_never_left_to_others(queued: Store) -> None:
+    assert await queued.claim("us", as_of=0, lease=10, limit=2, patience={"scripted": 3600}) == [run(9), run(8)]
+
+
+async def test_a_clock_that_is_set_back_does_not_lengthen_a_lease(queued: Store, claim: Claim, clock: Any) -> None:
+    await claim("dead", 3600, limit=1)
+    await claim("alive", 3600, limit=1)
+    clock.time = 0
+    for owner in ("alive", "us"):  # of the living, each renews before its lease runs out
+        await queued.renew(owner, lease=10)
+    assert await claim("us", 9.9, limit=2) == [run(7), run(6)]
+    await queued.renew("alive", lease=10)
+    assert await claim("us", 10, limit=2) == [lost(9, since=10)]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from antiphon.protocol import codec, content, events, items
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import LocalShellAction, LocalShellCall, ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.open import Unknown
-from antiphon.protocol.response import IncompleteDetails, Response, Usage
+from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.fold import fold
@@ -211,6 +212,38 @@ def test_a_call_without_an_id_gets_one() -> None:
     assert call == items.FunctionCall("call_1", "f", "{}", "fc_1", "completed")
 
 
+def test_no_two_calls_of_a_response_have_the_same_id() -> None:
+    shell = LocalShellCall("", "c", LocalShellAction(["ls"], {}), "completed")
+    opened, closed = (Unknown(b'{"type":"acme_call","id":"up","call_id":"c","status":"%b"}' % s) for s in (b"a", b"b"))
+    response = final(
+        d.ToolCall(0, "{}", "f", "c"),
+        d.ToolCall(1, "{}", "f", "c_3"),
+        d.ToolCall(2, "{}", "g", "c"),
+        d.CustomToolCall(3, "x", "h", "c"),
+        d.WholeItem(shell),
+        d.WholeItem(opened),
+        d.OpenItem(4, opened),
+        d.CloseItem(4, closed),
+        d.WholeItem(ToolSearchCall({}, call_id="c")),
+        d.WholeItem(ToolSearchOutput([], call_id="c")),
+        d.WholeItem(Unknown(b'{"type":"acme:note","call_id":"c"}')),
+        d.Finish(),
+    )
+    told = [msgspec.json.decode(codec.encode(item)) for item in response.output]
+    assert [(item["type"], item["call_id"], item.get("status")) for item in told] == [
+        ("function_call", "c", "completed"),
+        ("function_call", "c_3", "completed"),
+        ("function_call", "c_4", "completed"),
+        ("custom_tool_call", "c_5", "completed"),
+        ("local_shell_call", "c_6", "completed"),
+        ("acme_call", "c_7", "a"),
+        ("acme_call", "c_8", "b"),
+        ("tool_search_call", "c_9", None),
+        ("tool_search_output", "c_9", None),
+        ("acme:note", "c", None),
+    ]
+
+
 def test_text_after_a_call_is_a_second_message() -> None:
     response = final(d.Text("a"), d.ToolCall(0, "{}", "f", "c"), d.Text("b"), d.ToolCall(0, " "), d.Finish())
     assert [(item.type, item.id) for item in response.output] == [
@@ -302,6 +335,13 @@ def test_a_failure_is_an_error_then_a_failed_response() -> None:
     assert [event.type for event in stream[-3:]] == ["response.output_item.done", "error", "response.failed"]
     assert stream[-2] == events.Error(8, events.ErrorPayload("server_error", "overloaded", "it broke", None))
     assert fold(stream).status == "failed"
+
+
+def test_a_failed_response_says_all_that_the_error_does() -> None:
+    response = final(d.Failure("too long", "context_length_exceeded", "invalid_request_error", "input"))
+    assert response.error == ResponseError(
+        "context_length_exceeded", "too long", param="input", type="invalid_request_error"
+    )
 
 
 def test_a_whole_item_is_added_and_done_at_once() -> None:
@@ -450,3 +490,79 @@ def test_an_incomplete_item_is_the_last_one_or_half_a_call(turn: list[d.Delta]) 
 def test_half_a_call_beside_the_last_item_is_incomplete_too() -> None:
     response = final(d.ToolCall(0, '{"x', "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
     assert [getattr(item, "status", None) for item in response.output] == ["incomplete", "incomplete"]
+
+
+DEEP = 100_000
+
+
+def test_a_call_beside_the_last_item_that_nobody_could_read_is_incomplete() -> None:
+    nested = '{"a":' * DEEP + "1" + "}" * DEEP
+    response = final(d.ToolCall(0, nested, "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
+    assert response.output == [
+        items.FunctionCall("c", "f", nested, "fc_1", "incomplete"),
+        items.FunctionCall("e", "g", '{"y', "fc_2", "incomplete"),
+    ]
+
+
+NESTED = Unknown(b'{"type":"acme","x":' + b"[" * DEEP + b"]" * DEEP + b"}")
+BROKEN: list[Any] = [
+    d.Passthrough(NESTED),
+    d.OpenItem("deep", NESTED),
+    d.WholeItem(NESTED),
+    d.Annotate(items.Compaction("no annotation")),  # type: ignore[arg-type]
+    d.Finish("no reason"),  # type: ignore[arg-type]
+    object(),
+]
+
+
+@given(turns, st.sampled_from(BROKEN))
+def test_after_any_delta_that_cannot_be_told_the_response_ends_as_failed(turn: list[d.Delta], broken: Any) -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose(turn[:-2])]
+    try:
+        stream += composer.compose([*turn[-2:-1], broken])
+    except IllegalDelta as error:
+        stream += composer.break_off(error.told, d.Failure("sorry"))
+        assert [event.type for event in stream[-2:]] == ["error", "response.failed"]
+        assert fold(stream) == composer.response
+        assert [_number(event) for event in stream] == list(range(len(stream)))
+
+
+def _number(event: Event | Unknown) -> int:
+    return int(msgspec.json.decode(codec.encode(event))["sequence_number"])
+
+
+def test_what_a_broken_end_had_begun_to_tell_is_told_again() -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose([d.Text("a"), d.CloseItem(), d.ToolCall(0, "{", "f", "c")])]
+    stream += composer.compose([d.ToolCall(0, 5, "", "c"), d.Text("b")])  # type: ignore[arg-type]
+    taken = composer.take_number()
+    with pytest.raises(IllegalDelta) as caught:
+        composer.compose([d.Finish()])
+    rest = composer.break_off(caught.value.told, d.Failure("sorry", "x"))
+    assert [(event.type.removeprefix("response."), _number(event)) for event in rest] == [
+        ("output_item.done", taken + 1),
+        *((name, taken + 2 + place) for place, name in enumerate(TEXT_END)),
+        ("error", taken + 5),
+        ("failed", taken + 6),
+    ]
+    assert composer.response.output == [
+        items.Message("assistant", [content.OutputText("a")], "msg_1", "completed"),
+        items.FunctionCall("c", "f", "", "fc_2", "incomplete"),
+        items.Message("assistant", [content.OutputText("b")], "msg_3", "incomplete"),
+    ]
+    assert (composer.response.status, composer.response.error) == (
+        "failed",
+        ResponseError("x", "sorry", type="server_error"),
+    )
+
+
+def test_ends_that_were_lost_with_a_broken_one_are_told_again() -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose([d.Text("a"), d.OpenItem("k", Unknown(b'{"type":"acme"}'))])]
+    stream += composer.compose([d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, 5, "g", "e")])  # type: ignore[arg-type]
+    with pytest.raises(IllegalDelta) as caught:
+        composer.compose([d.Finish()])
+    stream += composer.break_off(caught.value.told, d.Failure("sorry"))
+    assert fold(stream) == composer.response
+    assert [item.type for item in composer.response.output] == ["message", "acme", "function_call", "function_call"]

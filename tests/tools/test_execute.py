@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import sys
 import threading
 from typing import Any
@@ -208,13 +209,46 @@ async def test_a_tool_of_somebody_elses_making_must_give_a_result() -> None:
     assert error_of(await execute(made)) == "TypeError: the tool gave a str and not a ToolResult"
 
 
-async def test_half_a_character_is_no_reason_to_fail() -> None:
+@pytest.mark.parametrize("fields", [{"output": 5}, {"output": ["text"]}, {"output": "x", "spent": "much"}])
+async def test_a_result_that_could_not_be_read_again_is_none(fields: dict[str, Any]) -> None:
+    @tool
+    async def give() -> ToolResult:
+        """Give."""
+        return ToolResult(**fields)
+
+    assert error_of(await execute(give)).startswith("TypeError: the tool gave a ToolResult that is none: Expected")
+
+
+async def test_half_a_character_is_no_reason_to_fail(caplog: pytest.LogCaptureFixture) -> None:
+    # The log of a test may have to go to another process, as text.
+    caplog.set_level(logging.CRITICAL, logger="antiphon.tools.execute")
+
     @tool
     async def list_files() -> str:
         """List files."""
         return "caf\udce9"
 
+    @tool
+    async def open_file() -> str:
+        """Open a file."""
+        raise ValueError("no file caf\udce9")
+
     assert await execute(list_files) == ToolResult("caf?")
+    assert error_of(await execute(open_file)) == "ValueError: no file caf?"
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_an_error_that_cannot_say_what_it_is_has_its_name_at_least() -> None:
+    @tool
+    async def fail_silently() -> str:
+        """Fail."""
+        raise Speechless
+
+    assert error_of(await execute(fail_silently)) == "Speechless: it cannot be said why"
 
 
 async def test_a_thread_that_is_done_after_its_loop_harms_nobody() -> None:

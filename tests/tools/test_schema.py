@@ -90,6 +90,27 @@ def test_what_strict_mode_cannot_say_is_refused_by_its_place(kind: Any, reason: 
         Shape(kind, where="where")
 
 
+@pytest.mark.parametrize(
+    ("can_loosen", "remedy"),
+    [(True, "take another type, or use strict=False."), (False, "take another type.")],
+)
+def test_it_says_what_can_be_done_by_whoever_reads_it(can_loosen: bool, remedy: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Shape(tuple[int, str], where="where", can_loosen=can_loosen)
+    assert raised.value.message == f"where: strict mode cannot express 'prefixItems'; {remedy}"
+
+
+def test_what_is_nested_too_deeply_is_an_error_as_any_other() -> None:
+    shape = Shape(Node, where="node")
+    with pytest.raises(msgspec.DecodeError, match="JSON is nested too deeply"):
+        shape.read("[" * 100_000)
+    deep: dict[str, Any] | None = None
+    for _ in range(2_000):
+        deep = {"name": "a", "child": deep}
+    with pytest.raises(msgspec.ValidationError, match="JSON is nested too deeply"):
+        shape.convert(deep)
+
+
 def test_two_types_of_one_name_are_not_mixed_up() -> None:
     holder = msgspec.defstruct("Two", [("one", Outer), ("other", Same)])
     with pytest.raises(ConfigError, match="two: there are two types called 'Inner'"):

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any, Literal
 
+import msgspec
+
 from antiphon.agent.delegation import AgentContext, Delegate, Verdict, judge
 from antiphon.agent.entries import Began, JsonObject, Judgement, Resumed
 from antiphon.agent.history import mend
@@ -171,6 +173,7 @@ class Agent:
         )
 
     async def _begin(self, items: list[JsonObject], run_id: str, ledger: Ledger | None) -> Journal:
+        _require_json(items)
         journal = Journal(run_id, ledger=ledger)
         try:
             await journal.write(Began(self.name, mend(items), time.time()))
@@ -230,6 +233,13 @@ def _read_task(task: Any) -> list[JsonObject]:
     if not isinstance(task, Sequence) or not all(isinstance(item, dict) for item in task):
         raise InvalidRequest("A task is a text, or a list of items.", param="task")
     return list(task)
+
+
+def _require_json(items: list[JsonObject]) -> None:
+    try:
+        msgspec.json.encode(items)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"The task cannot be sent as JSON: {error}.", param="task") from None
 
 
 def _require_tool(tool: Tool) -> Tool:

@@ -6,6 +6,7 @@ import msgspec
 
 from antiphon.agent.envelope import AgentExecuteRequest, ConversationContext
 from antiphon.agent.results import build_tool_results
+from antiphon.protocol.json_text import read_json
 
 Dialect = Literal["openai", "aptix"]
 Streaming = bool | None
@@ -86,8 +87,8 @@ def _read_tools(tools_json: str | None) -> list[dict[str, Any]] | None:
     if not tools_json:
         return None
     try:
-        tools = msgspec.json.decode(tools_json)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        tools = read_json(tools_json)
+    except msgspec.DecodeError:
         return None
     return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else None
 

@@ -16,8 +16,9 @@ from antiphon.agent.journal import Journal
 from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress, ToolStarted
 from antiphon.agent.stopping import Stopwatch
 from antiphon.agent.task import Task
+from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import Call, Tool, ToolContext, ToolResult, Waiting
-from antiphon.tools.execute import Executor, fail
+from antiphon.tools.execute import Executor, fail, make_whole
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,9 @@ class Calls:
             return False
         try:
             return bool(tool.needs_approval(arguments))
-        except Exception:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException:
             logger.exception("whether the tool %s needs approval cannot be told, so it does", tool.name)
             return True
 
@@ -190,7 +193,7 @@ class Calls:
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
         def report(message: str) -> None:
-            progress = ToolProgress(self._journal.run_id, call.call_id, message)
+            progress = ToolProgress(self._journal.run_id, call.call_id, make_whole(str(message)))
             if threading.get_ident() == thread:
                 self._happened.put_nowait(progress)
                 return
@@ -227,7 +230,7 @@ def _warn(result: ToolResult) -> ToolResult:
 def read_arguments(call: Call) -> Mapping[str, Any] | None:
     """The arguments, if they are a JSON object."""
     try:
-        arguments = msgspec.json.decode(call.arguments or "{}")
+        arguments = read_json(call.arguments or "{}")
     except msgspec.DecodeError:
         return None
     return arguments if isinstance(arguments, dict) else None

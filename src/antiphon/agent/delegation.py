@@ -10,6 +10,7 @@ from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.loop import RunEvents
 from antiphon.agent.outcome import Outcome, RunEnded, ToolStarted
 from antiphon.ledger import Ledger
+from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import Call, Spending, ToolContext, ToolResult, Waiting
 from antiphon.tools.execute import fail
 
@@ -47,7 +48,7 @@ class Delegate:
         self.agent = agent
 
     async def __call__(self, arguments: str, context: ToolContext) -> ToolResult:
-        asked = msgspec.json.decode(arguments or "{}", type=_Asked).input
+        asked: str = read_json(arguments or "{}", _Asked).input
         ledger = context.ledger if isinstance(context, AgentContext) else None
         outcome = await _watch(await self._work(asked, context, ledger), context)
         if outcome.kind == "needs_approval":

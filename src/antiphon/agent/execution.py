@@ -31,6 +31,7 @@ from antiphon.agent.suppression import SuppressingExecutor
 from antiphon.agent.task import Task
 from antiphon.agent.transport import Transport
 from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter
+from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import Tool
 
 MAX_ITERATIONS = 10
@@ -236,7 +237,7 @@ def _add_up(usages: Iterator[LlmUsage]) -> LlmUsage:
 def _as_json(output: Any) -> str:
     if isinstance(output, str):
         try:
-            msgspec.json.decode(output)
+            read_json(output)
         except msgspec.DecodeError:
             return msgspec.json.encode(output).decode()
         return output
@@ -246,6 +247,6 @@ def _as_json(output: Any) -> str:
 def _read_error(output: Any) -> str:
     """The message in what a model reads of an error."""
     try:
-        return str(msgspec.json.decode(output)["error"])
+        return str(read_json(output)["error"])
     except (msgspec.DecodeError, TypeError, LookupError):
         return output if isinstance(output, str) else _as_json(output)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from antiphon.agent.gathering import Gathering
-from antiphon.agent.model import Spoken, Turn, hear, make_answer
+from antiphon.agent.model import Spoken, Turn, as_failure, hear, make_answer
 from antiphon.agent.pending import as_call, list_calls, make_output
 from antiphon.agent.state import State
 from antiphon.agent.transport import Transport
@@ -34,8 +34,8 @@ class ExecutionModel:
 
     async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn:
         gathering = Gathering()
-        request = self._continue(state, use_tools=use_tools) if self.responses else self._first
         try:
+            request = self._continue(state, use_tools=use_tools) if self.responses else self._first
             async with aclosing(await self._transport.stream(request)) as events:
                 # Nothing is said yet, but whoever waits may know that the request was taken.
                 yield Spoken("text", "")
@@ -46,11 +46,15 @@ class ExecutionModel:
                         if spoken is not None:
                             yield spoken
             response = gathering.finish()
+            answer = make_answer(response | {"output": [_as_function(item) for item in response["output"]]})
         except AntiphonError as error:
             self.failed, self.error = gathering.response, error
             raise
+        except Exception as error:
+            self.error = as_failure(error)
+            raise self.error from error
         self.responses.append(response)
-        yield make_answer(response | {"output": [_as_function(item) for item in response["output"]]})
+        yield answer
 
     def _continue(self, state: State, *, use_tools: bool) -> JsonObject:
         last = self.responses[-1]

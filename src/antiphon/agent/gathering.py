@@ -27,6 +27,12 @@ from antiphon.protocol.open import Unknown
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _TOLD = frozenset({*TERMINAL, "response.output_item.done", "error"})
 
+REFUSED = "upstream_refused"
+LASTING = frozenset(
+    {"insufficient_quota", "usage_limit_reached", "usage_not_included", "upstream_authentication", REFUSED}
+)
+"""What an error is called that will not be gone by the next time."""
+
 JsonObject = dict[str, Any]
 
 
@@ -34,9 +40,9 @@ class Gathering:
     """Feed it the events of one response; `finish` gives the response."""
 
     def __init__(self) -> None:
-        self._items: dict[int, JsonObject] = {}
+        self._items: dict[tuple[int, str], JsonObject] = {}
         self._response: JsonObject | None = None
-        self._error: JsonObject | None = None
+        self._error: Any = None
 
     def feed(self, batch: Sequence[Event | Unknown]) -> None:
         for event in batch:
@@ -48,9 +54,16 @@ class Gathering:
         if kind == "error":
             self._error = event.get("error") or event
         elif kind in TERMINAL:
-            self._response = event.get("response") or {}
+            # The first end is the end, whatever is said after it.
+            if self._response is None:
+                self._response = _require_object(event.get("response") or {})
         else:
-            self._items[event.get("output_index", len(self._items))] = event["item"]
+            self._keep(event.get("output_index"), _require_object(event.get("item")))
+
+    def _keep(self, index: Any, item: JsonObject) -> None:
+        """An item may be told again. Another one in its place is one more: servers count wrongly, or not at all."""
+        place = index if isinstance(index, int) else len(self._items)
+        self._items[place, str(item.get("id") or f"the {len(self._items)}th")] = item
 
     @property
     def response(self) -> JsonObject | None:
@@ -67,8 +80,15 @@ class Gathering:
         if response.get("status") == "failed":
             raise as_error(None, response.get("error") or self._error or {})
         if not response.get("output"):
-            response["output"] = [self._items[index] for index in sorted(self._items)]
+            # Those in one place stay in the order in which they came.
+            response["output"] = [self._items[key] for key in sorted(self._items, key=lambda key: key[0])]
         return response
+
+
+def _require_object(value: Any) -> JsonObject:
+    if not isinstance(value, dict):
+        raise UpstreamError("The server sent an event that makes no sense.")
+    return value
 
 
 _BY_CODE: dict[str, type[AntiphonError]] = {
@@ -79,14 +99,15 @@ _BY_CODE: dict[str, type[AntiphonError]] = {
 }
 
 
-def as_error(status: int | None, error: JsonObject, *, retry_after: float | None = None) -> AntiphonError:
-    """The error of ours that a server's error object is."""
+def as_error(status: int | None, told: Any, *, retry_after: float | None = None) -> AntiphonError:
+    """The error of ours that a server's error object is. Some send a text alone."""
+    error: JsonObject = told if isinstance(told, dict) else {"message": str(told)}
     code = error.get("code") or error.get("type")
     kind = _BY_CODE.get(str(code)) or _by_status(status, str(error.get("type")))
     message = str(error.get("message") or code or f"The server answered with status {status}.")
-    told = kind(message, param=error.get("param"), retry_after=retry_after)
-    told.code = str(code) if code else told.code
-    return told
+    ours = kind(message, param=error.get("param"), retry_after=retry_after)
+    ours.code = str(code) if code else ours.code
+    return ours
 
 
 def _by_status(status: int | None, kind: str) -> type[AntiphonError]:

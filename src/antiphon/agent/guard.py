@@ -2,6 +2,7 @@
 
 import msgspec
 
+from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import Call
 
 WARNED_AT = 2
@@ -16,7 +17,7 @@ Signature = tuple[str, bytes]
 def sign(call: Call) -> Signature:
     """Two calls are the same if their arguments are, however they are written."""
     try:
-        arguments = msgspec.json.encode(msgspec.json.decode(call.arguments or "{}"), order="deterministic")
+        arguments = msgspec.json.encode(read_json(call.arguments or "{}"), order="deterministic")
     except msgspec.DecodeError:
         arguments = call.arguments.encode()
     return call.name, arguments

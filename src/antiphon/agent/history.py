@@ -9,10 +9,12 @@ from antiphon.protocol.items import LOST_OUTPUT
 
 STRAY = "The result of a call that is not in this conversation:"
 
-_OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-_ANSWERS = frozenset(_OUTPUTS.values())
+OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+"""What a call is called, and what its output is. Both have a name and a call id."""
+
+_ANSWERS = frozenset(OUTPUTS.values())
 # Nothing refers to the ids of these, and a server that did not store them would look them up in vain.
-_OWN_IDS = frozenset({"message", "reasoning", *_OUTPUTS, *_ANSWERS})
+_OWN_IDS = frozenset({"message", "reasoning", *OUTPUTS, *_ANSWERS})
 
 
 def mend(items: Sequence[JsonObject]) -> list[JsonObject]:
@@ -29,8 +31,8 @@ def mend(items: Sequence[JsonObject]) -> list[JsonObject]:
             mended.append({"role": "user", "content": f"{STRAY} {_as_text(item.get('output'))}"})
             continue
         mended.append(replayable(item) if kind in _OWN_IDS else item)
-        if kind in _OUTPUTS and index not in paired:
-            mended.append({"type": _OUTPUTS[kind], "call_id": item.get("call_id"), "output": LOST_OUTPUT})
+        if kind in OUTPUTS and index not in paired:
+            mended.append({"type": OUTPUTS[kind], "call_id": item.get("call_id"), "output": LOST_OUTPUT})
     return drop_lone_reasoning(mended)
 
 
@@ -40,7 +42,7 @@ def _pair(items: Sequence[JsonObject]) -> set[int]:
     open_calls: dict[object, int] = {}
     for index, item in enumerate(items):
         kind, call_id = item.get("type", "message"), item.get("call_id")
-        if kind in _OUTPUTS:
+        if kind in OUTPUTS:
             open_calls[call_id] = index
         elif kind in _ANSWERS and call_id in open_calls:
             paired |= {index, open_calls.pop(call_id)}

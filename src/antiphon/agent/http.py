@@ -3,18 +3,21 @@
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from antiphon.agent.gathering import TERMINAL, as_error
+from antiphon.agent.gathering import LASTING, REFUSED, TERMINAL, as_error
 from antiphon.agent.transport import Events
 from antiphon.errors import AntiphonError, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.retry_after import read_retry_after
 from antiphon.stream.sse import Decoder, Message
 
 _FIRST_DELAY = 0.2
@@ -22,6 +25,7 @@ _LONGEST_DELAY = 60.0
 _PARTING = 0.1
 _DONE = b"[DONE]"
 _LAST = TERMINAL | {"error"}
+_ENDS = frozenset(kind.removeprefix("response.") for kind in TERMINAL)
 
 
 class HttpTransport:
@@ -80,7 +84,8 @@ class HttpTransport:
 
     async def _send(self, body: bytes) -> aiohttp.ClientResponse:
         try:
-            answer = await self._open().post(self._url, data=body, headers=self._headers)
+            # A conversation goes to the server it is meant for, and not to wherever that points.
+            answer = await self._open().post(self._url, data=body, headers=self._headers, allow_redirects=False)
             if answer.status == 200:
                 return answer
             async with answer:
@@ -126,18 +131,20 @@ async def _await_end(answer: aiohttp.ClientResponse) -> None:
 def _decode(messages: Sequence[Message]) -> list[Event | Unknown]:
     try:
         return [codec.decode_event(message.data) for message in messages if message.data != _DONE]
-    except (ValueError, msgspec.DecodeError):
+    except ValueError:
         raise UpstreamError("The server sent an event that is not JSON.") from None
 
 
 def _as_event(body: bytes) -> Event | Unknown:
     """A server that does not stream sends the whole response at once."""
     try:
-        status = msgspec.json.decode(body, type=_Status).status
+        status = read_json(body, _Status).status
     except msgspec.DecodeError:
         raise UpstreamError("The server sent neither a stream nor a response.") from None
-    kind = status if status in ("failed", "incomplete") else "completed"
-    return codec.decode_event(b'{"type":"response.%b","response":%b}' % (kind.encode(), body))
+    if status not in _ENDS:
+        raise UpstreamError(f"The server sent a response that has not come to its end: it is {status}.")
+    (event,) = _decode([Message(None, b'{"type":"response.%b","response":%b}' % (status.encode(), body))])
+    return event
 
 
 class _Status(msgspec.Struct):
@@ -146,26 +153,18 @@ class _Status(msgspec.Struct):
 
 def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> AntiphonError:
     try:
-        error = msgspec.json.decode(body)["error"]
+        error = read_json(body)["error"]
     except (msgspec.DecodeError, LookupError, TypeError):
         error = {"message": body.decode(errors="replace").strip()[:500]}
-    if not isinstance(error, dict):
-        error = {"message": str(error)}
-    return as_error(answer.status, error, retry_after=_retry_after(answer))
-
-
-def _retry_after(answer: aiohttp.ClientResponse) -> float | None:
-    for header, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            return float(answer.headers[header]) * unit
-        except (KeyError, ValueError):
-            continue
-    return None
+    if 300 <= answer.status < 400:
+        message = f"The server answers with a redirect (status {answer.status}): the base_url may be wrong."
+        error = {"message": message, "code": REFUSED}
+    return as_error(answer.status, error, retry_after=read_retry_after(answer.headers, now=time.time()))
 
 
 def _passes(error: AntiphonError) -> bool:
     """Whether it may be gone by the next time. A quota that is used up is not."""
-    return error.code not in ("insufficient_quota", "usage_limit_reached", "usage_not_included")
+    return error.code not in LASTING
 
 
 def _delay(attempt: int, error: AntiphonError) -> float:

@@ -15,6 +15,7 @@ import msgspec
 
 from antiphon.agent.calls import Calls, read_arguments
 from antiphon.agent.entries import Answered, Ended, JsonObject
+from antiphon.agent.gathering import LASTING
 from antiphon.agent.journal import Journal
 from antiphon.agent.model import Answer, Model
 from antiphon.agent.outcome import (
@@ -279,7 +280,4 @@ class Loop:
 
 def _passes(error: AntiphonError) -> bool:
     """Whether the next attempt may do better."""
-    return error.code not in _LASTING and (error.retry_after or 0.0) <= _LONGEST_DELAY
-
-
-_LASTING = ("insufficient_quota", "usage_limit_reached", "usage_not_included", "upstream_authentication")
+    return error.code not in LASTING and (error.retry_after or 0.0) <= _LONGEST_DELAY

@@ -19,6 +19,7 @@ from antiphon.agent.envelope import (
     SourceRef,
 )
 from antiphon.errors import AntiphonError
+from antiphon.protocol.json_text import read_json
 
 # What the model says to people, and where it stands: a refusal is something to say too.
 _TEXTS = {"output_text": "text", "text": "text", "refusal": "refusal"}
@@ -110,8 +111,8 @@ def _read(raw: bytes | str | Mapping[str, Any]) -> tuple[str, Any]:
 
 def _parse(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return read_json(text)
+    except msgspec.DecodeError:
         return None
 
 

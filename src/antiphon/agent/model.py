@@ -1,5 +1,6 @@
 """One turn of the model, from the run's state to its answer."""
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
@@ -9,19 +10,22 @@ from msgspec import Struct
 
 from antiphon.agent.entries import JsonObject
 from antiphon.agent.gathering import Gathering
-from antiphon.agent.history import drop_lone_reasoning, is_hollow, replayable, since_compaction
+from antiphon.agent.history import OUTPUTS, drop_lone_reasoning, is_hollow, replayable, since_compaction
 from antiphon.agent.provider import is_forgetful
 from antiphon.agent.state import State
 from antiphon.agent.transport import Transport
-from antiphon.errors import AntiphonError, UpstreamError
+from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol.events import (
     Event,
     OutputTextDelta,
     ReasoningSummaryTextDelta,
     ReasoningTextDelta,
 )
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+
+logger = logging.getLogger(__name__)
 
 _SEALED = "reasoning.encrypted_content"
 
@@ -78,8 +82,8 @@ class ResponsesModel:
 
     async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn:
         heard = False
-        response: JsonObject | None = None
-        while response is None:
+        answer: Answer | None = None
+        while answer is None:
             request = self._make_request(state, told, use_tools=use_tools)
             gathering = Gathering()
             try:
@@ -93,11 +97,17 @@ class ResponsesModel:
                                 yield spoken
                 response = gathering.finish()
                 self._check_continuation(request, response)
+                answer = make_answer(response)
             except AntiphonError as error:
                 if heard or "previous_response_id" not in request or not is_forgetful(error):
                     raise
                 self._state = "client"
-        yield make_answer(response)
+            except AssertionError:
+                # What a test claims about a request must fail the test, and not only the run.
+                raise
+            except Exception as error:
+                raise as_failure(error) from error
+        yield answer
 
     def _make_request(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> JsonObject:
         request = self._settings | {"include": self._include, "store": self._state == "server"}
@@ -119,16 +129,21 @@ class ResponsesModel:
             raise UpstreamError("The server has not continued the conversation. It is sent whole from now on.")
 
 
+def as_failure(error: Exception) -> ServerError:
+    """What nobody has thought of, in the ways to a model or in what that says, ends a turn as any error does."""
+    logger.error("the turn failed", exc_info=error)
+    return ServerError(f"The turn failed: {type(error).__name__}. The log says more.")
+
+
 def hear(event: Event | Unknown) -> Spoken | None:
     """What the model says with this event, if it says something."""
-    """What an event lets the model say, if it does."""
     if isinstance(event, OutputTextDelta):
         return Spoken("text", event.delta)
     if isinstance(event, ReasoningTextDelta | ReasoningSummaryTextDelta):
         return Spoken("reasoning", event.delta)
     if isinstance(event, Unknown) and event.type in _SPOKEN:
         # One that we know, though not in this form: a server may leave out what we do not need.
-        return Spoken(_SPOKEN[event.type], str(msgspec.json.decode(event.raw).get("delta") or ""))
+        return Spoken(_SPOKEN[event.type], str(read_json(event.raw).get("delta") or ""))
     return None
 
 
@@ -165,9 +180,9 @@ def _find_cut(response: JsonObject) -> str:
 def _is_torn(item: JsonObject) -> bool:
     """Whether it is a call that was cut off."""
     if item.get("type") != "function_call":
-        return False
+        return item.get("type") in OUTPUTS and item.get("status") == "incomplete"
     try:
-        msgspec.json.decode(item.get("arguments") or "{}")
+        read_json(item.get("arguments") or "{}")
     except (msgspec.DecodeError, TypeError):
         return True
     return item.get("status") == "incomplete"
@@ -178,7 +193,7 @@ def _name_apart(output: list[JsonObject]) -> bool:
     taken: set[str] = set()
     changed = False
     for item in output:
-        if item.get("type") != "function_call":
+        if item.get("type") not in OUTPUTS:
             continue
         call_id = str(item.get("call_id") or "")
         if not call_id or call_id in taken:

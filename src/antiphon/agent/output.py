@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.protocol.json_text import read_json
 from antiphon.tools.schema import Shape
 
 _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
@@ -15,10 +16,10 @@ class TypedOutput:
 
     def __init__(self, kind: Any, *, where: str) -> None:
         """Raises ConfigError for a type that has no strict schema."""
-        self._shape = Shape(kind, where=where)
+        self._shape = Shape(kind, where=where, can_loosen=False)
         self._wrapped = self._shape.schema.get("type") != "object"
         if self._wrapped:
-            self._shape = Shape(msgspec.defstruct("Output", [("value", kind)]), where=where)
+            self._shape = Shape(msgspec.defstruct("Output", [("value", kind)]), where=where, can_loosen=False)
 
     @property
     def format(self) -> dict[str, Any]:
@@ -28,11 +29,11 @@ class TypedOutput:
     def read(self, text: str) -> Any:
         """The value in an answer, which may be fenced off as code. Raises msgspec.ValidationError or DecodeError."""
         try:
-            data = msgspec.json.decode(text)
+            data = read_json(text)
         except msgspec.DecodeError:
             fenced = _FENCED.search(text)
             if fenced is None:
                 raise
-            data = msgspec.json.decode(fenced[1])
+            data = read_json(fenced[1])
         value = self._shape.convert(data)
         return value.value if self._wrapped else value

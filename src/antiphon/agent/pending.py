@@ -6,14 +6,13 @@ from typing import Any
 import msgspec
 
 from antiphon.agent.envelope import Envelope, decode_all
+from antiphon.agent.history import OUTPUTS
 from antiphon.errors import InvalidRequest
 from antiphon.tools.base import Call
 from antiphon.tools.execute import fail
 
 JsonObject = dict[str, Any]
 
-# What a call is called, and what its output is. Both have a name and a call id.
-_OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 _FIELD = "ToolResultsJson"
 
 
@@ -27,7 +26,7 @@ class ToolOutcome(Envelope):
 
 def list_calls(output: Sequence[JsonObject]) -> list[JsonObject]:
     """The calls among these items that can be answered: one that was cut off cannot."""
-    return [item for item in output if item.get("type") in _OUTPUTS and item.get("status") != "incomplete"]
+    return [item for item in output if item.get("type") in OUTPUTS and item.get("status") != "incomplete"]
 
 
 def as_call(item: JsonObject) -> Call:
@@ -38,7 +37,7 @@ def as_call(item: JsonObject) -> Call:
 
 def make_output(call: JsonObject, output: str | list[JsonObject]) -> JsonObject:
     """The item that answers a call."""
-    return {"type": _OUTPUTS[call["type"]], "call_id": call["call_id"], "output": output}
+    return {"type": OUTPUTS[call["type"]], "call_id": call["call_id"], "output": output}
 
 
 def answer_calls(calls: Sequence[JsonObject], tool_results_json: str | None) -> list[JsonObject]:

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from antiphon.protocol.json_text import read_json
+
 _MISSING = "(missing)"
 _FLAGS = ("IsServerTool", "WasExecuted")
 _BODIES = ("ArgumentsJson", "ResultJson", "ErrorMessage")
@@ -12,8 +14,8 @@ _BODIES = ("ArgumentsJson", "ResultJson", "ErrorMessage")
 def build_tool_results(tool_results_json: str | None) -> str | None:
     """The `[TOOL_RESULTS]` block of a JSON array of results; None where there is nothing to tell."""
     try:
-        results = msgspec.json.decode(tool_results_json or "null")
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        results = read_json(tool_results_json or "null")
+    except msgspec.DecodeError:
         return None
     entries = [_describe(result) for result in results if isinstance(result, dict)] if isinstance(results, list) else []
     if not entries:

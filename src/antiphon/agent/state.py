@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, JsonObject, Judgement, Paused, Resulted
 from antiphon.agent.guard import Signature, sign
+from antiphon.agent.history import OUTPUTS
+from antiphon.agent.pending import as_call, make_output
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Call, Spending
 
@@ -113,8 +113,7 @@ class State:
             self.decided = call
         elif entry.means:
             self.limit = entry.means
-        output = {"type": "function_call_output", "call_id": entry.call_id, "output": entry.output}
-        self.history.insert(self._place(call), output)
+        self.history.insert(self._place(call), make_output(self._find_item(call), entry.output))
 
     def _spend(self, spent: Spending) -> None:
         self.usage += spent.usage
@@ -128,6 +127,11 @@ class State:
             if call.call_id == call_id:
                 return call
         raise ValueError(f"no call '{call_id}' is open")
+
+    def _find_item(self, call: Call) -> JsonObject:
+        """The item that an open call stands for: the last of its id, since ids may come again."""
+        items = (item for item in reversed(self.history) if item.get("type") in OUTPUTS)
+        return next(item for item in items if item.get("call_id") == call.call_id)
 
     def _place(self, call: Call) -> int:
         """Outputs stand in the order of their calls, whichever came first."""
@@ -143,21 +147,18 @@ def text_of(items: Sequence[JsonObject], *, kinds: Sequence[str] = ("output_text
     """The text of the messages among these items."""
     texts: list[str] = []
     for item in items:
-        content = item.get("content")
-        if item.get("type", "message") != "message" or not content:
-            continue
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        texts += [str(part.get("text") or part.get("refusal") or "") for part in parts if part.get("type") in kinds]
+        if item.get("type", "message") == "message":
+            known = (part for part in _list_parts(item.get("content")) if part.get("type") in kinds)
+            texts += [str(part.get("text") or part.get("refusal") or "") for part in known]
     return "".join(texts)
 
 
+def _list_parts(content: Any) -> list[JsonObject]:
+    """What a message is made of. Whatever a server has put there, a run that has been written down stays readable."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
 def calls_of(items: Sequence[JsonObject]) -> list[Call]:
-    return [
-        Call(str(item["call_id"]), str(item["name"]), _as_text(item.get("arguments", "")))
-        for item in items
-        if item.get("type") == "function_call"
-    ]
-
-
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return [as_call(item) for item in items if item.get("type") in OUTPUTS]

@@ -1,6 +1,6 @@
 """What a backend is: it takes a `Turn` and yields batches of deltas. One file per upstream implements this."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -30,7 +30,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend does itself. What it lacks, the engine emulates where that can be done, and refuses by name else.
 
     `tools` are the types of tools it takes as they are. One with `any_tool` takes every tool, whatever its type, and
-    runs those that are not the client's to run. One with `any_model` answers for more models than it lists.
+    runs those that are not the client's to run. One with `any_model` answers for more models than it lists. `list_idle`
+    names the parameters of a request that have no effect on the model of this name, there.
     """
 
     tools: frozenset[str] = frozenset()
@@ -44,12 +45,32 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     penalties: bool = False
     reasoning: bool = False
+    list_idle: Callable[[CreateRequest, str], Sequence[str]] | None = None
 
 
-EVERYTHING = Capabilities(
-    tools=frozenset({"function"}),
-    **{name: True for name in Capabilities.__struct_fields__ if name not in ("tools", "any_model")},
+_ABLE: dict[str, Any] = {
+    name: True for name in Capabilities.__struct_fields__ if name not in ("tools", "any_model", "list_idle")
+}
+EVERYTHING = Capabilities(tools=frozenset({"function"}), **_ABLE)
+
+_HINTS = (
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "user",
 )
+
+
+def list_hints(request: CreateRequest) -> list[str]:
+    """Those parameters of a request that a model can answer without, for `Capabilities.list_idle`."""
+    hints = [name for name in _HINTS if getattr(request, name) is not None]
+    if request.service_tier in ("auto", "default"):  # which asks for nothing
+        hints.remove("service_tier")
+    if request.text is not None and request.text.verbosity is not None:
+        hints.append("text.verbosity")
+    return hints
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

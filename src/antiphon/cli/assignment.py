@@ -47,9 +47,13 @@ def make_assignment(arguments: Namespace) -> Assignment:
 
 
 def keep_assignment(settings: Settings, run_id: str, assignment: Assignment) -> None:
+    try:
+        encoded = msgspec.json.format(msgspec.json.encode(assignment))
+    except UnicodeEncodeError:
+        raise AntiphonError("The command line, or the folder it is in, has bytes that are not UTF-8.") from None
     path = _place(settings, run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(assignment)))
+    path.write_bytes(encoded)
 
 
 def recall_assignment(settings: Settings, run_id: str, arguments: Namespace) -> Assignment:

@@ -5,26 +5,28 @@ run must repeat what the first one said and go on from there; where it says some
 why. There are never two versions of an event under one number.
 """
 
+import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 
 from antiphon.backends.base import Deltas, Turn
 from antiphon.engine.conversation import Resolved
 from antiphon.engine.ids import Mint
-from antiphon.engine.journal import Journal
+from antiphon.engine.journal import Journal, Log, break_off, read_log
 from antiphon.engine.keeping import conversation_for
-from antiphon.engine.routing import Serving
-from antiphon.engine.run import Run
-from antiphon.errors import ServerError
-from antiphon.protocol import codec, events
+from antiphon.engine.routing import Candidate, Serving
+from antiphon.engine.run import Postponed, Run
+from antiphon.errors import ModelNotFound, ServerError
+from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.response import Response, ResponseError
+from antiphon.protocol.response import Response
 from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Delta, Failure, Finish
@@ -35,10 +37,28 @@ from antiphon.stream.sse import encode_line
 logger = logging.getLogger(__name__)
 
 # A response that brings down its process each time must not do so for ever.
-MOST_ATTEMPTS = 3
+MOST_INTERRUPTIONS = 3
+# For so long a finished response waits for a store that fails, and asks it so often.
+KEEPING_SECONDS = 600.0
+RETRY_SECONDS = 1.0
+# For so many leases a response waits for a process that has its model.
+UNSERVED_LEASES = 4
+# What is left of a response that cannot be read is kept for so long: nobody knows how long it was meant to be.
+REMAINS_SECONDS = 24 * 3600
 
 DIVERGED = Failure("The server was interrupted, and the model did not repeat what it had said.", "interrupted")
-GIVEN_UP = Failure(f"The server was interrupted {MOST_ATTEMPTS} times while working on this response.", "interrupted")
+DAMAGED = Failure("The server was interrupted, and what the model had said cannot be read any more.", "interrupted")
+GIVEN_UP = Failure(
+    f"The server was interrupted {MOST_INTERRUPTIONS} times while working on this response.", "interrupted"
+)
+
+
+class LeftToOthers(Postponed):
+    """Another process may know the model better: the run is left to others until it has been free for so long."""
+
+    def __init__(self, patience: float) -> None:
+        super().__init__(f"left to other processes for {patience} seconds")
+        self.patience = patience
 
 
 class QueuedRequest(msgspec.Struct, kw_only=True):
@@ -52,30 +72,33 @@ MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], RunKey], Awaitable
 StartTurn = Callable[[Turn, RunKey, Sequence[Delta]], Awaitable[Serving]]
 
 
-def announce(response: Response) -> list[Event]:
-    """The first events of a response that waits in the queue.
-
-    They follow from the stored response alone, so that whoever tells them, before the run or in it, tells the same.
-    """
-    queued = msgspec.structs.replace(response, status="queued", output=[])
-    return [events.Created(0, queued), events.Queued(1, queued)]
-
-
 class Attempt:
-    """Works on a claimed run. `make_turn` lays out the turn from the stored request, `start_turn` begins it."""
+    """Works on a claimed run. `make_turn` lays out the turn from the stored request, `start_turn` begins it.
+
+    `lease` is how long others have to take a run whose model this process only might have.
+    """
 
     def __init__(
-        self, claimed: ClaimedRun, owner: str, store: Store, *, make_turn: MakeTurn, start_turn: StartTurn
+        self,
+        claimed: ClaimedRun,
+        owner: str,
+        store: Store,
+        *,
+        lease: float,
+        make_turn: MakeTurn,
+        start_turn: StartTurn,
     ) -> None:
         self._claimed = claimed
         self._owner = owner
         self._store = store
+        self._lease = lease
         self._make_turn = make_turn
         self._start_turn = start_turn
         self._asked: StoredResponse | None = None
         self._run: Run | None = None
         self._cancelled = claimed.cancelled
         self._kept = False
+        self._left: LeftToOthers | None = None
         self.journal = Journal(store, project=claimed.project, response_id=claimed.response_id, owner=owner)
 
     def cancel(self) -> None:
@@ -84,32 +107,47 @@ class Attempt:
             self._run.cancel()
 
     async def work(self) -> None:
-        """Run the response to its end. Raises LeaseLost when another process has taken it over."""
+        """Run the response to its end.
+
+        Raises LeaseLost when another process has taken it over, LeftToOthers when another process should.
+        """
+        try:
+            await self._take_up()
+        except (LeaseLost, LeftToOthers):
+            raise
+        except Exception:
+            # Unless it was read, nothing may be put in its place yet: the store may only have failed for a moment.
+            unwanted = self._cancelled and self._asked is not None
+            if self._claimed.interruptions < MOST_INTERRUPTIONS and not unwanted:
+                raise
+            logger.exception("a background response was given up", extra={"response_id": self._claimed.response_id})
+            await self._give_up()
+
+    async def _take_up(self) -> None:
         asked = self._asked = await self._store.load(self._claimed.project, self._claimed.response_id)
         if asked is None:  # deleted while it waited
             return
-        logged = await self._settle_log()
-        self.journal.recover(len(logged))
-        response = msgspec.structs.replace(asked.response, status="queued", output=[])
-        told = [codec.decode_event(payload) for payload in logged]
-        try:
-            await self._go_on(asked, response, told, logged)
-        except LeaseLost:
-            raise
-        except Exception:
-            if self._claimed.attempt <= MOST_ATTEMPTS:
-                raise
-            logger.exception("a background response was given up", extra={"response_id": response.id})
-            await self._fail(response, told, GIVEN_UP)
-
-    async def _go_on(
-        self, asked: StoredResponse, response: Response, told: Sequence[Event | Unknown], logged: list[bytes]
-    ) -> None:
+        log = await self._settle_log()
+        if log.damaged:
+            await self._fail(DAMAGED, log)
+            return
+        self.journal.recover(log.next)
+        response = self._begin_response()
         queued = msgspec.json.decode(self._claimed.request, type=QueuedRequest)
         mint = Mint(response.id.removeprefix("resp_"), queued.minted)
-        if logged and not _repeats(response, mint, recall(told), logged):
-            await self._fail(response, told, DIVERGED)
+        if log.told and not _repeats(response, mint, log.told):
+            await self._fail(DIVERGED, log)
             return
+        await self._go_on(asked, response, queued, mint, log.told)
+
+    async def _go_on(
+        self,
+        asked: StoredResponse,
+        response: Response,
+        queued: QueuedRequest,
+        mint: Mint,
+        told: Sequence[Event | Unknown],
+    ) -> None:
         await self._show_progress(response)
         turn = Turn(request=queued.request, items=[])
         resolved = Resolved(turn=turn, input=asked.input, response=response, mint=mint, warnings=[])
@@ -122,12 +160,21 @@ class Attempt:
         if not self._kept:
             raise ServerError(f"The response {response.id} could not be stored.")
 
-    async def _settle_log(self) -> list[bytes]:
+    def _begin_response(self) -> Response:
+        """The response as it was queued, or as much of it as is known if it cannot be read."""
+        if self._asked is not None:
+            return msgspec.structs.replace(self._asked.response, status="queued", output=[])
+        claimed = self._claimed
+        return Response(
+            id=claimed.response_id, created_at=int(time.time()), status="queued", model=claimed.model, background=True
+        )
+
+    async def _settle_log(self) -> Log:
         """The events that an earlier attempt left and somebody may have seen."""
         project, response_id = self._claimed.project, self._claimed.response_id
         if self._claimed.attempt == 1 or await self._store.drop_events(project, response_id, owner=self._owner):
-            return []
-        return [payload for _, payload in await self._store.read_events(project, response_id, -1)]
+            return read_log([])
+        return read_log(await self._store.read_events(project, response_id, -1))
 
     async def _show_progress(self, response: Response) -> None:
         """Whoever polls sees that the response is being worked on."""
@@ -140,13 +187,15 @@ class Attempt:
         if self._cancelled:
             yield [Finish("cancelled")]
             return
-        if self._claimed.attempt > MOST_ATTEMPTS:
+        if self._claimed.interruptions >= MOST_INTERRUPTIONS:
             yield [GIVEN_UP]
             return
         key = RunKey(self._claimed.project, self._claimed.response_id)
         turn = await self._make_turn(queued, asked, key)
         retelling = Retelling(told)
-        serving = await self._start_turn(turn, key, told)
+        serving = await self._start_or_leave(turn, key, told)
+        if serving is None:
+            return
         yield [serving.told]
         async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:
@@ -156,26 +205,65 @@ class Attempt:
                     yield [DIVERGED]
                     return
 
-    async def _fail(self, response: Response, told: Sequence[Event | Unknown], reason: Failure) -> None:
+    async def _start_or_leave(self, turn: Turn, key: RunKey, told: Sequence[Delta]) -> Serving | None:
+        """Begin the turn. None, and `finish` says so, when the run is for others to take."""
+        try:
+            serving = await self._start_turn(turn, key, told)
+        except ModelNotFound:
+            patience = UNSERVED_LEASES * self._lease
+            if not self._is_left(patience):
+                raise
+            self._left = LeftToOthers(patience)
+            return None
+        if self._is_left(self._lease) and not _is_listed(serving.candidate):
+            self._left = LeftToOthers(self._lease)
+            await serving.deltas.aclose()
+            return None
+        return serving
+
+    def _is_left(self, seconds: float) -> bool:
+        """Whether others have so long to take the run. What was asked for here is ours; an old run names no model."""
+        claimed = self._claimed
+        return not claimed.ours and claimed.model != "" and time.time() - claimed.free_since < seconds
+
+    async def _give_up(self) -> None:
+        """End it though something is amiss. If even its log cannot be read, it ends without telling so there."""
+        log = None
+        with suppress(ServerError):
+            await self.journal.prepare_end(())  # nothing of ours is on its way to the log any more
+            log = read_log(await self._store.read_events(self._claimed.project, self._claimed.response_id, -1))
+        await self._fail(GIVEN_UP, log)
+
+    async def _fail(self, reason: Failure, log: Log | None) -> None:
         """The log cannot be gone on with, not even to close what is open in it."""
-        done = [event.item for event in told if isinstance(event, events.OutputItemDone)]
-        error = ResponseError(reason.code, reason.message)
-        failed = msgspec.structs.replace(response, status="failed", output=done, error=error)
-        payload = events.ErrorPayload(reason.type, reason.code, reason.message, None)
-        opening = [] if told else announce(response)
-        number = len(told) + len(opening)
-        last = [*opening, events.Error(number, payload), events.Failed(number + 1, failed)]
-        await self._keep(failed, (len(told), [encode_line(event) for event in last]))
+        ended, last = break_off(self._begin_response(), log or read_log([]), None if self._cancelled else reason)
+        await self._keep(ended, None if log is None else (log.next, [encode_line(event) for event in last]))
 
     # What the run does with its outcome
 
     async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
-        """Keep the final response together with its last events."""
-        await self._keep(response, await self.journal.prepare_end(last))
+        """Keep the final response together with its last events: what a model has said once is worth waiting for."""
+        if self._left is not None:
+            raise self._left
+        final = await self.journal.prepare_end(last)
+        deadline = time.monotonic() + KEEPING_SECONDS
+        failures = 0
+        while not self._kept:
+            try:
+                await self._keep(response, final)
+            except ServerError as error:
+                if time.monotonic() > deadline:
+                    raise Postponed("The store failed for too long.") from error
+                if failures == 0:
+                    logger.exception("the response cannot be stored yet", extra={"response_id": response.id})
+                failures += 1
+                await asyncio.sleep(RETRY_SECONDS)
 
-    async def _keep(self, response: Response, last: tuple[int, list[bytes]]) -> None:
-        assert self._asked is not None
-        stored = msgspec.structs.replace(self._asked, response=response)
+    async def _keep(self, response: Response, last: tuple[int, list[bytes]] | None) -> None:
+        if self._asked is not None:
+            stored = msgspec.structs.replace(self._asked, response=response)
+        else:
+            stored = StoredResponse(response=response, input=[], expires_at=int(time.time()) + REMAINS_SECONDS)
         await self._store.save(
             self._claimed.project,
             stored,
@@ -190,7 +278,19 @@ class Attempt:
         """Nothing of a broken-off attempt is final: whoever claims the run next goes on with it."""
 
 
-def _repeats(response: Response, mint: Mint, told: list[Delta], logged: list[bytes]) -> bool:
-    """Whether composing the recalled deltas again tells the very events of the log."""
+def _is_listed(candidate: Candidate) -> bool:
+    return any(each.id == candidate.model.id for each in candidate.backend.models())
+
+
+def _repeats(response: Response, mint: Mint, told: Sequence[Event | Unknown]) -> bool:
+    """Whether composing the recalled deltas again tells the very events of the log.
+
+    They are compared as they are read: the fields of another server's events come in an order of its own.
+    """
     composer = Composer(response, new_id=Mint(mint.token, mint.minted), now=int)
-    return [encode_line(event) for event in (*composer.start(), *composer.compose(told))] == logged
+    try:
+        again = (encode_line(event) for event in (*composer.start(), *composer.compose(recall(told))))
+        return [codec.decode_event(line) for line in again] == list(told)
+    except Exception:  # no other attempt would fare better
+        logger.exception("the events of a response cannot be read again", extra={"response_id": response.id})
+        return False

@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from antiphon.engine.attempt import Attempt, MakeTurn, StartTurn, announce
+import msgspec
+
+from antiphon.engine.attempt import Attempt, LeftToOthers, MakeTurn, StartTurn
+from antiphon.engine.journal import announce
 from antiphon.engine.run import Events
 from antiphon.errors import NotFound, Unavailable
 from antiphon.protocol.events import TERMINAL, Event
@@ -25,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # How often a response that another process works on is looked at.
 POLL_SECONDS = 0.25
+# More names of models than this that others have, and we have not, are not remembered at once.
+MOST_NAMES = 100
 
 _TERMINAL_TYPES = {str(event.__struct_config__.tag) for event in TERMINAL}
 
@@ -54,6 +59,7 @@ class Background:
         self._owner = secrets.token_hex(16)
         self._attempts: dict[RunKey, Attempt] = {}
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
+        self._patience: dict[str, float] = {}
         self._renewed = -math.inf
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -93,14 +99,17 @@ class Background:
 
     async def cancel(self, key: RunKey) -> None:
         """Ask for the end of a run, and wait until whoever has it has seen to that."""
+        self._cancel_here(key)  # first of all: the store may not be able to take it down
         await self._store.request_cancel(*key)
+        if not self._cancel_here(key):
+            self._renewed = -math.inf  # we may be claiming it at this moment: renewing tells
+        await self._wait_for_end(key)
+
+    def _cancel_here(self, key: RunKey) -> bool:
         attempt = self._attempts.get(key)
         if attempt is not None:
             attempt.cancel()
-        else:
-            self._renewed = -math.inf  # we may be claiming it at this moment: renewing tells
-        self._wake.set()
-        await self._wait_for_end(key)
+        return attempt is not None
 
     async def follow(self, key: RunKey, after: int) -> Events:
         """The events beyond this number, and then those to come, until the response has ended.
@@ -122,9 +131,10 @@ class Background:
                 rows = _number(announce(stored.response))[after + 1 :]
             if rows:
                 after = rows[-1][0]
-                batch = [Unknown(payload) for _, payload in rows]
-                yield batch
-                if batch[-1].type in _TERMINAL_TYPES:
+                batch = [Unknown(payload) for _, payload in rows if _is_readable(payload)]
+                if batch:
+                    yield batch
+                if batch and batch[-1].type in _TERMINAL_TYPES:
                     return
             elif final and stored is None:
                 raise NotFound(f"Response with id '{key.response_id}' not found.", param="response_id")
@@ -135,9 +145,11 @@ class Background:
         raise Unavailable("The server is shutting down. The stream can be read on later.")
 
     async def _wait_for_end(self, key: RunKey) -> None:
-        deadline = time.monotonic() + self._lease
+        # If its process has just died, it is ours to end when the lease has run out.
+        deadline = time.monotonic() + self._lease + 4 * POLL_SECONDS
         while time.monotonic() < deadline:
             change = self._changed
+            self._wake.set()
             if _is_final(await self._store.load(*key)):
                 return
             await _wait_for(change, POLL_SECONDS)
@@ -150,18 +162,19 @@ class Background:
 
     async def _work_off(self) -> None:
         while True:
+            began = time.time()
             try:
                 if time.monotonic() - self._renewed >= self._lease / 3:
                     self._renewed = time.monotonic()
                     await self._renew()
-                await self._claim()
+                await self._claim(began)
             except Exception:
                 logger.exception("the queue of background responses cannot be reached")
             await _wait_for(self._wake, self._lease / 3)
             self._wake.clear()
 
     async def _renew(self) -> None:
-        held = await self._store.renew(self._owner, now=time.time(), lease=self._lease)
+        held = await self._store.renew(self._owner, lease=self._lease)
         for key, attempt in self._attempts.items():
             if key not in held:
                 self._tasks[key].cancel()  # another process took over, or the response was deleted
@@ -171,33 +184,52 @@ class Background:
             # We gave it up, and could not say so. Held on to by our name, it would never be anyone's.
             await self._store.abandon(self._owner, *key)
 
-    async def _claim(self) -> None:
+    async def _claim(self, began: float) -> None:
         free = max(0, self._slots - len(self._attempts))
-        claimed = await self._store.claim(self._owner, now=time.time(), lease=self._lease, limit=free)
+        claimed = await self._store.claim(
+            self._owner, as_of=began, lease=self._lease, limit=free, patience=self._patience
+        )
         self._full = len(claimed) >= free
         for run in claimed:
             self._begin(run)
 
     def _begin(self, claimed: ClaimedRun) -> None:
         key = RunKey(claimed.project, claimed.response_id)
-        attempt = Attempt(claimed, self._owner, self._store, make_turn=self._make_turn, start_turn=self._start_turn)
+        attempt = Attempt(
+            claimed,
+            self._owner,
+            self._store,
+            lease=self._lease,
+            make_turn=self._make_turn,
+            start_turn=self._start_turn,
+        )
         # We may have lost the run and got it back before our first attempt noticed: it writes under the same name.
         stale = self._tasks.get(key)
         if stale is not None:
             stale.cancel()
         self._attempts[key] = attempt
-        task = self._tasks[key] = asyncio.create_task(self._work(key, attempt, stale))
+        task = self._tasks[key] = asyncio.create_task(self._work(claimed, attempt, stale))
         # Not in the task itself: if it is cancelled before its first step, it takes none.
         task.add_done_callback(lambda _: self._end(key, attempt))
         self._tell_change()
 
-    async def _work(self, key: RunKey, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
+    async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
+        key = RunKey(claimed.project, claimed.response_id)
         try:
             if stale is not None:
                 await asyncio.wait([stale])
             await attempt.work()
         except LeaseLost:
             logger.warning("the run was taken over or deleted", extra={"response_id": key.response_id})
+        except LeftToOthers as left:
+            logger.info(
+                "the model %r is left to other processes", claimed.model, extra={"response_id": key.response_id}
+            )
+            if len(self._patience) >= MOST_NAMES:
+                self._patience.clear()
+            self._patience[claimed.model] = left.patience
+            with suppress(Exception):  # then renewing does it
+                await self._store.put_back(self._owner, *key, free_since=claimed.free_since)
         except Exception:
             logger.exception("a background response could not be worked on", extra={"response_id": key.response_id})
             with suppress(Exception):  # then renewing does it
@@ -214,6 +246,14 @@ class Background:
 
 def _is_final(stored: StoredResponse | None) -> bool:
     return stored is None or stored.response.status in FINAL_STATUSES
+
+
+def _is_readable(payload: bytes) -> bool:
+    """Whether it can be sent. What a disk has damaged is passed over, so that the end can be read."""
+    try:
+        return bool(Unknown(payload).type)
+    except msgspec.DecodeError:
+        return False
 
 
 def _number(told: Sequence[Event]) -> list[tuple[int, bytes]]:

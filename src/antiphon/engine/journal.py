@@ -6,12 +6,19 @@ are shown what the store has, so that it can be read again under the same number
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
 
 from antiphon.errors import ServerError
+from antiphon.protocol import codec, events
 from antiphon.protocol.events import Event
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Response, ResponseError
 from antiphon.store.base import EventLog, LeaseLost
+from antiphon.stream.deltas import Failure
 from antiphon.stream.sse import encode_line
 
 logger = logging.getLogger(__name__)
@@ -20,6 +27,56 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.02
 # After a flush that failed.
 RETRY_SECONDS = 1.0
+
+
+class Log(NamedTuple):
+    """What earlier attempts have left: the events from the first on, as far as they can be read without a gap, and the
+    number that comes next."""
+
+    told: list[Event | Unknown]
+    next: int
+
+    @property
+    def damaged(self) -> bool:
+        return len(self.told) < self.next
+
+
+def read_log(rows: Iterable[tuple[int, bytes]]) -> Log:
+    """From what the store has: each event with its number."""
+    told: list[Event | Unknown] = []
+    following = 0
+    for number, payload in rows:
+        if number == len(told):
+            with suppress(ValueError):  # then a gap follows
+                told.append(codec.decode_event(payload))
+        following = number + 1
+    return Log(told, following)
+
+
+def announce(response: Response) -> list[Event]:
+    """The first events of a response that waits in the queue.
+
+    They follow from the stored response alone, so that whoever tells them, before the run or in it, tells the same.
+    """
+    queued = msgspec.structs.replace(response, status="queued", output=[])
+    return [events.Created(0, queued), events.Queued(1, queued)]
+
+
+def break_off(response: Response, log: Log, reason: Failure | None) -> tuple[Response, list[Event]]:
+    """The end of a response whose log cannot be gone on with, and what is left to tell of it.
+
+    It has what the log says was done. Without a reason, it is cancelled.
+    """
+    last = announce(response) if log.next == 0 else []
+    done = [event.item for event in log.told if isinstance(event, events.OutputItemDone)]
+    if reason is None:
+        ended = msgspec.structs.replace(response, status="cancelled", output=done)
+        return ended, [*last, events.Incomplete(log.next + len(last), ended)]
+    error = ResponseError(reason.code, reason.message, reason.param, reason.type)
+    ended = msgspec.structs.replace(response, status="failed", output=done, error=error)
+    payload = events.ErrorPayload(reason.type, reason.code, reason.message, reason.param)
+    number = log.next + len(last)
+    return ended, [*last, events.Error(number, payload), events.Failed(number + 1, ended)]
 
 
 class Journal:

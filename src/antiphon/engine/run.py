@@ -29,11 +29,18 @@ _ASKING = (*CALLS, ToolSearchCall, McpApprovalRequest)
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
 
+class Postponed(Exception):
+    """The end of a run cannot be kept now: another attempt comes to one, and nothing is told of this one."""
+
+
 class Keeper(Protocol):
     """Where a run leaves what it came to."""
 
     async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
-        """Keep the final response; `last` are the events that will tell of it once this returns."""
+        """Keep the final response; `last` are the events that will tell of it once this returns.
+
+        Raises LeaseLost or Postponed if this is not the run's end. If it raises anything else, the run has failed.
+        """
 
     async def abandon(self, run: "Run") -> None:
         """The run was closed before its end."""
@@ -131,7 +138,7 @@ class Run:
 
     def close_as_cancelled(self) -> Response:
         """End now, without telling anyone."""
-        self._composer.compose([Finish("cancelled")])
+        self._tell([Finish("cancelled")])
         return self.response
 
     async def _leave(self) -> None:
@@ -180,15 +187,13 @@ class Run:
             return self._composer.compose(batch)
         except IllegalDelta as error:
             logger.exception("the backend's deltas make no sense", extra={"response_id": self.response.id})
-            if self._composer.finished:
-                return error.told
-            return error.told + self._composer.compose([_UNEXPECTED])
+            return error.told if self._composer.finished else self._composer.break_off(error.told, _UNEXPECTED)
 
     async def _keep(self, told: list[Event | Unknown]) -> Sequence[Event | Unknown]:
         """What cannot be kept has failed, since nobody could build on it; that it failed is kept if it can be."""
         try:
             await self._keeper.finish(self.response, told)
-        except LeaseLost:  # it is not ours to end
+        except (LeaseLost, Postponed):  # it is not ours to end, or not now
             raise
         except Exception as error:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})

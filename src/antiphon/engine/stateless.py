@@ -14,7 +14,6 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.items import ItemReference, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.response import ResponseError
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
@@ -60,14 +59,20 @@ class StatelessRun(Run):
     def _tell(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         told = super()._tell([delta for delta in batch if not _is_hidden(delta)])
         if told and isinstance(told[-1], events.Failed):
-            told[-1] = self._take_back(told[-1])
+            told[-2:] = self._take_back(told[-1])
         return told
 
-    def _take_back(self, failed: events.Failed) -> events.Failed:
-        message = failed.response.error.message if failed.response.error is not None else ""
-        error = ResponseError("server_error", message)
+    def _take_back(self, failed: events.Failed) -> tuple[Event, Event]:
+        """The two events of a failure, with the one code that there is for it."""
+        error = failed.response.error
+        assert error is not None
+        error = msgspec.structs.replace(error, code="server_error")
         self._composer.response = msgspec.structs.replace(failed.response, output=[], usage=None, error=error)
-        return msgspec.structs.replace(failed, response=self._composer.response)
+        payload = events.ErrorPayload(error.type or "server_error", error.code, error.message, error.param)
+        return (
+            events.Error(failed.sequence_number - 1, payload),
+            events.Failed(failed.sequence_number, self._composer.response),
+        )
 
 
 def _is_hidden(delta: Delta) -> bool:

@@ -131,7 +131,7 @@ def decode_event(body: bytes) -> Event | Unknown:
     _check_utf8(body)
     try:
         return EVENTS.one(body)
-    except ValidationError:
+    except (ValidationError, RecursionError):
         return Unknown(bytes(body))
 
 

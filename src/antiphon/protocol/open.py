@@ -67,7 +67,7 @@ class Unknown:
     def _peek(self) -> "Peek":
         try:
             return _PEEK.decode(self.raw)
-        except ValidationError:  # not an object, or its type is not a string
+        except (ValidationError, RecursionError):  # not an object, or its type is not a string, or nobody can look
             return Peek()
 
     def __eq__(self, other: object) -> bool:

@@ -1,5 +1,6 @@
 """The handler of /v1/agent/execute: a turn of an agent, with the tools that run here."""
 
+import logging
 from contextlib import aclosing
 
 import msgspec
@@ -16,7 +17,7 @@ from antiphon.engine.run import Run
 from antiphon.errors import AntiphonError, ConfigError, NotFound, PreviousResponseNotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
-from antiphon.server.exchange import Exchange
+from antiphon.server.exchange import ClientGone, Exchange
 from antiphon.server.failure import find_status
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.limits import read_body
@@ -24,6 +25,8 @@ from antiphon.server.watch import Watch
 from antiphon.tools.base import Tool
 from antiphon.tools.execute import Executor
 from antiphon.tools.loading import load_tools
+
+logger = logging.getLogger(__name__)
 
 EVENTS: dict[str, type[Envelope]] = {"progress": Progress, "result": AgentExecuteResponse}
 
@@ -60,8 +63,11 @@ class AgentHandlers:
             exchange.stream = _wants_stream(exchange, asked)
             with Watch(exchange):
                 ending, error = await self._run(exchange, asked)
-        except AntiphonError as refusal:
-            ending, error = encode(describe_error(refusal, asked)), refusal
+        except ClientGone:
+            raise
+        except Exception as failure:
+            error = _as_refusal(failure, exchange)
+            ending = encode(describe_error(error, asked))
         if exchange.status:
             exchange.error_code = None if error is None else error.code or error.type
             await exchange.finish(_encode_event("result", ending))
@@ -113,6 +119,13 @@ class AgentHandlers:
             temperature=self._settings.agent_temperature,
             system=self._settings.agent_system,
         )
+
+
+def _as_refusal(failure: Exception, exchange: Exchange) -> AntiphonError:
+    if isinstance(failure, AntiphonError):
+        return failure
+    logger.error("the turn failed", exc_info=failure, extra={"request_id": exchange.id})
+    return ServerError(f"The server had an error. The request id is {exchange.id}.")
 
 
 def choose_tools(settings: Settings) -> list[Tool]:

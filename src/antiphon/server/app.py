@@ -4,7 +4,7 @@ import logging
 
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
-from antiphon.errors import AntiphonError, InvalidApiKey, ServerError
+from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, ServerError
 from antiphon.server.auth import CHALLENGE, Gate
 from antiphon.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from antiphon.server.log import write_access
@@ -60,6 +60,9 @@ class App:
             write_access(exchange)
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, RecursionError):
+            # JSON may be just shallow enough to be read, and too deep for whoever walks through it.
+            error = InvalidRequest("The request is nested too deep.", code="invalid_json")
         known = error if isinstance(error, AntiphonError) else None
         # An error raised on purpose is told by its code in the access log, unless something else is behind it.
         if known is None or known.__cause__ is not None:

@@ -5,7 +5,7 @@ them all. Questions that name no project are the server's own: `expire`, and the
 off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -68,7 +68,9 @@ class ClaimedRun(NamedTuple):
     """A run that its owner shall work off. `request` is what `enqueue` was given.
 
     `attempt` is 1 for the first claim. `watched`: a reader was, or may have been, shown events of an earlier attempt.
-    `cancelled`: its cancellation was requested.
+    `cancelled`: its cancellation was requested. `interruptions`: how many of the earlier attempts were not ended in
+    good order, by `release` or `put_back`. `model` is what the response names; `ours`: it was enqueued by this process.
+    `free_since` is when it was enqueued or given back, or when its last owner's lease ran out.
     """
 
     project: str
@@ -77,6 +79,10 @@ class ClaimedRun(NamedTuple):
     attempt: int
     watched: bool
     cancelled: bool
+    interruptions: int
+    model: str
+    ours: bool
+    free_since: float
 
 
 class PromptVersion(NamedTuple):
@@ -238,21 +244,30 @@ class RunQueue(Protocol):
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
         """Keep a new response and its run, in one transaction. `request` is handed back by `claim` as it is."""
 
-    async def claim(self, owner: str, *, now: float, lease: float, limit: int) -> list[ClaimedRun]:
-        """Take up to `limit` runs that nobody has, or whose other owner's lease has run out, oldest first.
+    async def claim(
+        self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
+    ) -> list[ClaimedRun]:
+        """Take up to `limit` runs, oldest first, that nobody has, or whose other owner's lease had run out `as_of` this
+        time, or is known to have died. They are the owner's for `lease` seconds from the moment they are taken.
 
-        They are the owner's until now + lease. Those of them whose cancellation was requested do not count, and are all
-        taken: to end them takes no model.
+        `as_of` is when the caller began to wait for the store: whoever else had to wait could not renew meanwhile.
+        Runs of the models in `patience` are left to others, unless they are ours, until they have been free for so many
+        seconds. Those whose cancellation was requested do not count, and are all taken: to end them takes no model.
         """
 
-    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
-        """Hold all runs of this owner until now + lease. Which they are, and whether their cancellation was requested.
+    async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
+        """Hold all runs of this owner for `lease` seconds more. Which they are, and whether their cancellation was
+        requested.
 
-        One that its owner works on and that is not among them was taken over, or deleted with its response.
+        One that its owner works on and that is not among them was taken over, or deleted with its response. A lease of
+        any owner that lasts longer than it was meant to, since the clock was set back, begins anew.
         """
 
     async def release(self, owner: str) -> None:
         """Give back all runs of this owner: others can claim them at once."""
+
+    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+        """Give back one run of this owner as if it had never had it: others can claim it, as free since then."""
 
     async def abandon(self, owner: str, project: str, response_id: str) -> None:
         """Stop working on one of this owner's runs without ending it: it is free for anyone, us too, when its lease

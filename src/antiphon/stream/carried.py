@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from antiphon.protocol import codec
+from antiphon.protocol.events import Event
 from antiphon.protocol.items import ITEMS, CompactionTrigger, ConfigurationUpdate, ItemReference, OutputItem
 from antiphon.protocol.open import Unknown
 from antiphon.stream.drafts import Draft, Ending
@@ -24,17 +25,20 @@ class CarriedDraft(Draft):
 
     prefix = "item"
 
-    def __init__(self, item_id: str, output_index: int, numbers: Iterator[int], item: OutputItem | Unknown) -> None:
+    def __init__(
+        self, item_id: str, output_index: int, numbers: Iterator[int], item: OutputItem | Unknown, call_id: str | None
+    ) -> None:
         super().__init__(item_id, output_index, numbers)
-        self._item = set_id(item, item_id)
+        self.call_id = call_id
+        self._item = set_id(item, item_id, call_id)
         self.closed = False
 
     def announce(self) -> list[Any]:
         return [self._added(self._item)]
 
-    def finish(self, item: OutputItem | Unknown) -> None:
+    def finish(self, item: OutputItem | Unknown, call_id: str | None) -> None:
         """What it has come to."""
-        self._item = set_id(item, self.id)
+        self._item = set_id(item, self.id, call_id)
 
     def close(self, ending: Ending) -> tuple[list[Any], OutputItem | Unknown]:
         """Whoever reads that an item is done must not read in it that it is not."""
@@ -48,8 +52,8 @@ class CarriedDraft(Draft):
         return [self._done(item)], item
 
 
-def retell(event: Unknown, number: int, draft: Draft | None) -> Unknown:
-    """The event with this number, and if it is about an item, with that item's id and index."""
+def retell(event: Unknown, numbers: Iterator[int], draft: Draft | None) -> Unknown:
+    """The event with the next number, and if it is about an item, with that item's id and index."""
     fields = _FIELDS.decode(event.raw)
     if draft is not None:
         if "item_id" in fields:
@@ -58,17 +62,36 @@ def retell(event: Unknown, number: int, draft: Draft | None) -> Unknown:
             fields["output_index"] = _encode(draft.output_index)
         if "item" in fields:
             fields["item"] = Raw(set_id(Unknown(bytes(fields["item"])), draft.id).raw)
-    fields["sequence_number"] = _encode(number)
+    fields["sequence_number"] = _encode(next(numbers))
     return Unknown(msgspec.json.encode(fields))
 
 
-def set_id(item: Any, item_id: str) -> Any:
-    """The same item under another id."""
+def find_number(event: Event | Unknown) -> int:
+    """The number of an event that was told."""
+    if not isinstance(event, Unknown):
+        return event.sequence_number
+    return msgspec.json.decode(_FIELDS.decode(event.raw)["sequence_number"], type=int)
+
+
+def set_id(item: Any, item_id: str | None, call_id: str | None = None) -> Any:
+    """The same item under another id, and, if it is about a call, with another id of that."""
+    ids = {name: value for name, value in (("id", item_id), ("call_id", call_id)) if value is not None}
     if not isinstance(item, Unknown):
-        return msgspec.structs.replace(item, id=item_id)
+        return msgspec.structs.replace(item, **ids)
     fields = _FIELDS.decode(item.raw)
-    fields["id"] = _encode(item_id)
+    fields |= {name: _encode(value) for name, value in ids.items()}
     return Unknown(msgspec.json.encode(fields))
+
+
+def find_call_id(item: OutputItem | Unknown) -> str | None:
+    """The id of the call that this item is, or answers, if it has a field for it."""
+    if not isinstance(item, Unknown):
+        return getattr(item, "call_id", None) if "call_id" in item.__struct_fields__ else None
+    if not item.type.endswith(("_call", "_output")):
+        return None
+    raw = _FIELDS.decode(item.raw).get("call_id")
+    call_id = None if raw is None else msgspec.json.decode(raw)
+    return call_id if isinstance(call_id, str) else None
 
 
 def amend(item: OutputItem | Unknown, fields: dict[str, Raw]) -> Any:
@@ -81,7 +104,7 @@ def keep_item(raw: bytes) -> OutputItem | Unknown:
     """An item of another server: what is not in a form we know, or has more in it, stays as it came."""
     try:
         item = ITEMS.keep(raw)
-    except msgspec.ValidationError:  # not even a type
+    except (msgspec.ValidationError, RecursionError):  # not even a type, or deeper than can be looked into
         return Unknown(raw)
     return Unknown(raw) if isinstance(item, _ONLY_INPUT) else item
 

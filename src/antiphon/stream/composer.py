@@ -22,7 +22,8 @@ from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.stream import deltas
-from antiphon.stream.carried import CarriedDraft, amend, retell
+from antiphon.stream.carried import CarriedDraft, find_call_id, find_number, retell, set_id
+from antiphon.stream.closing import Closed, OpenDraft, close, salvage
 from antiphon.stream.deltas import Delta
 from antiphon.stream.drafts import CallDraft, CustomCallDraft, Ending, MessageDraft, ReasoningDraft
 from antiphon.stream.shell import tell_commands
@@ -45,7 +46,7 @@ _PREFIXES = {
 
 
 class IllegalDelta(Exception):
-    """A backend broke the rules of its vocabulary. `told` holds the events of the deltas before the bad one."""
+    """A delta that cannot be told. `told` holds the events of the deltas before it. `break_off` goes on from here."""
 
     def __init__(self, message: str, told: list[Event | Unknown]) -> None:
         super().__init__(message)
@@ -61,10 +62,13 @@ class Composer:
         self._new_id = new_id
         self._now = now
         self._numbers = itertools.count()
-        self._output: list[OutputItem | Unknown | None] = []
+        self._told: Sequence[Event | Unknown] = ()  # the last that was, for the number it got to
+        self._taken = -1
+        self._output: list[OpenDraft | Closed] = []
         self._speaking: MessageDraft | ReasoningDraft | None = None
         self._phase: deltas.Phase | None = None
         self._calls: dict[int | str, CallDraft] = {}
+        self._call_ids: dict[str, str] = {}
         self._carried: dict[int | str, CarriedDraft] = {}
         self._unnamed: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
         self._usage: Usage | None = None
@@ -75,13 +79,14 @@ class Composer:
         return bool(self._calls or self._unnamed)
 
     @property
-    def output(self) -> list[OutputItem | Unknown]:
+    def output(self) -> list[Item | Unknown]:
         """The items that are whole by now."""
-        return [item for item in self._output if item is not None]
+        return [entry.item for entry in self._output if isinstance(entry, Closed)]
 
     def take_number(self) -> int:
         """The next number, for an event that is told among this response's own."""
-        return next(self._numbers)
+        self._taken = next(self._numbers)
+        return self._taken
 
     def start(self) -> list[Event]:
         """Tell that the response exists. One that has waited in a queue says so, and begins now."""
@@ -89,7 +94,9 @@ class Composer:
         if self.response.status == "queued":
             told.append(events.Queued(next(self._numbers), self.response))
             self.response = msgspec.structs.replace(self.response, status="in_progress")
-        return [*told, events.InProgress(next(self._numbers), self.response)]
+        told.append(events.InProgress(next(self._numbers), self.response))
+        self._told = told
+        return told
 
     def compose(self, batch: Iterable[Delta]) -> list[Event | Unknown]:
         """The events that tell these deltas, in order."""
@@ -99,9 +106,23 @@ class Composer:
                 raise IllegalDelta(f"{type(delta).__name__} after the end of the turn", told)
             try:
                 told += self._HANDLERS[type(delta)](self, delta)
-            except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            except Exception as error:
                 raise IllegalDelta(f"{type(delta).__name__}: {error}", told) from error
+        if told:
+            self._told = told
         return told
+
+    def break_off(self, told: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
+        """End as failed after an illegal delta, whatever it has left behind. `told` are the events before it.
+
+        What it had begun to tell is lost, so the numbers of that are given again.
+        """
+        last = (told or self._told)[-1:]
+        number = max(self._taken, *(find_number(event) for event in last), -1) + 1
+        closing, done = salvage(self._output, number)
+        self._numbers = itertools.count(number + len(closing))
+        self._output = [*done]
+        return [*told, *closing, *self._failure(failure)]
 
     def retract(self, told: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
         """These events end with a terminal one that was not sent and does not hold: tell the failure in its place."""
@@ -116,7 +137,8 @@ class Composer:
         if isinstance(self._speaking, draft_type):
             return self._speaking, []
         told = self._fall_silent()
-        draft = draft_type(self._new_id(draft_type.prefix), self._reserve(), self._numbers)
+        draft = draft_type(self._new_id(draft_type.prefix), len(self._output), self._numbers)
+        self._output.append(draft)
         self._speaking = draft
         if self._phase is not None:
             self._set_phase(draft, self._phase)
@@ -193,56 +215,74 @@ class Composer:
         item_id = self._new_id(draft_type.prefix)
         draft = self._calls[delta.key] = draft_type(
             item_id,
-            self._reserve(),
+            len(self._output),
             self._numbers,
-            call_id=next((each.call_id for each in held if each.call_id), None) or _call_id(item_id),
+            call_id=self._name_call(next((each.call_id for each in held if each.call_id), None) or _call_id(item_id)),
             name=delta.name,
             namespace=delta.namespace,
         )
+        self._output.append(draft)
         told += draft.announce()
         for each in held:
             told += draft.write(each.arguments if isinstance(each, deltas.ToolCall) else each.input)
         return told
 
     def _whole_item(self, delta: deltas.WholeItem) -> list[Event]:
-        told = self._fall_silent()
-        index = self._reserve()
         item = self._identify(delta.item)
-        self._output[index] = item
-        told.append(events.OutputItemAdded(next(self._numbers), index, item))
+        silence = self._fall_silent()
+        index = len(self._output)
+        told: list[Event] = [events.OutputItemAdded(next(self._numbers), index, item)]
         if isinstance(item, ShellCall):
             told += tell_commands(item, index, self._numbers)
         told.append(events.OutputItemDone(next(self._numbers), index, item))
-        return told
+        self._output.append(Closed(item, tuple(told)))
+        return silence + told
 
     def _identify(self, item: OutputItem | Unknown) -> OutputItem | Unknown:
-        """The item with the ids that its maker left out."""
-        if isinstance(item, Unknown):
-            return item
-        changes: dict[str, str] = {}
-        if not item.id:
-            changes["id"] = self._new_id(_PREFIXES.get(item.type, "item"))
-        if getattr(item, "call_id", None) == "":
-            changes["call_id"] = _call_id(changes.get("id") or str(item.id))
-        return msgspec.structs.replace(item, **changes) if changes else item
+        """The item with the ids that its maker left out, and with a call id that is not another call's."""
+        item_id = item.id
+        if not item_id and not isinstance(item, Unknown):
+            item_id = self._new_id(_PREFIXES.get(item.type, "item"))
+        given = find_call_id(item)
+        call_id = self._find_call(item, given, item_id)
+        return item if (item_id, call_id) == (item.id, given) else set_id(item, item_id, call_id)
+
+    def _find_call(self, item: OutputItem | Unknown, given: str | None, item_id: str | None) -> str | None:
+        """The id of the call that this item is, or answers."""
+        if given is None:
+            return None
+        if item.type.endswith("_output"):
+            return self._call_ids.get(given, given)
+        return self._name_call(given or _call_id(item_id or ""))
+
+    def _name_call(self, given: str) -> str:
+        """The id of another call: outputs name their call by it, so no two calls of a response can have the same."""
+        call_id, number = given, len(self._call_ids)
+        while call_id in self._call_ids:
+            number += 1
+            call_id = f"{given}_{number}"
+        self._call_ids[given] = self._call_ids[call_id] = call_id
+        return call_id
 
     def _passthrough(self, delta: deltas.Passthrough) -> list[Unknown]:
-        return [retell(delta.event, next(self._numbers), None)]
+        return [retell(delta.event, self._numbers, None)]
 
     # Items that another server tells of
 
     def _open_item(self, delta: deltas.OpenItem) -> list[Event]:
         if delta.key in self._carried:
             raise ValueError(f"the key {delta.key!r} is taken")
+        item_id = self._new_id(delta.prefix)
+        call_id = self._find_call(delta.item, find_call_id(delta.item), item_id)
+        draft = CarriedDraft(item_id, len(self._output), self._numbers, delta.item, call_id)
         told = self._fall_silent()
-        index = self._reserve()
-        draft = CarriedDraft(self._new_id(delta.prefix), index, self._numbers, delta.item)
+        self._output.append(draft)
         self._carried[delta.key] = draft
         return told + draft.announce()
 
     def _item_event(self, delta: deltas.ItemEvent) -> list[Unknown]:
         draft = self._find(delta.key) or self._carried.get(delta.key or "")
-        return [retell(delta.event, next(self._numbers), draft)]
+        return [retell(delta.event, self._numbers, draft)]
 
     def _amend(self, delta: deltas.Amend) -> list[Event]:
         draft = self._find(delta.key)
@@ -255,14 +295,16 @@ class Composer:
         if draft is None:
             return []
         if isinstance(draft, CarriedDraft) and delta.item is not None:
-            draft.finish(delta.item)
+            given = find_call_id(delta.item)
+            known = draft.call_id if given is not None else None
+            draft.finish(delta.item, known or self._find_call(delta.item, given, draft.id))
         if draft is self._speaking:
             self._speaking = None
         elif delta.key in self._calls:
             del self._calls[delta.key]
         return self._close(draft, delta.ending)
 
-    def _find(self, key: Key) -> MessageDraft | ReasoningDraft | CallDraft | CarriedDraft | None:
+    def _find(self, key: Key) -> OpenDraft | None:
         """What is open under this key, or what speaks if there is none."""
         if key is None:
             return self._speaking
@@ -297,22 +339,20 @@ class Composer:
         self._unnamed = {}
         payload = events.ErrorPayload(delta.type, delta.code, delta.message, delta.param)
         told.append(events.Error(next(self._numbers), payload))
-        error = ResponseError(delta.code, delta.message)
+        error = ResponseError(delta.code, delta.message, delta.param, delta.type)
         return [*told, self._end(events.Failed, status="failed", completed_at=None, error=error)]
 
     def _end(self, event_type: type[events.Lifecycle], **outcome: Any) -> Event:
         self.finished = True
-        output: list[Item | Unknown] = [item for item in self._output if item is not None]
         response = self.response = copy(self.response)
-        response.output, response.usage = output, self._usage
+        response.output, response.usage = self.output, self._usage
         for name, value in outcome.items():
             setattr(response, name, value)
         return event_type(next(self._numbers), self.response)
 
     def _close_all(self, ending: Ending) -> list[Event]:
         """Close what is open. Only the last item can have been cut off, and calls that were being written beside it."""
-        carried = (draft for draft in self._carried.values() if not draft.closed)
-        drafts = sorted([*self._calls.values(), *carried, *self._speakers()], key=lambda draft: draft.output_index)
+        drafts = [entry for entry in self._output if not isinstance(entry, Closed)]
         told: list[Event] = []
         for draft in drafts:
             last = draft.output_index == len(self._output) - 1
@@ -321,20 +361,9 @@ class Composer:
         self._speaking, self._calls = None, {}
         return told
 
-    def _speakers(self) -> Sequence[MessageDraft | ReasoningDraft]:
-        return () if self._speaking is None else (self._speaking,)
-
-    def _close(self, draft: MessageDraft | ReasoningDraft | CallDraft | CarriedDraft, ending: Ending) -> list[Event]:
-        told, item = draft.close(ending)
-        if draft.amendments:
-            item = amend(item, draft.amendments)
-            told[-1] = msgspec.structs.replace(told[-1], item=item)
-        self._output[draft.output_index] = item
-        return told
-
-    def _reserve(self) -> int:
-        self._output.append(None)
-        return len(self._output) - 1
+    def _close(self, draft: OpenDraft, ending: Ending) -> list[Event]:
+        closed = self._output[draft.output_index] = close(draft, ending)
+        return list(closed.ending)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Event | Unknown]]]] = {
         deltas.Text: _text,

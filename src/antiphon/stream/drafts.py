@@ -12,6 +12,7 @@ import msgspec
 from antiphon.protocol import content, events, items
 from antiphon.protocol.content import Annotation, LogProb
 from antiphon.protocol.events import Event
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
 
@@ -27,10 +28,12 @@ class Draft:
         self.id = item_id
         self.output_index = output_index
         self.amendments: dict[str, msgspec.Raw] = {}
+        self.announced: events.OutputItemAdded | None = None
         self._numbers = numbers
 
     def _added(self, item: items.OutputItem | Unknown) -> Event:
-        return events.OutputItemAdded(next(self._numbers), self.output_index, item)
+        self.announced = events.OutputItemAdded(next(self._numbers), self.output_index, item)
+        return self.announced
 
     def _done(self, item: items.OutputItem | Unknown) -> Event:
         return events.OutputItemDone(next(self._numbers), self.output_index, item)
@@ -226,7 +229,7 @@ class CallDraft(Draft):
     def is_whole(self) -> bool:
         """Whether what has been written so far could be all of it."""
         try:
-            msgspec.json.decode("".join(self._written))
+            read_json("".join(self._written), msgspec.Raw)
         except msgspec.DecodeError:
             return False
         return True

@@ -87,21 +87,36 @@ async def _invoke(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
         if limit.expired():
             raise _Passing(f"The tool took longer than {tool.timeout:g} seconds and was stopped.") from None
         logger.warning("the tool %s raised", tool.name, exc_info=error)
-        raise _Passing(f"{type(error).__name__}: {error}") from None
+        raise _Passing(f"{type(error).__name__}: {_read_words(error)}") from None
 
 
 def _require_result(result: object) -> ToolResult:
     if not isinstance(result, ToolResult):
         raise TypeError(f"the tool gave a {type(result).__name__} and not a ToolResult")
     try:
+        # What is written down has to be readable again, and nothing checks what a result is made with.
+        result = msgspec.convert(msgspec.to_builtins(result), ToolResult)
+    except msgspec.ValidationError as error:
+        raise TypeError(f"the tool gave a ToolResult that is none: {error}") from None
+    try:
         msgspec.json.encode(result.output)
     except UnicodeEncodeError:
-        # Half a character, as file names may have it. No request could carry it.
-        text = str(result.output).encode(errors="replace").decode()
-        return msgspec.structs.replace(result, output=text)
+        return msgspec.structs.replace(result, output=make_whole(str(result.output)))
     return result
+
+
+def _read_words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "it cannot be said why"
+
+
+def make_whole(text: str) -> str:
+    """Without half characters, as file names may have them: no request could carry one."""
+    return text.encode(errors="replace").decode()
 
 
 def fail(message: str) -> ToolResult:
     """An error as the model reads it."""
-    return ToolResult(msgspec.json.encode({"error": message}).decode(), is_error=True)
+    return ToolResult(msgspec.json.encode({"error": make_whole(message)}).decode(), is_error=True)

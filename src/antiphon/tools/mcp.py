@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import msgspec
-
 from antiphon.errors import AntiphonError, ConfigError, Unavailable
+from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import Tool, ToolContext, ToolResult
 from antiphon.tools.execute import fail
 from antiphon.tools.mcp_connection import Connect, Connection, connect_http, connect_stdio, require_package
@@ -161,7 +160,7 @@ class McpServer:
         )
 
     async def _invoke(self, name: str, text: str, context: ToolContext) -> ToolResult:
-        arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
+        arguments: dict[str, Any] = read_json(text or "{}", dict[str, Any])
         try:
             return read_result(await self._call(name, arguments, context))
         except AntiphonError as error:

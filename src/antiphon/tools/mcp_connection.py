@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 30.0
+_LIST_SECONDS = 30.0
+_PARTING_SECONDS = 10.0
 _SESSION_HEADER = "mcp-session-id"
 _GONE = 404
 
@@ -125,13 +127,19 @@ class _Watched:
 
 
 class Connection:
-    """`on_change` is called when the server says that its tools are others now."""
+    """`on_change` is called when the server says that its tools are others now.
 
-    def __init__(self, name: str, connect: Connect, on_change: Callable[[], None]) -> None:
+    `patience` is how many seconds the server has to tell all its tools, and at the most to let go in the end.
+    """
+
+    def __init__(
+        self, name: str, connect: Connect, on_change: Callable[[], None], *, patience: float = _LIST_SECONDS
+    ) -> None:
         self.fate = Fate()
         self._name = name
         self._connect = connect
         self._on_change = on_change
+        self._patience = patience
         self._listens = False
         self._release = asyncio.Event()
         self._holder: asyncio.Task[None] | None = None
@@ -155,21 +163,41 @@ class Connection:
         if self._holder is not None:
             if not self._client.done():
                 self._holder.cancel()
-            await asyncio.wait([self._holder])
+            if not await self._await_holder(self._holder):
+                # A server may leave our goodbye without an answer.
+                self._holder.cancel()
+                if not await self._await_holder(self._holder):
+                    logger.warning("the MCP server %s does not let go of its connection", self._name)
+
+    async def _await_holder(self, holder: "asyncio.Task[None]") -> bool:
+        done, _ = await asyncio.wait([holder], timeout=min(self._patience, _PARTING_SECONDS))
+        return bool(done)
 
     async def list_tools(self) -> "list[McpTool]":
-        client = self._client.result()
+        """All of them, however many pages they take. Raises UpstreamError if they cannot be had, or not in time."""
+        limit = asyncio.timeout(self._patience)
+        try:
+            async with limit:
+                return await self._read_pages(self._client.result())
+        except Exception as error:
+            if limit.expired():
+                reason = f"did not list its tools in {self._patience:g} s"
+                raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
+            raise _as_ours(self._name, error) from error
+
+    async def _read_pages(self, client: "Client") -> "list[McpTool]":
         tools: list[McpTool] = []
+        cursors: set[str] = set()
         cursor: str | None = None
         while True:
-            try:
-                page = await client.list_tools(cursor=cursor)
-            except Exception as error:
-                raise _as_ours(self._name, error) from error
+            page = await client.list_tools(cursor=cursor)
             tools += page.tools
             cursor = page.next_cursor
             if not cursor:
                 return tools
+            if cursor in cursors:
+                raise UpstreamError(f"The MCP server {self._name} lists its tools in a circle.")
+            cursors.add(cursor)
 
     async def call(self, name: str, arguments: JsonObject, *, meta: Any, report: Callable[[str], None]) -> JsonObject:
         """The result as JSON has it. Raises UpstreamError for whatever kept the server from giving one."""
@@ -242,6 +270,8 @@ class Connection:
 def _as_ours(name: str, error: BaseException) -> AntiphonError:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, AntiphonError):
+        return error
     if isinstance(error, FileNotFoundError | PermissionError):
         return ConfigError(f"The MCP server {name} cannot be started: {error.strerror}.")
     return UpstreamError(f"The MCP server {name} cannot be used: {type(error).__name__}: {error}")

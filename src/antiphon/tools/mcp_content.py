@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import ToolResult
 
 JsonObject = dict[str, Any]
@@ -86,7 +87,7 @@ def _is_told(structured: Any, parts: list[JsonObject]) -> bool:
 
 def _parse(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return read_json(text)
     except msgspec.DecodeError:
         return text
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import ConfigError
+from antiphon.protocol.json_text import read_json
 
 JsonSchema = dict[str, Any]
 
@@ -21,11 +22,18 @@ _REFERENCE = "#/$defs/{name}"
 class Shape:
     """A type as JSON: `schema` says what it may be, `read` and `convert` make it."""
 
-    def __init__(self, kind: Any, *, where: str, strict: bool = True) -> None:
-        """Raises ConfigError, with the place after `where`, for what cannot be expressed."""
+    def __init__(self, kind: Any, *, where: str, strict: bool = True, can_loosen: bool = True) -> None:
+        """Raises ConfigError, with the place after `where`, for what cannot be expressed, and with what can be done.
+
+        `can_loosen` says that whoever reads it could have asked for `strict=False`.
+        """
         self._kind = kind
         self._loose, self._definitions = _describe(kind, where)
-        self.schema = _assemble(self._loose, self._definitions, where) if strict else self._whole()
+        try:
+            self.schema = _assemble(self._loose, self._definitions, where) if strict else self._whole()
+        except _Inexpressible as fault:
+            loosen = ", or use strict=False" if can_loosen else ""
+            raise ConfigError(f"{fault.place}: strict mode {fault.reason}; {fault.remedy}{loosen}.") from None
 
     def _whole(self) -> JsonSchema:
         used = _find_used(self._loose, self._definitions)
@@ -33,12 +41,28 @@ class Shape:
 
     def read(self, text: str | bytes) -> Any:
         """The value that a JSON text stands for. Raises msgspec.ValidationError or msgspec.DecodeError."""
-        return self.convert(msgspec.json.decode(text))
+        return self.convert(read_json(text))
 
     def convert(self, value: Any) -> Any:
         """The value that JSON data stands for. What may be left out may be null: strict mode has no other way."""
-        given = _leave_out(value, self._loose, self._definitions)
-        return msgspec.convert(given, self._kind, dec_hook=_build_pydantic)
+        try:
+            given = _leave_out(value, self._loose, self._definitions)
+            return msgspec.convert(given, self._kind, dec_hook=_build_pydantic)
+        except msgspec.ValidationError:
+            raise
+        except RecursionError:
+            raise msgspec.ValidationError("JSON is nested too deeply") from None
+        except Exception as error:
+            # A type may check itself, and raise what it likes.
+            raise msgspec.ValidationError(f"{type(error).__name__}: {error}") from error
+
+
+class _Inexpressible(Exception):
+    """Strict mode has no way to say it."""
+
+    def __init__(self, place: str, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.place, self.reason, self.remedy = place, reason, remedy
 
 
 def _describe(kind: Any, where: str) -> tuple[JsonSchema, dict[str, Any]]:
@@ -150,11 +174,11 @@ def _tighten(schema: Any, where: str) -> Any:
 def _check(schema: JsonSchema, where: str) -> None:
     for keyword in _INEXPRESSIBLE:
         if keyword in schema:
-            raise ConfigError(f"{where}: strict mode cannot express '{keyword}'; use strict=False or another type.")
+            raise _Inexpressible(where, f"cannot express '{keyword}'", "take another type")
     if not any(keyword in schema for keyword in _TYPES):
-        raise ConfigError(f"{where}: strict mode needs a type; use strict=False or say which.")
+        raise _Inexpressible(where, "needs a type", "say which")
     if schema.get("type") == "array" and "items" not in schema:
-        raise ConfigError(f"{where}: strict mode needs the type of what is in the list; use strict=False or say which.")
+        raise _Inexpressible(where, "needs the type of what is in the list", "say which")
 
 
 def _find_type(values: Any) -> str | None:
@@ -169,8 +193,8 @@ _NAMES: dict[type, str] = {str: "string", int: "integer", float: "number", bool:
 
 def _close(schema: JsonSchema, where: str) -> JsonSchema:
     if "properties" not in schema or schema.get("additionalProperties") not in (None, False):
-        raise ConfigError(
-            f"{where}: strict mode cannot express an object with keys of any name; use strict=False or name the keys."
+        raise _Inexpressible(
+            where, "cannot express an object with keys of any name", "name the keys, or take a list of pairs"
         )
     required = set(schema.get("required", ()))
     properties = {

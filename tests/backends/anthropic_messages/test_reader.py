@@ -171,7 +171,15 @@ def test_counts_that_make_no_sense_cost_no_answer(usage: bytes) -> None:
 
 
 # What no version of the API sends, on purpose.
-STRANGE = {"strange_lines", "unknown_reason"}
+STRANGE = {
+    "error_in_words",
+    "error_without_a_name",
+    "error_without_type",
+    "index_missing",
+    "index_missing_in_deltas",
+    "strange_lines",
+    "unknown_reason",
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(STREAMS) - STRANGE))
@@ -180,3 +188,27 @@ def test_a_recorded_stream_is_made_of_events_that_the_official_package_knows(nam
     for line in raw.splitlines():
         if line.startswith(b"data: ") and not line.startswith((b'data: {"type":"ping"', b'data: {"type":"error"')):
             EVENTS.validate_json(line.removeprefix(b"data: "))
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"type": "input_json_delta", "partial_json": ""},
+        {"type": "thinking_delta", "thinking": ""},
+        {"type": "signature_delta", "signature": ""},
+        {"type": "text_delta", "text": ""},
+        {"type": "hum_delta", "hum": "hm"},
+    ],
+)
+def test_a_delta_that_says_nothing_needs_no_block(delta: dict[str, str]) -> None:
+    reader = make_reader()
+    event = {"type": "content_block_delta", "index": 3, "delta": delta}
+    assert list(reader.read(Message(None, json.dumps(event).encode()))) == []
+
+
+def test_an_answer_is_concluded_by_the_reason_to_stop() -> None:
+    reader = make_reader()
+    _read(reader, (WIRE / "broken_off.sse").read_bytes())
+    assert not reader.concluded
+    reader.read(Message(None, b'{"type":"message_delta","delta":{"stop_reason":"end_turn"}}'))
+    assert reader.concluded

@@ -1,8 +1,12 @@
 """The rest of a request."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from antiphon.backends.anthropic_messages.backend import create
+from antiphon.protocol import codec
 
 HELLO = {"role": "user", "content": "Hi"}
 SCHEMA = {
@@ -70,3 +74,26 @@ def test_a_json_object_and_a_verbosity_are_asked_for(write: Any) -> None:
         "Keep your answers short.",
         "Answer with a JSON object and nothing else.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "idle"),
+    [
+        ("claude-3-5-haiku", [["top_p"], ["top_p", "reasoning.effort"], ["top_p", "reasoning.effort"], []]),
+        ("claude-sonnet-4-5", [["top_p"], ["temperature", "top_p"], ["top_p"], []]),
+        ("claude-opus-5", [["temperature", "top_p"], ["temperature", "top_p"], ["temperature", "top_p"], []]),
+    ],
+)
+def test_what_is_not_sent_to_a_model_is_known(tmp_path: Path, model: str, idle: list[list[str]]) -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.5, "text": {"verbosity": "low"}}
+    thinking = {"reasoning": {"effort": "low"}}
+    wishes = [
+        sampling,
+        sampling | thinking,
+        sampling | thinking | {"tool_choice": "required"},
+        {"temperature": 1, "top_p": 1, "reasoning": {"effort": "none"}},
+    ]
+    asked = [codec.decode_request(codec.encode({"model": model, "input": "Hi"} | each)).request for each in wishes]
+    list_idle = create("claude", {}, tmp_path).capabilities.list_idle
+    assert list_idle is not None
+    assert [list_idle(each, model) for each in asked] == idle

@@ -113,3 +113,26 @@ def test_a_long_call_in_small_pieces_takes_no_longer_than_it_is() -> None:
     for _ in range(200_000):
         reader.read(piece)
     assert time.process_time() - begun < 8
+
+
+def test_an_answer_is_concluded_by_its_reason_unless_it_has_calls_and_may_go_on_to_others() -> None:
+    said = {"content": "a"}
+    call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+    concluded = []
+    for delta in (said, call):
+        for reason in (None, "stop"):
+            reader = make_reader()
+            chunk = {"choices": [{"delta": delta, "finish_reason": reason}]}
+            reader.read(Message(None, json.dumps(chunk).encode()))
+            concluded.append(reader.concluded)
+    assert concluded == [False, True, False, False]
+
+
+def test_arguments_that_nobody_can_look_into_are_told_as_they_are() -> None:
+    deep = '{"a":' * 3000 + "1" + "}" * 3000
+    reader = make_reader()
+    told: list[Delta] = []
+    for piece in ({"name": "f", "arguments": deep}, {"name": "f", "arguments": " "}):
+        chunk = {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "a", "function": piece}]}}]}
+        told += reader.read(Message(None, json.dumps(chunk).encode()))
+    assert told == [ToolCall(0, deep, "f", "a"), ToolCall(0, " ", "", "a")]

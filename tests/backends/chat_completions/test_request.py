@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
-from antiphon.backends.chat_completions.request import make_body
+from antiphon.backends.chat_completions.request import list_idle, make_body
 from backends.chat_completions.wording import make_turn, write
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}, "strict": False}
@@ -167,3 +167,35 @@ def test_a_server_that_takes_no_named_choice_is_shown_that_tool_alone() -> None:
 
 def test_without_tools_nothing_is_said_of_parallel_calls() -> None:
     assert "parallel_tool_calls" not in write(parallel_tool_calls=True)
+
+
+WISHES: dict[str, Any] = {
+    "reasoning": {"effort": "high", "summary": "auto"},
+    "service_tier": "flex",
+    "text": {"verbosity": "low"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "s",
+    "user": "u",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "server", "idle"),
+    [
+        ("m", None, ["prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+                     "service_tier", "user", "text.verbosity", "reasoning.effort"]),
+        ("gpt-oss-20b", "groq", ["prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+                                 "safety_identifier", "text.verbosity"]),
+        ("gpt-5", "openai", ["prompt_cache_options"]),
+    ],
+)  # fmt: skip
+def test_what_is_not_sent_is_known(model: str, server: str | None, idle: list[str]) -> None:
+    quirks = find_quirks(model, "http://127.0.0.1/v1", server=server)
+    assert list_idle(make_turn(**WISHES).request, quirks) == idle
+
+
+@pytest.mark.parametrize("asked", [{}, {"service_tier": "auto"}, {"service_tier": "default"}, {"reasoning": {}}])
+def test_what_asks_for_nothing_is_not_missed(asked: dict[str, Any]) -> None:
+    assert list_idle(make_turn(**asked).request, Quirks()) == []

@@ -212,3 +212,48 @@ def test_an_end_without_anything_is_an_error(event: Any) -> None:
 def test_the_id_of_a_call_is_text() -> None:
     call = {"type": "function_call", "id": "fc", "call_id": 5, "name": "f", "arguments": "{}", "namespace": []}
     assert tell({"type": "response.output_item.added", "item": call})[0] == ToolCall(0, "", "f", "5")
+
+
+def call(item_id: str, call_id: str, name: str) -> dict[str, Any]:
+    return {"type": "function_call", "id": item_id, "call_id": call_id, "name": name, "arguments": f'"{name}"'}
+
+
+def done(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "response.output_item.done", "item": item}
+
+
+def completed(*items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "response.completed", "response": {"id": "resp_up", "status": "completed", "output": items}}
+
+
+F, G = call("fc_1", "call_1", "f"), call("fc_2", "call_1", "g")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [done(F), done(G), completed()],
+        [done(F), done(G), completed(F, G)],
+        [done(F), completed(F, G)],
+        [done(F), completed(F | {"id": "fc_3"}, G | {"id": "fc_4"})],
+        [completed(F, G)],
+        [done(F), done(F), done(G | {"id": "fc_1", "call_id": "call_2"}), completed()],
+    ],
+    ids=["told", "told twice", "one at the end", "one at the end, under new ids", "both at the end", "one item id"],
+)
+def test_no_call_is_taken_for_another_that_has_its_id(events: list[dict[str, Any]]) -> None:
+    reader = ResponsesReader()
+    told = [delta for event in events for delta in reader.read(Message(None, json.dumps(event).encode()))]
+    calls = [delta for delta in told if isinstance(delta, ToolCall)]
+    assert [(delta.key, delta.name, delta.arguments) for delta in calls] == [
+        (0, "f", ""),
+        (0, "", '"f"'),
+        (1, "g", ""),
+        (1, "", '"g"'),
+    ]
+
+
+@pytest.mark.parametrize("data", [b"out of memory", b'{"type":"server_error","message":"out of memory"}'])
+def test_an_event_that_is_called_an_error_is_one_whatever_stands_in_it(data: bytes) -> None:
+    with pytest.raises(UpstreamError, match="The upstream failed: out of memory"):
+        ResponsesReader().read(Message("error", data))

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from antiphon.errors import ModelError, RateLimited, UpstreamError
+from antiphon.backends.upstream import answer
+from antiphon.backends.upstream.failure import break_off
+from antiphon.errors import ModelError, RateLimited, UpstreamError, UpstreamTimeout
 from antiphon.stream import sse
 from antiphon.stream.deltas import Delta, Finish, Text
 from antiphon.stream.sse import Message
-from upstream_server import Reply, json_of, stream_of
+from upstream_server import HANG_UP, RESET, STALL, Piece, Reply, json_of, stream_of
 
 
 class WholeReader:
@@ -41,6 +43,8 @@ async def read(line: Any) -> list[Delta]:
     [
         ([b"data: a\n\n"], [Text("a"), Finish()]),
         ([b"\xef\xbb\xbf", b"data: a\n\n"], [Text("a"), Finish()]),
+        ([b"\xef", b"\xbb\xbfdata: a\n\n"], [Text("a"), Finish()]),
+        ([b"\n\xef\xbb", b"\xbfdata: a\n\n"], [Text("a"), Finish()]),
         ([b"\n", b"\n", b": alive\n\n", b"event: x\ndata: a\n\n"], [Text("a"), Finish()]),
         ([b"data: a"], [Text("a"), Finish()]),
         ([b' {"a": ', b"1}\n"], [Text(' {"a": 1}\n'), Finish()]),
@@ -150,3 +154,53 @@ async def test_what_a_reader_stumbles_over_is_an_error_of_the_upstream(connect: 
     async with connect(stream_of(b"data: " + data + b"\n\n"), stream_retries=0) as line:
         with pytest.raises(UpstreamError, match="cannot be read"):
             await line.upstream.stream("/chat", b"{}", TrustingReader)
+
+
+class ConcludingReader(WholeReader):
+    """A full stop is the end of what there is to say; who says it may still add something."""
+
+    @property
+    def concluded(self) -> bool:
+        return any(message.data == b"." for message in self.heard)
+
+    def end(self) -> Sequence[Delta]:
+        if not self.concluded:
+            raise break_off()
+        return super().end()
+
+
+async def read_to_the_end(line: Any) -> list[Delta]:
+    deltas = await line.upstream.stream("/chat", b"{}", ConcludingReader)
+    return [delta async for batch in deltas for delta in batch]
+
+
+@pytest.mark.parametrize("end", [RESET, HANG_UP, STALL])
+@pytest.mark.parametrize("said", [[b"data: a\n\n", b"data: .\n\n"], [b"data: .\n\n"]])
+async def test_an_answer_that_is_whole_does_not_fail_however_its_stream_ends(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, said: list[bytes], end: Piece
+) -> None:
+    monkeypatch.setattr(answer, "LAST_SILENCE", 0.01)
+    async with connect(stream_of(*said, end), stream_retries=0) as line:
+        told = await read_to_the_end(line)
+    assert told == [*(Text(piece[6:-2].decode()) for piece in said), Finish()]
+
+
+async def test_what_follows_a_whole_answer_is_waited_for_no_longer_than_anything(connect: Any) -> None:
+    async with connect(stream_of(b"data: a\n\n", b"data: .\n\n", STALL), idle_timeout=0.01) as line:
+        assert await read_to_the_end(line) == [Text("a"), Text("."), Finish()]
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "words"),
+    [
+        (RESET, UpstreamError, "before the answer ended"),
+        (HANG_UP, UpstreamError, "before the answer ended"),
+        (STALL, UpstreamTimeout, "fell silent"),
+    ],
+)
+async def test_an_answer_that_is_not_whole_fails_for_the_reason_that_its_stream_ended(
+    connect: Any, end: Piece, error: type[UpstreamError], words: str
+) -> None:
+    async with connect(stream_of(b"data: a\n\n", end), idle_timeout=0.01) as line:
+        with pytest.raises(error, match=words):
+            await read_to_the_end(line)

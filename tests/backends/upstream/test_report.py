@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.backends.upstream.report import LONGEST_MESSAGE, Report, is_error, read_body, read_payload
+from antiphon.backends.upstream.report import LONGEST_MESSAGE, Report, decode_any, is_error, read_body, read_payload
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,12 @@ def test_any_payload_can_be_read(payload: Any) -> None:
 )
 def test_an_error_in_a_good_answer_is_told_from_an_answer(payload: Any, expected: bool) -> None:
     assert is_error(payload) is expected
+
+
+@pytest.mark.parametrize(
+    ("data", "decoded"),
+    [(b'{"error": "No."}', {"error": "No."}), (b"No.", "No."), (b"\xffNo.", "\ufffdNo."), (b"[" * 9000, "[" * 9000)],
+    ids=["JSON", "text", "half a character", "nested too deeply"],
+)
+def test_what_stands_in_place_of_an_error_is_json_or_the_text_as_it_is(data: bytes, decoded: Any) -> None:
+    assert decode_any(data) == decoded

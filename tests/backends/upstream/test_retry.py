@@ -1,10 +1,7 @@
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
-
 import pytest
 
 from antiphon.backends.upstream.options import UpstreamOptions
-from antiphon.backends.upstream.retry import Patience, read_retry_after
+from antiphon.backends.upstream.retry import Patience
 from antiphon.errors import AntiphonError, ModelNotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 
 
@@ -45,28 +42,3 @@ def test_the_two_kinds_of_failures_are_counted_apart() -> None:
 )
 def test_only_what_may_pass_is_tried_again(error: AntiphonError, again: bool) -> None:
     assert (make().wait_after(error) is not None) is again
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, None),
-        ({"retry-after": "3"}, 3),
-        ({"retry-after": "0.5"}, 0.5),
-        ({"retry-after": "3", "retry-after-ms": "1500"}, 1.5),
-        ({"retry-after": "-1"}, None),
-        ({"retry-after": "inf"}, None),
-        ({"retry-after": "nan"}, None),
-        ({"retry-after": "soon"}, None),
-        ({"retry-after": ""}, None),
-        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
-        ({"retry-after": "Wed, 99 Oct 2015 07:28:00 GMT"}, None),
-    ],
-)
-def test_the_wait_is_read_from_the_headers(headers: dict[str, str], seconds: float | None) -> None:
-    assert read_retry_after(headers) == seconds
-
-
-def test_a_date_is_a_wait_until_then() -> None:
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert read_retry_after({"retry-after": date}) == pytest.approx(30, abs=2)

@@ -42,6 +42,11 @@ def test_pairs_of_every_kind_stay_together() -> None:
     assert split_steps(items) == [items[:2], items[2:4], items[4:6], items[6:]]
 
 
+def test_a_call_that_nobody_can_look_into_is_a_step() -> None:
+    deep = Unknown(b'{"type":"acme_call","x":%b,"call_id":"c"}' % (b"[" * 100_000 + b"]" * 100_000))
+    assert split_steps([user("a"), deep, user("b")]) == [[user("a")], [deep], [user("b")]]
+
+
 def test_calls_without_an_output_hold_nothing_up() -> None:
     items: list[Item | Unknown] = [user("a"), call("1"), call("2")]
     assert split_steps(items) == [[items[0]], [items[1]], [items[2]]]

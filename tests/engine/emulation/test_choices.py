@@ -81,6 +81,7 @@ async def test_a_model_that_still_calls_what_it_may_not_fails_clearly(emulate: A
     assert answer.response["error"] == {
         "code": "tool_not_allowed",
         "message": "The model called nothing but tools that it may not call now.",
+        "type": "model_error",
     }
 
 

@@ -109,6 +109,7 @@ async def test_text_that_never_fits_fails_clearly(emulate: Any) -> None:
         {
             "code": "invalid_tool_input",
             "message": "The model called a tool with what it does not take: it ends too early, after '--'",
+            "type": "model_error",
         },
         [],
         2,

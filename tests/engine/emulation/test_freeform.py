@@ -48,6 +48,7 @@ def test_the_text_is_told_while_it_is_written() -> None:
         ('{"patch": "*** Begin Patch"}', "*** Begin Patch"),
         ('{"why": "so", "input": "x"}', "x"),
         ('"x"', "x"),
+        ("{}", ""),
         ('{"a": 1}', '{"a": 1}'),
         ('{"a": "x", "b": "y"}', '{"a": "x", "b": "y"}'),
         ("{ not json", "{ not json"),

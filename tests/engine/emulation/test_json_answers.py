@@ -61,6 +61,7 @@ async def test_an_answer_that_stays_wrong_fails_clearly(emulate: Any) -> None:
         "code": "invalid_output",
         "message": "The model's answer is not what was asked for: "
         "not valid JSON: Expecting value: line 1 column 1 (char 0)",
+        "type": "model_error",
     }
 
 

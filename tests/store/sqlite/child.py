@@ -49,7 +49,7 @@ async def change_for_ever(store: SqliteStore, _: list[str]) -> None:
             store.enqueue("p", make(f"resp_{turn}", status="queued"), b"%d" % turn),
         )
         if turn % 2:
-            await store.claim("child", now=0, lease=10, limit=2)
+            await store.claim("child", as_of=0, lease=10, limit=2)
             await asyncio.gather(store.watch("p", f"resp_{turn}"), store.request_cancel("p", f"resp_{turn}"))
             report(str(turn))
 
@@ -70,9 +70,15 @@ async def append_many(store: SqliteStore, arguments: list[str]) -> None:
 
 
 async def claim_all(store: SqliteStore, arguments: list[str]) -> None:
-    while claimed := await store.claim(arguments[0], now=0, lease=10, limit=3):
+    while claimed := await store.claim(arguments[0], as_of=0, lease=10, limit=3):
         for run in claimed:
             report(f"{run.response_id} {run.attempt}")
+
+
+async def claim_and_stay(store: SqliteStore, _: list[str]) -> None:
+    for run in await store.claim("child", as_of=0, lease=3600, limit=9):
+        report(run.response_id)
+    await asyncio.Event().wait()
 
 
 async def fill_the_disk(store: SqliteStore, _: list[str]) -> None:
@@ -90,7 +96,7 @@ async def fill_the_disk(store: SqliteStore, _: list[str]) -> None:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (save_for_ever, change_for_ever, save_many, append_many, claim_all, fill_the_disk)
+    for program in (save_for_ever, change_for_ever, save_many, append_many, claim_all, claim_and_stay, fill_the_disk)
 }
 
 

@@ -154,7 +154,7 @@ async def test_a_job_of_several_statements_fails_as_a_whole_and_alone(
     assert read_ids(store.path) == {"resp_0", "resp_1", "resp_3", "resp_4"}
     stored = make_stored("resp_1")
     assert await store.conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
-    assert len(await store.claim("us", now=0, lease=1, limit=9)) == 1
+    assert len(await store.claim("us", as_of=0, lease=1, limit=9)) == 1
 
 
 async def test_a_question_of_several_statements_sees_one_state_of_the_store(store: SqliteStore) -> None:

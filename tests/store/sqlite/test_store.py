@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -128,17 +129,13 @@ async def test_a_killed_process_loses_nothing_acknowledged(store: SqliteStore, m
     logged = await store.read_events("p", "resp_log", -1)
     assert logged[: 2 * turns] == [(number, b'"%d"' % number) for number in range(2 * turns)]
 
-    # What the child had claimed is free when its lease has run out, with what was recorded of it.
-    claimed = [
-        claim
-        for claim in await store.claim("us", now=9, lease=10, limit=9_999)
-        if int(claim.response_id.removeprefix("resp_")) < turns
+    # What the child had claimed is free, with what was recorded of it.
+    claimed = (await store.claim("us", as_of=9, lease=10, limit=9_999))[:turns]
+    expected = [
+        ClaimedRun("p", f"resp_{n}", b"%d" % n, 2, n % 2 == 1, n % 2 == 1, 1, "m", ours=False, free_since=0)
+        for n in range(turns)
     ]
-    assert claimed == []
-    claimed = (await store.claim("us", now=10, lease=10, limit=9_999))[:turns]
-    assert claimed == [
-        ClaimedRun("p", f"resp_{n}", b"%d" % n, 2, watched=n % 2 == 1, cancelled=n % 2 == 1) for n in range(turns)
-    ]
+    assert [claim._replace(free_since=0) for claim in claimed] == expected
 
 
 async def test_blocks_of_two_processes_do_not_mingle(store: SqliteStore) -> None:
@@ -212,3 +209,47 @@ async def test_a_page_of_a_long_conversation_reads_only_that_page(store: SqliteS
             assert step == "SEARCH items USING INDEX items_in_order (project=? AND conversation_id=? AND rowid" + (
                 ">?)" if statement == conversations.ASCEND else "<?)"
             )
+
+
+async def test_a_process_leaves_the_runs_of_some_models_to_others_for_a_while(
+    store: SqliteStore, make_stored: MakeStored
+) -> None:
+    other = SqliteStore(store.path)
+    await other.open()
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    await store.enqueue("p", make_stored("resp_2", status="queued"), b"{}")
+    await store.request_cancel("p", "resp_2")
+    now, patience = time.time(), {"scripted": 60.0}
+
+    async def claim(later: float, **models: float) -> list[str]:
+        claimed = await other.claim("them", as_of=now + later, lease=10, limit=9, patience=patience | models)
+        assert not any(run.ours for run in claimed)
+        return [run.response_id for run in claimed]
+
+    assert await claim(59) == ["resp_2"]  # to end what is cancelled takes no model
+    (ours,) = await store.claim("us", as_of=now, lease=10, limit=9, patience=patience)
+    assert ours.ours
+    await store.put_back("us", "p", "resp_1", free_since=ours.free_since)
+    assert await claim(59) == []
+    assert await claim(61) == ["resp_1"]
+    await other.abandon("them", "p", "resp_1")  # its lease is as good as ten seconds from now
+    assert await claim(60) == []
+    assert await claim(80) == ["resp_1"]
+    await other.close()
+
+
+async def test_a_file_of_the_fourth_version_keeps_its_runs_for_anyone(tmp_path: Path, make_stored: MakeStored) -> None:
+    path = tmp_path / "old.db"
+    with connected(path) as connection:
+        migrate(connection, read_migrations()[:4], path=str(path))
+        rows = [("resp_1", None, None, 0), ("resp_2", "dead", 10.0, 1)]
+        insert = "INSERT INTO runs (project, response_id, owner, leased_until, attempt, request) VALUES "
+        connection.executemany(f"{insert} ('p', ?, ?, ?, ?, 'x')", rows)
+    store = SqliteStore(path)
+    await store.open()
+    claimed = await store.claim("us", as_of=20, lease=10, limit=9)
+    await store.close()
+    assert [(run.response_id, run.attempt, run.interruptions, run.model, run.free_since) for run in claimed] == [
+        ("resp_1", 1, 0, "", 0),
+        ("resp_2", 2, 1, "", 10),
+    ]

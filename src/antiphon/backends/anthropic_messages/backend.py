@@ -9,11 +9,12 @@ import msgspec
 
 from antiphon.backends.anthropic_messages.options import Options
 from antiphon.backends.anthropic_messages.reader import MessagesReader
-from antiphon.backends.anthropic_messages.request import COUNTED, Composition, compose
+from antiphon.backends.anthropic_messages.request import COUNTED, Composition, compose, list_idle
 from antiphon.backends.anthropic_messages.traits import Traits, find_traits
 from antiphon.backends.base import Capabilities, Deltas, Turn, read_options
 from antiphon.backends.upstream.backend import UpstreamBackend
 from antiphon.errors import InvalidRequest
+from antiphon.protocol.request import CreateRequest
 
 # From this version on, the API refuses any temperature, whatever the model takes.
 _NO_SAMPLING_SINCE = "2026-10-21"
@@ -34,6 +35,7 @@ class AnthropicMessagesBackend(UpstreamBackend):
             images=True,
             files=True,
             reasoning=True,
+            list_idle=self._list_idle,
         )
 
     async def stream(self, turn: Turn) -> Deltas:
@@ -62,6 +64,9 @@ class AnthropicMessagesBackend(UpstreamBackend):
     def _compose(self, turn: Turn, *, thoughts: bool = True) -> Composition:
         traits = self._find_traits(turn.request.model or "")
         return compose(turn, traits, answer=self._options.max_tokens, thoughts=thoughts)
+
+    def _list_idle(self, request: CreateRequest, model: str) -> list[str]:
+        return list_idle(request, self._find_traits(model))
 
     def _find_traits(self, model: str) -> Traits:
         traits = find_traits(self._options.like or model)

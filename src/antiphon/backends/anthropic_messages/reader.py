@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import Raw
 
+from antiphon.backends.anthropic_messages.drafts import Draft, Drafts, find_kind
 from antiphon.backends.anthropic_messages.wire import (
-    Block,
+    BlockDelta,
     StopDetails,
     StreamEvent,
-    ThinkingBlock,
     TokenCounts,
     WholeMessage,
     decode_block,
@@ -19,7 +19,8 @@ from antiphon.backends.anthropic_messages.wire import (
     read_counts,
 )
 from antiphon.backends.upstream.failure import break_off, explain_event
-from antiphon.errors import UpstreamError
+from antiphon.backends.upstream.report import decode_any, is_error
+from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.content import UrlCitation
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
@@ -36,31 +37,7 @@ _REASONS: dict[str, Reason] = {
     "pause_turn": "length",
     "refusal": "content_filter",
 }
-
-
-class _Open:
-    """The block that is being written: there is never more than one."""
-
-    def __init__(self, index: int | None, key: int, block: Block, raw: Raw) -> None:
-        self.index = index
-        self.key = key
-        self.block = block
-        self.raw = raw
-        self.thinking: list[str] = [block.thinking or ""]
-        self.signature: list[str] = [block.signature or ""]
-        self.json: list[str] = []
-
-    @property
-    def arguments(self) -> str:
-        """A call's arguments: as they came in pieces, else as they stood in the block."""
-        whole = bytes(self.block.input).decode()
-        return "".join(self.json) or ("{}" if whole in ("", "null") else whole)
-
-    def assemble(self) -> Raw | dict[str, Raw]:
-        """A block that only the upstream understands: hidden thinking, or what a tool of its own was asked and said."""
-        if not self.json:
-            return self.raw
-        return msgspec.json.decode(self.raw, type=dict[str, Raw]) | {"input": Raw(self.arguments.encode())}
+_UNANNOUNCED = {kind: Raw(msgspec.json.encode({"type": kind})) for kind in ("text", "thinking")}
 
 
 class MessagesReader:
@@ -70,7 +47,7 @@ class MessagesReader:
         self.finished = False
         self._names = names
         self._secrets = secrets
-        self._open: _Open | None = None
+        self._drafts = Drafts()
         self._blocks = 0
         self._thoughts: list[Any] = []  # the blocks that only the upstream understands, since anything else was told
         self._said = 0  # how much text the message that is being told has
@@ -82,12 +59,23 @@ class MessagesReader:
     def read(self, message: Message) -> Sequence[Delta]:
         if message.data.strip() in (b"", b"[DONE]"):
             return ()
+        if message.event == "error":
+            raise self._explain(message.data)
         try:
             event = decode_event(message.data)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise UpstreamError("The upstream sent an event that cannot be read.") from None
         handle = self._HANDLERS.get(event.type)
-        return handle(self, event, message.data) if handle is not None else ()
+        if handle is not None:
+            return handle(self, event, message.data)
+        # Some servers tell an error without saying in it that it is one.
+        if not event.type and is_error(decode_any(message.data)):
+            raise self._explain(message.data)
+        return ()
+
+    @property
+    def concluded(self) -> bool:
+        return self._reason is not None
 
     def end(self) -> Sequence[Delta]:
         """Some servers close without `message_stop`. Once the reason to stop is told, the answer is whole."""
@@ -112,7 +100,10 @@ class MessagesReader:
         return self._finish()
 
     def _fail(self, _event: StreamEvent, data: bytes) -> Sequence[Delta]:
-        raise explain_event(msgspec.json.decode(data), secrets=self._secrets)
+        raise self._explain(data)
+
+    def _explain(self, data: bytes) -> AntiphonError:
+        return explain_event(decode_any(data), secrets=self._secrets)
 
     def _read_whole(self, _event: StreamEvent, data: bytes) -> Sequence[Delta]:
         """An answer that was not streamed."""
@@ -122,7 +113,7 @@ class MessagesReader:
         told: list[Delta] = []
         for index, raw in enumerate(message.content or ()):
             told += self._open_block(index, raw)
-            told += self._close_block()
+            told += self._close(self._drafts.clear())
         return [*told, *self._finish()]
 
     def _count(self, told: Raw) -> None:
@@ -142,7 +133,7 @@ class MessagesReader:
     def _finish(self) -> Sequence[Delta]:
         if self._reason is None and not self._blocks and not self._said:
             raise UpstreamError("The upstream ended its answer without having said anything.")
-        told: list[Delta] = [*self._close_block(), *self._seal()]
+        told: list[Delta] = [*self._close(self._drafts.clear()), *self._seal()]
         if self._reason == "refusal" and self._explanation:
             told.append(deltas.Refusal(self._explanation))
         if self._usage.input_tokens is not None or self._usage.output_tokens is not None:
@@ -153,62 +144,67 @@ class MessagesReader:
     # Its blocks
 
     def _start_block(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
-        # Some servers do not say that a block has ended.
-        return (*self._close_block(), *self._open_block(event.index, event.content_block))
+        return self._open_block(event.index, event.content_block)
 
-    def _open_block(self, index: int | None, raw: Raw) -> Sequence[Delta]:
+    def _open_block(self, index: int | None, raw: Raw) -> list[Delta]:
         block = decode_block(raw)
-        # Not every server counts its blocks right, and no call may be taken for another.
-        key, self._blocks = self._blocks, self._blocks + 1
-        self._open = _Open(index, key, block, raw)
+        draft = Draft(index, self._blocks, block, raw)
+        self._blocks += 1
+        told = self._close(self._drafts.add(draft))
         if block.type == "text":
             self._cited_from = 0 if self._thoughts else self._said
-            told = self._say(block.text or "")
-            return [*told, *(each for citation in block.citations or () for each in self._cite(citation))]
-        if block.type == "thinking":
-            return (deltas.Reasoning(block.thinking),) if block.thinking else ()
-        if block.type == "tool_use":
+            told += self._say(block.text or "")
+            told += (each for citation in block.citations or () for each in self._cite(citation))
+        elif block.type == "thinking":
+            told += self._think(block.thinking)
+        elif block.type == "tool_use":
             name = block.name or ""
-            call = deltas.ToolCall(key, name=self._names.get(name, name), call_id=block.id)
-            return self._turn_to(call)
-        return ()
+            told += self._turn_to(deltas.ToolCall(draft.key, name=self._names.get(name, name), call_id=block.id))
+        return told
 
     def _extend_block(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
         delta = event.delta
         if delta is None:
             return ()
-        if delta.text is not None:  # nearly always
-            return self._say(delta.text)
         if delta.citation:
             return self._cite(delta.citation)
-        block = self._open
-        if block is None or block.index != event.index:
+        kind = find_kind(delta)
+        if kind is None:
             return ()
-        if delta.partial_json is not None:
-            block.json.append(delta.partial_json)
-            is_call = block.block.type == "tool_use" and delta.partial_json
-            return (deltas.ToolCall(block.key, delta.partial_json),) if is_call else ()
-        if delta.thinking is not None:
-            block.thinking.append(delta.thinking)
-            return (deltas.Reasoning(delta.thinking),) if delta.thinking else ()
-        block.signature.append(delta.signature or "")
-        return ()
+        told: list[Delta] = []
+        draft = self._drafts.find(event.index, kind)
+        if draft is None:
+            if kind == "json":
+                raise UpstreamError("The upstream sent more of a call, and did not say of which.")
+            # Words and thoughts tell themselves what they are, and not every server announces them.
+            told += self._open_block(event.index, _UNANNOUNCED[kind])
+            draft = self._drafts.find(event.index, kind)
+            assert draft is not None
+        return [*told, *self._extend(draft, delta)]
 
-    def _stop_block(self, _event: StreamEvent, _: bytes) -> Sequence[Delta]:
-        return self._close_block()
+    def _extend(self, draft: Draft, delta: BlockDelta) -> Sequence[Delta]:
+        if delta.text:
+            return self._say(delta.text)
+        if delta.partial_json:
+            draft.json.append(delta.partial_json)
+            return (deltas.ToolCall(draft.key, delta.partial_json),) if draft.type == "tool_use" else ()
+        draft.thinking.append(delta.thinking or "")
+        draft.signature.append(delta.signature or "")
+        return self._think(delta.thinking)
 
-    def _close_block(self) -> Sequence[Delta]:
-        block, self._open = self._open, None
-        if block is None or block.block.type == "text":
-            return ()
-        if block.block.type == "tool_use":
-            # What came in pieces is told already.
-            return () if "".join(block.json) else (deltas.ToolCall(block.key, block.arguments),)
-        if block.block.type == "thinking":
-            self._thoughts.append(ThinkingBlock("".join(block.thinking), "".join(block.signature)))
-        else:
-            self._thoughts.append(block.assemble())
-        return ()
+    def _stop_block(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
+        draft = self._drafts.remove(event.index)
+        return self._close([draft]) if draft is not None else ()
+
+    def _close(self, drafts: Sequence[Draft]) -> list[Delta]:
+        told: list[Delta] = []
+        for draft in drafts:
+            if draft.type == "tool_use":
+                if not draft.json:  # what came in pieces is told already
+                    told.append(deltas.ToolCall(draft.key, draft.arguments))
+            elif draft.type != "text":
+                self._thoughts.append(draft.assemble())
+        return told
 
     # What is told
 
@@ -218,6 +214,9 @@ class MessagesReader:
         sealed = self._seal() if self._thoughts else ()
         self._said += len(text)
         return (*sealed, deltas.Text(text))
+
+    def _think(self, text: str | None) -> Sequence[Delta]:
+        return (deltas.Reasoning(text),) if text else ()
 
     def _cite(self, raw: Raw) -> Sequence[Delta]:
         citation = decode_citation(raw)

@@ -97,6 +97,17 @@ def _write_sampling(request: CreateRequest, traits: Traits, planned: Plan) -> Js
     return {}
 
 
+def list_idle(request: CreateRequest, traits: Traits) -> list[str]:
+    """Which parameters of a request are left out of its body, as far as the request alone tells."""
+    asked = [name for name in ("temperature", "top_p") if getattr(request, name) not in (None, 1)]
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    wants_thought = effort not in (None, "none")
+    # Where a call is forced, not every model thinks.
+    thinks = wants_thought and traits.thinking != "none" and request.tool_choice in (None, "auto")
+    idle = asked if thinks or not traits.sampling else asked[1:]
+    return [*idle, "reasoning.effort"] if wants_thought and traits.thinking == "none" else idle
+
+
 def _write_sender(request: CreateRequest) -> Json:
     written: Json = {}
     if request.service_tier is not None:

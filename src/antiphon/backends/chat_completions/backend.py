@@ -8,10 +8,11 @@ from typing import Any
 from antiphon.backends.base import Capabilities, Deltas, Turn, read_options
 from antiphon.backends.chat_completions.options import Options, check_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
-from antiphon.backends.chat_completions.request import make_body
+from antiphon.backends.chat_completions.request import list_idle, make_body
 from antiphon.backends.upstream.backend import UpstreamBackend
 from antiphon.backends.upstream.usage import estimate_usage
 from antiphon.protocol import codec
+from antiphon.protocol.request import CreateRequest
 
 _REMEMBERED_MODELS = 256
 
@@ -34,7 +35,11 @@ class ChatCompletionsBackend(UpstreamBackend):
             logprobs=True,
             penalties=True,
             reasoning=True,
+            list_idle=self._list_idle,
         )
+
+    def _list_idle(self, request: CreateRequest, model: str) -> list[str]:
+        return list_idle(request, self._find_quirks(model))
 
     async def stream(self, turn: Turn) -> Deltas:
         quirks = self._find_quirks(turn.request.model or "")

@@ -2,23 +2,26 @@
 
 By the book, each piece has the index of its call, and the first one its id and name. Servers leave the index out or
 give every call the same, leave ids out, send new ones with every piece, give two calls the same one, repeat the name,
-and send everything a second time at the end.
+and send everything a second time at the end. What is told again has the same name and arguments: all else is another
+call, whatever its id.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from antiphon.backends.chat_completions.chunks import CallPiece, Function
+from antiphon.protocol.json_text import read_json
 from antiphon.stream.deltas import ToolCall
 
 
 class _Call:
     """A call so far."""
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, given: str | None) -> None:
         self.key = key
-        self.id: str | None = None
+        self.id = given
         self.call_id: str | None = None
         self.name = ""
         self.arguments: list[str] = []
@@ -29,13 +32,23 @@ class _Call:
 
     def is_whole(self) -> bool:
         last = next((piece for piece in reversed(self.arguments) if piece.strip()), "")
-        if not last.rstrip().endswith("}"):
-            return False
-        try:
-            msgspec.json.decode("".join(self.arguments))
-        except msgspec.DecodeError:
-            return False
-        return True
+        return last.rstrip().endswith("}") and _read("".join(self.arguments)) is not None
+
+    def find_rest(self, name: str, arguments: str) -> str | None:
+        """What a call that is known as a whole has beyond this one; None if it is another one."""
+        told = "".join(self.arguments)
+        if name != self.name:
+            return None
+        if arguments.startswith(told):
+            return arguments[len(told) :]
+        read = _read(told)
+        return "" if read is not None and read == _read(arguments) else None
+
+    def add(self, name: str, arguments: str) -> ToolCall | None:
+        named = name if not self.name else ""
+        self.name = self.name or name
+        self.arguments.append(arguments)
+        return ToolCall(self.key, arguments, named, self.call_id) if named or arguments else None
 
 
 class Calls:
@@ -46,24 +59,39 @@ class Calls:
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
     def read(self, piece: CallPiece) -> ToolCall | None:
         """What this piece adds, if it adds something."""
-        function = piece.function or Function()
-        name, arguments = function.name or "", _write(function.arguments)
-        given = str(piece.id) if piece.id not in (None, "") else None
+        given, name, arguments = _take_apart(piece)
         call = self._find(piece.index, given, name, arguments)
         if call is None:
+            is_placed = piece.index is not None and piece.index not in self._by_index
+            if not is_placed and given in self._by_id and self._has_told(given, name, arguments):
+                return None
             call = self._begin(piece.index, given)
-        elif given is not None and given == call.id and name and arguments and call.is_whole():
-            return None  # told a second time
-        named = name if not call.name else ""
-        call.name = call.name or name
-        call.arguments.append(arguments)
-        return ToolCall(call.key, arguments, named, call.call_id) if named or arguments else None
+        return call.add(name, arguments)
+
+    def catch_up(self, pieces: Sequence[CallPiece]) -> list[ToolCall]:
+        """What a list of all calls, told after pieces of them, has beyond these."""
+        told: list[ToolCall | None] = []
+        left = list(self._calls)
+        for piece in pieces:
+            given, name, arguments = _take_apart(piece)
+            for call in left:
+                rest = call.find_rest(name, arguments)
+                if rest == "" or (rest is not None and (given is None or call.id in (None, given))):
+                    left.remove(call)
+                    told.append(call.add("", rest))
+                    break
+            else:
+                told.append(self._begin(None, given).add(name, arguments))
+        return [each for each in told if each is not None]
 
     def find_id(self, piece: CallPiece) -> str | None:
         """The id of the call that was told of last for this piece's index or id."""
-        given = str(piece.id) if piece.id not in (None, "") else None
+        given = _take_apart(piece)[0]
         call = self._by_id.get(given) if given is not None else None
         if call is None and piece.index is not None:
             call = self._by_index.get(piece.index)
@@ -78,23 +106,24 @@ class Calls:
     def _find(self, index: int | None, given: str | None, name: str, arguments: str) -> _Call | None:
         if index is not None:
             call = self._by_index.get(index)
-            return None if call is None or _is_other(call, given, name, arguments) else call
-        if given is not None:
-            return self._by_id.get(given)
-        if not self._calls:
-            return None
-        call = self._calls[-1]
-        if name and name != call.name and call.name:
-            return None
-        return None if _is_other(call, None, name, arguments) else call
+        elif given is not None:
+            call = self._by_id.get(given)
+        else:
+            call = self._calls[-1] if self._calls else None
+            if call is not None and _is_renamed(call, name):
+                return None
+        return None if call is None or _is_other(call, given, name, arguments) else call
+
+    def _has_told(self, given: str | None, name: str, arguments: str) -> bool:
+        return any(call.id == given and call.find_rest(name, arguments) == "" for call in self._calls)
 
     def _begin(self, index: int | None, given: str | None) -> _Call:
-        call = _Call(len(self._calls))
-        call.id = given
-        if given is not None and given not in self._by_id:
-            call.call_id = given
-            self._by_id[given] = call
+        call = _Call(len(self._calls), given)
         self._calls.append(call)
+        if given is not None:
+            if given not in self._by_id:  # else it has to get an id of its own
+                call.call_id = given
+            self._by_id[given] = call
         if index is not None:
             self._by_index[index] = call
         return call
@@ -104,12 +133,34 @@ def _is_other(call: _Call, given: str | None, name: str, arguments: str) -> bool
     """Whether a piece that comes where this call is begins another one. Only one with a name can."""
     if not name:
         return False
-    if given is not None and call.id is not None:
-        return given != call.id
+    if given is not None and call.id is not None and given != call.id:
+        return True
+    # By the book, a call that has an id goes on in pieces without one.
+    if _is_renamed(call, name) and (given is not None or call.id is None):
+        return True
     return bool(arguments.strip()) and call.is_whole()
+
+
+def _is_renamed(call: _Call, name: str) -> bool:
+    return bool(name and call.name) and name != call.name
+
+
+def _take_apart(piece: CallPiece) -> tuple[str | None, str, str]:
+    """The id, name and arguments."""
+    function = piece.function or Function()
+    given = str(piece.id) if piece.id not in (None, "") else None
+    return given, function.name or "", _write(function.arguments)
 
 
 def _write(arguments: Any) -> str:
     if arguments is None:
         return ""
     return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+
+def _read(arguments: str) -> Any:
+    """What they say; None if that is not JSON, or nested so deep that nobody can tell."""
+    try:
+        return read_json(arguments)
+    except msgspec.DecodeError:
+        return None

@@ -4,7 +4,7 @@ An answer is over when the server says `[DONE]`, or closes the stream after a `f
 reason is not the last: the usage comes after it, and some servers give several calls a chunk with a reason each.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.speech import Speech
 from antiphon.backends.upstream.failure import break_off, explain_event
 from antiphon.backends.upstream.logprobs import read_logprobs
-from antiphon.backends.upstream.report import is_error
+from antiphon.backends.upstream.report import decode_any, is_error
 from antiphon.backends.upstream.usage import read_usage
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb
@@ -57,6 +57,12 @@ class ChatReader:
         self._usage: Usage | None = None
         self._reason: Reason | None = None
         self._said: list[str] = []
+        self._has_spoken = False
+
+    @property
+    def concluded(self) -> bool:
+        """Where there are calls, others may follow, with a reason of their own."""
+        return self._reason is not None and not self._calls
 
     def read(self, message: Message) -> Sequence[Delta]:
         data = message.data
@@ -87,9 +93,9 @@ class ChatReader:
             if not named_error and not chunk.is_error():
                 return chunk
         except _UNREADABLE:
-            if not named_error and not is_error(_decode_anything(data)):
+            if not named_error and not is_error(decode_any(data)):
                 raise UpstreamError("The model's server sent what is no chunk of a chat completion.") from None
-        raise explain_event(_decode_anything(data), secrets=self._secrets)
+        raise explain_event(decode_any(data), secrets=self._secrets)
 
     # What is said
 
@@ -102,15 +108,16 @@ class ChatReader:
             return (Text(said.content),)
         if choice.error:
             raise explain_event({"error": choice.error}, secrets=self._secrets)
-        if choice.message is not None and not self._said:  # some repeat all of it at the end
-            said = choice.message
+        whole = choice.message
+        if whole is not None and not self._said:
+            said, whole = whole, None
             self._reason = "stop"
         told: list[Delta] = []
         if said is not None:
             probable = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
-            for delta in self._read_said(said, read_logprobs(probable)):
-                self._note(delta)
-                told.append(delta)
+            told += self._noted(self._read_said(said, read_logprobs(probable)))
+        if whole is not None and (said is None or choice.finish_reason):
+            told += self._noted(self._catch_up(whole))
         if choice.finish_reason:
             reason = read_ending(choice.finish_reason)
             if reason is None:
@@ -120,6 +127,14 @@ class ChatReader:
 
     def _read_said(self, said: Said, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
         yield from self._read_reasoning(said)
+        yield from self._read_words(said, logprobs)
+        for piece in said.tool_calls or ():
+            if piece is not None:
+                yield from self._read_call(piece)
+        if said.function_call is not None:
+            yield from self._read_call(CallPiece(-1, function=said.function_call))
+
+    def _read_words(self, said: Said, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
         if said.content:
             for delta in self._read_content(said.content, logprobs):
                 yield from self._hand_over(delta)
@@ -129,11 +144,16 @@ class ChatReader:
             annotation = read_annotation(told)
             if annotation is not None:
                 yield from self._hand_over(Annotate(annotation))
-        for piece in said.tool_calls or ():
-            if piece is not None:
-                yield from self._read_call(piece)
+
+    def _catch_up(self, said: Said) -> Iterator[Delta]:
+        """All of the answer, after pieces of it: some servers repeat it at the end, and some put calls only there."""
+        if not self._has_spoken:
+            yield from self._read_words(said, ())
+        pieces = [piece for piece in said.tool_calls or () if piece is not None]
         if said.function_call is not None:
-            yield from self._read_call(CallPiece(-1, function=said.function_call))
+            pieces.append(CallPiece(function=said.function_call))
+        for told in self._calls.catch_up(pieces):
+            yield from self._turn_to(told)
 
     def _hand_over(self, delta: Delta) -> Iterator[Delta]:
         """A delta that ends the reasoning: what is kept for the server goes with that, before it."""
@@ -176,16 +196,22 @@ class ChatReader:
             if call_id is not None:
                 self._kept.calls[call_id] = piece.extra_content
         if told is not None:
-            yield from self._speech.flush()
-            self._speech.pause()
-            yield from self._hand_over(told)
+            yield from self._turn_to(told)
 
-    def _note(self, delta: Delta) -> None:
-        """Remember what was said, for an estimate of its length."""
-        if isinstance(delta, ToolCall):
-            self._said.append(delta.name + delta.arguments)
-        elif isinstance(delta, Text | Reasoning | ReasoningSummary | Refusal):
-            self._said.append(delta.text)
+    def _turn_to(self, call: ToolCall) -> Iterator[Delta]:
+        yield from self._speech.flush()
+        self._speech.pause()
+        yield from self._hand_over(call)
+
+    def _noted(self, told: Iterable[Delta]) -> Iterator[Delta]:
+        """Remember what is said, for an estimate of its length."""
+        for delta in told:
+            if isinstance(delta, ToolCall):
+                self._said.append(delta.name + delta.arguments)
+            elif isinstance(delta, Text | Reasoning | ReasoningSummary | Refusal):
+                self._said.append(delta.text)
+                self._has_spoken = self._has_spoken or isinstance(delta, Text | Refusal)
+            yield delta
 
     # The end
 
@@ -200,13 +226,6 @@ class ChatReader:
         self.finished = True
         usage = self._usage or self._estimate("".join(self._said))
         return [*told, Tokens(usage), Finish(self._reason or "stop")]
-
-
-def _decode_anything(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except _UNREADABLE:
-        return data.decode(errors="replace")
 
 
 def _read_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:

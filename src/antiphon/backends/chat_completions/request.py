@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from antiphon.backends.base import Turn
+from antiphon.backends.base import Turn, list_hints
 from antiphon.backends.chat_completions.messages import lay_out
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
@@ -97,3 +97,11 @@ def _write_hints(request: CreateRequest, quirks: Quirks) -> Json:
         "verbosity": request.text.verbosity if request.text is not None else None,
     }
     return {name: known[name] for name in quirks.hints if known[name] is not None}
+
+
+def list_idle(request: CreateRequest, quirks: Quirks) -> list[str]:
+    """Which parameters of a request are left out of its body."""
+    idle = [name for name in list_hints(request) if name.removeprefix("text.") not in quirks.hints]
+    if quirks.reasoning_effort == "omit" and request.reasoning is not None and request.reasoning.effort is not None:
+        idle.append("reasoning.effort")
+    return idle

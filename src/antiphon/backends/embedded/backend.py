@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from antiphon.backends.base import Capabilities, Deltas, Model, Turn, read_options
+from antiphon.backends.base import Capabilities, Deltas, Model, Turn, list_hints, read_options
 from antiphon.backends.embedded.answer import Answer
 from antiphon.backends.embedded.grammar import Rules, build_grammar, input_grammar, read_rules, schema_grammar
 from antiphon.backends.embedded.model import Llama
@@ -42,7 +42,11 @@ class EmbeddedBackend:
     """Answers turns with llama.cpp."""
 
     capabilities = Capabilities(
-        tools=frozenset({"function", "custom"}), json_schema=True, logprobs=True, penalties=True
+        tools=frozenset({"function", "custom"}),
+        json_schema=True,
+        logprobs=True,
+        penalties=True,
+        list_idle=lambda request, _: list_hints(request),
     )
 
     def __init__(

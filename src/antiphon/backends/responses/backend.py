@@ -12,7 +12,7 @@ from antiphon.backends.base import EVERYTHING, Deltas, Turn, read_options
 from antiphon.backends.responses.memory import Memory
 from antiphon.backends.responses.options import Options
 from antiphon.backends.responses.reader import ResponsesReader
-from antiphon.backends.responses.request import Continuation, Writer
+from antiphon.backends.responses.request import Continuation, Writer, list_idle
 from antiphon.backends.upstream.backend import UpstreamBackend
 from antiphon.errors import NotFound, PreviousResponseNotFound
 
@@ -25,7 +25,8 @@ class ResponsesBackend(UpstreamBackend):
     def __init__(self, name: str, options: Options) -> None:
         self._writer = Writer(name, options)
         super().__init__(name, options, headers=self._writer.credentials())
-        self.capabilities = msgspec.structs.replace(EVERYTHING, any_model=options.models is None)
+        any_model = options.models is None
+        self.capabilities = msgspec.structs.replace(EVERYTHING, any_model=any_model, list_idle=list_idle)
         self._memory = Memory() if options.state == "upstream" else None
 
     async def stream(self, turn: Turn) -> Deltas:

@@ -14,6 +14,7 @@ from antiphon.backends.responses.closing import Closing
 from antiphon.backends.responses.tracking import Kind, Track, Tracks, Voice, find_kind
 from antiphon.backends.upstream.failure import break_off, explain_event
 from antiphon.backends.upstream.logprobs import read_logprobs
+from antiphon.backends.upstream.report import decode_any
 from antiphon.backends.upstream.usage import read_usage
 from antiphon.errors import UpstreamError
 from antiphon.protocol.open import Unknown
@@ -45,6 +46,8 @@ class ResponsesReader:
     def read(self, message: Message) -> Sequence[Delta]:
         if message.data == DONE:
             return ()
+        if message.event == "error":  # whatever stands in it
+            raise explain_event(decode_any(message.data), secrets=self._secrets)
         event = wire.read_event(message.data)
         kind = event.type = event.type if isinstance(event.type, str) else message.event or ""
         handle = self._HANDLERS.get(kind)
@@ -190,10 +193,10 @@ class ResponsesReader:
         item = wire.read_item(event.item)
         kind = find_kind(item.get("type"))
         track = self._tracks.find(item.get("id"), event.output_index, kind)
-        if track is not None and self._tracks.is_over(track, item.get("id")):
+        if track is not None and track.closed:
+            if item.get("call_id") == track.call_id and not self._tracks.is_over(track, item.get("id")):
+                return ()  # told a second time
             track = None
-        elif track is not None and track.closed:
-            return ()
         self._done.append(event.item)
         return self._finish_item(track, event.item, item, event.output_index)
 

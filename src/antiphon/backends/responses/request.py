@@ -138,6 +138,12 @@ class Writer:
         return {**_HEADERS, "conversation_id": key, "session_id": key}
 
 
+def list_idle(request: CreateRequest, model: str) -> list[str]:
+    """Which parameters of a request are left out of its body."""
+    asked = request.text.verbosity if request.text is not None else None
+    return ["text.verbosity"] if asked is not None and not takes_verbosity(model) else []
+
+
 # Of a request, what the model reads.
 _COUNTED = ("model", "instructions", "input", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text")
 

@@ -122,23 +122,29 @@ class Tracks:
 
     def match(self, items: list[dict[str, Any]]) -> list[Track | None]:
         """For each item of a final list, the one it was told as: by id, by call, else the next of its type."""
-        matched = [self._recognise(item) for item in items]
+        matched = [self._by_id.get(item["id"]) if isinstance(item.get("id"), str) else None for item in items]
         known = {id(track) for track in matched if track is not None}
         left = [track for track in self._all if id(track) not in known]
-        for place, item in enumerate(items):
-            if matched[place] is None:
-                track = next((track for track in left if track.type in (item.get("type"), None)), None)
-                if track is not None and track.kind == find_kind(item.get("type")):
+        # None is taken for two: servers give two calls the same id.
+        for find in (_find_call, _find_next):
+            for place, item in enumerate(items):
+                track = find(left, item) if matched[place] is None else None
+                if track is not None:
                     left.remove(track)
                     matched[place] = track
         return matched
 
-    def _recognise(self, item: dict[str, Any]) -> Track | None:
-        found = self._by_id.get(item["id"]) if isinstance(item.get("id"), str) else None
-        if found is not None or item.get("call_id") is None:
-            return found
-        call = (item.get("type"), item["call_id"])
-        return next((track for track in self._all if (track.type, track.call_id) == call), None)
+
+def _find_call(tracks: list[Track], item: dict[str, Any]) -> Track | None:
+    if item.get("call_id") is None:
+        return None
+    call = (item.get("type"), item["call_id"])
+    return next((track for track in tracks if (track.type, track.call_id) == call), None)
+
+
+def _find_next(tracks: list[Track], item: dict[str, Any]) -> Track | None:
+    track = next((track for track in tracks if track.type in (item.get("type"), None)), None)
+    return track if track is not None and track.kind == find_kind(item.get("type")) else None
 
 
 def _fits(track: Track, kind: Kind | None) -> bool:

@@ -1,5 +1,6 @@
 """An answer as it comes in: bytes off a connection to deltas, one batch for each read."""
 
+import math
 from collections.abc import Collection, Sequence
 
 import aiohttp
@@ -17,9 +18,12 @@ from antiphon.stream.deltas import Delta
 from antiphon.stream.sse import Decoder, Message
 
 LARGEST_BODY = 64 * 1024 * 1024
+LAST_SILENCE = 10.0
+"""For how many seconds more is waited for once an answer is concluded: what follows then comes at once, or never."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
+_BEFORE_EVENTS = b"\r\n" + _BYTE_ORDER_MARK  # each for itself: the mark may be cut in two
 # What a reader may stumble over that takes for granted what its server has always sent.
 _STUMBLES = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
 
@@ -38,6 +42,8 @@ class Answer:
         self._mender = SurrogateMender()
         self._failure: AntiphonError | None = None
         self._lifeline = Lifeline(response)
+        self._silence = math.inf
+        self._hurried = False
 
     @property
     def finished(self) -> bool:
@@ -45,7 +51,8 @@ class Answer:
 
     def limit_silence(self, seconds: float) -> None:
         """From now on, so long a silence ends the answer."""
-        self._lifeline.limit_silence(seconds)
+        self._silence = min(seconds, LAST_SILENCE) if self._hurried else seconds
+        self._lifeline.limit_silence(self._silence)
 
     def close(self) -> None:
         """Hang up, unless all of it has been read: the connection serves others then."""
@@ -55,7 +62,10 @@ class Answer:
     async def read(self) -> Sequence[Delta]:
         """What the next read off the connection says, which may be nothing. Raises if the answer ends unfinished."""
         self.check()
-        chunk = await self._lifeline.read()
+        try:
+            chunk = await self._lifeline.read()
+        except UpstreamError as error:
+            return self._finish([], error)
         if self._decoder is None:
             first = chunk.lstrip(_SPACE)[:1]
             if first and first in b"{[":
@@ -64,10 +74,12 @@ class Answer:
                 raise self._complain(await self._read_rest(chunk))
             if chunk and not first:
                 return ()  # some servers send white space until they know what to answer
+            chunk = chunk.lstrip(_BEFORE_EVENTS)
             self._decoder = Decoder()
         messages = self._decoder.feed(chunk) if chunk else self._decoder.close()
         deltas = self._read_messages(messages)
         if chunk or self._reader.finished or self._failure is not None:
+            self._hurry()
             return deltas
         return self._finish(deltas)
 
@@ -97,13 +109,20 @@ class Answer:
         except _STUMBLES as error:
             raise UpstreamError("The upstream sent something that cannot be read.") from error
 
-    def _finish(self, deltas: list[Delta]) -> list[Delta]:
+    def _hurry(self) -> None:
+        """Some servers keep the connection open after all is said."""
+        if not self._hurried and getattr(self._reader, "concluded", False):
+            self._hurried = True
+            self.limit_silence(self._silence)
+
+    def _finish(self, deltas: list[Delta], cause: UpstreamError | None = None) -> list[Delta]:
+        """The stream is over, for this cause: what there is may be all of it."""
         try:
             deltas += self._reader.end()
             if not self._reader.finished:
                 raise break_off()
         except AntiphonError as error:
-            self._hold(error, deltas)
+            self._hold(cause or error, deltas)
         return deltas
 
     def _hold(self, error: AntiphonError, deltas: list[Delta]) -> None:

@@ -20,8 +20,9 @@ from antiphon.backends.upstream.failure import REFUSED, explain
 from antiphon.backends.upstream.network import explained
 from antiphon.backends.upstream.options import UpstreamOptions, check_options
 from antiphon.backends.upstream.reader import Reader
-from antiphon.backends.upstream.retry import Patience, read_retry_after
+from antiphon.backends.upstream.retry import Patience
 from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError, UpstreamTimeout
+from antiphon.protocol.retry_after import read_retry_after
 from antiphon.stream.deltas import Delta
 
 LARGEST_ERROR = 256 * 1024
@@ -210,7 +211,7 @@ class Upstream:
             body = await read_bounded(response, limit=LARGEST_ERROR)
         except UpstreamError:
             body = b""  # the status says enough
-        wait = read_retry_after(response.headers)
+        wait = read_retry_after(response.headers, now=time.time())
         return explain(response.status, body, secrets=self.secrets, retry_after=wait)
 
     def _leave(self, answer: Answer) -> None:

@@ -38,6 +38,8 @@ class Lifeline:
 
     def limit_silence(self, seconds: float) -> None:
         """From now on, a read that has to wait for so long fails."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._loop.call_later(seconds, self._look_at_silence, seconds)
 
     def _look_at_silence(self, seconds: float) -> None:

@@ -14,6 +14,9 @@ class Reader(Protocol):
     server puts into its stream is raised, as the error of ours that it is: before the first words, the request can then
     still be sent again or elsewhere. A server that does not stream answers with one JSON body, which comes as a single
     message without an event name.
+
+    A reader may also say that an answer is `concluded`: whole, though not `finished`, since its server may have more to
+    tell about it. Then it is not waited for as long as for words.
     """
 
     finished: bool
@@ -24,5 +27,6 @@ class Reader(Protocol):
     def end(self) -> Sequence[Delta]:
         """What is left to say when the stream is over, whether or not the server has said that it is.
 
-        If the answer is not complete, the reader stays unfinished: the stream has broken off then.
+        If the answer is not complete, the reader stays unfinished: the stream has broken off then. A stream that does
+        break off is over too, and an answer that was complete by then is not lost for it.
         """

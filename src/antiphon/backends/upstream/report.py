@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from antiphon.protocol.json_text import read_json
+
 LONGEST_MESSAGE = 2000
 
 # The patterns below take a time that grows with the square of a page that was made for that.
@@ -34,6 +36,14 @@ def read_body(body: bytes) -> Report:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Report(message=_read_text(body.decode(errors="ignore")))
     return read_payload(payload)
+
+
+def decode_any(data: bytes) -> Any:
+    """What stands where an error was told: JSON, else the text as it is."""
+    try:
+        return read_json(data)
+    except msgspec.DecodeError:
+        return data.decode(errors="replace")
 
 
 def read_payload(payload: Any) -> Report:

@@ -2,9 +2,6 @@
 
 import math
 import random
-import time
-from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 
 from antiphon.backends.upstream.circuit import means_unusable
 from antiphon.backends.upstream.failure import SPENT_CODES
@@ -45,26 +42,3 @@ class Patience:
 def may_pass(error: AntiphonError) -> bool:
     """Whether the same request may succeed a little later."""
     return means_unusable(error) or (isinstance(error, RateLimited) and error.code not in SPENT_CODES)
-
-
-def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds that the answer's headers ask to wait, if they do: a number, or a date."""
-    milliseconds = _read_number(headers.get("retry-after-ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    text = headers.get("retry-after")
-    seconds = _read_number(text)
-    if seconds is not None or not text:
-        return seconds
-    try:
-        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _read_number(text: str | None) -> float | None:
-    try:
-        number = float(text or "")
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None

@@ -10,6 +10,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import ITEMS, Compaction, Item, Items, Message
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.open import Unknown
 
 _PURPOSE = "compaction"
@@ -87,8 +88,8 @@ def unseal(item: Compaction, sealer: Sealer, *, project: str) -> Memory | None:
     if payload is None:
         return None
     try:
-        memory = msgspec.json.decode(payload, type=Memory)
-    except msgspec.ValidationError:
+        memory: Memory = read_json(payload, Memory)
+    except msgspec.DecodeError:
         return None
     return memory if memory.version == _VERSION else None
 

@@ -7,6 +7,7 @@ import msgspec
 
 from antiphon.protocol.hosted import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
 from antiphon.protocol.items import Item, Reasoning
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.open import Unknown
 
 Step = list[Item | Unknown]
@@ -54,6 +55,7 @@ def _find_call_id(item: Item | Unknown) -> str | None:
     if not isinstance(item, Unknown):
         return getattr(item, "call_id", None)
     try:
-        return msgspec.json.decode(item.raw, type=_Link).call_id
-    except msgspec.ValidationError:
+        link: _Link = read_json(item.raw, _Link)
+    except msgspec.DecodeError:
         return None
+    return link.call_id

@@ -13,6 +13,7 @@ from antiphon.engine.emulation.catalog import Entry
 from antiphon.engine.emulation.freeform import FreeformReader, strip_fence, unwrap
 from antiphon.engine.emulation.grammar import find_mismatch
 from antiphon.engine.emulation.kinds import make_call
+from antiphon.protocol.json_text import read_json
 from antiphon.protocol.tools import CustomTool, GrammarInput
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
@@ -120,8 +121,8 @@ class HeldCall:
     def is_whole(self) -> bool:
         """Whether nothing more can come: free text is never known to be whole, but JSON is."""
         try:
-            return isinstance(msgspec.json.decode("".join(self._written)), dict)
-        except (msgspec.DecodeError, RecursionError):
+            return isinstance(read_json("".join(self._written)), dict)
+        except msgspec.DecodeError:
             return False
 
     def close(self, *, cut: bool) -> Sequence[Delta]:
@@ -171,10 +172,8 @@ class SearchCall(HeldCall):
 
 def read_arguments(written: str) -> object:
     """The arguments of a call; a model that has none to give may write nothing."""
-    try:
-        return msgspec.json.decode(written) if written.strip() else {}
-    except RecursionError:
-        raise msgspec.DecodeError("they are nested too deep") from None
+    arguments: object = read_json(written) if written.strip() else {}
+    return arguments
 
 
 def _tell_custom(key: Key, entry: Entry, text: str, call_id: str | None) -> deltas.CustomToolCall:

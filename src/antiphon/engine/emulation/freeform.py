@@ -102,6 +102,8 @@ def unwrap(text: str) -> str:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    if found == {}:  # a model that has nothing to say calls with no arguments, for which backends put this
+        return ""
     if isinstance(found, dict):
         texts = [value for value in found.values() if isinstance(value, str)]
         named = found.get("input")

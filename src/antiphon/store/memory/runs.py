@@ -1,5 +1,7 @@
 """The queue of background runs in memory. A dictionary keeps its keys in the order in which they came."""
 
+from collections.abc import Mapping
+
 from antiphon.errors import ServerError
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
 from antiphon.store.memory.references import References
@@ -14,14 +16,16 @@ class RunQueue(References):
         if key in self._tables.responses:
             raise ServerError(f"The store already has a response {record.id}.")
         self._tables.responses[key] = record
-        self._tables.runs[key] = RunRow(request=request)
+        self._tables.runs[key] = RunRow(request=request, model=stored.response.model, free_since=self._now())
         self._note_items(key, find_foreign(stored))
 
-    async def claim(self, owner: str, *, now: float, lease: float, limit: int) -> list[ClaimedRun]:
+    async def claim(
+        self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
+    ) -> list[ClaimedRun]:
         free = [
             (key, run)
             for key, run in self._tables.runs.items()
-            if run.owner is None or (run.owner != owner and run.leased_until <= now)
+            if run.owner is None or (run.owner != owner and run.leased_until <= as_of)
         ]
         claimed = []
         for (project, response_id), run in free:
@@ -29,20 +33,29 @@ class RunQueue(References):
                 if limit <= 0:
                     continue
                 limit -= 1
-            run.owner, run.leased_until, run.attempt = owner, now + lease, run.attempt + 1
-            claimed.append(ClaimedRun(project, response_id, run.request, run.attempt, run.watched, run.cancelled))
+            if run.owner is not None:
+                run.interruptions, run.free_since = run.interruptions + 1, run.leased_until
+            run.owner, run.leased_until, run.lease, run.attempt = owner, self._now() + lease, lease, run.attempt + 1
+            claimed.append(_hand_over(project, response_id, run))
         return claimed
 
-    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
-        held = [(key, run) for key, run in self._tables.runs.items() if run.owner == owner]
-        for _, run in held:
-            run.leased_until = now + lease
-        return {RunKey(*key): run.cancelled for key, run in held}
+    async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
+        now = self._now()
+        for run in self._tables.runs.values():
+            if run.owner == owner:
+                run.leased_until, run.lease = now + lease, lease
+            run.leased_until = min(run.leased_until, now + run.lease)
+        return {RunKey(*key): run.cancelled for key, run in self._tables.runs.items() if run.owner == owner}
 
     async def release(self, owner: str) -> None:
         for run in self._tables.runs.values():
             if run.owner == owner:
-                run.owner = None
+                run.owner, run.free_since = None, self._now()
+
+    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+        if self._holds((project, response_id), owner):
+            run = self._tables.runs[project, response_id]
+            run.owner, run.free_since = None, free_since
 
     async def abandon(self, owner: str, project: str, response_id: str) -> None:
         if self._holds((project, response_id), owner):
@@ -59,3 +72,19 @@ class RunQueue(References):
         if run is not None:
             run.cancelled = True
         return run is not None
+
+
+def _hand_over(project: str, response_id: str, run: RunRow) -> ClaimedRun:
+    # What is in memory was enqueued by this process: there is nobody to whom anything could be left.
+    return ClaimedRun(
+        project,
+        response_id,
+        run.request,
+        run.attempt,
+        run.watched,
+        run.cancelled,
+        run.interruptions,
+        run.model,
+        ours=True,
+        free_since=run.free_since,
+    )

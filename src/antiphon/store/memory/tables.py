@@ -27,9 +27,13 @@ class ConversationRow(msgspec.Struct, kw_only=True):
 
 class RunRow(msgspec.Struct, kw_only=True):
     request: bytes
+    model: str
+    free_since: float
     owner: str | None = None
     leased_until: float = 0.0
+    lease: float = 0.0
     attempt: int = 0
+    interruptions: int = 0
     watched: bool = False
     cancelled: bool = False
 

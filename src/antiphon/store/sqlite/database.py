@@ -6,12 +6,14 @@ Several processes may share the file.
 """
 
 import asyncio
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from antiphon.errors import ConfigError, Unavailable
+from antiphon.store.sqlite.owners import Owners
 from antiphon.store.sqlite.schema import migrate, read_migrations
 from antiphon.store.sqlite.worker import Job, Worker
 
@@ -25,6 +27,8 @@ class Database:
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
         self.path = path
         self._now = now
+        self._home = secrets.token_hex(16)  # tells what was enqueued here from what others have enqueued
+        self._owners = Owners(path.with_name(f"{path.name}-owners"))
         self._workers: tuple[Worker, Worker] | None = None
 
     async def open(self) -> None:
@@ -34,6 +38,7 @@ class Database:
     async def close(self) -> None:
         if self._workers is not None:
             await asyncio.gather(*(worker.close() for worker in self._workers))
+        self._owners.leave_all()
 
     @property
     def _writer(self) -> Worker:

@@ -14,7 +14,8 @@ REACHED = "SELECT 1 FROM events WHERE project = ? AND response_id = ? AND last >
 
 APPEND = "INSERT INTO events (project, response_id, last, lines) VALUES (?, ?, ?, ?)"
 
-READ = "SELECT last, lines FROM events WHERE project = ? AND response_id = ? AND last > ? ORDER BY last"
+# The cast: a damaged row may hold something else than bytes.
+READ = "SELECT last, CAST(lines AS BLOB) FROM events WHERE project = ? AND response_id = ? AND last > ? ORDER BY last"
 
 UNWATCHED = "SELECT 1 FROM runs WHERE project = ? AND response_id = ? AND owner = ? AND NOT watched"
 

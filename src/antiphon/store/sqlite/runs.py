@@ -1,34 +1,59 @@
 """The queue of background runs in SQLite. It lies with the responses, so both are written in one transaction."""
 
+import math
 import sqlite3
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
 from antiphon.store.record import find_foreign, pack
 from antiphon.store.sqlite.database import Database
+from antiphon.store.sqlite.owners import Owners
 from antiphon.store.sqlite.references import note_items
 from antiphon.store.sqlite.responses import INSERT
 
-ENQUEUE = "INSERT INTO runs (project, response_id, request) VALUES (?, ?, ?)"
+ENQUEUE = "INSERT INTO runs (project, response_id, request, model, home, free_since) VALUES (?, ?, ?, ?, ?, ?)"
 
-WAITING = "SELECT place FROM runs WHERE owner IS NULL AND NOT cancelled ORDER BY place LIMIT ?"
+WAITING = "SELECT place, model, home, free_since FROM runs WHERE owner IS NULL AND NOT cancelled ORDER BY place"
+
+OWNERS = "SELECT DISTINCT owner FROM runs WHERE owner > ''"
+
+END_LEASES = "UPDATE runs SET leased_until = ? WHERE owner = ? AND leased_until > ?"
 
 # As many as dead processes have left behind; never the queue itself.
-ABANDONED = "SELECT place FROM runs WHERE leased_until <= ? AND owner <> ? AND NOT cancelled"
+ABANDONED = "SELECT place, model, home, leased_until FROM runs WHERE leased_until <= ? AND owner <> ? AND NOT cancelled"
 
 # The plus keeps SQLite from looking through the whole queue for them: there are few.
 UNWANTED = "SELECT place FROM runs WHERE cancelled = 1 AND (+owner IS NULL OR (+leased_until <= ? AND owner <> ?))"
 
-TAKE = "UPDATE runs SET owner = ?, leased_until = ?, attempt = attempt + 1 WHERE place = ?"
+# Whoever still had an owner was not given back.
+TAKE = """
+UPDATE runs SET
+    attempt = attempt + 1,
+    interruptions = interruptions + (owner IS NOT NULL),
+    free_since = coalesce(leased_until, free_since),
+    owner = ?,
+    leased_until = ?,
+    lease = ?
+WHERE place = ?
+"""
 
-TAKEN = "SELECT project, response_id, request, attempt, watched, cancelled FROM runs WHERE place = ?"
+TAKEN = """
+SELECT project, response_id, request, attempt, watched, cancelled, interruptions, model, home = ?, free_since
+FROM runs WHERE place = ?
+"""
 
-RENEW = "UPDATE runs SET leased_until = ? WHERE owner = ?"
+RENEW = "UPDATE runs SET leased_until = ?, lease = ? WHERE owner = ?"
+
+# The first condition is for the index: only those that are leased.
+SHORTEN = "UPDATE runs SET leased_until = ? + lease WHERE leased_until > ? AND leased_until > ? + lease"
 
 HOLDINGS = "SELECT project, response_id, cancelled FROM runs WHERE owner = ?"
 
-RELEASE = "UPDATE runs SET owner = NULL, leased_until = NULL WHERE owner = ?"
+RELEASE = "UPDATE runs SET owner = NULL, leased_until = NULL, free_since = ? WHERE owner = ?"
+
+PUT_BACK = f"{RELEASE} AND project = ? AND response_id = ?"
 
 # Nobody's name, under the lease that is left.
 ABANDON = "UPDATE runs SET owner = '' WHERE project = ? AND response_id = ? AND owner = ?"
@@ -42,18 +67,27 @@ CANCEL = "UPDATE runs SET cancelled = 1 WHERE project = ? AND response_id = ?"
 
 class RunQueue(Database):
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        await self._writer.submit(_enqueue, ((project, *pack(stored)), request, find_foreign(stored)))
+        run = project, stored.response.id, request, stored.response.model, self._home, self._now()
+        await self._writer.submit(_enqueue, ((project, *pack(stored)), run, find_foreign(stored)))
 
-    async def claim(self, owner: str, *, now: float, lease: float, limit: int) -> list[ClaimedRun]:
-        claimed: list[ClaimedRun] = await self._writer.submit(_claim, (owner, now, lease, limit))
+    async def claim(
+        self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
+    ) -> list[ClaimedRun]:
+        free = _Free(as_of, self._home, patience or {})
+        parameters = owner, self._owners, free, self._now, lease, limit
+        claimed: list[ClaimedRun] = await self._writer.submit(_claim, parameters)
         return claimed
 
-    async def renew(self, owner: str, *, now: float, lease: float) -> dict[RunKey, bool]:
-        held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, now + lease))
+    async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
+        held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self._now, lease))
         return held
 
     async def release(self, owner: str) -> None:
-        await self._writer.submit(RELEASE, (owner,))
+        await self._writer.submit(RELEASE, (self._now(), owner))
+        self._owners.leave(owner)
+
+    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+        await self._writer.submit(PUT_BACK, (free_since, owner, project, response_id))
 
     async def abandon(self, owner: str, project: str, response_id: str) -> None:
         await self._writer.submit(ABANDON, (project, response_id, owner))
@@ -74,25 +108,57 @@ class RunQueue(Database):
         return marked > 0
 
 
-def _enqueue(connection: sqlite3.Connection, row: Sequence[Any], request: bytes, foreign: list[str]) -> None:
+class _Free(NamedTuple):
+    """Which runs a process may take: those that it need not leave to others."""
+
+    as_of: float
+    home: str
+    patience: Mapping[str, float]
+
+    def choose(self, rows: Iterable[tuple[int, str, str, float]]) -> Iterator[int]:
+        """The places of those it may take, of rows of a place, a model, a home, and when it became free."""
+        for place, model, home, since in rows:
+            if home == self.home or self.as_of - since >= self.patience.get(model, -math.inf):
+                yield place
+
+
+def _enqueue(connection: sqlite3.Connection, row: Sequence[Any], run: Sequence[object], foreign: list[str]) -> None:
     project, response_id, *_ = row
     connection.execute(INSERT, row)
-    connection.execute(ENQUEUE, (project, response_id, request))
+    connection.execute(ENQUEUE, run)
     note_items(connection, project, response_id, foreign)
 
 
-def _claim(connection: sqlite3.Connection, owner: str, now: float, lease: float, limit: int) -> list[ClaimedRun]:
-    places = [place for (place,) in connection.execute(WAITING, (limit,))]
-    places += [place for (place,) in connection.execute(ABANDONED, (now, owner))]
-    unwanted = [place for (place,) in connection.execute(UNWANTED, (now, owner))]
+def _claim(
+    connection: sqlite3.Connection,
+    owner: str,
+    owners: Owners,
+    free: _Free,
+    clock: Callable[[], float],
+    lease: float,
+    limit: int,
+) -> list[ClaimedRun]:
+    owners.enter(owner)
+    for (other,) in connection.execute(OWNERS).fetchall():
+        if other != owner and owners.is_dead(other):
+            connection.execute(END_LEASES, (free.as_of, other, free.as_of))
+    places = list(islice(free.choose(connection.execute(WAITING)), limit))
+    places += free.choose(connection.execute(ABANDONED, (free.as_of, owner)))
+    unwanted = [place for (place,) in connection.execute(UNWANTED, (free.as_of, owner))]
+    # Only now that nobody else writes: a lease must not have run out while we waited for our turn.
+    until = clock() + lease
     claimed = []
     for place in sorted(unwanted + sorted(places)[:limit]):
-        connection.execute(TAKE, (owner, now + lease, place))
-        project, response_id, request, attempt, watched, cancelled = connection.execute(TAKEN, (place,)).fetchone()
-        claimed.append(ClaimedRun(project, response_id, request, attempt, bool(watched), bool(cancelled)))
+        connection.execute(TAKE, (owner, until, lease, place))
+        taken = ClaimedRun(*connection.execute(TAKEN, (free.home, place)).fetchone())
+        claimed.append(
+            taken._replace(watched=bool(taken.watched), cancelled=bool(taken.cancelled), ours=bool(taken.ours))
+        )
     return claimed
 
 
-def _renew(connection: sqlite3.Connection, owner: str, until: float) -> dict[RunKey, bool]:
-    connection.execute(RENEW, (until, owner))
+def _renew(connection: sqlite3.Connection, owner: str, clock: Callable[[], float], lease: float) -> dict[RunKey, bool]:
+    now = clock()
+    connection.execute(RENEW, (now + lease, lease, owner))
+    connection.execute(SHORTEN, (now, now, now))
     return {RunKey(*key): bool(cancelled) for *key, cancelled in connection.execute(HOLDINGS, (owner,))}
