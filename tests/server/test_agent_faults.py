@@ -46,7 +46,7 @@ def execute(target: AgentServer) -> Execute:
             "ResponseContinuationId",
         ),
         ({"Instruction": "too much"}, 429, "rate_limit_error", None),
-        ({"Instruction": "fail later"}, 500, "model_error", None),
+        ({"Instruction": "fail later"}, 500, "server_error", None),
     ],
 )
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])

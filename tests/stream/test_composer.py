@@ -1,6 +1,5 @@
 """The composer: fixed examples of its order, and laws over any sequence of deltas."""
 
-import itertools
 from typing import Any
 
 import msgspec
@@ -16,33 +15,8 @@ from antiphon.protocol.response import IncompleteDetails, Response, ResponseErro
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.fold import fold
+from composing import TEXT, TEXT_END, compose, final, new_composer, told
 from turns import turns
-
-
-def new_composer() -> Composer:
-    serial = itertools.count(1)
-    return Composer(
-        Response(id="resp_1", created_at=1, model="m"), new_id=lambda prefix: f"{prefix}_{next(serial)}", now=lambda: 9
-    )
-
-
-def compose(*batch: d.Delta) -> list[Event | Unknown]:
-    composer = new_composer()
-    return [*composer.start(), *composer.compose(batch)]
-
-
-def told(*batch: d.Delta) -> list[str]:
-    return [event.type.removeprefix("response.") for event in compose(*batch)]
-
-
-def final(*batch: d.Delta) -> Response:
-    last = compose(*batch)[-1]
-    assert isinstance(last, events.Lifecycle)
-    return last.response
-
-
-TEXT = ["output_item.added", "content_part.added", "output_text.delta"]
-TEXT_END = ["output_text.done", "content_part.done", "output_item.done"]
 
 
 def test_text_is_told_as_one_message_with_one_part() -> None:
@@ -490,79 +464,3 @@ def test_an_incomplete_item_is_the_last_one_or_half_a_call(turn: list[d.Delta]) 
 def test_half_a_call_beside_the_last_item_is_incomplete_too() -> None:
     response = final(d.ToolCall(0, '{"x', "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
     assert [getattr(item, "status", None) for item in response.output] == ["incomplete", "incomplete"]
-
-
-DEEP = 100_000
-
-
-def test_a_call_beside_the_last_item_that_nobody_could_read_is_incomplete() -> None:
-    nested = '{"a":' * DEEP + "1" + "}" * DEEP
-    response = final(d.ToolCall(0, nested, "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
-    assert response.output == [
-        items.FunctionCall("c", "f", nested, "fc_1", "incomplete"),
-        items.FunctionCall("e", "g", '{"y', "fc_2", "incomplete"),
-    ]
-
-
-NESTED = Unknown(b'{"type":"acme","x":' + b"[" * DEEP + b"]" * DEEP + b"}")
-BROKEN: list[Any] = [
-    d.Passthrough(NESTED),
-    d.OpenItem("deep", NESTED),
-    d.WholeItem(NESTED),
-    d.Annotate(items.Compaction("no annotation")),  # type: ignore[arg-type]
-    d.Finish("no reason"),  # type: ignore[arg-type]
-    object(),
-]
-
-
-@given(turns, st.sampled_from(BROKEN))
-def test_after_any_delta_that_cannot_be_told_the_response_ends_as_failed(turn: list[d.Delta], broken: Any) -> None:
-    composer = new_composer()
-    stream = [*composer.start(), *composer.compose(turn[:-2])]
-    try:
-        stream += composer.compose([*turn[-2:-1], broken])
-    except IllegalDelta as error:
-        stream += composer.break_off(error.told, d.Failure("sorry"))
-        assert [event.type for event in stream[-2:]] == ["error", "response.failed"]
-        assert fold(stream) == composer.response
-        assert [_number(event) for event in stream] == list(range(len(stream)))
-
-
-def _number(event: Event | Unknown) -> int:
-    return int(msgspec.json.decode(codec.encode(event))["sequence_number"])
-
-
-def test_what_a_broken_end_had_begun_to_tell_is_told_again() -> None:
-    composer = new_composer()
-    stream = [*composer.start(), *composer.compose([d.Text("a"), d.CloseItem(), d.ToolCall(0, "{", "f", "c")])]
-    stream += composer.compose([d.ToolCall(0, 5, "", "c"), d.Text("b")])  # type: ignore[arg-type]
-    taken = composer.take_number()
-    with pytest.raises(IllegalDelta) as caught:
-        composer.compose([d.Finish()])
-    rest = composer.break_off(caught.value.told, d.Failure("sorry", "x"))
-    assert [(event.type.removeprefix("response."), _number(event)) for event in rest] == [
-        ("output_item.done", taken + 1),
-        *((name, taken + 2 + place) for place, name in enumerate(TEXT_END)),
-        ("error", taken + 5),
-        ("failed", taken + 6),
-    ]
-    assert composer.response.output == [
-        items.Message("assistant", [content.OutputText("a")], "msg_1", "completed"),
-        items.FunctionCall("c", "f", "", "fc_2", "incomplete"),
-        items.Message("assistant", [content.OutputText("b")], "msg_3", "incomplete"),
-    ]
-    assert (composer.response.status, composer.response.error) == (
-        "failed",
-        ResponseError("x", "sorry", type="server_error"),
-    )
-
-
-def test_ends_that_were_lost_with_a_broken_one_are_told_again() -> None:
-    composer = new_composer()
-    stream = [*composer.start(), *composer.compose([d.Text("a"), d.OpenItem("k", Unknown(b'{"type":"acme"}'))])]
-    stream += composer.compose([d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, 5, "g", "e")])  # type: ignore[arg-type]
-    with pytest.raises(IllegalDelta) as caught:
-        composer.compose([d.Finish()])
-    stream += composer.break_off(caught.value.told, d.Failure("sorry"))
-    assert fold(stream) == composer.response
-    assert [item.type for item in composer.response.output] == ["message", "acme", "function_call", "function_call"]

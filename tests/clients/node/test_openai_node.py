@@ -134,7 +134,7 @@ def test_errors_have_their_class_and_name_the_parameter(node: Any, server: Any) 
 
 def test_a_model_that_fails_or_is_cut_off_is_told_as_such(node: Any, server: Any) -> None:
     assert node.play("openai", "breakdown", server) == {
-        "failed": ["failed", {"code": "server_error", "message": "No."}],
+        "failed": ["failed", {"code": "server_error", "message": "No.", "type": "server_error"}],
         "broken": ["APIError", "server_error", "No."],
         "short": ["incomplete", {"reason": "max_output_tokens"}, "cut"],
     }

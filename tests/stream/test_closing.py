@@ -1,0 +1,93 @@
+"""How items and responses end that something has broken."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.protocol import codec, content, items
+from antiphon.protocol.events import Event
+from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import ResponseError
+from antiphon.stream import deltas as d
+from antiphon.stream.composer import IllegalDelta
+from antiphon.stream.fold import fold
+from composing import TEXT_END, final, new_composer
+from turns import turns
+
+DEEP = 100_000
+
+
+def test_a_call_beside_the_last_item_that_nobody_could_read_is_incomplete() -> None:
+    nested = '{"a":' * DEEP + "1" + "}" * DEEP
+    response = final(d.ToolCall(0, nested, "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
+    assert response.output == [
+        items.FunctionCall("c", "f", nested, "fc_1", "incomplete"),
+        items.FunctionCall("e", "g", '{"y', "fc_2", "incomplete"),
+    ]
+
+
+NESTED = Unknown(b'{"type":"acme","x":' + b"[" * DEEP + b"]" * DEEP + b"}")
+BROKEN: list[Any] = [
+    d.Passthrough(NESTED),
+    d.OpenItem("deep", NESTED),
+    d.WholeItem(NESTED),
+    d.Annotate(items.Compaction("no annotation")),  # type: ignore[arg-type]
+    d.Finish("no reason"),  # type: ignore[arg-type]
+    object(),
+]
+
+
+@given(turns, st.sampled_from(BROKEN))
+def test_after_any_delta_that_cannot_be_told_the_response_ends_as_failed(turn: list[d.Delta], broken: Any) -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose(turn[:-2])]
+    try:
+        stream += composer.compose([*turn[-2:-1], broken])
+    except IllegalDelta as error:
+        stream += composer.break_off(error.told, d.Failure("sorry"))
+        assert [event.type for event in stream[-2:]] == ["error", "response.failed"]
+        assert fold(stream) == composer.response
+        assert [_number(event) for event in stream] == list(range(len(stream)))
+
+
+def _number(event: Event | Unknown) -> int:
+    return int(msgspec.json.decode(codec.encode(event))["sequence_number"])
+
+
+def test_what_a_broken_end_had_begun_to_tell_is_told_again() -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose([d.Text("a"), d.CloseItem(), d.ToolCall(0, "{", "f", "c")])]
+    stream += composer.compose([d.ToolCall(0, 5, "", "c"), d.Text("b")])  # type: ignore[arg-type]
+    taken = composer.take_number()
+    with pytest.raises(IllegalDelta) as caught:
+        composer.compose([d.Finish()])
+    rest = composer.break_off(caught.value.told, d.Failure("sorry", "x"))
+    assert [(event.type.removeprefix("response."), _number(event)) for event in rest] == [
+        ("output_item.done", taken + 1),
+        *((name, taken + 2 + place) for place, name in enumerate(TEXT_END)),
+        ("error", taken + 5),
+        ("failed", taken + 6),
+    ]
+    assert composer.response.output == [
+        items.Message("assistant", [content.OutputText("a")], "msg_1", "completed"),
+        items.FunctionCall("c", "f", "", "fc_2", "incomplete"),
+        items.Message("assistant", [content.OutputText("b")], "msg_3", "incomplete"),
+    ]
+    assert (composer.response.status, composer.response.error) == (
+        "failed",
+        ResponseError("x", "sorry", type="server_error"),
+    )
+
+
+def test_ends_that_were_lost_with_a_broken_one_are_told_again() -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose([d.Text("a"), d.OpenItem("k", Unknown(b'{"type":"acme"}'))])]
+    stream += composer.compose([d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, 5, "g", "e")])  # type: ignore[arg-type]
+    with pytest.raises(IllegalDelta) as caught:
+        composer.compose([d.Finish()])
+    stream += composer.break_off(caught.value.told, d.Failure("sorry"))
+    assert fold(stream) == composer.response
+    assert [item.type for item in composer.response.output] == ["message", "acme", "function_call", "function_call"]
