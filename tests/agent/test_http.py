@@ -172,6 +172,20 @@ async def test_a_server_that_does_not_stream_is_understood(status: str) -> None:
         assert await ask(upstream) == body
 
 
+async def test_a_character_that_the_server_has_cut_in_two_is_whole() -> None:
+    halves = [
+        b'data: {"type":"response.output_text.delta","delta":"\\u%b","item_id":"m","output_index":0,"content_index":0,'
+        b'"logprobs":[],"sequence_number":%d}\n\n' % (half, number)
+        for number, half in enumerate((b"d83d", b"de00"))
+    ]
+    async with serve([stream_of(b"".join(halves) + COMPLETED)]) as upstream:
+        transport = HttpTransport(upstream.url)
+        async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
+            told = [event async for batch in events for event in batch]
+        await transport.close()
+    assert "".join(event.delta for event in told[:-1]) == "\N{GRINNING FACE}"
+
+
 async def test_a_server_that_is_not_there_is_told() -> None:
     async with serve([]) as upstream:
         url = upstream.url

@@ -19,6 +19,7 @@ from antiphon.protocol.json_text import read_json
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.retry_after import read_retry_after
 from antiphon.stream.sse import Decoder, Message
+from antiphon.stream.surrogates import SurrogateMender
 
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 60.0
@@ -97,19 +98,19 @@ class HttpTransport:
 
 
 async def _read(answer: aiohttp.ClientResponse) -> Events:
-    decoder = Decoder()
+    decoder, mender = Decoder(), SurrogateMender()
     try:
         if answer.content_type == "application/json":
             yield [_as_event(await answer.read())]
             return
         async for chunk in answer.content.iter_any():
-            events = _decode(decoder.feed(chunk))
+            events = _decode(decoder.feed(chunk), mender)
             if events:
                 yield events
                 if events[-1].type in _LAST:
                     await _await_end(answer)
                     return
-        events = _decode(decoder.close())
+        events = _decode(decoder.close(), mender)
         if events:
             yield events
     except TimeoutError:
@@ -128,9 +129,9 @@ async def _await_end(answer: aiohttp.ClientResponse) -> None:
                 pass
 
 
-def _decode(messages: Sequence[Message]) -> list[Event | Unknown]:
+def _decode(messages: Sequence[Message], mender: SurrogateMender) -> list[Event | Unknown]:
     try:
-        return [codec.decode_event(message.data) for message in messages if message.data != _DONE]
+        return [codec.decode_event(mender.mend(message.data)) for message in messages if message.data != _DONE]
     except ValueError:
         raise UpstreamError("The server sent an event that is not JSON.") from None
 
@@ -143,7 +144,9 @@ def _as_event(body: bytes) -> Event | Unknown:
         raise UpstreamError("The server sent neither a stream nor a response.") from None
     if status not in _ENDS:
         raise UpstreamError(f"The server sent a response that has not come to its end: it is {status}.")
-    (event,) = _decode([Message(None, b'{"type":"response.%b","response":%b}' % (status.encode(), body))])
+    (event,) = _decode(
+        [Message(None, b'{"type":"response.%b","response":%b}' % (status.encode(), body))], SurrogateMender()
+    )
     return event
 
 

@@ -12,10 +12,10 @@ from antiphon.backends.upstream.network import explained
 from antiphon.backends.upstream.reader import Reader
 from antiphon.backends.upstream.redaction import redact
 from antiphon.backends.upstream.report import is_error, read_body
-from antiphon.backends.upstream.surrogates import SurrogateMender
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.stream.deltas import Delta
 from antiphon.stream.sse import Decoder, Message
+from antiphon.stream.surrogates import SurrogateMender
 
 LARGEST_BODY = 64 * 1024 * 1024
 LAST_SILENCE = 10.0

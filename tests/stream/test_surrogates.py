@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.backends.upstream.surrogates import SurrogateMender
+from antiphon.stream.surrogates import SurrogateMender
 
 
 @pytest.mark.parametrize(
