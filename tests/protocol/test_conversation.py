@@ -72,9 +72,9 @@ def test_a_count_takes_what_the_model_reads_and_lists_the_rest() -> None:
         (codec.decode_add_items, {"items": [MESSAGE, {"role": "x", "content": ""}]}, "items[1].role"),
         (codec.decode_update_conversation, {}, "metadata"),
         (codec.decode_update_conversation, {"metadata": []}, "metadata"),
-        (codec.decode_count, {"input": 3}, "input"),
-        (codec.decode_count, {"tools": [{"type": "function"}]}, "tools[0].name"),
-        (codec.decode_count, {"truncation": "some"}, "truncation"),
+        (codec.decode_count, {"model": "m", "input": 3}, "input"),
+        (codec.decode_count, {"model": "m", "tools": [{"type": "function"}]}, "tools[0].name"),
+        (codec.decode_count, {"model": "m", "truncation": "some"}, "truncation"),
     ],
 )
 def test_a_wrong_body_is_refused_by_name(decode: Any, body: dict[str, Any], param: str) -> None:

@@ -104,7 +104,7 @@ def test_nothing_becomes_one_compaction(running: Running, asked: dict[str, Any])
     ("body", "status", "param", "code"),
     [
         ({"input": "hi"}, 400, "model", "missing_required_parameter"),
-        ({"model": None, "input": "hi"}, 400, "model", "missing_required_parameter"),
+        ({"model": None, "input": "hi"}, 400, "model", "invalid_type"),
         ({"model": "no", "input": "hi"}, 404, "model", "model_not_found"),
         (
             {"model": "scripted", "previous_response_id": "resp_no"},

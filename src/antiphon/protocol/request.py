@@ -166,7 +166,7 @@ class CreateRequest(Wire, kw_only=True):
 class CountRequest(Wire, kw_only=True):
     """The body of `POST /v1/responses/input_tokens`: of a create call, what the model reads."""
 
-    model: str | None = None
+    model: str
     input: OptionalInput = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -187,7 +187,7 @@ class CountRequest(Wire, kw_only=True):
 class CompactRequest(Wire, kw_only=True):
     """The body of `POST /v1/responses/compact`."""
 
-    model: str | None = None
+    model: str
     input: OptionalInput = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -41,6 +41,7 @@ _HEADERS = {
     "x-request-id": "The request's id: the client's own, if it sent one that fits into a header.",
     "openai-processing-ms": "The time until the answer began, in milliseconds.",
     "x-antiphon-warnings": "What was left aside or repaired, if anything was.",
+    "x-antiphon-served-by": "Which backend answers with which model, if that is known by then.",
 }
 _KEY = "bearer"
 _EVENT = holding(lambda: EVENTS)
