@@ -3,9 +3,12 @@ import asyncio
 import pytest
 
 from antiphon.config import load
-from antiphon.engine.assemble import build_engine, make_policy
+from antiphon.engine.assemble import build_engine, make_home, make_policy
 from antiphon.engine.policy import Policy
+from antiphon.engine.sealing import Sealer
 from antiphon.errors import ConfigError
+from antiphon.protocol import codec
+from upstream_server import STALL, json_of, serve, stream_of
 
 
 def settings(tmp_path, **overrides):
@@ -70,3 +73,54 @@ async def test_a_stateless_engine_leaves_the_store_alone(tmp_path):
     await engine.start()
     await engine.close()
     assert not (tmp_path / "responses.db").exists()
+
+
+def test_the_home_tells_configurations_apart_and_nothing_of_them(tmp_path):
+    sealer = Sealer([bytes(32)])
+
+    def home(**overrides):
+        return make_home(settings(tmp_path, **overrides), sealer)
+
+    one = {"kind": "chat-completions", "base_url": "http://127.0.0.1:1/v1", "api_key": "sk-1"}
+    differing = [
+        {},
+        {"data_dir": str(tmp_path / "data")},
+        {"models": {"fast": "first/a"}},
+        {"models": {"fast": "first/b"}},
+        {"backends": {"up": one}},
+        {"backends": {"another": one}},
+        {"backends": {"up": one | {"kind": "responses"}}},
+        {"backends": {"up": one | {"base_url": "http://127.0.0.1:2/v1"}}},
+        {"backends": {"up": one, "more": one}},
+        {"backends": {"more": one, "up": one}},
+    ]
+    homes = [home(**each) for each in differing]
+    assert len(set(homes)) == len(differing)
+    assert homes == [home(**each, port=1, background_slots=1, log_level="debug") for each in differing]
+    assert make_home(settings(tmp_path), Sealer([b"1" * 32])) != homes[0]  # whoever lacks the key can check no guess
+
+
+async def test_a_server_that_is_started_again_goes_on_at_once_with_a_model_that_it_only_passes_on(tmp_path):
+    said = b'data: {"choices":[{"delta":{"content":"at once"}}]}\n\n'
+    ended = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    request = codec.decode_request(b'{"model":"any-name","input":"hi","background":true}').request
+    async with serve([stream_of(STALL), stream_of(said, ended)], fixed={"/v1/models": json_of({"data": []})}) as up:
+        configured = settings(
+            tmp_path,
+            store=f"sqlite:///{tmp_path}/responses.db",
+            backends={"up": {"kind": "chat-completions", "base_url": up.url}},
+            background_lease_seconds=3600,
+        )
+        first = build_engine(configured)
+        await first.start()
+        queued = (await first.create(request, project="p")).response
+        await up.until_requests(2)  # that for the list of models is one
+        await first.close()
+        again = build_engine(configured)
+        await again.start()
+        try:
+            events = [event async for batch in await again.follow("p", queued.id, after=-1) for event in batch]
+            assert events[-1].type == "response.completed"
+            assert (await again.retrieve("p", queued.id)).output_text == "at once"
+        finally:
+            await again.close()

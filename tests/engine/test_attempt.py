@@ -125,12 +125,14 @@ async def test_what_was_damaged_can_be_cancelled_at_once(make_bench: Any, tmp_pa
 
 # Models that are not here
 
+GONE = [{"raise": {"message": "no such model", "status": 404, "code": "model_not_found"}}]
+
 
 class Shared(SqliteStore):
     """A store that tells when a run was put back."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, *, home: str | None = None) -> None:
+        super().__init__(path, home=home)
         self.put = asyncio.Event()
 
     async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
@@ -150,6 +152,45 @@ async def serving(says: str, store: SqliteStore, *, any_model: bool, lease: floa
         yield bench
     finally:
         await bench.engine.close()
+
+
+async def leave_queued(make_bench: Any, path: Path, *, home: str | None = None) -> str:
+    """Queue a response of the model alpha, and stop before anyone has begun with it. Gives its id."""
+    bench = await make_bench({"models": ["alpha"]}, store=SqliteStore(path, home=home), background_slots=0)
+    run = await bench.ask(background=True, model="alpha")
+    await bench.engine.close()
+    return str(run.response.id)
+
+
+@pytest.mark.parametrize("any_model", [True, False])
+async def test_what_is_left_to_others_stays_queued_and_nobody_is_asked(
+    make_bench: Any, tmp_path: Path, any_model: bool
+) -> None:
+    response_id = await leave_queued(make_bench, tmp_path / "store.db")
+    store = Shared(tmp_path / "store.db")
+    async with serving("in vain", store, any_model=any_model) as bench:
+        await store.put.wait()
+        assert (await bench.engine.retrieve("default", response_id)).status == "queued"
+        assert bench.backend.turns == []
+
+
+async def test_what_was_asked_for_in_a_process_of_the_same_home_is_served_at_once(
+    make_bench: Any, tmp_path: Path
+) -> None:
+    response_id = await leave_queued(make_bench, tmp_path / "store.db", home="here")
+    store = Shared(tmp_path / "store.db", home="here")
+    async with serving("at once", store, any_model=True) as bench:
+        assert judge(await read(bench, response_id)).output_text == "at once"
+    assert not store.put.is_set()
+
+
+async def test_a_run_whose_model_the_upstream_has_lost_is_left_to_others(make_bench: Any, tmp_path: Path) -> None:
+    response_id = await leave_queued(make_bench, tmp_path / "store.db")
+    store = Shared(tmp_path / "store.db")
+    await make_bench({"models": ["alpha"], "default": GONE}, store=store, background_lease_seconds=LONG)
+    await store.put.wait()
+    bench = await make_bench({"models": ["alpha"], "default": "here"}, store=SqliteStore(tmp_path / "store.db"))
+    assert judge(await read(bench, response_id)).output_text == "here"
 
 
 @pytest.mark.parametrize("any_model", [True, False])
@@ -182,8 +223,7 @@ async def test_what_was_asked_for_here_is_served_at_once_by_any_name(tmp_path: P
 
 
 async def test_a_model_that_was_asked_for_here_and_is_not_there_fails_at_once(make_bench: Any, tmp_path: Path) -> None:
-    gone = [{"raise": {"message": "no such model", "status": 404, "code": "model_not_found"}}]
-    bench = await make_bench({"default": gone}, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
+    bench = await make_bench({"default": GONE}, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
     response = judge(await read(bench, (await bench.ask(background=True)).response.id))
     assert response.error is not None
     assert (response.status, response.error.code) == ("failed", "model_not_found")
@@ -193,7 +233,7 @@ async def test_a_model_that_nobody_has_for_too_long_fails(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
-    monkeypatch.setattr(attempt, "UNSERVED_LEASES", 0)
+    monkeypatch.setitem(attempt.LEASES_FOR_OTHERS, "unknown", 0)
     bench = await make_bench({"models": ["beta"]}, store=SqliteStore(tmp_path / "store.db"))
     response = judge(await read(bench, response_id))
     assert response.error is not None

@@ -10,7 +10,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
 from antiphon.protocol.content import text_of
-from antiphon.protocol.items import Item, Message
+from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.store.location import locate_store
@@ -81,11 +81,12 @@ async def test_a_reference_finds_an_unstored_answer_in_the_input_of_a_stored_res
     assert await resolve(bench, unstored.output[0].id) == "1 items"
 
 
-async def test_a_reference_finds_an_item_of_a_deleted_response_where_it_was_sent_again(bench: Bench) -> None:
+async def test_what_was_made_in_a_stored_response_goes_with_it_though_it_was_sent_again(bench: Bench) -> None:
     first = await bench.answer("hello")
     second = await bench.answer([refer(first.output[0].id), say("and?")])
     await bench.engine.delete("default", first.id)
-    assert await resolve(bench, first.output[0].id) == "1 items"
+    with pytest.raises(NotFound):
+        await bench.ask([refer(first.output[0].id)])
     kept = await bench.engine.retrieve("default", second.id)
     assert kept == second
 
@@ -215,13 +216,26 @@ async def test_a_chain_of_another_project_does_not_reach_into_a_conversation(ben
 async def test_reasoning_of_which_a_client_kept_only_the_summary_is_found_by_its_id(make_bench: Any) -> None:
     bench = await make_bench({"default": [{"reasoning": "Because."}, {"text": "So."}]})
     first = await bench.answer("why?")
-    thought = {"type": "reasoning", "id": first.output[0].id, "summary": []}
     rest = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "and?"}]
-    second = await bench.answer([thought, *rest])
-    kept = await bench.store.load("default", second.id)
+    second = await bench.answer([think(first.output[0].id), *rest])
+    assert (await asked_with(bench, second.id))[0] == first.output[0]
+
+
+@pytest.mark.parametrize("item_id", ["rs_1", "msg_mine"])
+async def test_what_else_has_the_id_that_a_client_gives_its_reasoning_does_not_take_its_place(
+    bench: Bench, item_id: str
+) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    await bench.answer([say("hello", "msg_mine"), thought, {"role": "assistant", "content": "So."}, say("and?")])
+    second = await bench.answer([think(item_id), {"role": "assistant", "content": "So."}, say("and?")])
+    assert (await asked_with(bench, second.id))[0] == Reasoning(id=item_id, status="completed")
+
+
+def think(item_id: str | None) -> dict[str, Any]:
+    return {"type": "reasoning", "id": item_id, "summary": []}
+
+
+async def asked_with(bench: Bench, response_id: str) -> list[Item | Unknown]:
+    kept = await bench.store.load("default", response_id)
     assert kept is not None
-    assert kept.input[0] == first.output[0]
-    unknown = await bench.answer([thought | {"id": "rs_elsewhere"}, *rest])
-    kept = await bench.store.load("default", unknown.id)
-    assert kept is not None
-    assert (kept.input[0].id, unknown.status) == ("rs_elsewhere", "completed")
+    return kept.input

@@ -4,7 +4,8 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from antiphon.engine.ids import BrandedMint, Mint, find_owner, new_token, random_hex
+from antiphon.engine.ids import BrandedMint, Mint, new_token, random_hex
+from antiphon.store.ownership import find_owner
 
 
 def test_tokens_made_later_sort_later_and_never_repeat() -> None:

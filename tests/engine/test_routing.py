@@ -92,6 +92,16 @@ async def test_a_name_nobody_lists_goes_to_the_backend_that_answers_for_any() ->
     assert await ask(router, "new") == ("b", "b/new")
 
 
+def test_a_name_is_listed_passed_on_or_unknown() -> None:
+    names = {"fast": ["b/swift"], "x-*": ["b"], "one*": ["b", "a/one"]}
+    router = make_router(("a", Station("a", "one")), ("b", Station("b", "two", any_model=True)), names=names)
+    told = {name: router.classify(name) for name in ("one", "a/one", "b/two", "fast", "one-more")}
+    assert told == dict.fromkeys(told, "listed")
+    told = {name: router.classify(name) for name in ("new", "b/new", "x-ray")}
+    assert told == dict.fromkeys(told, "passed on")
+    assert make_router(("a", Station("a", "one"))).classify("new") == "unknown"
+
+
 @pytest.mark.parametrize("model", ["new", "a/new", ""])
 def test_a_name_nobody_answers_for_is_not_found_and_the_others_are_told(model: str) -> None:
     router = make_router(("a", Station("a", "one")), names={"fast": ["a/one"], "x-*": ["a"]})

@@ -27,6 +27,7 @@ QUESTIONS = {
     "conversation_items": lambda store, _: store.conversation_items("p", "conv_1"),
     "load_item": lambda store, _: store.load_item("p", "conv_1", "msg_1"),
     "delete_item": lambda store, _: store.delete_item("p", "conv_1", "msg_1"),
+    "load_outputs": lambda store, _: store.load_outputs("p", ["resp_1"]),
     "find_item": lambda store, _: store.find_item("p", "msg_1"),
     "append_events": lambda store, _: store.append_events("p", "resp_1", 0, [b"{}"]),
     "read_events": lambda store, _: store.read_events("p", "resp_1", -1),

@@ -108,3 +108,28 @@ async def test_projects_keep_the_same_item_apart(store: Store, make_holder: Make
     assert await store.delete("theirs", "resp_T") is True
     assert await store.find_item("ours", "msg_1") == say("ours")
     assert await store.find_item("theirs", "msg_1") is None
+
+
+async def test_the_outputs_of_several_responses_come_in_one_go(
+    store: Store, make_stored: MakeStored, clock: Clock
+) -> None:
+    for number in range(3):
+        await store.save("p", make_stored(f"resp_{number}", expires_at=clock.time + 10 * number if number else None))
+    wanted = ["resp_2", "resp_none", "resp_1", "resp_0"]
+    outputs = {each: make_stored(each).response.output for each in wanted}
+    assert await store.load_outputs("p", wanted) == [*outputs["resp_2"], *outputs["resp_1"], *outputs["resp_0"]]
+    clock.time += 10
+    assert await store.load_outputs("p", wanted) == [*outputs["resp_2"], *outputs["resp_0"]]
+    assert await store.load_outputs("q", wanted) == []
+
+
+async def test_an_item_that_a_kept_response_has_made_is_found_by_its_id_alone(
+    store: Store, make_holder: MakeStored
+) -> None:
+    owner, item = f"resp_{'0' * 44}", Message("user", "made there", f"msg_{'0' * 44}0000")
+    await store.save("p", make_holder("resp_T", item))
+    assert await store.find_item("p", str(item.id)) == item
+    await store.delete("p", "resp_T")
+    await store.save("p", make_holder(owner, item))
+    await store.save("p", make_holder("resp_T", item))
+    assert await store.find_item("p", str(item.id)) is None

@@ -1,5 +1,7 @@
 """From settings to an engine: the one place where backends and the store are put together."""
 
+import hashlib
+
 from antiphon.backends.registry import create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
@@ -17,9 +19,20 @@ def build_engine(settings: Settings) -> Engine:
         name: create(backend.kind, name=name, options=backend.options, data_dir=settings.data_dir)
         for name, backend in settings.backends.items()
     }
+    sealer = make_sealer(settings)
     # A stateless server must not show what another one has left in the store.
-    store = locate_store("memory:" if settings.stateless else settings.store)
-    return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=make_sealer(settings))
+    store = locate_store("memory:" if settings.stateless else settings.store, home=make_home(settings, sealer))
+    return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
+
+
+def make_home(settings: Settings, sealer: Sealer) -> str:
+    """The same for every process that serves the same models, such as this server when it is started again.
+
+    The store keeps it, and options hold secrets: it is sealed, so that nobody there can check a guess at them.
+    """
+    backends = [(name, backend.kind, backend.options) for name, backend in settings.backends.items()]
+    serving = repr((str(settings.data_dir), backends, settings.models))
+    return sealer.seal(hashlib.sha256(serving.encode()).digest(), project="", purpose="home")
 
 
 def make_sealer(settings: Settings) -> Sealer:

@@ -8,7 +8,7 @@ why. There are never two versions of an event under one number.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 import msgspec
@@ -16,9 +16,9 @@ import msgspec
 from antiphon.backends.base import Deltas, Turn
 from antiphon.engine.conversation import Resolved
 from antiphon.engine.ids import Mint
-from antiphon.engine.journal import Journal, Log, break_off, read_log
+from antiphon.engine.journal import Journal, Log, end_log, read_log
 from antiphon.engine.keeping import conversation_for
-from antiphon.engine.routing import Candidate, Serving
+from antiphon.engine.routing import Serving, Standing
 from antiphon.engine.run import Postponed, Run
 from antiphon.errors import ModelNotFound, ServerError
 from antiphon.protocol import codec
@@ -41,8 +41,8 @@ MOST_INTERRUPTIONS = 3
 # For so long a finished response waits for a store that fails, and asks it so often.
 KEEPING_SECONDS = 600.0
 RETRY_SECONDS = 1.0
-# For so many leases a response waits for a process that has its model.
-UNSERVED_LEASES = 4
+# For so many leases a response of others is left to them, by what its model is here.
+LEASES_FOR_OTHERS: Mapping[Standing, int] = {"listed": 0, "passed on": 1, "unknown": 4}
 # What is left of a response that cannot be read is kept for so long: nobody knows how long it was meant to be.
 REMAINS_SECONDS = 24 * 3600
 
@@ -54,7 +54,7 @@ GIVEN_UP = Failure(
 
 
 class LeftToOthers(Postponed):
-    """Another process may know the model better: the run is left to others until it has been free for so long."""
+    """Another process may have the model: the run is left to others until it has been free for so long."""
 
     def __init__(self, patience: float) -> None:
         super().__init__(f"left to other processes for {patience} seconds")
@@ -68,14 +68,14 @@ class QueuedRequest(msgspec.Struct, kw_only=True):
     minted: int
 
 
+Classify = Callable[[str], Standing]
 MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], RunKey], Awaitable[Turn]]
 StartTurn = Callable[[Turn, RunKey, Sequence[Delta]], Awaitable[Serving]]
 
 
 class Attempt:
-    """Works on a claimed run. `make_turn` lays out the turn from the stored request, `start_turn` begins it.
-
-    `lease` is how long others have to take a run whose model this process only might have.
+    """Works on a claimed run. `classify` says what its model is here, `make_turn` lays out the turn from the stored
+    request, `start_turn` begins it. `lease` is the measure of how long others have to take it.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Attempt:
         store: Store,
         *,
         lease: float,
+        classify: Classify,
         make_turn: MakeTurn,
         start_turn: StartTurn,
     ) -> None:
@@ -92,13 +93,13 @@ class Attempt:
         self._owner = owner
         self._store = store
         self._lease = lease
+        self._classify = classify
         self._make_turn = make_turn
         self._start_turn = start_turn
         self._asked: StoredResponse | None = None
         self._run: Run | None = None
         self._cancelled = claimed.cancelled
         self._kept = False
-        self._left: LeftToOthers | None = None
         self.journal = Journal(store, project=claimed.project, response_id=claimed.response_id, owner=owner)
 
     def cancel(self) -> None:
@@ -148,6 +149,8 @@ class Attempt:
         mint: Mint,
         told: Sequence[Event | Unknown],
     ) -> None:
+        if not self._cancelled and self._claimed.interruptions < MOST_INTERRUPTIONS:  # to end it takes no model
+            self._leave_to_others(self._classify(queued.request.model or ""))
         await self._show_progress(response)
         turn = Turn(request=queued.request, items=[])
         resolved = Resolved(turn=turn, input=asked.input, response=response, mint=mint, warnings=[])
@@ -193,9 +196,11 @@ class Attempt:
         key = RunKey(self._claimed.project, self._claimed.response_id)
         turn = await self._make_turn(queued, asked, key)
         retelling = Retelling(told)
-        serving = await self._start_or_leave(turn, key, told)
-        if serving is None:
-            return
+        try:
+            serving = await self._start_turn(turn, key, told)
+        except ModelNotFound:  # an upstream may have another word on what it has
+            self._leave_to_others("unknown")
+            raise
         yield [serving.told]
         async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:
@@ -205,26 +210,15 @@ class Attempt:
                     yield [DIVERGED]
                     return
 
-    async def _start_or_leave(self, turn: Turn, key: RunKey, told: Sequence[Delta]) -> Serving | None:
-        """Begin the turn. None, and `finish` says so, when the run is for others to take."""
-        try:
-            serving = await self._start_turn(turn, key, told)
-        except ModelNotFound:
-            patience = UNSERVED_LEASES * self._lease
-            if not self._is_left(patience):
-                raise
-            self._left = LeftToOthers(patience)
-            return None
-        if self._is_left(self._lease) and not _is_listed(serving.candidate):
-            self._left = LeftToOthers(self._lease)
-            await serving.deltas.aclose()
-            return None
-        return serving
-
-    def _is_left(self, seconds: float) -> bool:
-        """Whether others have so long to take the run. What was asked for here is ours; an old run names no model."""
+    def _leave_to_others(self, standing: Standing) -> None:
+        """Raises LeftToOthers while they have time to take it. What was asked for here is ours; an old run names no
+        model."""
         claimed = self._claimed
-        return not claimed.ours and claimed.model != "" and time.time() - claimed.free_since < seconds
+        patience = LEASES_FOR_OTHERS[standing] * self._lease
+        if claimed.ours or not claimed.model or not patience:
+            return
+        if time.time() - claimed.free_since < patience:
+            raise LeftToOthers(patience)
 
     async def _give_up(self) -> None:
         """End it though something is amiss. If even its log cannot be read, it ends without telling so there."""
@@ -236,15 +230,13 @@ class Attempt:
 
     async def _fail(self, reason: Failure, log: Log | None) -> None:
         """The log cannot be gone on with, not even to close what is open in it."""
-        ended, last = break_off(self._begin_response(), log or read_log([]), None if self._cancelled else reason)
+        ended, last = end_log(self._begin_response(), log or read_log([]), None if self._cancelled else reason)
         await self._keep(ended, None if log is None else (log.next, [encode_line(event) for event in last]))
 
     # What the run does with its outcome
 
     async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
         """Keep the final response together with its last events: what a model has said once is worth waiting for."""
-        if self._left is not None:
-            raise self._left
         final = await self.journal.prepare_end(last)
         deadline = time.monotonic() + KEEPING_SECONDS
         failures = 0
@@ -276,10 +268,6 @@ class Attempt:
 
     async def abandon(self, run: Run) -> None:
         """Nothing of a broken-off attempt is final: whoever claims the run next goes on with it."""
-
-
-def _is_listed(candidate: Candidate) -> bool:
-    return any(each.id == candidate.model.id for each in candidate.backend.models())
 
 
 def _repeats(response: Response, mint: Mint, told: Sequence[Event | Unknown]) -> bool:

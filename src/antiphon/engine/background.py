@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from antiphon.engine.attempt import Attempt, LeftToOthers, MakeTurn, StartTurn
+from antiphon.engine.attempt import Attempt, Classify, LeftToOthers, MakeTurn, StartTurn
 from antiphon.engine.journal import announce
 from antiphon.engine.run import Events
 from antiphon.errors import NotFound, Unavailable
@@ -50,10 +50,20 @@ class BackgroundRun:
 class Background:
     """Works off the queue, `slots` runs at a time, each held by a lease of so many seconds."""
 
-    def __init__(self, store: Store, *, slots: int, lease: float, make_turn: MakeTurn, start_turn: StartTurn) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        slots: int,
+        lease: float,
+        classify: Classify,
+        make_turn: MakeTurn,
+        start_turn: StartTurn,
+    ) -> None:
         self._store = store
         self._slots = slots
         self._lease = lease
+        self._classify = classify
         self._make_turn = make_turn
         self._start_turn = start_turn
         self._owner = secrets.token_hex(16)
@@ -200,6 +210,7 @@ class Background:
             self._owner,
             self._store,
             lease=self._lease,
+            classify=self._classify,
             make_turn=self._make_turn,
             start_turn=self._start_turn,
         )

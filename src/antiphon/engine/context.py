@@ -8,7 +8,6 @@ import msgspec
 
 from antiphon.engine.compaction.expansion import expand
 from antiphon.engine.history import CALLS, OUTPUTS
-from antiphon.engine.ids import find_owner
 from antiphon.engine.repair import find_lone_calls, repair
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
@@ -19,6 +18,7 @@ from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
 from antiphon.store.base import Link, Store
+from antiphon.store.ownership import find_owner
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,8 +146,10 @@ async def fill_references(
     Some clients send the whole history along with the id of the response that ends it. Raises on an item that only has
     the id of one in the history.
     """
-    if not earlier and not any(isinstance(item, ItemReference) or _is_bare(item) for item in items):
+    wanted = [item.id for item in items if item.id is not None and (isinstance(item, ItemReference) or _is_bare(item))]
+    if not earlier and not wanted:
         return items, []
+    made = await _load_made(wanted, project, store)
     known = {_identify(item): item for item in earlier}
     for call_id in find_lone_calls(earlier).values():
         known.pop(_name_output(call_id), None)
@@ -159,15 +161,24 @@ async def fill_references(
             _require_same(item, known[identity], index)
             repeated.append(f"input[{index}]: {identity} is part of the history already")
         elif isinstance(item, ItemReference):
-            filled.append(await find_item(item.id, project=project, store=store, param=f"input[{index}]"))
+            found = made.get(item.id)
+            filled.append(found or await find_item(item.id, project=project, store=store, param=f"input[{index}]"))
         elif _is_bare(item):
-            filled.append(await _search(item.id or "", project, store) or item)
+            found = made.get(item.id or "")
+            filled.append(found if isinstance(found, Reasoning) else item)
         else:
             filled.append(item)
             if isinstance(item, CALLS) and item.call_id is not None:
                 # A new call under the id of an answered one: its output is new, too.
                 known.pop(_name_output(item.call_id), None)
     return filled, repeated
+
+
+async def _load_made(item_ids: Sequence[str], project: str, store: Store) -> dict[str, Item | Unknown]:
+    """Those of these items that were made in stored responses, in one go: a client may refer to all that was said."""
+    owners = dict.fromkeys(owner for item_id in item_ids if (owner := find_owner(item_id)) is not None)
+    outputs = await store.load_outputs(project, list(owners)) if owners else []
+    return {item.id: item for item in outputs if item.id is not None}
 
 
 def _is_bare(item: Item | Unknown) -> bool:
@@ -224,20 +235,16 @@ def check_ids(items: list[Item | Unknown]) -> None:
 
 async def find_item(item_id: str, *, project: str, store: Store, param: str) -> Item | Unknown:
     """The stored item that a reference names: of a response, or of a conversation. `param` is the reference's place."""
-    found = await _search(item_id, project, store)
-    if found is None:
-        raise NotFound(
-            f"Item with id '{item_id}' not found. Items are kept only if their response was stored.",
-            param=param,
-        )
-    return found
-
-
-async def _search(item_id: str, project: str, store: Store) -> Item | Unknown | None:
     owner = find_owner(item_id)
     stored = await store.load(project, owner) if owner is not None else None
     if stored is not None:
         for item in (*stored.input, *stored.response.output):
             if item.id == item_id:
                 return item
-    return await store.find_item(project, item_id)
+    found = await store.find_item(project, item_id)
+    if found is None:
+        raise NotFound(
+            f"Item with id '{item_id}' not found. Items are kept only if their response was stored.",
+            param=param,
+        )
+    return found

@@ -64,6 +64,7 @@ class Engine:
             store,
             slots=self._policy.background_slots,
             lease=self._policy.background_lease_seconds,
+            classify=self._router.classify,
             make_turn=self._make_turn,
             start_turn=self._start_turn,
         )

@@ -9,7 +9,6 @@ import secrets
 import string
 import time
 
-_TOKEN_LENGTH = 44
 _LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -67,9 +66,3 @@ class BrandedMint(Mint):
 
 def _draw(length: int) -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
-
-
-def find_owner(item_id: str) -> str | None:
-    """The id of the response an item was made in, if the id is one of ours."""
-    _, _, rest = item_id.partition("_")
-    return f"resp_{rest[:_TOKEN_LENGTH]}" if len(rest) > _TOKEN_LENGTH else None

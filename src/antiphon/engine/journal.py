@@ -62,7 +62,7 @@ def announce(response: Response) -> list[Event]:
     return [events.Created(0, queued), events.Queued(1, queued)]
 
 
-def break_off(response: Response, log: Log, reason: Failure | None) -> tuple[Response, list[Event]]:
+def end_log(response: Response, log: Log, reason: Failure | None) -> tuple[Response, list[Event]]:
     """The end of a response whose log cannot be gone on with, and what is left to tell of it.
 
     It has what the log says was done. Without a reason, it is cancelled.

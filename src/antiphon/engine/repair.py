@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from antiphon.engine.history import CALLS, OUTPUTS
-from antiphon.engine.ids import find_owner
 from antiphon.protocol.items import (
     LOST_OUTPUT,
     CustomToolCall,
@@ -22,6 +21,7 @@ from antiphon.protocol.items import (
     Reasoning,
 )
 from antiphon.protocol.open import Unknown
+from antiphon.store.ownership import find_owner
 
 
 class Repaired(msgspec.Struct, frozen=True):

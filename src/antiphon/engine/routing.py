@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,9 @@ from antiphon.stream.deltas import Served
 
 logger = logging.getLogger(__name__)
 
+# What a model's name is to us: one that we have, one that an upstream may have, or one that nobody here has.
+Standing = Literal["listed", "passed on", "unknown"]
+
 # What another backend may do better. A request that one of them refuses is at fault itself.
 _PASSING = (ModelNotFound, RateLimited, Unavailable, UpstreamError)
 
@@ -37,6 +41,10 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def address(self) -> str:
         return f"{self.name}/{self.model.id}"
+
+    @property
+    def listed(self) -> bool:
+        return any(each.id == self.model.id for each in self.backend.models())
 
 
 class Serving(msgspec.Struct, frozen=True):
@@ -153,6 +161,14 @@ class Router:
             known = ", ".join(f"'{known.id}'" for known in self.models())
             raise ModelNotFound(f"The model '{model}' does not exist. There is {known or 'none'}.", param="model")
         return Route([candidate])
+
+    def classify(self, model: str) -> Standing:
+        """What this name is here. It is listed if the settings name it, or if one of those who serve it lists it."""
+        try:
+            route = self.find(model)
+        except ModelNotFound:
+            return "unknown"
+        return "listed" if model in self._names or any(each.listed for each in route.candidates) else "passed on"
 
     def _index(self) -> dict[str, Route]:
         lists = [backend.models() for backend in self._backends.values()]

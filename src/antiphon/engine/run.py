@@ -30,7 +30,7 @@ Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
 
 class Postponed(Exception):
-    """The end of a run cannot be kept now: another attempt comes to one, and nothing is told of this one."""
+    """The run cannot come to its end now: another attempt does, and nothing is told of this one."""
 
 
 class Keeper(Protocol):
@@ -169,6 +169,8 @@ class Run:
             return await anext(self._deltas)
         except StopAsyncIteration:
             return [Failure("The model's answer broke off.", "model_error", "model_error")]
+        except Postponed:
+            raise
         except AntiphonError as error:
             return [Failure(error.message, error.code or "server_error", error.type, error.param)]
         except asyncio.CancelledError:

@@ -24,9 +24,9 @@ async def start_turn(backend: Backend, turn: Turn) -> Started:
     try:
         return Started(await backend.stream(turn), 0)
     except ContextLengthExceeded:
-        if turn.request.truncation != "auto":
+        blocks = find_droppable(turn.items) if turn.request.truncation == "auto" else []
+        if not blocks:
             raise
-    blocks = find_droppable(turn.items)
     dropped, more = await _search(backend, turn, blocks), 1
     while dropped < len(blocks):
         try:
@@ -95,27 +95,38 @@ def _group(
 ) -> list[list[int]]:
     """Blocks of items; `begins` is asked about an item and the one before it.
 
-    A call and its output are never parted: blocks that share one are one.
+    A call and its output are never parted: no block begins between the two.
     """
+    places = [index for index in indexes if not _stays(items[index])]
+    answered = _find_last_outputs(items, places)
     blocks: list[list[int]] = []
-    home: dict[str, int] = {}
+    owed_until = -1
     before: Item | Unknown | None = None
-    for index in indexes:
+    for index in places:
         item = items[index]
-        if isinstance(item, AdditionalTools) or _is_from(item, "system", "developer"):
-            continue
-        if not blocks or begins(item, before):
+        if not blocks or (index > owed_until and begins(item, before)):
             blocks.append([])
-        if isinstance(item, CALLS) and item.call_id is not None:
-            home[item.call_id] = len(blocks) - 1
-        elif isinstance(item, OUTPUTS) and item.call_id in home:
-            first = home[item.call_id]
-            if first < len(blocks) - 1:
-                blocks = [*blocks[:first], [each for block in blocks[first:] for each in block]]
-                home = {call_id: min(place, first) for call_id, place in home.items()}
         blocks[-1].append(index)
+        owed_until = max(owed_until, answered.get(index, -1))
         before = item
     return blocks
+
+
+def _find_last_outputs(items: Sequence[Item | Unknown], places: Iterable[int]) -> dict[int, int]:
+    """Where the last output of each call stands, by where the call stands."""
+    last: dict[int, int] = {}
+    calls: dict[str, int] = {}
+    for index in places:
+        item = items[index]
+        if isinstance(item, CALLS) and item.call_id is not None:
+            calls[item.call_id] = index
+        elif isinstance(item, OUTPUTS) and item.call_id in calls:
+            last[calls[item.call_id]] = index
+    return last
+
+
+def _stays(item: Item | Unknown) -> bool:
+    return isinstance(item, AdditionalTools) or _is_from(item, "system", "developer")
 
 
 def _is_from(item: Item | Unknown, *roles: str) -> bool:

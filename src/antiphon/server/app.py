@@ -61,8 +61,10 @@ class App:
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         if isinstance(error, RecursionError):
-            # JSON may be just shallow enough to be read, and too deep for whoever walks through it.
-            error = InvalidRequest("The request is nested too deep.", code="invalid_json")
+            # JSON may be just shallow enough to be read, and too deep for whoever walks through it. The log shall tell
+            # who that was.
+            cause, error = error, InvalidRequest("The request is nested too deep.", code="invalid_json")
+            error.__cause__ = cause
         known = error if isinstance(error, AntiphonError) else None
         # An error raised on purpose is told by its code in the access log, unless something else is behind it.
         if known is None or known.__cause__ is not None:

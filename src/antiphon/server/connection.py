@@ -7,7 +7,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from antiphon.errors import InvalidRequest
 from antiphon.server.failure import describe
-from antiphon.server.patience import Patience
+from antiphon.server.stalling import StallGuard
 
 _LARGEST_HEAD = 256 * 1024
 # A client that never comes to the end of its request would hold its connection for ever.
@@ -48,7 +48,7 @@ class Outlet(asyncio.Transport):
         return self._transport.is_closing()
 
 
-class Connection(Patience, HttpToolsProtocol):
+class Connection(StallGuard, HttpToolsProtocol):
     """What is not HTTP at all never reaches the application, so it is answered here."""
 
     _head_is_open = True

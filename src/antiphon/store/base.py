@@ -69,7 +69,8 @@ class ClaimedRun(NamedTuple):
 
     `attempt` is 1 for the first claim. `watched`: a reader was, or may have been, shown events of an earlier attempt.
     `cancelled`: its cancellation was requested. `interruptions`: how many of the earlier attempts were not ended in
-    good order, by `release` or `put_back`. `model` is what the response names; `ours`: it was enqueued by this process.
+    good order, by `release` or `put_back`. `model` is what the response names; `ours`: it was enqueued by this process,
+    or by one that serves the same models.
     `free_since` is when it was enqueued or given back, or when its last owner's lease ran out.
     """
 
@@ -203,11 +204,14 @@ class Conversations(Protocol):
 
 
 class References(Protocol):
+    async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
+        """The output items of those of these responses that there are."""
+
     async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
         """The item with this id in whichever of the project's responses has it, or else of its conversations, or None.
 
-        If several have one, it is that of the newest response, or the one appended last. A response is not searched for
-        the items that were made in it: their ids say where they are.
+        If several have one, it is that of the newest response, or the one appended last. Items that were made in a
+        response that was kept by then are not found in others: their ids say where they are, and they go with it.
         """
 
 

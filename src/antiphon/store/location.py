@@ -12,8 +12,9 @@ from antiphon.store.sqlite.store import SqliteStore
 FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"
 
 
-def locate_store(url: str, *, now: Callable[[], float] = time.time) -> Store:
-    """The store for a URL, not yet opened; `now` tells it what has expired.
+def locate_store(url: str, *, now: Callable[[], float] = time.time, home: str | None = None) -> Store:
+    """The store for a URL, not yet opened. `now` tells it what has expired, `home` whose runs are ours besides those of
+    this very process.
 
     The messages leave the URL out: it may hold a password.
     """
@@ -25,7 +26,7 @@ def locate_store(url: str, *, now: Callable[[], float] = time.time) -> Store:
             raise ConfigError("The memory store takes nothing after its colon: memory:")
         return MemoryStore(now=now)
     if scheme == "sqlite":
-        return SqliteStore(_parse_path(rest), now=now)
+        return SqliteStore(_parse_path(rest), now=now, home=home)
     if scheme in ("postgresql", "postgres"):
         raise ConfigError(f"The PostgreSQL store comes later. There are {FORMS}.")
     raise ConfigError(f"There is no {scheme!r} store. There are {FORMS}.")

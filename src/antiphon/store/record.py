@@ -15,6 +15,7 @@ from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.store.base import Link, StoredResponse
+from antiphon.store.ownership import find_owner
 
 
 class Record(NamedTuple):
@@ -58,15 +59,26 @@ def unpack(response_id: str, expires_at: int | None, asked: bytes, answered: byt
     return StoredResponse(response=response, input=_decode_array(what, asked, keep_items), expires_at=expires_at)
 
 
-def find_foreign(stored: StoredResponse) -> list[str]:
-    """The ids of the items that were not made in this response. Those of its own begin, after their kind, with its."""
+class Foreign(NamedTuple):
+    """An item of a response that was not made in it, and the response that it was made in, if its id names one."""
+
+    item_id: str
+    owner: str | None
+
+
+def find_foreign(stored: StoredResponse) -> list[Foreign]:
+    """The items that were not made in this response. The ids of its own begin, after their kind, with its own."""
     own = stored.response.id.removeprefix("resp")
     return [
-        item_id
+        Foreign(item_id, find_owner(item_id))
         for items in (stored.input, stored.response.output)
         for item in items
         if (item_id := item.id) is not None and not item_id.startswith(own, item_id.find("_"))
     ]
+
+
+def unpack_output(response_id: str, answered: bytes) -> list[Item | Unknown]:
+    return _decode_array(f"response {response_id}", answered, keep_items)
 
 
 def pick_item(item_id: str, response_id: str, asked: bytes, answered: bytes) -> Item | Unknown | None:

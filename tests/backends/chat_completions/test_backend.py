@@ -14,7 +14,7 @@ from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimit
 from antiphon.protocol import codec
 from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Text, Tokens
-from upstream_server import STALL, json_of, serve, stream_of
+from upstream_server import HANG_UP, RESET, STALL, Act, json_of, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
 
@@ -112,6 +112,16 @@ async def test_an_error_within_the_stream_does_not_show_the_key() -> None:
         with pytest.raises(UpstreamError) as caught:
             await backend.stream(make_turn())
     assert "my-secret-key" not in caught.value.message
+
+
+@pytest.mark.parametrize("end", [RESET, HANG_UP, STALL])
+async def test_a_connection_that_breaks_between_calls_fails_though_they_had_a_reason(end: Act) -> None:
+    call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
+    chunk = {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+    broken = stream_of(b"data: " + json.dumps(chunk).encode() + b"\n\n", end)
+    async with serve([broken]) as upstream, running(upstream.url, idle_timeout=0.01) as backend:
+        with pytest.raises(UpstreamError):
+            await listen(backend, make_turn())
 
 
 async def test_leaving_hangs_up() -> None:

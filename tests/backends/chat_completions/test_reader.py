@@ -16,6 +16,7 @@ from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Reasoning, Text, Tokens, ToolCall
 from antiphon.stream.sse import Message
 from damage import read_objects, replay_damaged
+from replay import replay
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
 KEEPING = Quirks(keep_call_extras=True, reasoning_field="reasoning_details")
@@ -126,6 +127,33 @@ def test_an_answer_is_concluded_by_its_reason_unless_it_has_calls_and_may_go_on_
             reader.read(Message(None, json.dumps(chunk).encode()))
             concluded.append(reader.concluded)
     assert concluded == [False, True, False, False]
+
+
+def make_call(call_id: str, arguments: str, reason: str | None = None) -> bytes:
+    call = {"index": ord(call_id), "id": call_id, "function": {"name": "f", "arguments": arguments}}
+    choice = {"delta": {"tool_calls": [call]}, "finish_reason": reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "status", "calls"),
+    [
+        ([make_call("b", '{"x":')], "failed", ["completed", "incomplete"]),
+        ([make_call("b", "")], "failed", ["completed", "incomplete"]),
+        ([make_call("b", '{"x":'), make_call("c", "{}")], "failed", ["completed", "incomplete", "incomplete"]),
+        ([make_call("b", '{"x":'), b"data: [DONE]\n\n"], "completed", ["completed", "completed"]),
+        ([make_call("b", '{"x":', "stop")], "completed", ["completed", "completed"]),
+        ([make_call("b", '{"x":', "length")], "incomplete", ["completed", "incomplete"]),
+        ([make_call("b", "{}")], "completed", ["completed", "completed"]),
+        ([make_call("a", "")], "completed", ["completed"]),
+    ],
+)
+def test_a_stream_that_closes_in_a_call_after_the_reason_has_broken_off(
+    chunks: list[bytes], status: str, calls: list[str]
+) -> None:
+    """What the model itself made wrong is no break: then the server goes on to a reason of its own, or to the end."""
+    response = replay(make_reader, [make_call("a", "{}", "tool_calls"), *chunks])[-1]["response"]
+    assert (response["status"], [item["status"] for item in response["output"]]) == (status, calls)
 
 
 def test_arguments_that_nobody_can_look_into_are_told_as_they_are() -> None:

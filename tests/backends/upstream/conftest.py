@@ -19,6 +19,8 @@ KEY = "sk-upstream-0123456789"
 class WordReader:
     """A little dialect: every message is a word; `[DONE]` ends the answer, `-` says nothing."""
 
+    concluded = False
+
     def __init__(self) -> None:
         self.finished = False
 

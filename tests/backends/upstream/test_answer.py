@@ -23,6 +23,10 @@ class WholeReader:
         self.finished = False
         self.heard: list[Message] = []
 
+    @property
+    def concluded(self) -> bool:
+        return False
+
     def read(self, message: Message) -> Sequence[Delta]:
         self.heard.append(message)
         return [Text(message.data.decode())]
@@ -204,3 +208,14 @@ async def test_an_answer_that_is_not_whole_fails_for_the_reason_that_its_stream_
     async with connect(stream_of(b"data: a\n\n", end), idle_timeout=0.01) as line:
         with pytest.raises(error, match=words):
             await read_to_the_end(line)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(RESET, UpstreamError), (HANG_UP, UpstreamError), (STALL, UpstreamTimeout)], ids=str
+)
+async def test_only_who_closes_the_stream_may_end_an_answer_that_is_not_concluded(
+    connect: Any, end: Piece, error: type[UpstreamError]
+) -> None:
+    async with connect(stream_of(b"data: a\n\n", end), idle_timeout=0.01) as line:
+        with pytest.raises(error):
+            await read(line)

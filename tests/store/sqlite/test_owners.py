@@ -62,6 +62,14 @@ def test_a_dead_one_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_whoever_comes_in_clears_away_what_the_dead_have_left(tmp_path: Path) -> None:
+    (tmp_path / "gone").touch()
+    ours, theirs = Owners(tmp_path), Owners(tmp_path)
+    ours.enter("a")
+    theirs.enter("b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
 def test_where_no_file_can_be_made_nobody_is_known_to_be_dead(tmp_path: Path) -> None:
     (tmp_path / "owners").touch()
     owners = Owners(tmp_path / "owners")

@@ -104,6 +104,7 @@ def list_idle(request: CreateRequest, traits: Traits) -> list[str]:
     wants_thought = effort not in (None, "none")
     # Where a call is forced, not every model thinks.
     thinks = wants_thought and traits.thinking != "none" and request.tool_choice in (None, "auto")
+    # Of the two, only the first is sent.
     idle = asked if thinks or not traits.sampling else asked[1:]
     return [*idle, "reasoning.effort"] if wants_thought and traits.thinking == "none" else idle
 

@@ -25,6 +25,7 @@ class _Call:
         self.call_id: str | None = None
         self.name = ""
         self.arguments: list[str] = []
+        self.is_settled = False
 
     @property
     def is_empty(self) -> bool:
@@ -48,7 +49,10 @@ class _Call:
         named = name if not self.name else ""
         self.name = self.name or name
         self.arguments.append(arguments)
-        return ToolCall(self.key, arguments, named, self.call_id) if named or arguments else None
+        if not named and not arguments:
+            return None
+        self.is_settled = False
+        return ToolCall(self.key, arguments, named, self.call_id)
 
 
 class Calls:
@@ -98,6 +102,15 @@ class Calls:
         if call is None and self._calls:
             call = self._calls[-1]
         return call.call_id if call is not None else given
+
+    def settle(self) -> None:
+        """The model is done with all calls so far, whatever it has made of them."""
+        for call in self._calls:
+            call.is_settled = True
+
+    def are_torn(self) -> bool:
+        """Whether a call that the model was not done with lacks something."""
+        return any(not call.is_settled and not call.is_whole() for call in self._calls)
 
     def fill_empty(self) -> list[ToolCall]:
         """Models call a function that takes nothing with no arguments at all; clients expect an object."""

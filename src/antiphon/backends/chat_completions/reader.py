@@ -1,7 +1,8 @@
 """From the chunks of a Chat Completions stream to deltas.
 
 An answer is over when the server says `[DONE]`, or closes the stream after a `finish_reason`. The chunk with that
-reason is not the last: the usage comes after it, and some servers give several calls a chunk with a reason each.
+reason is not the last: the usage comes after it, and some servers give several calls a chunk with a reason each. So a
+reason is no word for a call that comes after it: the stream has broken off if it closes in the middle of that.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -83,7 +84,7 @@ class ChatReader:
         return told
 
     def end(self) -> Sequence[Delta]:
-        if self._reason is None:
+        if self._reason is None or self._calls.are_torn():
             raise break_off()
         return self._finish()
 
@@ -108,21 +109,21 @@ class ChatReader:
             return (Text(said.content),)
         if choice.error:
             raise explain_event({"error": choice.error}, secrets=self._secrets)
-        whole = choice.message
+        whole, ending = choice.message, choice.finish_reason
         if whole is not None and not self._said:
             said, whole = whole, None
-            self._reason = "stop"
+            ending = ending or "stop"
         told: list[Delta] = []
         if said is not None:
             probable = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
             told += self._noted(self._read_said(said, read_logprobs(probable)))
         if whole is not None and (said is None or choice.finish_reason):
             told += self._noted(self._catch_up(whole))
-        if choice.finish_reason:
-            reason = read_ending(choice.finish_reason)
-            if reason is None:
-                raise UpstreamError(f"The model's server broke off with the reason '{choice.finish_reason}'.")
-            self._reason = reason
+        if ending:
+            self._reason = read_ending(ending)
+            if self._reason is None:
+                raise UpstreamError(f"The model's server broke off with the reason '{ending}'.")
+            self._calls.settle()
         return told
 
     def _read_said(self, said: Said, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:

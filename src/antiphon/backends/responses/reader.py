@@ -33,6 +33,8 @@ Settle = Callable[[str, Sequence[Raw]], None]
 class ResponsesReader:
     """Reads one answer. `settle` is told the id and the output of a response that was completed."""
 
+    concluded = False  # the event that says that an answer is whole is the last
+
     def __init__(self, *, secrets: Collection[str] = (), settle: Settle | None = None) -> None:
         self.finished = False
         self._secrets = secrets

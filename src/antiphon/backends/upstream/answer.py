@@ -64,8 +64,10 @@ class Answer:
         self.check()
         try:
             chunk = await self._lifeline.read()
-        except UpstreamError as error:
-            return self._finish([], error)
+        except UpstreamError:
+            if not self._reader.concluded:
+                raise
+            return self._finish([])
         if self._decoder is None:
             first = chunk.lstrip(_SPACE)[:1]
             if first and first in b"{[":
@@ -111,18 +113,18 @@ class Answer:
 
     def _hurry(self) -> None:
         """Some servers keep the connection open after all is said."""
-        if not self._hurried and getattr(self._reader, "concluded", False):
+        if not self._hurried and self._reader.concluded:
             self._hurried = True
             self.limit_silence(self._silence)
 
-    def _finish(self, deltas: list[Delta], cause: UpstreamError | None = None) -> list[Delta]:
-        """The stream is over, for this cause: what there is may be all of it."""
+    def _finish(self, deltas: list[Delta]) -> list[Delta]:
+        """The stream is over: what there is may be all of it."""
         try:
             deltas += self._reader.end()
             if not self._reader.finished:
                 raise break_off()
         except AntiphonError as error:
-            self._hold(cause or error, deltas)
+            self._hold(error, deltas)
         return deltas
 
     def _hold(self, error: AntiphonError, deltas: list[Delta]) -> None:

@@ -15,18 +15,22 @@ class Reader(Protocol):
     still be sent again or elsewhere. A server that does not stream answers with one JSON body, which comes as a single
     message without an event name.
 
-    A reader may also say that an answer is `concluded`: whole, though not `finished`, since its server may have more to
-    tell about it. Then it is not waited for as long as for words.
+    An answer is `concluded` if it is whole, though not `finished`, since its server may have more to tell about it. That
+    is not waited for as long as for words, and if the connection breaks or falls silent instead, nothing is lost.
     """
 
     finished: bool
+
+    @property
+    def concluded(self) -> bool:
+        """Whether nothing but a farewell can be missing. Always false for a reader that cannot tell."""
 
     def read(self, message: Message) -> Sequence[Delta]:
         """What this message says."""
 
     def end(self) -> Sequence[Delta]:
-        """What is left to say when the stream is over, whether or not the server has said that it is.
+        """What is left to say when the server has closed the stream, whether or not it has said that it is over.
 
-        If the answer is not complete, the reader stays unfinished: the stream has broken off then. A stream that does
-        break off is over too, and an answer that was complete by then is not lost for it.
+        If the answer is not complete, the reader stays unfinished: the stream has broken off then. A connection that
+        breaks or falls silent ends only an answer that is `concluded`.
         """

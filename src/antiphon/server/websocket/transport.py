@@ -8,7 +8,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 
-from antiphon.server.patience import Patience
+from antiphon.server.stalling import StallGuard
 
 WRITE_NOW = "antiphon.write_now"
 """An extension of ASGI: `write` sends text messages in one go if that takes no waiting, and says whether it did."""
@@ -17,7 +17,7 @@ WRITE_NOW = "antiphon.write_now"
 _FAREWELL_SECONDS = 2.0
 
 
-class Transport(Patience, WebSocketsSansIOProtocol):
+class Transport(StallGuard, WebSocketsSansIOProtocol):
     """One connection after its upgrade.
 
     What comes in is read a message at a time, when the application asks for it. What goes out waits for the client.

@@ -22,12 +22,16 @@ BUSY_SECONDS = 30.0
 
 
 class Database:
-    """The base of the store's parts. `now` tells what has expired."""
+    """The base of the store's parts. `now` tells what has expired.
 
-    def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
+    `home` is what the processes that serve the same models are called together: what one of them has enqueued is ours
+    to all of them. Without it, this process is alone.
+    """
+
+    def __init__(self, path: Path, *, now: Callable[[], float] = time.time, home: str | None = None) -> None:
         self.path = path
         self._now = now
-        self._home = secrets.token_hex(16)  # tells what was enqueued here from what others have enqueued
+        self._home = home or secrets.token_hex(16)
         self._owners = Owners(path.with_name(f"{path.name}-owners"))
         self._workers: tuple[Worker, Worker] | None = None
 

@@ -21,6 +21,8 @@ class Owners:
             return
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            for other in self._folder.iterdir():  # those that died without any runs leave only this
+                self.is_dead(other.name)
             self._held[owner] = os.open(self._folder / owner, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._held[owner], fcntl.LOCK_EX)
 

@@ -8,6 +8,7 @@ from antiphon.errors import NotFound
 from antiphon.store.base import LeaseLost, Link, StoredResponse
 from antiphon.store.record import (
     Batch,
+    Foreign,
     ItemRecord,
     LinkRecord,
     find_foreign,
@@ -130,7 +131,7 @@ class Responses(Database):
 def _save_bound(
     connection: sqlite3.Connection,
     row: Sequence[Any],
-    foreign: list[str],
+    foreign: list[Foreign],
     owner: str | None,
     batch: Batch | None,
     conversation: str | None,

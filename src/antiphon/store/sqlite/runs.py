@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
-from antiphon.store.record import find_foreign, pack
+from antiphon.store.record import Foreign, find_foreign, pack
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.owners import Owners
 from antiphon.store.sqlite.references import note_items
@@ -122,7 +122,7 @@ class _Free(NamedTuple):
                 yield place
 
 
-def _enqueue(connection: sqlite3.Connection, row: Sequence[Any], run: Sequence[object], foreign: list[str]) -> None:
+def _enqueue(connection: sqlite3.Connection, row: Sequence[Any], run: Sequence[object], foreign: list[Foreign]) -> None:
     project, response_id, *_ = row
     connection.execute(INSERT, row)
     connection.execute(ENQUEUE, run)
@@ -138,10 +138,10 @@ def _claim(
     lease: float,
     limit: int,
 ) -> list[ClaimedRun]:
-    owners.enter(owner)
     for (other,) in connection.execute(OWNERS).fetchall():
         if other != owner and owners.is_dead(other):
             connection.execute(END_LEASES, (free.as_of, other, free.as_of))
+    owners.enter(owner)  # after that: it clears away what the dead have left
     places = list(islice(free.choose(connection.execute(WAITING)), limit))
     places += free.choose(connection.execute(ABANDONED, (free.as_of, owner)))
     unwanted = [place for (place,) in connection.execute(UNWANTED, (free.as_of, owner))]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from antiphon.server import patience
-from antiphon.server.patience import Patience
+from antiphon.server import stalling
+from antiphon.server.stalling import StallGuard
 from live_server import Running
 from websocket_client import Client
 
@@ -16,7 +16,7 @@ ENDLESS = {"rules": [{"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"dela
 
 @pytest.fixture
 def running(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Running:
-    monkeypatch.setattr(patience, "_SLOWEST_READER_SECONDS", 0.05)
+    monkeypatch.setattr(stalling, "_LONGEST_STALL_SECONDS", 0.05)
     return serve(ENDLESS)
 
 
@@ -34,22 +34,44 @@ def test_a_websocket_that_nobody_reads_any_more_is_broken_off_and_its_model_stop
         client.socket.socket.shutdown(socket.SHUT_RDWR)  # it would wait for a farewell that it does not read
 
 
-async def test_one_that_reads_on_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_SLOWEST_READER_SECONDS", 0.0)
-    broken = asyncio.Event()
+class Way(asyncio.Transport):
+    """To a client that has so much left to read."""
 
-    class Way(asyncio.Transport):
-        def abort(self) -> None:
-            broken.set()
+    def __init__(self, *unread: int) -> None:
+        super().__init__()
+        self._unread = iter(unread)
+        self.broken = asyncio.Event()
 
-    protocol = Patience()
-    protocol.loop, protocol.transport = asyncio.get_running_loop(), Way()
+    def get_write_buffer_size(self) -> int:
+        return next(self._unread)
+
+    def abort(self) -> None:
+        self.broken.set()
+
+
+def guard(way: Way) -> StallGuard:
+    made = StallGuard()
+    made.loop, made.transport = asyncio.get_running_loop(), way
+    return made
+
+
+async def test_one_that_has_read_all_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalling, "_LONGEST_STALL_SECONDS", 0.0)
+    way = Way(9, 9)
+    protocol = guard(way)
     protocol.pause_writing()
     protocol.resume_writing()
     protocol.pause_writing()
     protocol.connection_lost(None)
     for _ in range(3):  # more turns of the loop than its timer would need
         await asyncio.sleep(0)
-    assert not broken.is_set()
-    protocol.pause_writing()
-    await broken.wait()
+    assert not way.broken.is_set()
+
+
+async def test_one_that_reads_slowly_is_waited_for_as_long_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalling, "_LONGEST_STALL_SECONDS", 0.0)
+    way = Way(9, 8, 8, 7, 7, 7)
+    guard(way).pause_writing()
+    await way.broken.wait()
+    with pytest.raises(StopIteration):
+        way.get_write_buffer_size()
