@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.protocol.content import LogProb, text_of
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import ShellAction, ShellCall, ShellCallOutput, ShellOutput
 from antiphon.protocol.items import Compaction
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
@@ -131,3 +132,24 @@ def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delt
 def test_a_second_run_that_says_anything_else_diverges(told: list[d.Delta], second: list[d.Delta]) -> None:
     with pytest.raises(Diverged):
         Retelling(told).feed(second)
+
+
+def _shell(call_id: str) -> d.WholeItem:
+    return d.WholeItem(ShellCall(call_id, ShellAction(["ls"]), status="completed"))
+
+
+def _listing(call_id: str, text: str) -> d.WholeItem:
+    return d.WholeItem(ShellCallOutput(call_id, [ShellOutput(text, "", {"type": "exit", "exit_code": 0})]))
+
+
+@pytest.mark.parametrize("again", ["c", "x"])
+def test_an_output_goes_to_the_call_that_was_told_whatever_a_second_run_calls_it(again: str) -> None:
+    shown = tell([_shell("c"), _listing("c", "1"), _shell("c")])
+    turn = [_shell(again), _listing(again, "1"), _shell(again), _listing(again, "2"), _shell(again), d.Finish()]
+    composer = new_composer()
+    composer.start()
+    composer.compose(recall(shown))
+    composer.compose(Retelling(recall(shown)).feed(turn))
+    first, output, second, other, third = [item.call_id for item in composer.response.output]
+    assert (first, output, other) == ("c", "c", second)
+    assert len({first, second, third}) == 3

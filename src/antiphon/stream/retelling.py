@@ -12,6 +12,7 @@ import msgspec
 
 from antiphon.protocol.open import Unknown
 from antiphon.stream import deltas
+from antiphon.stream.carried import find_call_id, set_id
 from antiphon.stream.deltas import Delta
 
 
@@ -32,9 +33,14 @@ class Retelling:
     def __init__(self, told: Iterable[Delta]) -> None:
         self._expected: list[_Spoken | Delta] = []
         names = _Names()
+        self._told_ids: list[str | None] = []
         for delta in told:
+            if names.begins_call(delta):
+                self._told_ids.append(_find_call_id(delta))
             self._expect(names.read(delta))
         self._told_calls = list(names.calls)
+        self._ids: dict[str | None, str | None] = {}
+        self._begun = 0
         self._names = _Names()
         self._unnamed: dict[int | str, deltas.ToolCall | deltas.CustomToolCall] = {}
         self._next = 0
@@ -60,8 +66,10 @@ class Retelling:
             delta = self._gather(delta)
             if not delta.name:
                 return []
+        if self._names.begins_call(delta):
+            self._pair(_find_call_id(delta))
         pieces = self._names.read(delta)
-        delta = self._rename(delta)
+        delta = self._answer(self._rename(delta))
         if self._next == len(self._expected):
             return [delta]
         unheard = ""
@@ -89,6 +97,21 @@ class Retelling:
         which = self._names.calls[delta.key]
         key = self._told_calls[which] if which < len(self._told_calls) else f"new {which}"
         return msgspec.structs.replace(delta, key=key)
+
+    def _pair(self, call_id: str | None) -> None:
+        """The second run has come to its next call. What it calls it there is another name for what was told."""
+        if self._begun < len(self._told_ids):
+            self._ids[call_id] = self._told_ids[self._begun]
+        else:
+            self._ids.pop(call_id, None)
+        self._begun += 1
+
+    def _answer(self, delta: Delta) -> Delta:
+        """An output goes to the call as it was told."""
+        if not isinstance(delta, _ITEMS) or delta.item is None or not delta.item.type.endswith("_output"):
+            return delta
+        call_id = self._ids.get(_find_call_id(delta))
+        return delta if call_id is None else msgspec.structs.replace(delta, item=set_id(delta.item, None, call_id))
 
     def _end(self, finish: deltas.Finish) -> Sequence[Delta]:
         # The last words may have been told in full: then nothing is left to hear of them.
@@ -136,6 +159,15 @@ _KEYED = (
 )
 
 
+_ITEMS = (deltas.WholeItem, deltas.OpenItem, deltas.CloseItem)
+
+
+def _find_call_id(delta: Delta) -> str | None:
+    if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall):
+        return delta.call_id
+    return find_call_id(delta.item) if isinstance(delta, _ITEMS) and delta.item is not None else None
+
+
 class _Names:
     """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which it is.
 
@@ -148,6 +180,15 @@ class _Names:
         self._summary: int | None = None
         self._stretches = 0
         self._stretch: type | None = None
+
+    def begins_call(self, delta: Delta) -> bool:
+        """Whether this is the first that is said of a call."""
+        match delta:
+            case deltas.ToolCall() | deltas.CustomToolCall():
+                return delta.key not in self.calls
+            case deltas.WholeItem() | deltas.OpenItem():
+                return find_call_id(delta.item) is not None and not delta.item.type.endswith("_output")
+        return False
 
     def read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":
         match delta:

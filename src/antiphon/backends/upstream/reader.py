@@ -15,8 +15,8 @@ class Reader(Protocol):
     still be sent again or elsewhere. A server that does not stream answers with one JSON body, which comes as a single
     message without an event name.
 
-    An answer is `concluded` if it is whole, though not `finished`, since its server may have more to tell about it. That
-    is not waited for as long as for words, and if the connection breaks or falls silent instead, nothing is lost.
+    An answer is `concluded` if it is whole, though not `finished`: its server may have more to tell about it. That is
+    not waited for as long as for words, and if the connection breaks or falls silent instead, nothing is lost.
     """
 
     finished: bool
