@@ -81,7 +81,7 @@ def test_the_home_tells_configurations_apart_and_nothing_of_them(tmp_path):
     def home(**overrides):
         return make_home(settings(tmp_path, **overrides), sealer)
 
-    one = {"kind": "chat-completions", "base_url": "http://127.0.0.1:1/v1", "api_key": "sk-1"}
+    one = {"kind": "chat_completions", "base_url": "http://127.0.0.1:1/v1", "api_key": "sk-1"}
     differing = [
         {},
         {"data_dir": str(tmp_path / "data")},
@@ -108,7 +108,7 @@ async def test_a_server_that_is_started_again_goes_on_at_once_with_a_model_that_
         configured = settings(
             tmp_path,
             store=f"sqlite:///{tmp_path}/responses.db",
-            backends={"up": {"kind": "chat-completions", "base_url": up.url}},
+            backends={"up": {"kind": "chat_completions", "base_url": up.url}},
             background_lease_seconds=3600,
         )
         first = build_engine(configured)

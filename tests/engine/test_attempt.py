@@ -10,10 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from antiphon.backends.base import Deltas, Turn
+from antiphon.backends.scripted import ScriptedBackend
 from antiphon.engine import attempt
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer
+from antiphon.errors import ModelNotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response
 from antiphon.store.sqlite.store import SqliteStore
@@ -125,8 +128,6 @@ async def test_what_was_damaged_can_be_cancelled_at_once(make_bench: Any, tmp_pa
 
 # Models that are not here
 
-GONE = [{"raise": {"message": "no such model", "status": 404, "code": "model_not_found"}}]
-
 
 class Shared(SqliteStore):
     """A store that tells when a run was put back."""
@@ -164,14 +165,21 @@ async def leave_queued(make_bench: Any, path: Path, *, home: str | None = None) 
 
 @pytest.mark.parametrize("any_model", [True, False])
 async def test_what_is_left_to_others_stays_queued_and_nobody_is_asked(
-    make_bench: Any, tmp_path: Path, any_model: bool
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_model: bool
 ) -> None:
+    asked: list[Turn] = []
+
+    async def note(_: ScriptedBackend, turn: Turn) -> Deltas:
+        asked.append(turn)
+        raise ServerError("nobody should be asked")
+
+    monkeypatch.setattr(ScriptedBackend, "stream", note)
     response_id = await leave_queued(make_bench, tmp_path / "store.db")
     store = Shared(tmp_path / "store.db")
     async with serving("in vain", store, any_model=any_model) as bench:
         await store.put.wait()
         assert (await bench.engine.retrieve("default", response_id)).status == "queued"
-        assert bench.backend.turns == []
+    assert asked == []
 
 
 async def test_what_was_asked_for_in_a_process_of_the_same_home_is_served_at_once(
@@ -184,11 +192,18 @@ async def test_what_was_asked_for_in_a_process_of_the_same_home_is_served_at_onc
     assert not store.put.is_set()
 
 
-async def test_a_run_whose_model_the_upstream_has_lost_is_left_to_others(make_bench: Any, tmp_path: Path) -> None:
+async def test_a_run_whose_model_the_upstream_has_lost_is_left_to_others(
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: ScriptedBackend, turn: Turn) -> Deltas:
+        raise ModelNotFound(f"no {turn.request.model}")
+
     response_id = await leave_queued(make_bench, tmp_path / "store.db")
     store = Shared(tmp_path / "store.db")
-    await make_bench({"models": ["alpha"], "default": GONE}, store=store, background_lease_seconds=LONG)
+    monkeypatch.setattr(ScriptedBackend, "stream", refuse)
+    await make_bench({"models": ["alpha"]}, store=store, background_lease_seconds=LONG)
     await store.put.wait()
+    monkeypatch.undo()
     bench = await make_bench({"models": ["alpha"], "default": "here"}, store=SqliteStore(tmp_path / "store.db"))
     assert judge(await read(bench, response_id)).output_text == "here"
 
@@ -223,7 +238,8 @@ async def test_what_was_asked_for_here_is_served_at_once_by_any_name(tmp_path: P
 
 
 async def test_a_model_that_was_asked_for_here_and_is_not_there_fails_at_once(make_bench: Any, tmp_path: Path) -> None:
-    bench = await make_bench({"default": GONE}, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
+    gone = [{"raise": {"message": "no such model", "status": 404, "code": "model_not_found"}}]
+    bench = await make_bench({"default": gone}, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
     response = judge(await read(bench, (await bench.ask(background=True)).response.id))
     assert response.error is not None
     assert (response.status, response.error.code) == ("failed", "model_not_found")

@@ -238,6 +238,18 @@ async def test_a_process_leaves_the_runs_of_some_models_to_others_for_a_while(
     await other.close()
 
 
+async def test_what_was_enqueued_under_the_same_home_is_left_to_nobody(tmp_path: Path, make_stored: MakeStored) -> None:
+    for _ in range(2):  # the second time, it is there already
+        store = SqliteStore(tmp_path / "store.db", home="here")
+        await store.open()
+        if await store.load("p", "resp_1") is None:
+            await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+        (claimed,) = await store.claim("us", as_of=time.time(), lease=10, limit=9, patience={"scripted": 60.0})
+        assert (claimed.response_id, claimed.ours) == ("resp_1", True)
+        await store.release("us")
+        await store.close()
+
+
 async def test_a_file_of_the_fourth_version_keeps_its_runs_for_anyone(tmp_path: Path, make_stored: MakeStored) -> None:
     path = tmp_path / "old.db"
     with connected(path) as connection:
