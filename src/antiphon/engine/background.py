@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # How often a response that another process works on is looked at.
 POLL_SECONDS = 0.25
+# How often the queue is looked at for what a dead process has left.
+LOOK_SECONDS = 1.0
 # More names of models than this that others have, and we have not, are not remembered at once.
 MOST_NAMES = 100
 
@@ -180,7 +182,7 @@ class Background:
                 await self._claim(began)
             except Exception:
                 logger.exception("the queue of background responses cannot be reached")
-            await _wait_for(self._wake, self._lease / 3)
+            await _wait_for(self._wake, min(self._lease / 3, LOOK_SECONDS))
             self._wake.clear()
 
     async def _renew(self) -> None:
@@ -237,7 +239,7 @@ class Background:
                 "the model %r is left to other processes", claimed.model, extra={"response_id": key.response_id}
             )
             if len(self._patience) >= MOST_NAMES:
-                self._patience.clear()
+                del self._patience[next(iter(self._patience))]
             self._patience[claimed.model] = left.patience
             with suppress(Exception):  # then renewing does it
                 await self._store.put_back(self._owner, *key, free_since=claimed.free_since)

@@ -74,7 +74,7 @@ async def resolve(
     asked = read_input(request, mint)
     if request.store is not False or request.conversation is not None:
         check_ids(asked)
-    earlier = [*context.items, *context.left_out]
+    earlier = [*context.left_out, *context.items]  # in this order: an id of a call may come again
     new_items, repeated = await fill_references(asked, earlier=earlier, project=project, store=store)
     check_trigger(new_items)
     check_input(new_items, capabilities, model.id)

@@ -13,7 +13,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `retention_seconds`: how long a response or a conversation is kept; None keeps it until it is deleted.
     `background_slots`: how many background responses this process works on at once.
     `background_lease_seconds`: when a process on another machine dies, its background responses are taken over after
-    this time; on this machine, at once. What another process may rather serve is left to it for so long.
+    this time; on this machine, in a second. What another process may rather serve is left to it for so long.
     `opening_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
     `models`: the names that models have here, see `routing.Router`.
     `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and others

@@ -238,6 +238,23 @@ async def test_a_process_leaves_the_runs_of_some_models_to_others_for_a_while(
     await other.close()
 
 
+async def test_a_run_is_left_to_its_home_for_as_long_as_that_lives(store: SqliteStore, make_stored: MakeStored) -> None:
+    other = SqliteStore(store.path)
+    await other.open()
+    await store.renew("us", lease=10)
+    with connected(store.path) as connection:
+        assert connection.execute("SELECT count(*) FROM homes").fetchone() == (
+            0,
+        )  # who waits for nothing writes nothing
+    await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
+    await store.renew("us", lease=10)
+    now, patience = time.time(), {"scripted": 5.0}
+    assert await other.claim("them", as_of=now + 14, lease=10, limit=9, patience=patience) == []
+    (claimed,) = await other.claim("them", as_of=now + 16, lease=10, limit=9, patience=patience)
+    assert now + 9 < claimed.free_since <= now + 10
+    await other.close()
+
+
 async def test_what_was_enqueued_under_the_same_home_is_left_to_nobody(tmp_path: Path, make_stored: MakeStored) -> None:
     for _ in range(2):  # the second time, it is there already
         store = SqliteStore(tmp_path / "store.db", home="here")

@@ -17,6 +17,15 @@ ENQUEUE = "INSERT INTO runs (project, response_id, request, model, home, free_si
 
 WAITING = "SELECT place, model, home, free_since FROM runs WHERE owner IS NULL AND NOT cancelled ORDER BY place"
 
+HOMES = "SELECT home, alive_until FROM homes WHERE home > ''"
+
+# Only for those who have something waiting: a server without work does not write.
+STAY = """
+INSERT INTO homes (home, alive_until)
+SELECT ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE owner IS NULL AND NOT cancelled AND home = ?)
+ON CONFLICT (home) DO UPDATE SET alive_until = excluded.alive_until
+"""
+
 OWNERS = "SELECT DISTINCT owner FROM runs WHERE owner > ''"
 
 END_LEASES = "UPDATE runs SET leased_until = ? WHERE owner = ? AND leased_until > ?"
@@ -40,7 +49,8 @@ WHERE place = ?
 """
 
 TAKEN = """
-SELECT project, response_id, request, attempt, watched, cancelled, interruptions, model, home = ?, free_since
+SELECT project, response_id, request, attempt, watched, cancelled, interruptions, model, home = ?,
+    max(free_since, coalesce((SELECT alive_until FROM homes WHERE homes.home = runs.home AND homes.home <> ?), 0))
 FROM runs WHERE place = ?
 """
 
@@ -79,7 +89,7 @@ class RunQueue(Database):
         return claimed
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
-        held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self._now, lease))
+        held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self._home, self._now, lease))
         return held
 
     async def release(self, owner: str) -> None:
@@ -115,10 +125,14 @@ class _Free(NamedTuple):
     home: str
     patience: Mapping[str, float]
 
-    def choose(self, rows: Iterable[tuple[int, str, str, float]]) -> Iterator[int]:
-        """The places of those it may take, of rows of a place, a model, a home, and when it became free."""
+    def choose(self, rows: Iterable[tuple[int, str, str, float]], homes: Mapping[str, float]) -> Iterator[int]:
+        """The places of those it may take, of rows of a place, a model, a home, and when it became free.
+
+        As long as processes of its home live, a run waits for them, however long their queue is.
+        """
         for place, model, home, since in rows:
-            if home == self.home or self.as_of - since >= self.patience.get(model, -math.inf):
+            waited = self.as_of - max(since, homes.get(home, since))
+            if home == self.home or waited >= self.patience.get(model, -math.inf):
                 yield place
 
 
@@ -142,23 +156,27 @@ def _claim(
         if other != owner and owners.is_dead(other):
             connection.execute(END_LEASES, (free.as_of, other, free.as_of))
     owners.enter(owner)  # after that: it clears away what the dead have left
-    places = list(islice(free.choose(connection.execute(WAITING)), limit))
-    places += free.choose(connection.execute(ABANDONED, (free.as_of, owner)))
+    homes: dict[str, float] = dict(connection.execute(HOMES).fetchall())
+    places = list(islice(free.choose(connection.execute(WAITING), homes), limit))
+    places += free.choose(connection.execute(ABANDONED, (free.as_of, owner)), homes)
     unwanted = [place for (place,) in connection.execute(UNWANTED, (free.as_of, owner))]
     # Only now that nobody else writes: a lease must not have run out while we waited for our turn.
     until = clock() + lease
     claimed = []
     for place in sorted(unwanted + sorted(places)[:limit]):
         connection.execute(TAKE, (owner, until, lease, place))
-        taken = ClaimedRun(*connection.execute(TAKEN, (free.home, place)).fetchone())
+        taken = ClaimedRun(*connection.execute(TAKEN, (free.home, free.home, place)).fetchone())
         claimed.append(
             taken._replace(watched=bool(taken.watched), cancelled=bool(taken.cancelled), ours=bool(taken.ours))
         )
     return claimed
 
 
-def _renew(connection: sqlite3.Connection, owner: str, clock: Callable[[], float], lease: float) -> dict[RunKey, bool]:
+def _renew(
+    connection: sqlite3.Connection, owner: str, home: str, clock: Callable[[], float], lease: float
+) -> dict[RunKey, bool]:
     now = clock()
+    connection.execute(STAY, (home, now + lease, home))
     connection.execute(RENEW, (now + lease, lease, owner))
     connection.execute(SHORTEN, (now, now, now))
     return {RunKey(*key): bool(cancelled) for *key, cancelled in connection.execute(HOLDINGS, (owner,))}

@@ -12,6 +12,12 @@ ALTER TABLE runs ADD COLUMN home TEXT NOT NULL DEFAULT '';
 
 ALTER TABLE runs ADD COLUMN free_since REAL NOT NULL DEFAULT 0;
 
+-- Until when the processes that queue runs under a home are taken to be alive: their runs are not left to others.
+CREATE TABLE homes (
+    home TEXT NOT NULL PRIMARY KEY,
+    alive_until REAL NOT NULL
+) WITHOUT ROWID;
+
 -- The columns stand behind the large one: the queue is looked through without reading past it. A run is in one of the two
 -- indexes, so that queueing it costs no more.
 DROP INDEX runs_by_owner;
