@@ -50,8 +50,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     `retention_days`: how long responses and conversations are kept; 0 keeps them until they are deleted.
     `background_slots`: how many background responses are worked on at once.
     `background_lease_seconds`: how long after a crash a process on another machine goes on with the background
-    responses of the dead one; on the same machine, one does in a second. They are also looked after, three times as often,
-    and a cancellation from elsewhere is seen then. What another process may rather serve is left to it for so long.
+    responses of the dead one; on the same machine, one does in a second. They are also looked after, three times as
+    often, and a cancellation from elsewhere is seen then. What another process may rather serve is left to it for so
+    long.
     `opening_seconds`: how long a stream waits for its model's first words before it begins without them.
     `models`: names for models, and who serves them: a backend, or `backend/model`, or several to be asked in turn.
     `seal_keys`: what sealed content is made with, newest first; without any, a file of keys in `data_dir` is used.

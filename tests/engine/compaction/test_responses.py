@@ -263,6 +263,17 @@ async def test_a_call_that_was_open_and_stays_so_does_not_end_the_conversation(b
 # Items that come back
 
 
+async def test_a_model_may_use_a_calls_id_again_after_a_compaction(make_bench: Any) -> None:
+    again = [{"tool_call": {"name": "look", "arguments": "{}", "call_id": "c0"}}]
+    looked = {"last_item": "function_call_output", "answers": [again, "Done."]}
+    bench = await make_bench({"rules": [SUMMARISER, looked]})
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    first = await bench.answer(HISTORY[:-1], tools=tools, **THRESHOLD)
+    assert [item["type"] for item in wire(first)] == ["compaction", "function_call"]
+    output = {"type": "function_call_output", "call_id": "c0", "output": "it is iron"}
+    assert (await bench.answer([output], previous_response_id=first.id)).output_text == "Done."
+
+
 @pytest.mark.parametrize("broken", ["of another server", "tampered with"])
 async def test_one_that_does_not_open_is_left_out_with_a_warning(bench: Bench, broken: str) -> None:
     (item,) = wire(await bench.answer([*HISTORY, {"type": "compaction_trigger"}]))
