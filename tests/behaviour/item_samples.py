@@ -119,7 +119,8 @@ ITEMS: dict[str, Json] = {
     },
     "local_shell_call_output": {
         "type": "local_shell_call_output",
-        "id": "call_local",
+        "id": "lsho_s",
+        "call_id": "call_local",
         "status": "completed",
         "output": "a.txt",
     },

@@ -10,6 +10,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
 from antiphon.protocol.content import text_of
+from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
@@ -239,3 +240,72 @@ async def asked_with(bench: Bench, response_id: str) -> list[Item | Unknown]:
     kept = await bench.store.load("default", response_id)
     assert kept is not None
     return kept.input
+
+
+# Calls whose ids come again
+
+
+CALL = {"tool_call": {"name": "f", "arguments": {}, "call_id": "call_0"}}
+LOOP = {
+    "rules": [
+        {"last_item": "function_call_output", "answers": ["{history} items"]},
+        {"user": "say so", "answers": [[CALL, {"text": "I did."}]]},
+    ],
+    "default": [CALL],
+}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+def tell_output(text: str) -> dict[str, str]:
+    return {"type": "function_call_output", "call_id": "call_0", "output": text}
+
+
+async def test_the_whole_history_may_be_sent_again_though_the_ids_of_its_calls_repeat(make_bench: Any) -> None:
+    bench = await make_bench(LOOP)
+    sent: list[Any] = []
+    previous = None
+    for step in range(3):
+        asked = await bench.answer([*sent, say(f"go {step}", f"msg_{step}")], previous_response_id=previous)
+        sent += [say(f"go {step}", f"msg_{step}"), *asked.output, tell_output(f"out {step}")]
+        done = await bench.answer(sent, previous_response_id=asked.id)
+        assert done.output_text == f"{4 * step + 3} items"
+        sent += done.output
+        previous = done.id
+
+
+async def test_a_call_whose_output_was_taken_out_does_not_stand_in_for_a_later_one(make_bench: Any) -> None:
+    bench = await make_bench(LOOP)
+    conversation = await converse(bench)
+    options = {"conversation": conversation, "tools": [FUNCTION]}
+    await bench.answer("go", **options)
+    await bench.answer([{**tell_output("first"), "id": "fco_1"}], **options)
+    await bench.engine.conversations.delete_item("default", conversation, "fco_1")
+    await bench.answer("again", **options)
+    run = await bench.ask([tell_output("second")], **options)
+    assert run.warnings == ["history: the call call_0 had no output and got a note instead"]
+    assert (await run.drain()).output_text == "7 items"
+
+
+async def test_an_input_with_a_call_and_its_output_answers_no_open_call_of_the_history(make_bench: Any) -> None:
+    bench = await make_bench(LOOP)
+    opened = await bench.answer("go and say so", tools=[FUNCTION])
+    pair = [{"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "[]"}, tell_output("mine")]
+    response = await bench.answer([say("rather"), *pair], previous_response_id=opened.id)
+    assert response.output_text == "7 items"
+
+
+async def test_the_outputs_of_a_local_shell_each_have_a_place_though_their_calls_share_an_id(bench: Bench) -> None:
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    call = {"type": "local_shell_call", "call_id": "call_0", "action": action, "status": "completed"}
+    plain = {"type": "local_shell_call_output", "id": "call_0"}
+    conversation = await converse(bench)
+    for step in range(2):
+        pair = [{**call, "id": f"lsh_{step}"}, {**plain, "output": f"out {step}"}]
+        await bench.answer(pair, conversation=conversation)
+    items = await bench.store.conversation_items("default", conversation)
+    assert items is not None
+    outputs = [item for item in items if isinstance(item, LocalShellCallOutput)]
+    assert [(item.call_id, item.output) for item in outputs] == [("call_0", "out 0"), ("call_0", "out 1")]
+    again = codec.decode_items(codec.encode(items))
+    copied = await bench.engine.conversations.create("default", again, None)
+    assert await bench.store.conversation_items("default", copied.id) == items

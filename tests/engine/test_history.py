@@ -3,7 +3,7 @@
 import pytest
 
 from antiphon.backends.base import EVERYTHING, Capabilities
-from antiphon.engine.history import check_input, check_pairs
+from antiphon.engine.history import check_input, check_pairs, find_answered
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
 from antiphon.protocol.hosted import (
@@ -65,6 +65,25 @@ def test_a_lone_call_or_output_is_refused_naming_its_call_id(items: list[Item | 
     with pytest.raises(InvalidRequest) as caught:
         check_pairs(items)
     assert (caught.value.message, caught.value.param, caught.value.code) == (message, "input", None)
+
+
+@pytest.mark.parametrize(
+    ("items", "answered"),
+    [
+        ([OUTPUT], {"call_1"}),
+        (
+            [Message("user", "hi"), CustomToolCallOutput("c", "ok"), LocalShellCallOutput("call_l", "a")],
+            {"c", "call_l"},
+        ),
+        ([CALL, OUTPUT], set()),
+        ([OUTPUT, CALL, OUTPUT], {"call_1"}),
+        ([ToolSearchCall({}), ToolSearchOutput([]), FunctionCallOutput("from nowhere", name="f")], set()),
+    ],
+)
+def test_an_output_answers_an_earlier_call_only_if_none_with_its_id_comes_between(
+    items: list[Item | Unknown], answered: set[str]
+) -> None:
+    assert find_answered(items) == answered
 
 
 IMAGE = InputImage(image_url="data:image/png;base64,AA==")

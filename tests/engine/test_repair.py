@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from antiphon.engine.history import check_pairs
 from antiphon.engine.ids import Mint
 from antiphon.engine.repair import Repaired, repair
-from antiphon.protocol.content import InputText
-from antiphon.protocol.hosted import ShellAction, ShellCall, ToolSearchCall, ToolSearchOutput
+from antiphon.protocol.content import InputImage, InputText, OutputText
+from antiphon.protocol.hosted import LocalShellCallOutput, ShellAction, ShellCall, ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.items import (
     LOST_OUTPUT,
     CustomToolCall,
@@ -86,6 +86,44 @@ def test_repeated_items_are_left_out() -> None:
     assert len(mended.repairs) == 2
 
 
+def test_items_that_share_an_id_and_say_different_things_are_all_kept() -> None:
+    picture, another = ([InputImage(image_url=f"https://a.example/{n}")] for n in "12")
+    told: list[Item | Unknown] = [
+        Message("user", [InputText("one")], "x"),
+        Message("assistant", [OutputText("one")], "x"),
+        Message("user", [InputText("two")], "x"),
+        Message("user", picture, "x"),
+        Message("user", another, "x"),
+        Unknown(b'{"type":"acme:x","id":"x"}'),
+        FunctionCall("call_1", "f", "{}", "x"),
+        FunctionCallOutput("first", "call_1", "x"),
+        FunctionCall("call_1", "f", "{}", "x"),
+        FunctionCallOutput("second", "call_1", "x"),
+    ]
+    assert repair(told) == Repaired(told, [])
+    again = repair([*told, *told[:6], Message("user", "one", "x")])
+    assert (again.items, len(again.repairs)) == (told, 7)
+
+
+def test_a_call_with_the_id_of_one_that_waits_is_another_one() -> None:
+    later = FunctionCall("call_1", "g", "[]", "fc_2")
+    noted = [USER, CALL, FunctionCallOutput(LOST_OUTPUT, "call_1", status="completed")]
+    told = ["the call call_1 had no output and got a note instead"]
+    assert repair([USER, CALL, ANSWER, later]) == Repaired([*noted, ANSWER, later], told)
+    assert repair([USER, CALL, later], answered_next={"call_1"}) == Repaired([*noted, later], told)
+    assert repair([USER, CALL, later, OUTPUT]) == Repaired([*noted, later, OUTPUT], told)
+    shell = ShellCall("call_1", ShellAction(["ls"]), "sh_1")
+    gone = ["the call call_1 had no output and was left out"]
+    assert repair([USER, shell, later, OUTPUT]) == Repaired([USER, later, OUTPUT], gone)
+
+
+def test_half_a_call_under_the_id_of_an_answered_one_is_left_out() -> None:
+    cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
+    told = ["the call call_1 was cut off and left out"]
+    assert repair([USER, CALL, OUTPUT, cut]) == Repaired([USER, CALL, OUTPUT], told)
+    assert repair([USER, CALL, cut]) == Repaired([USER, CALL], told)
+
+
 def test_half_a_call_is_left_out_unless_somebody_answered_it() -> None:
     cut = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
     mended = repair([USER, cut])
@@ -119,14 +157,18 @@ def test_reasoning_that_led_to_nothing_is_left_out() -> None:
 
 
 call_ids = st.sampled_from(["a", "b", "c"])
+item_ids = st.sampled_from([None, "x", "y"])
+statuses = st.sampled_from([None, "completed", "incomplete"])
 histories: st.SearchStrategy[list[Item | Unknown]] = st.lists(
     st.one_of(
-        st.builds(lambda call_id: FunctionCall(call_id, "f", "{}"), call_ids),
-        st.builds(lambda call_id: FunctionCallOutput("x", call_id), call_ids),
-        st.builds(lambda call_id: CustomToolCall(call_id, "f", "x"), call_ids),
-        st.builds(lambda call_id: CustomToolCallOutput(call_id, "x"), call_ids),
-        st.builds(lambda: Message("user", "hi")),
-        st.builds(Reasoning),
+        st.builds(FunctionCall, call_ids, st.just("f"), st.sampled_from(["{}", "[]"]), item_ids, statuses),
+        st.builds(FunctionCallOutput, st.just("x"), call_ids, item_ids),
+        st.builds(CustomToolCall, call_ids, st.just("f"), st.just("x"), item_ids),
+        st.builds(CustomToolCallOutput, call_ids, st.just("x"), item_ids),
+        st.builds(ShellCall, call_ids, st.just(ShellAction(["ls"])), item_ids),
+        st.builds(LocalShellCallOutput, call_ids, st.just("x")),
+        st.builds(Message, st.just("user"), st.sampled_from(["hi", "ho"]), item_ids),
+        st.builds(Reasoning, id=item_ids),
     ),
     max_size=12,
 )

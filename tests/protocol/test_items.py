@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -117,7 +118,17 @@ def test_arguments_stay_exactly_as_they_were_written() -> None:
     assert call.arguments == arguments
 
 
-@pytest.mark.parametrize("extra", [{}, {"id": "lsho_1"}])
-def test_the_output_of_a_local_shell_may_name_its_call(extra: dict[str, str]) -> None:
-    sent = {"type": "local_shell_call_output", "call_id": "call_1", "output": "a", "status": "completed"} | extra
-    assert ITEMS.one(encode(sent)) == LocalShellCallOutput("call_1", "a", "completed")
+@pytest.mark.parametrize("item_id", ["", "lsho_1", "call_1"])
+def test_the_output_of_a_local_shell_may_name_its_call(item_id: str) -> None:
+    sent = {"type": "local_shell_call_output", "call_id": "call_1", "output": "a", "status": "completed"}
+    named = ITEMS.one(encode(sent | ({"id": item_id} if item_id else {})))
+    assert named == LocalShellCallOutput(item_id, "a", "completed", "call_1")
+    assert isinstance(named, LocalShellCallOutput)
+    assert named.call_id == "call_1"
+
+
+def test_the_output_of_a_local_shell_that_names_no_call_has_the_id_of_its_call() -> None:
+    plain = {"type": "local_shell_call_output", "id": "call_1", "output": "a"}
+    item = ITEMS.one(encode(plain))
+    assert isinstance(item, LocalShellCallOutput)
+    assert (item.call_id, json.loads(encode(item))) == ("call_1", plain)

@@ -48,6 +48,19 @@ def text_of(answer: Any) -> str:
     return text
 
 
+def test_items_that_share_an_id_are_all_compacted(running: Running) -> None:
+    shared = [
+        {"id": "m", **say("one")},
+        {"id": "m", "role": "assistant", "content": "two"},
+        {"id": "m", **say("three")},
+    ]
+    for body in ({"input": shared}, {"input": [*shared, {"type": "compaction_trigger"}], "store": False}):
+        path = "/v1/responses/compact" if "store" not in body else "/v1/responses"
+        made = running.ask("POST", path, {"model": "scripted", **body})
+        assert (made.status, made.headers.get("x-antiphon-warnings")) == (200, None)
+        assert text_of(ask(running, [made.json["output"][-1], say("count")])) == "4"
+
+
 def test_it_answers_with_what_to_go_on_with(running: Running) -> None:
     answer = compact(running, {"model": "scripted", "input": LONG})
     compacted = answer.json

@@ -193,6 +193,14 @@ def test_a_response_that_is_not_stored_can_be_continued_on_its_connection_alone(
     assert text_of(client.ask(previous_response_id=first["id"])) == "3"
 
 
+def test_items_that_share_an_id_are_all_remembered(client: Client) -> None:
+    shared = [{"id": "m", "role": "user", "content": text} for text in ("one", "two")]
+    first = client.ask(shared, store=False)
+    assert (text_of(first), text_of(client.ask(store=False, previous_response_id=first["id"]))) == ("2", "4")
+    whole = [*shared, *first["output"], {"role": "user", "content": "and?"}]
+    assert text_of(client.ask(whole, store=False, previous_response_id=first["id"])) == "4"
+
+
 def test_a_stored_response_can_be_continued_from_anywhere(running: Running, client: Client) -> None:
     first = client.ask()
     with Client(running) as other:

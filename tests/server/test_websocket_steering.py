@@ -128,6 +128,31 @@ def test_a_call_is_not_cut_off_and_the_input_goes_with_its_output(running: Runni
     assert client.ask(store=False, stream_id="a")["status"] == "completed"
 
 
+def test_the_input_goes_with_the_outputs_on_whichever_lane_they_come(running: Running, client: Client) -> None:
+    response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
+    client.steer(response_id, "turn left")
+    release(running)
+    [required] = client.until("response.steer.pending", "a")["required_input"]
+    output = [{"type": "function_call_output", "call_id": required["call_id"], "output": "rain"}]
+    made = client.ask(output, stream_id="b", previous_response_id=response_id, store=False)
+    assert text_of(made) == "5 turn left"
+
+
+def test_a_continuation_on_another_lane_waits_for_what_is_said_to_a_response(running: Running, client: Client) -> None:
+    response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
+    call = client.until("response.output_item.added", "a")["item"]
+    while call["type"] != "function_call":
+        call = client.until("response.output_item.added", "a")["item"]
+    client.steer(response_id, "turn left")
+    client.until("response.steer.accepted", "a")
+    output = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
+    client.create(output, stream_id="b", previous_response_id=response_id, store=False)
+    client.send({"type": "nothing"})
+    assert client.next()["status"] == 400  # so what came before it has been read
+    release(running)
+    assert text_of(client.finish("b")[-1]["response"]) == "5 turn left"
+
+
 def test_input_that_waits_goes_back_when_its_continuation_fails(running: Running, client: Client) -> None:
     response_id = begin(running, client, "call", tools=[FUNCTION], store=False)
     client.steer(response_id, "turn left")

@@ -1,19 +1,19 @@
 """What a request builds on: the chain or the conversation it continues, with its references filled in."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Sequence
 
 import msgspec
 
 from antiphon.engine.compaction.expansion import expand
-from antiphon.engine.history import CALLS, OUTPUTS
+from antiphon.engine.history import CALLS, OUTPUTS, find_answered, read_words
 from antiphon.engine.repair import find_lone_calls, repair
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
-from antiphon.protocol.content import text_of
-from antiphon.protocol.items import CustomToolCallOutput, FunctionCallOutput, Item, ItemReference, Message, Reasoning
+from antiphon.protocol.items import Item, ItemReference, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
@@ -82,17 +82,19 @@ def _read(
 ) -> Context:
     """What was kept, as a model can read it."""
     # Compactions first: the half of a pair that one covers must not be mended.
-    answered_next = _answers(request)
+    answered_next = _find_answers(request, items)
     expanded = expand(items, sealer, project=project, answered_next=answered_next)
     mended = repair(expanded.items, answered_next=answered_next)
     repairs = [*losses, *expanded.warnings, *mended.repairs]
     return Context(items=mended.items, left_out=expanded.left_out, repairs=repairs, tools=tools)
 
 
-def _answers(request: CreateRequest) -> set[str]:
-    """The calls that the request's own input answers."""
-    items = request.input if isinstance(request.input, list) else []
-    return {item.call_id for item in items if isinstance(item, OUTPUTS) and item.call_id is not None}
+def _find_answers(request: CreateRequest, earlier: Sequence[Item | Unknown]) -> set[str]:
+    """The calls of the history that the request's own input answers."""
+    if not isinstance(request.input, list):
+        return set()
+    sent_again = {item.id for item in earlier if isinstance(item, CALLS) and item.id}
+    return find_answered([item for item in request.input if item.id not in sent_again])
 
 
 async def _fetch_chain(store: Store, project: str, response_id: str) -> tuple[list[Item | Unknown], list[str]]:
@@ -150,9 +152,13 @@ async def fill_references(
     if not earlier and not wanted:
         return items, []
     made = await _load_made(wanted, project, store)
-    known = {_identify(item): item for item in earlier}
-    for call_id in find_lone_calls(earlier).values():
-        known.pop(_name_output(call_id), None)
+    known: dict[str | None, _Alike] = {}
+    for item in earlier:
+        known.setdefault(_identify(item), _Alike()).items.append(item)
+    waiting = {earlier[index].id: call_id for index, call_id in find_lone_calls(earlier).items()}
+    # If the input has such a call again, outputs before it are those of earlier calls with its id.
+    for item_id in waiting.keys() - {item.id for item in items}:
+        known.pop(_name_output(waiting[item_id]), None)
     filled: list[Item | Unknown] = []
     repeated: list[str] = []
     for index, item in enumerate(items):
@@ -160,6 +166,8 @@ async def fill_references(
         if identity is not None and identity in known:
             _require_same(item, known[identity], index)
             repeated.append(f"input[{index}]: {identity} is part of the history already")
+            if item.id in waiting:
+                known.pop(_name_output(waiting[item.id]), None)
         elif isinstance(item, ItemReference):
             found = made.get(item.id)
             filled.append(found or await find_item(item.id, project=project, store=store, param=f"input[{index}]"))
@@ -186,9 +194,20 @@ def _is_bare(item: Item | Unknown) -> bool:
     return isinstance(item, Reasoning) and bool(item.id) and not item.content and not item.encrypted_content
 
 
-def _require_same(item: Item | Unknown, known: Item | Unknown, index: int) -> None:
-    """Raise if one of them says something else. Only words count: clients leave out much of what an item has."""
-    if isinstance(item, ItemReference) or _read_words(item) == _read_words(known):
+class _Alike:
+    """Items of the history with one identity, mostly just one. What they say is read once, and only if need be."""
+
+    def __init__(self) -> None:
+        self.items: list[Item | Unknown] = []
+
+    @functools.cached_property
+    def words(self) -> set[tuple[str, ...]]:
+        return set(map(read_words, self.items))
+
+
+def _require_same(item: Item | Unknown, known: _Alike, index: int) -> None:
+    """Raise if all of them say something else. Only words count: clients leave out much of what an item has."""
+    if isinstance(item, ItemReference) or read_words(item) in known.words:
         return
     if isinstance(item, OUTPUTS):
         raise InvalidRequest(
@@ -199,15 +218,6 @@ def _require_same(item: Item | Unknown, known: Item | Unknown, index: int) -> No
         param=f"input[{index}].id",
         code="invalid_value",
     )
-
-
-def _read_words(item: Item | Unknown) -> tuple[str, ...]:
-    """What an item says, as far as it is words."""
-    if isinstance(item, Message):
-        return item.role, text_of(item.content)
-    if isinstance(item, (FunctionCallOutput, CustomToolCallOutput)):
-        return (text_of(item.output),)
-    return (item.call_id,) if isinstance(item, CALLS) and item.call_id is not None else ()
 
 
 def _identify(item: Item | Unknown) -> str | None:

@@ -72,7 +72,7 @@ async def resolve(
     )
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     asked = read_input(request, mint)
-    if request.store is not False or request.conversation is not None:
+    if not mend and (request.store is not False or request.conversation is not None):
         check_ids(asked)
     earlier = [*context.left_out, *context.items]  # in this order: an id of a call may come again
     new_items, repeated = await fill_references(asked, earlier=earlier, project=project, store=store)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from antiphon.backends.base import Capabilities
 from antiphon.errors import InvalidRequest, UnsupportedParameter
-from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo
+from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo, text_of
 from antiphon.protocol.hosted import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
@@ -60,6 +60,28 @@ def check_pairs(items: Sequence[Item | Unknown]) -> None:
             answered.add(item.call_id)
     for call_id, noun in owed.items():
         raise InvalidRequest(f"No tool output found for {noun} {call_id}.", param="input")
+
+
+def find_answered(items: Sequence[Item | Unknown]) -> set[str]:
+    """The calls before these items that are answered among them: an output answers the latest call with its id."""
+    asked: set[str] = set()
+    answered: set[str] = set()
+    for item in (item for item in items if type(item) in _PAIRED):
+        if isinstance(item, CALLS):
+            if item.call_id is not None:
+                asked.add(item.call_id)
+        elif isinstance(item, OUTPUTS) and item.call_id is not None and item.call_id not in asked:
+            answered.add(item.call_id)
+    return answered
+
+
+def read_words(item: Item | Unknown) -> tuple[str, ...]:
+    """What an item says, as far as it is words."""
+    if isinstance(item, Message):
+        return item.role, text_of(item.content)
+    if isinstance(item, (FunctionCallOutput, CustomToolCallOutput, LocalShellCallOutput)):
+        return (text_of(item.output),)
+    return (item.call_id,) if isinstance(item, CALLS) and item.call_id is not None else ()
 
 
 def _noun(item: Item) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from antiphon.engine.ids import Mint
 from antiphon.protocol.content import InputText, OutputText
+from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import Item, Items, Message
 from antiphon.protocol.open import Unknown
 
@@ -37,6 +38,7 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "local_shell_call_output": "lsho",
     "reasoning": "rs",
     "compaction": "cmp",
 }
@@ -48,6 +50,8 @@ def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
         return _identify_unknown(item, mint)
     # A copy, not `replace`: that would read the content anew, of every item of every request.
     stored = copy(item)
+    if isinstance(stored, LocalShellCallOutput) and stored.call_id == stored.id:
+        stored.named_call, stored.id = stored.id, ""
     if not stored.id:  # some clients send an empty one
         stored.id = mint(_PREFIXES.get(stored.type, "item"))
     if getattr(stored, "status", "none") is None:

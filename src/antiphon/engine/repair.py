@@ -5,11 +5,14 @@ conversation, a turn that was cut off. Models and upstream APIs refuse such a hi
 way out, and every repair is told.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
-from antiphon.engine.history import CALLS, OUTPUTS
+from antiphon.engine.history import CALLS, OUTPUTS, read_words
+from antiphon.protocol import codec
+from antiphon.protocol.content import InputText, OutputText, Text
 from antiphon.protocol.items import (
     LOST_OUTPUT,
     CustomToolCall,
@@ -22,6 +25,10 @@ from antiphon.protocol.items import (
 )
 from antiphon.protocol.open import Unknown
 from antiphon.store.ownership import find_owner
+
+_TEXTS = (InputText, OutputText, Text)
+# By id, the first item that has it, and what all that have it say, once there is a second.
+_Seen: TypeAlias = dict[str, tuple[Item | Unknown, set[Hashable]]]
 
 
 class Repaired(msgspec.Struct, frozen=True):
@@ -44,54 +51,75 @@ def repair(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = 
 def _pair(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
     """Without what comes twice, and without outputs that answer no call.
 
-    A call's id may come again for another call, once the first has been answered: some models count them anew.
+    A call's id may come again for another call: some models count them anew.
     """
-    answers = {item.call_id for item in items if isinstance(item, OUTPUTS)}
-    seen: set[str] = set()
-    waiting: set[str] = set()
+    answered = _trace_calls(items).answered
+    seen: _Seen = {}
+    waiting: dict[str, Item] = {}
     kept: list[Item | Unknown] = []
-    for item in items:
-        fault = _find_fault(item, seen, waiting, answers)
-        if fault is not None:
+    for index, item in enumerate(items):
+        fault = _find_fault(item, seen, waiting, is_answered=index in answered)
+        if fault is None:
+            kept.append(item)
+        else:
             repairs.append(fault)
-            continue
-        kept.append(item)
-        if item.id is not None:
-            seen.add(item.id)
-        if isinstance(item, CALLS):
-            if item.call_id is not None:
-                waiting.add(item.call_id)
-        elif isinstance(item, OUTPUTS) and item.call_id is not None:
-            waiting.discard(item.call_id)
     return kept
 
 
-def _find_fault(
-    item: Item | Unknown, seen: Collection[str], waiting: Collection[str], answers: Collection[str | None]
-) -> str | None:
-    if item.id is not None and item.id in seen:
-        return f"a second {item.type} {item.id} was left out"
+def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, is_answered: bool) -> str | None:
+    """Why an item is left out; one that is kept is noted in `seen` or among the calls that are `waiting`."""
     if isinstance(item, CALLS):
-        if item.call_id in waiting:
-            return f"a second {item.type} {item.call_id} was left out"
-        if item.status == "incomplete" and item.call_id not in answers:
+        if item.status == "incomplete" and not is_answered:
             return f"the call {item.call_id} was cut off and left out"
-    elif isinstance(item, OUTPUTS) and item.call_id is not None and item.call_id not in waiting:
-        return f"an output without its call {item.call_id} was left out"
+        if item.call_id is not None:
+            if item.id is not None and waiting.get(item.call_id) == item:
+                return f"a second {item.type} {item.call_id} was left out"
+            waiting[item.call_id] = item
+            return None
+    elif isinstance(item, OUTPUTS) and item.call_id is not None:
+        is_lone = waiting.pop(item.call_id, None) is None
+        return f"an output without its call {item.call_id} was left out" if is_lone else None
+    return _find_repetition(item, seen)
+
+
+def _find_repetition(item: Item | Unknown, seen: _Seen) -> str | None:
+    """An id says little: some clients give the same to all that they send."""
+    if item.id is None:
+        return None
+    if item.id not in seen:
+        seen[item.id] = (item, set())
+        return None
+    first, told = seen[item.id]
+    if not told:  # until now there was nothing to compare
+        told.add(_read_whole(first))
+    if (whole := _read_whole(item)) in told:
+        return f"a second {item.type} {item.id} was left out"
+    told.add(whole)
     return None
+
+
+def _read_whole(item: Item | Unknown) -> Hashable:
+    """All that would be lost with an item."""
+    return read_words(item) if isinstance(item, Message) and _is_text(item) else codec.encode(item)
+
+
+def _is_text(item: Message) -> bool:
+    return isinstance(item.content, str) or all(isinstance(part, _TEXTS) for part in item.content)
 
 
 def _answer_lone_calls(
     items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]
 ) -> list[Item | Unknown]:
-    lone = find_lone_calls(items)
+    trace = _trace_calls(items)
+    lone = trace.lone
     open_end = _find_open_end(items)
     # Several may use a conversation at once. Whoever answers the calls of one response does not know those of another.
     answered = {_find_maker(items[index]) for index, call_id in lone.items() if call_id in answered_next}
     kept: list[Item | Unknown] = []
     for index, item in enumerate(items):
         is_owed = index >= open_end and (not answered or _find_maker(item) in answered)
-        if index not in lone or is_owed or lone[index] in answered_next:
+        awaits = index in lone and (is_owed or lone[index] in answered_next)
+        if awaits or (index not in lone and index not in trace.replaced):
             kept.append(item)
         elif isinstance(item, FunctionCall):
             repairs.append(f"the call {item.call_id} had no output and got a note instead")
@@ -99,21 +127,37 @@ def _answer_lone_calls(
         elif isinstance(item, CustomToolCall):
             repairs.append(f"the call {item.call_id} had no output and got a note instead")
             kept += [item, CustomToolCallOutput(item.call_id, LOST_OUTPUT, status="completed")]
-        else:
-            repairs.append(f"the call {lone[index]} had no output and was left out")
+        elif isinstance(item, CALLS):
+            repairs.append(f"the call {item.call_id} had no output and was left out")
     return kept
 
 
-def find_lone_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
-    """Where the calls stand that no output follows, and their ids."""
+class _Trace(msgspec.Struct, frozen=True):
+    """Where the calls stand: those with an output, those that another call with their id came after, and the rest."""
+
+    answered: set[int]
+    replaced: set[int]
+    lone: dict[int, str]
+
+
+def _trace_calls(items: Sequence[Item | Unknown]) -> _Trace:
     waiting: dict[str, int] = {}
+    answered: set[int] = set()
+    replaced: set[int] = set()
     for index, item in enumerate(items):
         if isinstance(item, CALLS):
             if item.call_id is not None:
+                if item.call_id in waiting:
+                    replaced.add(waiting[item.call_id])
                 waiting[item.call_id] = index
-        elif isinstance(item, OUTPUTS) and item.call_id is not None:
-            waiting.pop(item.call_id, None)
-    return {index: call_id for call_id, index in waiting.items()}
+        elif isinstance(item, OUTPUTS) and item.call_id in waiting:
+            answered.add(waiting.pop(item.call_id))
+    return _Trace(answered, replaced, {index: call_id for call_id, index in waiting.items()})
+
+
+def find_lone_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
+    """Where the calls stand whose outputs may still come, and their ids."""
+    return _trace_calls(items).lone
 
 
 def _find_maker(item: Item | Unknown) -> str | None:

@@ -6,6 +6,8 @@ as JSON objects.
 
 from typing import Any, Literal, TypeAlias
 
+from msgspec import field
+
 from antiphon.protocol.content import ComputerScreenshot
 from antiphon.protocol.open import Tagged, Wire, always
 from antiphon.protocol.tools import TOOLS, JsonObject, Tools
@@ -100,19 +102,23 @@ class LocalShellCall(Tagged, tag="local_shell_call"):
 
 
 class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
-    """Its id is the id of the call that it answers."""
+    """As the API has it, its id is that of the call it answers. One with an id of its own names the call, as others do.
+
+    Calls may have the same id, one after the other, and items may not: what is kept has an id of its own.
+    """
 
     id: str
     output: str
     status: ItemStatus | None = None
+    named_call: str | None = field(default=None, name="call_id")
 
     @property
     def call_id(self) -> str:
-        return self.id
+        return self.named_call or self.id
 
 
 class AddressedShellOutput(Wire):
-    """The same as the agents SDK sends it: with the id of the call where the other outputs have it."""
+    """The same as the agents SDK sends it: with the id of the call, and without its own."""
 
     call_id: str
     output: str
@@ -122,7 +128,7 @@ class AddressedShellOutput(Wire):
 
 
 def readdress_shell_output(addressed: AddressedShellOutput) -> LocalShellCallOutput:
-    return LocalShellCallOutput(addressed.call_id, addressed.output, addressed.status)
+    return LocalShellCallOutput(addressed.id or "", addressed.output, addressed.status, addressed.call_id)
 
 
 class ShellAction(Wire):

@@ -206,6 +206,17 @@ def test_text_between_a_call_and_its_output_joins_the_call() -> None:
     assert messages(items) == [assistant("Now I wait.", chat_call("call_a")), tool("call_a")]
 
 
+def test_arguments_that_are_no_object_are_given_back_as_text_in_one() -> None:
+    written = ['{ "a":1.0 }', '{"a', "[1]", ""]
+    told = messages([call(f"c{n}", arguments) for n, arguments in enumerate(written)])[0]
+    assert [each["function"]["arguments"] for each in told["tool_calls"]] == [
+        '{ "a":1.0 }',
+        '{"arguments":"{\\"a"}',
+        '{"arguments":"[1]"}',
+        "{}",
+    ]
+
+
 def test_one_call_after_the_other_stays_so() -> None:
     items = [call("call_a"), output("call_a"), call("call_b"), output("call_b")]
     assert messages(items) == [

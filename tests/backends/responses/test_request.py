@@ -261,6 +261,10 @@ def test_a_nested_function_is_sent_flat() -> None:
             LocalShellCallOutput(id="lsh_1", output="out", status="completed"),
             {"type": "local_shell_call_output", "output": "out", "id": "lsh_1"},
         ),
+        (
+            LocalShellCallOutput("lsho_1", "out", "completed", "call_1"),
+            {"type": "local_shell_call_output", "output": "out", "id": "call_1"},
+        ),
         (Unknown(b'{"type":"acme","id":"a_1","n":1.50}'), {"type": "acme", "id": "a_1", "n": 1.5}),
     ],
 )

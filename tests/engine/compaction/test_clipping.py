@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.engine.compaction.clipping import clip, clip_item, measure
+from antiphon.engine.compaction.clipping import clip, clip_item, measure, measure_least
 from antiphon.protocol import hosted
 from antiphon.protocol.content import ComputerScreenshot, InputImage, InputText, OutputText
 from antiphon.protocol.items import (
@@ -86,6 +86,22 @@ def test_clipped_arguments_are_still_a_json_object() -> None:
 )
 def test_what_cannot_be_made_smaller_is_told_so(item: Item) -> None:
     assert clip_item(item, SIZE) is None
+
+
+RIGID = hosted.ComputerCallOutput("c", ComputerScreenshot(image_url="data:,"))
+
+
+@pytest.mark.parametrize("item", [*CLIPPED, RIGID, user("hi"), FunctionCallOutput(LONG, "c" * 900)])
+def test_an_item_can_always_be_made_as_small_as_it_is_told_to_become(item: Item) -> None:
+    least = measure_least(item)
+    assert least <= measure(item)
+    clipped = clip_item(item, least)
+    assert clipped is not None
+    assert measure(clipped) <= least + 200
+
+
+def test_what_has_no_text_to_cut_is_as_small_as_it_can_be() -> None:
+    assert measure_least(RIGID) == measure(RIGID)
 
 
 def test_an_image_counts_the_same_however_long_its_data_is() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from antiphon.engine.compaction.memory import tell_summary
 from antiphon.errors import ContextLengthExceeded, RateLimited
-from antiphon.protocol.content import text_of
+from antiphon.protocol.content import ComputerScreenshot, text_of
+from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import ContextManagement
@@ -158,6 +159,8 @@ async def test_rules_without_end_are_refused_with_the_numbers() -> None:
         await compact(CountingBackend(WINDOW), turn)
 
 
+CLICK = ComputerCall("cu", "s", [], "completed", actions=[{"type": "screenshot"}])
+SCREENSHOT = ComputerCallOutput("s", ComputerScreenshot(image_url="data:," + "x" * 150 * WINDOW))
 HOSTILE: dict[str, list[Item | Unknown]] = {
     "an output of fifty windows": [user("task"), call("c"), output("c", "steel " * 50 * WINDOW)],
     "arguments of fifty windows": [user("task"), call("c", f'{{"a":"{"x" * 150 * WINDOW}"}}'), output("c", "ok")],
@@ -172,6 +175,15 @@ HOSTILE: dict[str, list[Item | Unknown]] = {
         user("task"),
         *(call(str(number)) for number in range(1_000)),
         *(output(str(number), "x" * 100) for number in range(1_000)),
+    ],
+    "a screenshot of fifty windows beside outputs": [
+        user("task"),
+        *(call("a"), CLICK, call("b"), output("a", "x" * 5_000), SCREENSHOT, output("b", "x" * 40)),
+        user("look " * 1_000),
+    ],
+    "messages without end after an output": [
+        *(user("task"), call("c"), output("c", "x" * 5_000)),
+        *(user("and " * number) for number in range(500)),
     ],
     "a giant thing unknown": [user("task"), Unknown(b'{"type":"acme:x","a":"' + b"x" * 50 * WINDOW + b'"}')],
     "signs instead of words": [user("\x00\u2028\U0001f600" * 5_000), assistant("好" * 5_000), user("好" * 5_000)],
@@ -204,6 +216,7 @@ steps = st.one_of(
     sizes.map(lambda size: [assistant("a " * size)]),
     st.tuples(sizes, sizes).map(lambda pair: [call("c", '"' * pair[0]), output("c", "o\n" * pair[1])]),
     sizes.map(lambda size: [Reasoning(id="rs", encrypted_content="r" * size), assistant("so")]),
+    sizes.map(lambda size: [CLICK, call("c"), output("c", "o" * size), SCREENSHOT, user("u" * size)]),
     sizes.map(lambda size: [call("p"), call("q"), output("q", "o" * size), output("p", "o")]),
 )
 

@@ -7,7 +7,16 @@ from antiphon.engine.compaction.expansion import check_trigger, ends_in_trigger,
 from antiphon.engine.compaction.memory import Memory, join_marks, mark, seal, tell_summary
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import AdditionalTools
-from antiphon.protocol.items import Compaction, CompactionTrigger, ConfigurationUpdate, Item, Message, Reasoning
+from antiphon.protocol.items import (
+    LOST_OUTPUT,
+    Compaction,
+    CompactionTrigger,
+    ConfigurationUpdate,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+)
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import ContextManagement
 from compaction_bench import PROJECT, SEALER, assistant, call, make_turn, output, user
@@ -59,6 +68,22 @@ def test_retained_messages_that_come_back_with_it_are_not_doubled() -> None:
 def test_reasoning_goes_with_what_it_led_to() -> None:
     lone = Reasoning(id="rs_1", encrypted_content="of another day")
     assert read(*OLD[:3], lone, *OLD[3:], ITEM) == SEEN
+
+
+def test_an_output_after_another_call_with_its_id_does_not_answer_the_open_call_that_was_kept() -> None:
+    memory = Memory(summary="", first=[user("build")], last=[call("c")], covered=b"")
+    item = seal(memory, SEALER, project=PROJECT)
+    kept = [user("build"), call("c")]
+    noted = [*kept, FunctionCallOutput(LOST_OUTPUT, "c", status="completed")]
+    told = ["the call c had no output and got a note instead"]
+    again: list[Item | Unknown] = [user("again"), call("c")]
+    answered = expand([item, output("c", "x")], SEALER, project=PROJECT)
+    assert (answered.items, answered.warnings) == ([*kept, item, output("c", "x")], [])
+    waiting = expand([item], SEALER, project=PROJECT, answered_next={"c"})
+    assert (waiting.items, waiting.warnings) == ([*kept, item], [])
+    for later, answered_next in (([*again, output("c", "x")], ()), (again, {"c"})):
+        expanded = expand([item, *later], SEALER, project=PROJECT, answered_next=answered_next)
+        assert (expanded.items, expanded.warnings) == ([*noted, item, *later], told)
 
 
 def test_expanding_again_changes_nothing() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.engine.compaction.steps import split_steps
+from antiphon.engine.compaction.steps import find_end_of_outputs, join_unread, pair, split_steps
 from antiphon.protocol import hosted
 from antiphon.protocol.items import Item, Reasoning
 from antiphon.protocol.open import Unknown
@@ -50,6 +50,36 @@ def test_a_call_that_nobody_can_look_into_is_a_step() -> None:
 def test_calls_without_an_output_hold_nothing_up() -> None:
     items: list[Item | Unknown] = [user("a"), call("1"), call("2")]
     assert split_steps(items) == [[items[0]], [items[1]], [items[2]]]
+
+
+def test_outputs_and_the_messages_after_them_are_one_step_that_nobody_has_read() -> None:
+    items: list[Item | Unknown] = [assistant("a"), call("1"), output("1", "x"), user("b"), user("c")]
+    assert join_unread(split_steps(items)) == [items[:1], items[1:]]
+
+
+def test_what_the_model_has_said_is_not_among_what_it_has_not_read() -> None:
+    items: list[Item | Unknown] = [call("1"), output("1", "x"), assistant("a"), user("b"), user("c")]
+    assert join_unread(split_steps(items)) == [items[:2], items[2:3], items[3:]]
+
+
+def test_with_nothing_unread_the_steps_are_what_they_were() -> None:
+    items: list[Item | Unknown] = [user("a"), call("1"), output("1", "x")]
+    assert join_unread(split_steps(items)) == split_steps(items)
+    assert join_unread([]) == []
+
+
+def test_of_a_step_each_call_is_with_its_output() -> None:
+    step: list[Item | Unknown] = [
+        THOUGHT,
+        call("1"),
+        call("2"),
+        output("2", "x"),
+        user("a"),
+        output("1", "y"),
+        user("b"),
+    ]
+    assert pair(step) == [[THOUGHT], [step[1], step[5]], [step[2], step[3]], [step[4]], [step[6]]]
+    assert find_end_of_outputs(step) == 6
 
 
 kinds = st.sampled_from(["user", "thought", "call 1", "call 2", "output 1", "output 2"])

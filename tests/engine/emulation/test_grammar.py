@@ -1,8 +1,8 @@
-"""Text against the grammars of custom tools."""
+"""Text against the grammars of custom tools, and the patterns of schemas."""
 
 import pytest
 
-from antiphon.engine.emulation.grammar import find_fault, find_mismatch
+from antiphon.engine.emulation.grammar import find_fault, find_mismatch, fits_pattern
 from antiphon.protocol.tools import GrammarInput
 
 # The grammar that Codex sends with its `apply_patch`.
@@ -83,3 +83,27 @@ def test_a_grammar_that_is_none_is_told() -> None:
 )
 def test_a_grammar_that_would_bring_down_its_reader_is_not_read(definition: str, fault: str) -> None:
     assert find_fault(GrammarInput(definition, "lark")) == fault
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits"),
+    [
+        ("b", "abc", True),
+        ("^b", "abc", False),
+        ("^a|d$", "abc", True),
+        ("^$", "", True),
+        (r"^\d+$", "12", True),
+        (r"^\p{L}+$", "äö", True),
+        ('^[\x7f\n"\\\\]+$', '\x7f\n"\\', True),
+        ("^.$", "\N{GRINNING FACE}", True),
+        ("^(a+)+$", "a" * 40 + "b", False),
+        ("(x+x+)+y", "x" * 10_000, False),
+        ("^(?=a)", "a", None),
+        (r"(a)\1", "aa", None),
+        ("(", "a", None),
+        ("(a?b?c?d?){900}z" * 9, "abcd" * 900, None),
+        ("a" * 50_001, "a", None),
+    ],
+)
+def test_a_pattern_is_looked_for_anywhere_and_at_once(pattern: str, text: str, fits: bool | None) -> None:
+    assert fits_pattern(text, pattern) is fits

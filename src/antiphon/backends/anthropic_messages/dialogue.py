@@ -19,6 +19,7 @@ from antiphon.backends.anthropic_messages.blocks import (
     write_text,
 )
 from antiphon.backends.anthropic_messages.names import name_call, name_tool
+from antiphon.backends.upstream.arguments import write_arguments
 from antiphon.protocol import items
 from antiphon.protocol.open import Unknown
 
@@ -94,7 +95,7 @@ class Dialogue:
         wire = name_call(call.call_id, taken=self._ids)
         self._ids.add(wire)
         self.called[call.name] = None
-        arguments = _read_arguments(call.arguments)
+        arguments = Raw(write_arguments(call.arguments).encode())
         self._say("assistant", [{"type": "tool_use", "id": wire, "name": name_tool(call.name), "input": arguments}])
         self._open.setdefault(call.call_id, []).append((wire, len(self.messages) - 1))
 
@@ -147,18 +148,6 @@ def _restore(reasoning: items.Reasoning) -> list[Raw]:
         return msgspec.json.decode(reasoning.encrypted_content, type=list[Raw])
     except msgspec.DecodeError:
         return []
-
-
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
-
-
-def _read_arguments(arguments: str) -> Raw | dict[str, str]:
-    """The arguments as the model wrote them. What is no JSON object is told as text, since only an object can be."""
-    try:
-        _OBJECT.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {"arguments": arguments} if arguments.strip() else {}
-    return Raw(arguments.encode())
 
 
 def _is_result(block: Block | Raw) -> bool:

@@ -13,6 +13,7 @@ from antiphon.backends.base import Turn
 from antiphon.backends.chat_completions.keepsake import read_keepsake
 from antiphon.backends.chat_completions.parts import ChatPart, Read, read_parts, write_text
 from antiphon.backends.chat_completions.quirks import Quirks
+from antiphon.backends.upstream.arguments import write_arguments
 from antiphon.protocol import codec, items
 from antiphon.protocol.content import ReasoningText
 from antiphon.protocol.open import Unknown
@@ -116,7 +117,7 @@ class _Layout:
         return said.end
 
     def _write_call(self, call_id: str, call: items.FunctionCall, said: "_Said") -> ChatMessage:
-        function = {"name": call.name, "arguments": call.arguments or "{}"}
+        function = {"name": call.name, "arguments": write_arguments(call.arguments)}
         written: ChatMessage = {"id": call_id, "type": "function", "function": function}
         if self._quirks.keep_call_extras and call.call_id in said.extras:
             written["extra_content"] = said.extras[call.call_id]

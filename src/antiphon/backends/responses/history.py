@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from antiphon.protocol.content import InputText, OutputText, Part, ReasoningText, Text, text_of
+from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import CustomToolCallOutput, FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 
@@ -28,6 +29,8 @@ def _write(item: Item | Unknown, *, ids: bool, reasoning_text: bool) -> Item | U
             item = msgspec.structs.replace(item, content=[_write_part(part, item.role) for part in item.content])
         case FunctionCallOutput() | CustomToolCallOutput() if not isinstance(item.output, str):
             item = _write_output(item)
+        case LocalShellCallOutput():  # the API knows it by the id of its call
+            item = msgspec.structs.replace(item, id=item.call_id, named_call=None)
         case Reasoning():
             kept = _write_reasoning(item, reasoning_text=reasoning_text)
             if kept is None:

@@ -78,13 +78,22 @@ def _measure(value: Any) -> int:
     return len(text) if isinstance(text, str) else len(codec.encode(value))
 
 
+def measure_least(item: Item | Unknown) -> int:
+    """About how many characters are left of an item that is made as small as it can be."""
+    smallest = _clip(item, 0)
+    return measure(item) if smallest is None else min(measure(item), measure(smallest))
+
+
 def clip_item(item: Item | Unknown, size: int) -> Item | Unknown | None:
     """The item with about so many characters at most, or None if it cannot be made so small and stay what it is."""
     if measure(item) <= size:
         return item
-    text = max(size - _FRAME_SIZE, 0)
-    clipped = _clip(item, text)
-    return clipped if clipped is not None and measure(clipped) <= size + 2 * _FRAME_SIZE else None
+    smallest = _clip(item, 0)
+    if smallest is None:
+        return None
+    clipped = _clip(item, max(size - measure(smallest), 0))
+    # Text may take more in JSON than it was given.
+    return next((each for each in (clipped, smallest) if each and measure(each) <= size + 2 * _FRAME_SIZE), None)
 
 
 def _clip(item: Item | Unknown, size: int) -> Item | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from antiphon.backends.base import Turn
 from antiphon.engine.compaction.memory import find_memory, mark
-from antiphon.engine.history import OUTPUTS
+from antiphon.engine.history import CALLS, find_answered
 from antiphon.engine.repair import repair
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import InvalidRequest
@@ -48,8 +48,9 @@ def expand(
     kept = memory.unfold()
     seen = {id(item): item for item in (*kept, *_mend(kept)[0])}
     before, left_out = _divide(items[:place], {*memory.marks(), *map(mark, seen.values())})
-    answered = {item.call_id for item in after if isinstance(item, OUTPUTS) and item.call_id is not None}
-    mended, repairs = _mend(kept, {*answered, *answered_next})
+    asked_later = {item.call_id for item in after if isinstance(item, CALLS)}
+    answered = find_answered(after) | {call_id for call_id in answered_next if call_id not in asked_later}
+    mended, repairs = _mend(kept, answered)
     return Expanded([*before, *mended, items[place], *after], [*left_out, items[place]], [*warnings, *repairs])
 
 

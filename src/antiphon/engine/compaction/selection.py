@@ -1,15 +1,19 @@
 """What stays of a conversation word for word: the task, the question at hand and the last steps, as room allows."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from antiphon.engine.compaction.clipping import clip_item, measure
-from antiphon.engine.compaction.steps import Step, split_steps
-from antiphon.protocol.items import Item, Message
+from antiphon.engine.compaction.clipping import clip, clip_item, measure, measure_least
+from antiphon.engine.compaction.steps import Step, find_end_of_outputs, join_unread, pair, split_steps
+from antiphon.engine.repair import drop_lone_reasoning
+from antiphon.protocol.content import InputText, text_of
+from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 
 _SHORT_OUTPUT = 300
+_GAP = "[there was no room for what stood here, and it was left out: "
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -29,46 +33,80 @@ class Selection(msgspec.Struct, frozen=True):
 
 def select(items: Sequence[Item | Unknown], room: Room) -> Selection:
     """Choose what stays of these."""
-    last, taken = _take_last_steps(split_steps(items), room)
-    older = items[: len(items) - taken]
-    asked = [item for item in items if isinstance(item, Message) and item.role == "user"]
+    last, taken, gone = _take_last_steps(join_unread(split_steps(items)), room)
+    older = [*items[: len(items) - taken], *gone]
+    asked = [item for item in items if isinstance(item, Message) and item.role == "user" and not _tells_gap(item)]
     first = _take_questions(asked, older, room)
     whole = {id(item) for item in first}
-    return Selection(first, last, [] if all(id(item) in whole for item in older) else list(older))
+    return Selection(first, last, [] if all(id(item) in whole for item in older) else older)
 
 
-def _take_last_steps(steps: Sequence[Step], room: Room) -> tuple[list[Item | Unknown], int]:
-    """The last steps, whole as long as there is room, and how many items they were."""
-    kept: list[Item | Unknown] = []
-    taken = size = 0
-    for step in reversed(steps):
-        if not taken:
-            question = len(step) == 1 and isinstance(step[0], Message)
-            smaller = _shrink(step, room.hard // (2 if question else 4))
-        else:
-            smaller = _shrink_outputs(step, room.soft // 4 - size, most=max(_SHORT_OUTPUT, room.soft // 16))
+def _take_last_steps(steps: Sequence[Step], room: Room) -> tuple[Step, int, Step]:
+    """The last steps, whole as long as there is room, how many items they were, and what the very last is without."""
+    if not steps:
+        return [], 0, []
+    said = sum(measure(item) for item in steps[-1] if isinstance(item, Message))
+    kept, gone = _shrink(steps[-1], room.hard // 4 + min(said, room.hard // 4))
+    taken, size = len(steps[-1]), sum(map(measure, kept))
+    for step in reversed(steps[:-1]):
+        smaller = _shrink_outputs(step, room.soft // 4 - size, most=max(_SHORT_OUTPUT, room.soft // 16))
         if smaller is None:
             break
         kept[:0] = smaller
         taken += len(step)
         size += sum(map(measure, smaller))
-    return kept, taken
+    return kept, taken, gone
 
 
-def _shrink(step: Step, size: int) -> Step | None:
-    """The step with about so many characters, if it can be made so: what is short in it stays as it is."""
-    if sum(map(measure, step)) <= size:
-        return step
-    left, smaller = size, dict[int, Item | Unknown]()
-    for number, index in enumerate(sorted(range(len(step)), key=lambda index: measure(step[index]))):
-        clipped = clip_item(step[index], left // (len(step) - number))
-        if clipped is None and step[index].type == "reasoning":
-            continue  # a call makes sense without the thought that led to it
-        if clipped is None:
-            return None
-        smaller[index] = clipped
-        left -= measure(clipped)
-    return [smaller[index] for index in sorted(smaller)]
+def _shrink(step: Step, size: int) -> tuple[Step, Step]:
+    """The step with about so many characters, and what had to go for it: what is short in it stays as it is."""
+    sizes = {id(item): measure(item) for item in step}
+    if sum(sizes.values()) <= size:
+        return list(step), []
+    floor = min(_SHORT_OUTPUT, size // 4)
+    needs = {id(item): min(sizes[id(item)], max(measure_least(item), floor)) for item in step}
+    admitted = _admit(step, needs, size)
+    spare = size - sum(needs[each] for each in admitted)
+    smaller: dict[int, Item | Unknown | None] = {}
+    wishing = sorted(
+        (item for item in step if id(item) in admitted), key=lambda item: sizes[id(item)] - needs[id(item)]
+    )
+    for number, item in enumerate(wishing):
+        given = max(0, min(sizes[id(item)] - needs[id(item)], spare // (len(wishing) - number)))
+        spare -= given
+        smaller[id(item)] = clip_item(item, needs[id(item)] + given)
+    kept = [clipped for item in step if (clipped := smaller.get(id(item))) is not None]
+    # A call makes sense without the thought that led to it.
+    gone: Step = [item for item in step if id(item) not in smaller and not isinstance(item, Reasoning)]
+    end = find_end_of_outputs(kept)
+    return drop_lone_reasoning([*kept[:end], *_tell_gap(gone), *kept[end:]])[0], gone
+
+
+def _admit(step: Step, needs: Mapping[int, int], size: int) -> set[int]:
+    """What has room with at least what it needs: the last message in any case, and each call with its output."""
+    admitted = {id(item) for item in [item for item in step if isinstance(item, Message)][-1:]}
+    left = size - sum(needs[each] for each in admitted)
+    pairs = [(sum(needs[id(item)] for item in each), each) for each in pair(step) if id(each[0]) not in admitted]
+    pairs.reverse()  # of those that need the same, the last ones are worth more
+    for need, each in sorted(pairs, key=lambda known: (isinstance(known[1][0], Reasoning), known[0])):
+        if need <= left:
+            admitted.update(map(id, each))
+            left -= need
+    return admitted
+
+
+def _tell_gap(gone: Step) -> Step:
+    """A note in the place of what has no text that could be cut. Every model and every upstream reads a message."""
+    if not gone:
+        return []
+    kinds = Counter(item.type for item in gone)
+    told = ", ".join(f"{kind} ({number})" if number > 1 else kind for kind, number in kinds.items())
+    return [Message("user", [InputText(f"{_GAP}{clip(told, _SHORT_OUTPUT)}]")])]
+
+
+def _tells_gap(message: Message) -> bool:
+    """Nobody asked that."""
+    return text_of(message.content).startswith(_GAP)
 
 
 def _shrink_outputs(step: Step, size: int, *, most: int) -> Step | None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from antiphon.protocol.hosted import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
-from antiphon.protocol.items import Item, Reasoning
+from antiphon.protocol.hosted import McpApprovalRequest, McpApprovalResponse
+from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.open import Unknown
 
@@ -37,10 +37,44 @@ def split_steps(items: Sequence[Item | Unknown]) -> list[Step]:
     return steps
 
 
+def join_unread(steps: Sequence[Step]) -> list[Step]:
+    """With all that has come since the model last spoke as one step: outputs, and messages after them."""
+    start = len(steps)
+    while start > 0 and _is_said(steps[start - 1]):
+        start -= 1
+    if 0 < start < len(steps) and _find_answered(steps[start - 1][-1]) is not None:
+        start -= 1
+    unread = [item for step in steps[start:] for item in step]
+    return [*steps[:start], unread] if unread else list(steps)
+
+
+def _is_said(step: Step) -> bool:
+    """Whether it is a message that the model did not write."""
+    return len(step) == 1 and isinstance(step[0], Message) and step[0].role != "assistant"
+
+
+def pair(step: Step) -> list[Step]:
+    """The items of a step, each call with its output."""
+    pairs: list[Step] = []
+    waiting: dict[str, Step] = {}
+    for item in step:
+        answered = _find_answered(item)
+        if answered is not None and answered in waiting:
+            waiting.pop(answered).append(item)
+            continue
+        pairs.append([item])
+        if answered is None and (asked := _find_asked(item)) is not None:
+            waiting[asked] = pairs[-1]
+    return pairs
+
+
+def find_end_of_outputs(step: Step) -> int:
+    """The place after the last item that answers a call: what is put there comes between no call and its output."""
+    return max((place + 1 for place, item in enumerate(step) if _find_answered(item) is not None), default=0)
+
+
 def _find_answered(item: Item | Unknown) -> str | None:
     """The call that an item answers."""
-    if isinstance(item, LocalShellCallOutput):
-        return item.id
     if isinstance(item, McpApprovalResponse):
         return item.approval_request_id
     return _find_call_id(item) if item.type.endswith("_output") else None

@@ -1,18 +1,11 @@
 """Answers in JSON from a backend that cannot enforce it: the model is told, and what it says is checked."""
 
-import functools
-import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from antiphon.engine.emulation.freeform import strip_fence
-from antiphon.errors import InvalidRequest
+from antiphon.engine.emulation.schema import Schema
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-
-if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
-
-_MOST_FAULTS = 5
 
 
 class AnswerCheck:
@@ -20,7 +13,7 @@ class AnswerCheck:
 
     def __init__(self, form: JsonSchemaFormat | JsonObjectFormat) -> None:
         self._form = form
-        self._validator = _make_validator(form.schema or {}) if isinstance(form, JsonSchemaFormat) else None
+        self._schema = Schema(form.schema or {}) if isinstance(form, JsonSchemaFormat) else None
 
     def instruct(self) -> str:
         """What the model is told."""
@@ -40,9 +33,9 @@ class AnswerCheck:
             value: Any = json.loads(bare, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             return bare, [f"not valid JSON: {error}"]
-        if self._validator is None:
+        if self._schema is None:
             return bare, [] if isinstance(value, dict) else ["not a JSON object"]
-        return bare, _list_faults(self._validator, value)
+        return bare, self._schema.list_faults(value)
 
 
 def find_check(request: CreateRequest) -> AnswerCheck | None:
@@ -54,43 +47,3 @@ def find_check(request: CreateRequest) -> AnswerCheck | None:
 def _refuse_constant(name: str) -> None:
     """Python reads NaN and the like, which no other reader of JSON does."""
     raise ValueError(f"{name} is no JSON value")
-
-
-def _list_faults(validator: "Validator", value: Any) -> list[str]:
-    from referencing.exceptions import Unresolvable
-
-    try:
-        faults = itertools.islice(validator.iter_errors(value), _MOST_FAULTS)
-        return [f"{error.json_path}: {error.message}" for error in faults]
-    except Unresolvable as error:
-        raise InvalidRequest(
-            f"The schema refers to what it does not hold: {error}", param="text.format.schema", code="invalid_value"
-        ) from None
-    except RecursionError:
-        raise InvalidRequest(
-            "The schema has no end: it refers to itself.", param="text.format.schema", code="invalid_value"
-        ) from None
-
-
-def _make_validator(schema: dict[str, Any]) -> "Validator":
-    # It takes a while to load, and is needed where a backend cannot hold to a schema itself.
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    kind = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except (SchemaError, RecursionError) as error:
-        fault = error.message if isinstance(error, SchemaError) else "it is nested too deep"
-        raise InvalidRequest(
-            f"The schema is not valid: {fault}", param="text.format.schema", code="invalid_value"
-        ) from None
-    return kind(schema, registry=_no_references())
-
-
-@functools.cache
-def _no_references() -> Any:
-    """A schema may refer to its own parts; nothing is fetched for it."""
-    from referencing import Registry
-
-    return Registry()

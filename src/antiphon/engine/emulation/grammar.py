@@ -1,6 +1,7 @@
-"""Whether the text of a custom tool's call fits the tool's grammar: the same dialects that the API itself takes."""
+"""Whether a text fits a grammar, of the dialects that the API itself takes, or the pattern of a JSON schema."""
 
 import functools
+import json
 from typing import TYPE_CHECKING
 
 from antiphon.protocol.tools import GrammarInput
@@ -40,6 +41,30 @@ def find_mismatch(text: str, grammar: GrammarInput) -> str | None:
         return None if matcher.is_accepting() else f"it ends too early, after {_tail(written)!r}"
     rest = written[read : read + _SHOWN].decode(errors="replace")
     return f"it does not fit the grammar from {rest!r} on, which follows {_tail(written[:read])!r}"
+
+
+def fits_pattern(text: str, pattern: str) -> bool | None:
+    """Whether some part of the text matches, as JSON schemas have it. None if that cannot be told of this pattern.
+
+    Python's own expressions take forever over patterns like `(a+)+$`, and everyone else would wait.
+    """
+    if len(pattern) > _LONGEST:
+        return None
+    matcher = _match_pattern(pattern).deep_copy()
+    if matcher.is_error():
+        return None
+    # The matcher reads JSON, where it knows this one character in no other spelling.
+    written = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode(errors="replace")
+    read = matcher.try_consume_tokens(list(written))
+    return None if matcher.is_error() else read == len(written) and matcher.is_accepting()
+
+
+@functools.lru_cache(maxsize=256)
+def _match_pattern(pattern: str) -> "LLMatcher":
+    from llguidance import LLMatcher
+
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    return LLMatcher(_make_tokenizer(), grammar, log_level=0)
 
 
 def _tail(text: bytes) -> str:

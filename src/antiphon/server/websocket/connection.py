@@ -145,8 +145,7 @@ class Connection:
 
     def _drop(self, lane: Lane) -> None:
         """A lane without work is made anew when it is needed."""
-        if not lane.uncommitted:
-            self._lanes.pop(lane.stream_id, None)
+        self._lanes.pop(lane.stream_id, None)
 
     # Steering
 
@@ -161,13 +160,18 @@ class Connection:
             steer = read_steer(body, seen.input)
             lane, run = self._find_target(target)
             check_support(run.request)
-            if sum(each.uncommitted for each in self._lanes.values()) >= MOST_STEERS:
+            if self._count_steers() >= MOST_STEERS:
                 raise SteerRefused("too_many_pending_steers", f"{MOST_STEERS} pieces of input are waiting already.")
         except SteerRefused as refused:
             refusal = SteerFailed(0, SteerError(refused.code, refused.message), ReturnedSteer(target, seen.input))
             await self._peer.write([codec.encode(refusal)])
         else:
             await lane.steer(run, steer)
+
+    def _count_steers(self) -> int:
+        """How many pieces of steering input wait for the response that they go into."""
+        waiting = sum(each.uncommitted for each in self._lanes.values())
+        return waiting + sum(map(len, self._peer.owed.values()))
 
     def _find_target(self, response_id: str) -> tuple[Lane, Run]:
         for lane in self._lanes.values():

@@ -50,7 +50,6 @@ class Lane:
         self._label = None if stream_id is None else make_label(stream_id)
         self._jobs: deque[Job] = deque()
         self._steers: list[QueuedSteer] = []
-        self._owed: dict[str, Sequence[QueuedSteer]] = {}
         self._beat: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -67,8 +66,8 @@ class Lane:
 
     @property
     def uncommitted(self) -> int:
-        """How many pieces of steering input wait for the response that they go into."""
-        return len(self._steers) + sum(map(len, self._owed.values()))
+        """How many pieces of steering input wait for the response to end that runs here."""
+        return len(self._steers)
 
     def stop(self) -> None:
         """Break off: there is nobody left to work for."""
@@ -87,6 +86,7 @@ class Lane:
         # The number is taken, and the place in line with it, before the model's next words can have either.
         accepted = SteerAccepted(run.take_number(), steer.receipt)
         self._steers.append(steer)
+        self._peer.steered.setdefault(run.response.id, asyncio.Event())
         run.steer()
         await self._write([accepted])
 
@@ -104,8 +104,8 @@ class Lane:
             self._on_idle(self)
 
     async def _play(self, job: Job) -> None:
+        owed = await self._peer.take_owed(job.request.previous_response_id)
         line = self._peer.begin_line()
-        owed = self._owed.pop(job.request.previous_response_id or "", ())
         if owed:
             job = msgspec.structs.replace(job, steers=owed, request=prepend(owed, job.request))
         line.model = job.request.model
@@ -116,8 +116,11 @@ class Lane:
             await self._refuse(job, _as_known(error, self._peer.upgrade.id), line)
             return
         assert not isinstance(run, BackgroundRun), "a connection takes no background responses"
-        await self._stream(run, line)
-        await self._follow_up(run)
+        try:
+            await self._stream(run, line)
+            await self._follow_up(run)
+        finally:
+            self._peer.settle(run.response.id)
 
     async def _stream(self, run: Run, line: AccessLine) -> None:
         self.run, self.sent = run, 0
@@ -176,7 +179,7 @@ class Lane:
                 message = f"The response has ended as {response.status}."
                 await self._write([steer.give_back(run.take_number(), "response_not_active", message)])
         elif required:
-            self._owed[response.id] = steers
+            self._peer.owed[response.id] = steers
             for steer in steers:
                 await self._write([SteerPending(run.take_number(), steer.receipt, required)])
         else:

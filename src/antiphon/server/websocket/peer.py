@@ -1,6 +1,8 @@
 """The client at the other end of a WebSocket: how to reach it, and what it has here."""
 
+import asyncio
 import time
+from collections.abc import Sequence
 
 from antiphon.config import Dialect
 from antiphon.engine.engine import Engine
@@ -12,15 +14,20 @@ from antiphon.protocol.websocket import SocketError
 from antiphon.server.compat import choose_names
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.log import AccessLine
+from antiphon.server.websocket.steering import QueuedSteer
 from antiphon.server.websocket.wire import Upgrade
 
 _MOST_ENDED = 64
 
 
 class Peer:
-    """What everything on a connection shares. `ended` are the latest responses that are over, by how they ended."""
+    """What everything on a connection shares. `ended` are the latest responses that are over, by how they ended.
 
-    __slots__ = ("ended", "engine", "keepalive", "rename", "session", "upgrade", "wire")
+    `owed` is steering input that waits for the outputs of a response's calls, by its id. Responses that are `steered`
+    have not ended: what becomes of their input shows when they settle.
+    """
+
+    __slots__ = ("ended", "engine", "keepalive", "owed", "rename", "session", "steered", "upgrade", "wire")
 
     def __init__(
         self, engine: Engine, upgrade: Upgrade, keepalive: Keepalive, *, max_bytes: int, compat: Dialect
@@ -32,6 +39,8 @@ class Peer:
         self.keepalive = keepalive
         self.session = Session(most_bytes=max_bytes)
         self.ended: dict[str, str] = {}
+        self.owed: dict[str, Sequence[QueuedSteer]] = {}
+        self.steered: dict[str, asyncio.Event] = {}
 
     @property
     def project(self) -> str:
@@ -55,6 +64,19 @@ class Peer:
         self.ended[response_id] = status
         if len(self.ended) > _MOST_ENDED:
             del self.ended[next(iter(self.ended))]
+
+    def settle(self, response_id: str) -> None:
+        """What was said to this response has found its way: into `owed`, on, or back."""
+        if (settled := self.steered.pop(response_id, None)) is not None:
+            settled.set()
+
+    async def take_owed(self, response_id: str | None) -> Sequence[QueuedSteer]:
+        """The steering input that goes with a continuation of this response, whichever lane that is on."""
+        if response_id is None:
+            return ()
+        if (settled := self.steered.get(response_id)) is not None:
+            await settled.wait()
+        return self.owed.pop(response_id, ())
 
     def begin_line(self) -> AccessLine:
         """What the access log will say of a response on this connection."""
