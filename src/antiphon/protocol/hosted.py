@@ -123,12 +123,12 @@ class AddressedShellOutput(Wire):
     call_id: str
     output: str
     type: str
-    id: str | None = None
+    id: None = None
     status: ItemStatus | None = None
 
 
 def readdress_shell_output(addressed: AddressedShellOutput) -> LocalShellCallOutput:
-    return LocalShellCallOutput(addressed.id or "", addressed.output, addressed.status, addressed.call_id)
+    return LocalShellCallOutput("", addressed.output, addressed.status, addressed.call_id)
 
 
 class ShellAction(Wire):

@@ -59,8 +59,9 @@ class Components:
 
     def _describe_input(self, family: Family[Any]) -> dict[str, Schema]:
         """A member of the family in any of the forms in which it is read."""
-        for tag, variant in family.variants.items():  # whatever has the mark is read as the variant, or not at all
-            self.schemas[family.members[tag].__name__]["properties"][variant.mark] = _NULL
+        for tag, variant in family.variants.items():
+            # Whatever has the mark is read as the variant, or not at all, unless the member has a field for it itself.
+            self.schemas[family.members[tag].__name__]["properties"].setdefault(variant.mark, _NULL)
         forms = [_refer(family.name)]
         forms += [_describe_variant(family, tag) for tag in family.variants]
         forms += [self._retag(family.members[tag], {"enum": [alias]}) for alias, tag in family.aliases.items()]
