@@ -125,6 +125,8 @@ def test_the_output_of_a_local_shell_may_name_its_call(item_id: str) -> None:
     assert named == LocalShellCallOutput(item_id, "a", "completed", "call_1")
     assert isinstance(named, LocalShellCallOutput)
     assert named.call_id == "call_1"
+    # Beside something unknown, each is looked at by itself.
+    assert ITEMS.many(encode([{"type": "acme:x"}, json.loads(encode(named))]))[1] == named
 
 
 def test_the_output_of_a_local_shell_that_names_no_call_has_the_id_of_its_call() -> None:

@@ -11,6 +11,7 @@ such as a JSON schema, has it from.
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import GenericAlias
 from typing import Annotated, Any, Generic, TypeVar, cast
 
@@ -92,7 +93,10 @@ _PEEK: "msgspec.json.Decoder[Peek]" = msgspec.json.Decoder(Peek)
 
 
 class Variant(Struct, frozen=True):
-    """Another form of a member: an object that has `mark` is a `form`, and `convert` makes the member of it."""
+    """Another form of a member: an object that has `mark` is a `form`, and `convert` makes the member of it.
+
+    If the member has a field of that name itself, the object is a `form` only if it is no member.
+    """
 
     mark: str
     form: type[Struct]
@@ -154,9 +158,12 @@ class Family(Generic[T]):
         if tag != sent and peek.type is not UNSET:
             raw = _retag(raw, tag)
         variant = self.variants.get(tag)
-        if variant is not None and _FIELDS.decode(raw).get(variant.mark, _NULL) != _NULL:
-            return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
-        return self._decoder(tag).decode(raw)
+        if variant is None or _FIELDS.decode(raw).get(variant.mark, _NULL) == _NULL:
+            return self._decoder(tag).decode(raw)
+        if any(field.encode_name == variant.mark for field in msgspec.structs.fields(self.members[tag])):
+            with suppress(ValidationError):
+                return self._decoder(tag).decode(raw)
+        return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
 
     def _infer(self, peek: Peek) -> str | None:
         return next((tag for mark, tag in self.untagged.items() if getattr(peek, mark) is not None), None)
