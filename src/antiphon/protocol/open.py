@@ -160,7 +160,8 @@ class Family(Generic[T]):
         variant = self.variants.get(tag)
         if variant is None or _FIELDS.decode(raw).get(variant.mark, _NULL) == _NULL:
             return self._decoder(tag).decode(raw)
-        if any(field.encode_name == variant.mark for field in msgspec.structs.fields(self.members[tag])):
+        fields = msgspec.structs.fields(cast(type[Struct], self.members[tag]))
+        if any(field.encode_name == variant.mark for field in fields):
             with suppress(ValidationError):
                 return self._decoder(tag).decode(raw)
         return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
