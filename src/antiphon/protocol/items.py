@@ -180,7 +180,9 @@ ITEMS: Family[Item] = Family(
     "Item",
     get_args(Item),
     untagged={"role": "message", "id": "item_reference"},
-    variants={"local_shell_call_output": Variant("call_id", AddressedShellOutput, readdress_shell_output)},
+    variants={
+        "local_shell_call_output": Variant("call_id", AddressedShellOutput, readdress_shell_output, without="id")
+    },
 )
 
 if TYPE_CHECKING:

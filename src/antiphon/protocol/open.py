@@ -11,7 +11,6 @@ such as a JSON schema, has it from.
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from types import GenericAlias
 from typing import Annotated, Any, Generic, TypeVar, cast
 
@@ -93,14 +92,16 @@ _PEEK: "msgspec.json.Decoder[Peek]" = msgspec.json.Decoder(Peek)
 
 
 class Variant(Struct, frozen=True):
-    """Another form of a member: an object that has `mark` is a `form`, and `convert` makes the member of it.
-
-    If the member has a field of that name itself, the object is a `form` only if it is no member.
-    """
+    """Another form of a member: an object that has `mark`, and not `without`, is a `form`, and `convert` makes the
+    member of it."""
 
     mark: str
     form: type[Struct]
     convert: Callable[[Any], Any]
+    without: str = ""
+
+    def fits(self, fields: Mapping[str, Raw]) -> bool:
+        return fields.get(self.mark, _NULL) != _NULL and fields.get(self.without, _NULL) == _NULL
 
 
 class Family(Generic[T]):
@@ -158,13 +159,9 @@ class Family(Generic[T]):
         if tag != sent and peek.type is not UNSET:
             raw = _retag(raw, tag)
         variant = self.variants.get(tag)
-        if variant is None or _FIELDS.decode(raw).get(variant.mark, _NULL) == _NULL:
-            return self._decoder(tag).decode(raw)
-        fields = msgspec.structs.fields(cast(type[Struct], self.members[tag]))
-        if any(field.encode_name == variant.mark for field in fields):
-            with suppress(ValidationError):
-                return self._decoder(tag).decode(raw)
-        return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
+        if variant is not None and variant.fits(_FIELDS.decode(raw)):
+            return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
+        return self._decoder(tag).decode(raw)
 
     def _infer(self, peek: Peek) -> str | None:
         return next((tag for mark, tag in self.untagged.items() if getattr(peek, mark) is not None), None)
