@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.config import ApiKey, BackendSettings, Settings, hide_password, load
+from antiphon.config import ApiKey, BackendSettings, DbosSettings, Settings, hide_password, load
 from antiphon.errors import ConfigError
 
 HOME = {"HOME": "/home/ada"}
@@ -155,6 +155,13 @@ def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
         ("retention_days = 36501", "settings.toml: retention_days: Expected `float` <= 36500.0."),
         ("background_slots = 0", "settings.toml: background_slots: Expected `int` >= 1."),
         ("background_lease_seconds = 0", "settings.toml: background_lease_seconds: Expected `float` >= 0.1."),
+        ("dbos = 1", "settings.toml: dbos: Expected `object`, got `int`."),
+        ("[dbos]\nconcurency = 1", "settings.toml: dbos: unknown setting 'concurency'. Did you mean concurrency?"),
+        ("[dbos]\nconcurrency = 0", "settings.toml: dbos: Expected `int` >= 1 - at `$.concurrency`."),
+        (
+            "[dbos]\nconcurrency = 1\nconcurrency_per_project = 2",
+            "settings.toml: dbos: concurrency_per_project cannot be more than concurrency.",
+        ),
         (
             "stateless_id_prefix = 'a b'",
             "settings.toml: stateless_id_prefix: Expected `str` matching regex '^[A-Za-z0-9-]{0,32}$'.",
@@ -243,7 +250,7 @@ def test_secrets_do_not_show() -> None:
         "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
         "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, websocket_max_seconds=3600, "
         "inherit_tools=True, retention_days=30, background_slots=64, background_lease_seconds=15, "
-        "opening_seconds=5, models={}, "
+        "dbos=None, opening_seconds=5, models={}, "
         "seal_keys='<1>', compat='openai', unsupported_tools='default', stateless=False, stateless_id_prefix='', "
         "agent_model='', agent_system='', agent_temperature=0.7, agent_tools=(), "
         "log_level='info', log_format='text', "
@@ -268,6 +275,18 @@ def test_a_secret_put_where_a_variable_name_belongs_is_not_repeated() -> None:
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert hide_password(url) == shown
+
+
+def test_what_dbos_is_given_is_read_and_its_password_does_not_show() -> None:
+    path = write("[dbos]\ndatabase_env = 'DBOS_URL'\nconcurrency = 8\nconcurrency_per_project = 2")
+    settings = load(path, HOME | {"DBOS_URL": "postgresql://ada:hunter2@db/dbos"}, {}).dbos
+    assert settings == DbosSettings(
+        database="postgresql://ada:hunter2@db/dbos", concurrency=8, concurrency_per_project=2
+    )
+    assert repr(settings) == (
+        "DbosSettings(database='postgresql://ada:***@db/dbos', concurrency=8, concurrency_per_project=2, "
+        "starts_per_minute=None, polling_seconds=0.1)"
+    )
 
 
 def test_models_are_names_for_one_target_or_for_several_in_turn() -> None:

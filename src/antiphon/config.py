@@ -1,6 +1,7 @@
 """The settings: from antiphon.toml, ANTIPHON_* variables and the command line. Nothing else reads the environment."""
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
@@ -41,6 +42,27 @@ class BackendSettings(Struct, frozen=True):
         return f"BackendSettings(kind={self.kind!r}, options=<{', '.join(self.options)}>)"
 
 
+class DbosSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Background responses as workflows of DBOS, within limits that all processes share.
+
+    `database`: the URL of its database; without one, a file beside the store.
+    `concurrency`, `concurrency_per_project`: how many are worked on at once, in all processes together.
+    `starts_per_minute`: how many begin in any minute.
+    `polling_seconds`: how often a process looks for what it may begin.
+    """
+
+    database: str = ""
+    concurrency: Annotated[int, Meta(ge=1)] | None = None
+    concurrency_per_project: Annotated[int, Meta(ge=1)] | None = None
+    starts_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    polling_seconds: Annotated[float, Meta(ge=0.01, le=60)] = 0.1
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown |= {"database": hide_password(self.database)}
+        return f"DbosSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """Everything that can be set. Without api_keys the server is open to whoever reaches it.
 
@@ -53,6 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     responses of the dead one; on the same machine, one does in a second. They are also looked after, three times as
     often, and a cancellation from elsewhere is seen then. What another process may rather serve is left to it for so
     long.
+    `dbos`: with this table, DBOS decides when a background response begins; without it, the store's own queue does.
     `opening_seconds`: how long a stream waits for its model's first words before it begins without them.
     `models`: names for models, and who serves them: a backend, or `backend/model`, or several to be asked in turn.
     `seal_keys`: what sealed content is made with, newest first; without any, a file of keys in `data_dir` is used.
@@ -77,6 +100,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
     background_slots: Annotated[int, Meta(ge=1)] = 64
     background_lease_seconds: Annotated[float, Meta(ge=0.1, le=3600)] = 15
+    dbos: DbosSettings | None = None
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 5
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
@@ -112,7 +136,7 @@ def hide_password(url: str) -> str:
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 # A table does not fit into a variable.
-_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models"}
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "dbos", "models"}
 
 
 def environment() -> Mapping[str, str]:
@@ -182,6 +206,8 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
         return _read_backends(value, env, origin=origin)
     if name == "models":
         return _read_models(value, origin=origin)
+    if name == "dbos":
+        return _read_dbos(value, env, origin=origin)
     if name == "data_dir":
         return _expand(_convert(str(value) if isinstance(value, Path) else value, str, origin=origin), env)
     return _convert(value, _TYPES[name], origin=origin, strict=strict)
@@ -250,6 +276,15 @@ def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
         if not name or not models[name] or not all(models[name]):
             raise ConfigError(f'{origin}.{name}: name a backend, as in "local" or "local/some-model".')
     return models
+
+
+def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> DbosSettings:
+    table = _fill_in(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
+    _check_names(table, DbosSettings.__struct_fields__, origin=origin)
+    settings: DbosSettings = _convert(table, DbosSettings, origin=origin)
+    if (settings.concurrency_per_project or 0) > (settings.concurrency or math.inf):
+        raise ConfigError(f"{origin}: concurrency_per_project cannot be more than concurrency.")
+    return settings
 
 
 def _fill_in(options: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:

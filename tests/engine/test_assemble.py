@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from antiphon.config import load
+from antiphon.config import DbosSettings, load
 from antiphon.engine.assemble import build_engine, make_home, make_policy
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer
@@ -39,10 +39,12 @@ def test_the_store_of_the_settings_is_opened(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}], ids=["store", "backend"]
+    "wrong",
+    [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}, {"dbos": {}}],
+    ids=["store", "backend", "dbos"],
 )
 def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
-    with pytest.raises(ConfigError, match=r"papyrus|oracle"):
+    with pytest.raises(ConfigError, match=r"papyrus|oracle|dbos: .* need a store"):
         build_engine(settings(tmp_path, **wrong))
 
 
@@ -62,6 +64,15 @@ def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
             Policy(stateless=True, id_prefix="AM-"),
         ),
         ({"retention_days": 0, "stateless_id_prefix": "AM-"}, Policy()),
+        ({"retention_days": 0, "stateless": True, "dbos": {}}, Policy(stateless=True)),
+        (
+            {"retention_days": 0, "store": "sqlite:///a.db", "dbos": {"concurrency": 2}},
+            Policy(dbos=DbosSettings(database="sqlite:///a.db-dbos", concurrency=2)),
+        ),
+        (
+            {"retention_days": 0, "store": "sqlite:///a.db", "dbos": {"database": "postgresql://db/dbos"}},
+            Policy(dbos=DbosSettings(database="postgresql://db/dbos")),
+        ),
     ],
 )
 def test_the_settings_become_a_policy(tmp_path, given, policy):

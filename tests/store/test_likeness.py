@@ -13,7 +13,7 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import Response
-from antiphon.store.base import Store, StoredResponse
+from antiphon.store.base import RunKey, Store, StoredResponse
 from antiphon.store.location import locate_store
 
 Question = tuple[str, Callable[[Store], Awaitable[Any]]]
@@ -99,6 +99,8 @@ questions = st.one_of(
     ask("drop_events", projects, response_ids, owner=st.none() | owners),
     ask("enqueue", projects, responses.filter(lambda stored: stored.response.status == "queued"), st.just(b"{}")),
     ask("claim", owners, as_of=times, lease=st.sampled_from([5, 10]), limit=st.integers(0, 2)),
+    ask("claim_one", owners, st.builds(RunKey, projects, response_ids), as_of=times, lease=st.sampled_from([5, 10])),
+    ask("list_left", owners, as_of=times, idle_since=times, limit=st.integers(1, 2)),
     ask("renew", owners, lease=st.sampled_from([5, 10])),
     ask("release", owners),
     ask("put_back", owners, projects, response_ids, free_since=times),

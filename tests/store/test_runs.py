@@ -271,3 +271,43 @@ async def test_a_clock_that_is_set_back_does_not_lengthen_a_lease(queued: Store,
     assert await claim("us", 9.9, limit=2) == [run(7), run(6)]
     await queued.renew("alive", lease=10)
     assert await claim("us", 10, limit=2) == [lost(9, since=10)]
+
+
+async def test_one_run_can_be_claimed_by_its_key_if_it_is_free(queued: Store, claim: Claim, clock: Any) -> None:
+    key = RunKey("p", "resp_7")
+
+    async def claim_seven(owner: str, now: float) -> ClaimedRun | None:
+        clock.time = now
+        return await queued.claim_one(owner, key, as_of=now, lease=10)
+
+    assert await claim_seven("us", 1) == run(7)
+    assert await claim_seven("us", 2) is None
+    assert await claim_seven("them", 10.9) is None
+    assert await claim_seven("them", 11) == lost(7, since=11)
+    await queued.request_cancel(*key)
+    await queued.release("them")
+    assert await claim_seven("us", 12) == run(7, attempt=3, interruptions=1, since=11, cancelled=True)
+    assert await queued.claim_one("us", RunKey("p", "resp_1"), as_of=12, lease=10) is None
+    assert await queued.claim_one("us", RunKey("q", "resp_9"), as_of=12, lease=10) is None
+    assert await claim("us", 12, limit=4) == [run(9), run(8), run(6)]
+
+
+async def test_runs_that_somebody_should_see_to_are_listed(
+    queued: Store, claim: Claim, clock: Any, make_stored: MakeStored
+) -> None:
+    async def list_left(now: float, *, idle_since: float = 0, limit: int = 9) -> list[str]:
+        left = await queued.list_left("us", as_of=now, idle_since=idle_since, limit=limit)
+        return [key.response_id for key in left]
+
+    clock.time = 5
+    await queued.enqueue("p", make_stored("resp_5", status="queued"), b"request 5")
+    assert await list_left(5) == ["resp_9", "resp_8", "resp_7", "resp_6"]
+    assert await list_left(5, limit=2) == ["resp_9", "resp_8"]
+    await queued.request_cancel("p", "resp_6")
+    await claim("them", 6, limit=1)
+    await claim("us", 7, limit=1)
+    assert await list_left(15.9) == ["resp_7"]
+    # Theirs has run out, and ours: but we know of that.
+    assert await list_left(17) == ["resp_9", "resp_7"]
+    assert await list_left(17, idle_since=5) == ["resp_9", "resp_7", "resp_5"]
+    assert await list_left(17, limit=1) == ["resp_9"]

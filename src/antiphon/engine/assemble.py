@@ -2,11 +2,14 @@
 
 import hashlib
 
+import msgspec
+
 from antiphon.backends.registry import create
-from antiphon.config import Settings
+from antiphon.config import DbosSettings, Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer, load_secrets, read_secrets
+from antiphon.errors import ConfigError
 from antiphon.store.location import locate_store
 
 SEAL_FILE = "seal.keys"
@@ -23,6 +26,16 @@ def build_engine(settings: Settings) -> Engine:
     # A stateless server must not show what another one has left in the store.
     store = locate_store("memory:" if settings.stateless else settings.store, home=make_home(settings, sealer))
     return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
+
+
+def place_dbos(settings: Settings) -> DbosSettings | None:
+    """Where DBOS keeps what it knows, unless the settings say so: beside the store."""
+    dbos = settings.dbos
+    if dbos is None or settings.stateless:  # which runs nothing in the background
+        return None
+    if not settings.store.startswith("sqlite:"):
+        raise ConfigError("dbos: background responses that outlive the process need a store that does.")
+    return dbos if dbos.database else msgspec.structs.replace(dbos, database=f"{settings.store}-dbos")
 
 
 def make_home(settings: Settings, sealer: Sealer) -> str:
@@ -50,6 +63,7 @@ def make_policy(settings: Settings) -> Policy:
         retention_seconds=max(1, round(settings.retention_days * _DAY)) if settings.retention_days else None,
         background_slots=settings.background_slots,
         background_lease_seconds=settings.background_lease_seconds,
+        dbos=place_dbos(settings),
         opening_seconds=settings.opening_seconds,
         models=settings.models,
         unsupported_tools=settings.unsupported_tools,

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -68,34 +69,25 @@ class QueuedRequest(msgspec.Struct, kw_only=True):
     minted: int
 
 
-Classify = Callable[[str], Standing]
-MakeTurn = Callable[[QueuedRequest, Sequence[Item | Unknown], RunKey], Awaitable[Turn]]
-StartTurn = Callable[[Turn, RunKey, Sequence[Delta]], Awaitable[Serving]]
+class Ways(NamedTuple):
+    """What an engine does for a run: say what its model is here, lay out the turn from the stored request, begin it."""
+
+    classify: Callable[[str], Standing]
+    make_turn: Callable[[QueuedRequest, Sequence[Item | Unknown], RunKey], Awaitable[Turn]]
+    start_turn: Callable[[Turn, RunKey, Sequence[Delta]], Awaitable[Serving]]
 
 
 class Attempt:
-    """Works on a claimed run. `classify` says what its model is here, `make_turn` lays out the turn from the stored
-    request, `start_turn` begins it. `lease` is the measure of how long others have to take it.
+    """Works on a claimed run. `lease` is the measure of how long others have to take it, if we do not
+    serve its model: with 0, there are no others.
     """
 
-    def __init__(
-        self,
-        claimed: ClaimedRun,
-        owner: str,
-        store: Store,
-        *,
-        lease: float,
-        classify: Classify,
-        make_turn: MakeTurn,
-        start_turn: StartTurn,
-    ) -> None:
+    def __init__(self, claimed: ClaimedRun, owner: str, store: Store, ways: Ways, *, lease: float) -> None:
         self._claimed = claimed
         self._owner = owner
         self._store = store
+        self._ways = ways
         self._lease = lease
-        self._classify = classify
-        self._make_turn = make_turn
-        self._start_turn = start_turn
         self._asked: StoredResponse | None = None
         self._run: Run | None = None
         self._cancelled = claimed.cancelled
@@ -150,7 +142,7 @@ class Attempt:
         told: Sequence[Event | Unknown],
     ) -> None:
         if not self._cancelled and self._claimed.interruptions < MOST_INTERRUPTIONS:  # to end it takes no model
-            self._leave_to_others(self._classify(queued.request.model or ""))
+            self._leave_to_others(self._ways.classify(queued.request.model or ""))
         await self._show_progress(response)
         turn = Turn(request=queued.request, items=[])
         resolved = Resolved(turn=turn, input=asked.input, response=response, mint=mint, warnings=[])
@@ -194,10 +186,10 @@ class Attempt:
             yield [GIVEN_UP]
             return
         key = RunKey(self._claimed.project, self._claimed.response_id)
-        turn = await self._make_turn(queued, asked, key)
+        turn = await self._ways.make_turn(queued, asked, key)
         retelling = Retelling(told)
         try:
-            serving = await self._start_turn(turn, key, told)
+            serving = await self._ways.start_turn(turn, key, told)
         except ModelNotFound:  # an upstream may have another word on what it has
             self._leave_to_others("unknown")
             raise

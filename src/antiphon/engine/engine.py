@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from antiphon.backends.base import Backend, Deltas, Model, Turn
-from antiphon.engine.attempt import QueuedRequest
+from antiphon.engine.attempt import QueuedRequest, Ways
 from antiphon.engine.background import Background, BackgroundRun
 from antiphon.engine.compaction.compactor import Compactor
 from antiphon.engine.compaction.expansion import expand, repair_before_trigger, strip
@@ -28,7 +28,8 @@ from antiphon.engine.run import Events, Keeper, Run, prepare_only
 from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.session import Session
 from antiphon.engine.stateless import StatelessRun, leave_state_aside
-from antiphon.errors import InvalidRequest, NotFound, Unavailable
+from antiphon.engine.worker import Worker
+from antiphon.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
@@ -60,14 +61,9 @@ class Engine:
         self._compactor = Compactor(self._sealer)
         self._store = store
         self._running: dict[RunKey, Run] = {}
-        self._background = Background(
-            store,
-            slots=self._policy.background_slots,
-            lease=self._policy.background_lease_seconds,
-            classify=self._router.classify,
-            make_turn=self._make_turn,
-            start_turn=self._start_turn,
-        )
+        ways = Ways(self._router.classify, self._make_turn, self._start_turn)
+        worker = _make_worker(store, ways, self._policy)
+        self._background = Background(store, worker, lease=self._policy.background_lease_seconds)
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store)
         self._retention = Retention(store)
@@ -222,8 +218,7 @@ class Engine:
         response = msgspec.structs.replace(resolved.response, status="queued")
         queued = QueuedRequest(request=resolved.turn.request, minted=resolved.mint.minted)
         stored = StoredResponse(response=response, input=resolved.input, expires_at=expiry(self._policy))
-        await self._store.enqueue(project, stored, codec.encode(queued))
-        self._background.wake()
+        await self._background.enqueue(project, stored, codec.encode(queued))
         key = RunKey(project, response.id)
         return BackgroundRun(response, resolved.warnings, lambda: self._background.follow(key, -1))
 
@@ -286,6 +281,17 @@ class Engine:
         if stored is None:
             raise _not_found(response_id)
         return stored
+
+
+def _make_worker(store: Store, ways: Ways, policy: Policy) -> Worker:
+    slots, lease = policy.background_slots, policy.background_lease_seconds
+    if policy.dbos is None:
+        return Worker(store, ways, slots=slots, lease=lease)
+    try:
+        from antiphon.engine.workflows import WorkflowWorker
+    except ImportError:
+        raise ConfigError("dbos: DBOS is not installed: pip install 'antiphon[dbos]'.") from None
+    return WorkflowWorker(store, ways, policy.dbos, slots=slots, lease=lease)
 
 
 def _not_found(response_id: str) -> NotFound:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from antiphon.config import UnsupportedTools
+from antiphon.config import DbosSettings, UnsupportedTools
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +18,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `models`: the names that models have here, see `routing.Router`.
     `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and others
     are refused.
+    `dbos`: who decides when a background response begins, if not the store's own queue.
     `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
     """
 
@@ -28,5 +29,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     opening_seconds: float = 5.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"
+    dbos: DbosSettings | None = None
     stateless: bool = False
     id_prefix: str = ""

@@ -119,10 +119,10 @@ class Responses(Protocol):
         saving an unfinished state over it changes nothing.
 
         With a `conversation`, the input items and then the output items are appended to it in the same transaction, as
-        one block, and it lives at least as long as the response. Raises NotFound if there is no such conversation,
-        InvalidRequest if it already has one of the items; then nothing is saved. With an `owner`, raises LeaseLost
-        unless the response's run is that owner's. `events` are the response's last events, as for `append_events`:
-        they are kept in the same transaction.
+        `append_items` does with an answer, and it lives at least as long as the response. A response is appended once,
+        however often it is saved. Raises NotFound if there is no such conversation; then nothing is saved. With an
+        `owner`, raises LeaseLost unless the response's run is that owner's. `events` are the response's last events, as
+        for `append_events`: they are kept in the same transaction.
         """
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
@@ -175,6 +175,7 @@ class Conversations(Protocol):
         conversation_id: str,
         items: Sequence[Item | Unknown],
         *,
+        answer: Sequence[Item | Unknown] | None = None,
         expires_at: int | None = None,
     ) -> bool:
         """Append the items as one block: nobody else's come in between. False when there is no such conversation.
@@ -183,6 +184,10 @@ class Conversations(Protocol):
 
         Raises InvalidRequest if the conversation already has an item of the same id; then nothing is appended. Items
         without an id are kept and listed, but cannot be asked for.
+
+        With an `answer`, they are what a response was asked with, and it comes behind them. It is too late to refuse
+        anything then: an item that another response has brought meanwhile stays where it is, and another one of the
+        same id is appended under a new id. So is all of the answer, whatever is there.
         """
 
     async def list_items(
@@ -190,11 +195,17 @@ class Conversations(Protocol):
     ) -> ItemRows | None:
         """Up to `limit` items that follow the item `after` in this order. None when there is no such conversation.
 
-        Raises InvalidRequest, naming `after`, when the conversation has no such item.
+        Raises InvalidRequest, naming `after`, when the conversation has never had such an item. One that was deleted
+        still has its place.
         """
 
-    async def conversation_items(self, project: str, conversation_id: str) -> list[Item | Unknown] | None:
-        """All items, oldest first. None when there is no such conversation."""
+    async def conversation_items(
+        self, project: str, conversation_id: str, *, before: str | None = None
+    ) -> list[Item | Unknown] | None:
+        """All items, oldest first. None when there is no such conversation.
+
+        With the id of a response in `before`, only those that were there when it was appended; all, if it never was.
+        """
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
         """One item of a conversation, or None."""
@@ -258,6 +269,13 @@ class RunQueue(Protocol):
         Runs of the models in `patience` are left to others, unless they are ours, until they have been free for so many
         seconds. Those whose cancellation was requested do not count, and are all taken: to end them takes no model.
         """
+
+    async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
+        """Take this run, if it is free in the sense of `claim`, whatever model it has. None if it is not."""
+
+    async def list_left(self, owner: str, *, as_of: float, idle_since: float, limit: int) -> list[RunKey]:
+        """Runs that somebody should see to, oldest first: what others have left, and what has been free since then or
+        longer. Those whose cancellation was requested are not among them."""
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         """Hold all runs of this owner for `lease` seconds more. Which they are, and whether their cancellation was

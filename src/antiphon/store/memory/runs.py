@@ -22,22 +22,29 @@ class RunQueue(References):
     async def claim(
         self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
     ) -> list[ClaimedRun]:
-        free = [
-            (key, run)
-            for key, run in self._tables.runs.items()
-            if run.owner is None or (run.owner != owner and run.leased_until <= as_of)
-        ]
+        free = [(RunKey(*key), run) for key, run in self._tables.runs.items() if _is_free(run, owner, as_of)]
         claimed = []
-        for (project, response_id), run in free:
+        for key, run in free:
             if not run.cancelled:
                 if limit <= 0:
                     continue
                 limit -= 1
-            if run.owner is not None:
-                run.interruptions, run.free_since = run.interruptions + 1, run.leased_until
-            run.owner, run.leased_until, run.lease, run.attempt = owner, self._now() + lease, lease, run.attempt + 1
-            claimed.append(_hand_over(project, response_id, run))
+            claimed.append(self._take(key, run, owner, lease))
         return claimed
+
+    async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
+        run = self._tables.runs.get(key)
+        return self._take(key, run, owner, lease) if run is not None and _is_free(run, owner, as_of) else None
+
+    async def list_left(self, owner: str, *, as_of: float, idle_since: float, limit: int) -> list[RunKey]:
+        left = [
+            RunKey(*key)
+            for key, run in self._tables.runs.items()
+            if _is_free(run, owner, as_of)
+            and not run.cancelled
+            and (run.owner is not None or run.free_since <= idle_since)
+        ]
+        return left[:limit]
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         now = self._now()
@@ -73,18 +80,23 @@ class RunQueue(References):
             run.cancelled = True
         return run is not None
 
+    def _take(self, key: RunKey, run: RunRow, owner: str, lease: float) -> ClaimedRun:
+        if run.owner is not None:
+            run.interruptions, run.free_since = run.interruptions + 1, run.leased_until
+        run.owner, run.leased_until, run.lease, run.attempt = owner, self._now() + lease, lease, run.attempt + 1
+        # What is in memory was enqueued by this process: there is nobody to whom anything could be left.
+        return ClaimedRun(
+            *key,
+            run.request,
+            run.attempt,
+            run.watched,
+            run.cancelled,
+            run.interruptions,
+            run.model,
+            ours=True,
+            free_since=run.free_since,
+        )
 
-def _hand_over(project: str, response_id: str, run: RunRow) -> ClaimedRun:
-    # What is in memory was enqueued by this process: there is nobody to whom anything could be left.
-    return ClaimedRun(
-        project,
-        response_id,
-        run.request,
-        run.attempt,
-        run.watched,
-        run.cancelled,
-        run.interruptions,
-        run.model,
-        ours=True,
-        free_since=run.free_since,
-    )
+
+def _is_free(run: RunRow, owner: str, as_of: float) -> bool:
+    return run.owner is None or (run.owner != owner and run.leased_until <= as_of)

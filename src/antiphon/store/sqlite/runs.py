@@ -36,6 +36,15 @@ ABANDONED = "SELECT place, model, home, leased_until FROM runs WHERE leased_unti
 # The plus keeps SQLite from looking through the whole queue for them: there are few.
 UNWANTED = "SELECT place FROM runs WHERE cancelled = 1 AND (+owner IS NULL OR (+leased_until <= ? AND owner <> ?))"
 
+FREE = """
+SELECT place FROM runs
+WHERE project = ? AND response_id = ? AND (owner IS NULL OR (leased_until <= ? AND owner <> ?))
+"""
+
+IDLE = "SELECT place FROM runs WHERE owner IS NULL AND NOT cancelled AND free_since <= ? ORDER BY place LIMIT ?"
+
+KEY = "SELECT project, response_id FROM runs WHERE place = ?"
+
 # Whoever still had an owner was not given back.
 TAKE = """
 UPDATE runs SET
@@ -87,6 +96,16 @@ class RunQueue(Database):
         parameters = owner, self._owners, free, self._now, lease, limit
         claimed: list[ClaimedRun] = await self._writer.submit(_claim, parameters)
         return claimed
+
+    async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
+        parameters = owner, self._owners, key, self._home, as_of, self._now, lease
+        claimed: ClaimedRun | None = await self._writer.submit(_claim_one, parameters)
+        return claimed
+
+    async def list_left(self, owner: str, *, as_of: float, idle_since: float, limit: int) -> list[RunKey]:
+        parameters = owner, self._owners, as_of, idle_since, limit
+        left: list[RunKey] = await self._writer.submit(_list_left, parameters)
+        return left
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self._home, self._now, lease))
@@ -152,24 +171,54 @@ def _claim(
     lease: float,
     limit: int,
 ) -> list[ClaimedRun]:
-    for (other,) in connection.execute(OWNERS).fetchall():
-        if other != owner and owners.is_dead(other):
-            connection.execute(END_LEASES, (free.as_of, other, free.as_of))
-    owners.enter(owner)  # after that: it clears away what the dead have left
+    _bury(connection, owner, owners, free.as_of)
     homes: dict[str, float] = dict(connection.execute(HOMES).fetchall())
     places = list(islice(free.choose(connection.execute(WAITING), homes), limit))
     places += free.choose(connection.execute(ABANDONED, (free.as_of, owner)), homes)
     unwanted = [place for (place,) in connection.execute(UNWANTED, (free.as_of, owner))]
     # Only now that nobody else writes: a lease must not have run out while we waited for our turn.
     until = clock() + lease
-    claimed = []
-    for place in sorted(unwanted + sorted(places)[:limit]):
-        connection.execute(TAKE, (owner, until, lease, place))
-        taken = ClaimedRun(*connection.execute(TAKEN, (free.home, free.home, place)).fetchone())
-        claimed.append(
-            taken._replace(watched=bool(taken.watched), cancelled=bool(taken.cancelled), ours=bool(taken.ours))
-        )
-    return claimed
+    return [
+        _take(connection, place, owner, free.home, until, lease) for place in sorted(unwanted + sorted(places)[:limit])
+    ]
+
+
+def _claim_one(
+    connection: sqlite3.Connection,
+    owner: str,
+    owners: Owners,
+    key: RunKey,
+    home: str,
+    as_of: float,
+    clock: Callable[[], float],
+    lease: float,
+) -> ClaimedRun | None:
+    _bury(connection, owner, owners, as_of)
+    row = connection.execute(FREE, (*key, as_of, owner)).fetchone()
+    return None if row is None else _take(connection, row[0], owner, home, clock() + lease, lease)
+
+
+def _list_left(
+    connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float, idle_since: float, limit: int
+) -> list[RunKey]:
+    _bury(connection, owner, owners, as_of)
+    places = [place for (place,) in connection.execute(IDLE, (idle_since, limit))]
+    places += [place for place, *_ in connection.execute(ABANDONED, (as_of, owner))]
+    return [RunKey(*connection.execute(KEY, (place,)).fetchone()) for place in sorted(places)[:limit]]
+
+
+def _bury(connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float) -> None:
+    """Let the leases of the dead end, and hold our own lock."""
+    for (other,) in connection.execute(OWNERS).fetchall():
+        if other != owner and owners.is_dead(other):
+            connection.execute(END_LEASES, (as_of, other, as_of))
+    owners.enter(owner)  # after that: it clears away what the dead have left
+
+
+def _take(connection: sqlite3.Connection, place: int, owner: str, home: str, until: float, lease: float) -> ClaimedRun:
+    connection.execute(TAKE, (owner, until, lease, place))
+    taken = ClaimedRun(*connection.execute(TAKEN, (home, home, place)).fetchone())
+    return taken._replace(watched=bool(taken.watched), cancelled=bool(taken.cancelled), ours=bool(taken.ours))
 
 
 def _renew(

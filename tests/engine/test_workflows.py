@@ -1,0 +1,292 @@
+"""Background responses that DBOS hands out: within its limits, and whatever becomes of what it knows."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dbos import DBOS, SetWorkflowID
+
+from antiphon.config import DbosSettings
+from antiphon.engine import worker, workflows
+from antiphon.engine.attempt import QueuedRequest
+from antiphon.engine.policy import Policy
+from antiphon.errors import ConfigError, ServerError
+from antiphon.protocol import codec
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
+from antiphon.store.base import ClaimedRun, StoredResponse
+from antiphon.store.memory.store import MemoryStore
+from antiphon.store.sqlite.store import SqliteStore
+from engine_bench import Bench, judge
+
+SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
+DONE = ("completed", "so far and on")
+
+Start = Callable[..., Awaitable[Bench]]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of DBOS that has its tables and our queue: making these takes longer than a test."""
+    path = tmp_path_factory.mktemp("dbos") / "system.db"
+
+    async def prepare() -> None:
+        bench = Bench({}, MemoryStore(), Policy(dbos=DbosSettings(database=f"sqlite:///{path}", polling_seconds=0.01)))
+        await bench.engine.start()
+        await bench.engine.close()
+
+    asyncio.run(prepare())
+    return path
+
+
+@pytest.fixture
+def start(make_bench: Any, tmp_path: Path, prepared: Path) -> Start:
+    """An engine on a store and a DBOS that outlive it."""
+    shutil.copy(prepared, tmp_path / "dbos.db")
+
+    async def start_engine(script: dict[str, Any], *, slots: int = 9, **limits: Any) -> Bench:
+        bench: Bench = await make_bench(
+            script,
+            store=SqliteStore(tmp_path / "store.db"),
+            background_lease_seconds=0.3,
+            background_slots=slots,
+            dbos=DbosSettings(database=f"sqlite:///{tmp_path}/dbos.db", polling_seconds=0.01, **limits),
+        )
+        return bench
+
+    return start_engine
+
+
+async def ask(bench: Bench, asked: str = "hi", project: str = "default") -> str:
+    """The id of a new background response."""
+    run = await bench.ask(asked, project=project, background=True)
+    return run.response.id
+
+
+async def finish(bench: Bench, response_id: str, project: str = "default") -> tuple[str, str]:
+    """How a response ends, and with which words."""
+    batches = await bench.engine.follow(project, response_id, after=-1)
+    response = judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
+    return response.status, response.output_text
+
+
+async def wait_until(happens: Callable[[], Awaitable[bool]]) -> None:
+    """For what DBOS can only be asked for again and again."""
+    for _ in range(3000):
+        if await happens():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+async def wait_for_status(response_id: str, status: str) -> None:
+    """Until DBOS says this of a workflow."""
+
+    async def has_status() -> bool:
+        found = await DBOS.list_workflows_async(workflow_ids=[response_id])
+        return [workflow.status for workflow in found] == [status]
+
+    await wait_until(has_status)
+
+
+async def test_a_response_is_a_workflow_that_ends_with_it(start: Start) -> None:
+    bench = await start(SLOW)
+    response_id = await ask(bench)
+    await bench.backend.reached("gate")
+    await wait_for_status(response_id, "PENDING")
+    bench.backend.release("gate")
+    assert await finish(bench, response_id) == DONE
+    await wait_for_status(response_id, "SUCCESS")
+
+
+async def test_no_more_are_worked_on_at_once_than_all_processes_may(start: Start) -> None:
+    bench = await start(SLOW, concurrency=1)
+    first, second = await ask(bench), await ask(bench)
+    await bench.backend.reached("gate")
+    bench.backend.release("gate")
+    assert await finish(bench, first) == DONE
+    await bench.backend.reached("gate")
+    bench.backend.release("gate")
+    assert await finish(bench, second) == DONE
+
+
+async def test_a_project_does_not_keep_the_others_waiting(start: Start) -> None:
+    bench = await start(SLOW, concurrency_per_project=1)
+    first, second, other = await ask(bench), await ask(bench), await ask(bench, project="other")
+    await bench.backend.reached("gate")
+    await bench.backend.reached("gate")
+    statuses = [(await bench.engine.retrieve("default", each)).status for each in (first, second)]
+    statuses.append((await bench.engine.retrieve("other", other)).status)
+    assert statuses == ["in_progress", "queued", "in_progress"]
+    for _ in range(3):
+        bench.backend.release("gate")
+    ended = [await finish(bench, first), await finish(bench, second), await finish(bench, other, "other")]
+    assert ended == [DONE] * 3
+
+
+async def test_no_more_begin_in_a_minute_than_may(start: Start) -> None:
+    bench = await start({}, starts_per_minute=2)
+    first, second, third = await ask(bench), await ask(bench), await ask(bench)
+    assert [status for status, _ in (await finish(bench, first), await finish(bench, second))] == ["completed"] * 2
+    assert (await bench.engine.retrieve("default", third)).status == "queued"
+    await wait_for_status(third, "ENQUEUED")
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_workflow_that_is_cancelled_in_dbos_is_a_cancelled_response(start: Start, running: bool) -> None:
+    bench = await start(SLOW, concurrency=1)
+    first = await ask(bench)
+    await bench.backend.reached("gate")
+    second = await ask(bench)
+    response_id = first if running else second
+    await DBOS.cancel_workflow_async(response_id)
+    status, _ = await finish(bench, response_id)
+    assert status == "cancelled"
+
+
+async def test_a_waiting_response_is_cancelled_without_waiting_for_its_turn(start: Start) -> None:
+    bench = await start(SLOW, concurrency=1)
+    first = await ask(bench)
+    await bench.backend.reached("gate")
+    second = await ask(bench)
+    assert (await bench.engine.cancel("default", second)).status == "cancelled"
+    bench.backend.release("gate")
+    assert await finish(bench, first) == DONE
+    await wait_for_status(second, "SUCCESS")
+
+
+async def test_what_was_under_way_or_waiting_goes_on_at_the_next_start(start: Start) -> None:
+    first = await start(SLOW, concurrency=1)
+    running, waiting = await ask(first), await ask(first)
+    await first.backend.reached("gate")
+    await first.engine.close()
+    second = await start({"default": "so far and on"}, concurrency=1)
+    assert [await finish(second, each) for each in (running, waiting)] == [DONE, DONE]
+    await wait_for_status(running, "SUCCESS")
+    await wait_for_status(waiting, "SUCCESS")
+
+
+async def test_what_dbos_was_not_told_of_is_run_all_the_same(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = await start({})
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+
+        async def fail(*args: Any) -> None:
+            raise OSError("no disk")
+
+        patch.setattr(DBOS, "enqueue_workflow_async", fail)
+        response_id = await ask(bench)
+        assert "a background response waits to be queued" in caplog.messages
+    assert (await finish(bench, response_id))[0] == "completed"
+
+
+async def test_what_dbos_believes_to_have_ended_is_run_all_the_same(start: Start) -> None:
+    bench = await start({})
+    response_id = "resp_" + "1" * 44
+    with SetWorkflowID(response_id):
+        handle = await DBOS.start_workflow_async(workflows.respond, "default", response_id)
+    await handle.get_result(polling_interval_sec=0.01)  # there is no such response yet
+    stored = StoredResponse(
+        response=Response(id=response_id, created_at=0, status="queued", model="scripted", background=True),
+        input=[],
+        expires_at=None,
+    )
+    queued = QueuedRequest(request=CreateRequest(model="scripted", background=True), minted=0)
+    await bench.store.enqueue("default", stored, codec.encode(queued))
+    assert (await finish(bench, response_id))[0] == "completed"
+
+
+async def test_what_dbos_has_handed_out_to_nobody_is_handed_out_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a process had ended before it could claim the run."""
+    first = await start({})
+    with monkeypatch.context() as patch:
+        never = asyncio.Event()
+        patch.setattr(workflows.WorkflowWorker, "perform", lambda self, key: never.wait())
+        response_id = await ask(first)
+        await wait_for_status(response_id, "PENDING")
+        await first.engine.close()
+    second = await start({"default": "so far and on"})
+    assert await finish(second, response_id) == DONE
+
+
+async def test_a_store_that_fails_for_a_moment_does_not_lose_a_run(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = await start({})
+    claim_one, failures = bench.store.claim_one, [ServerError("The store failed.")]
+
+    async def claim_late(*args: Any, **options: Any) -> ClaimedRun | None:
+        if failures:
+            raise failures.pop()
+        return await claim_one(*args, **options)
+
+    monkeypatch.setattr(bench.store, "claim_one", claim_late)
+    with caplog.at_level(logging.ERROR):
+        assert (await finish(bench, await ask(bench)))[0] == "completed"
+    assert "a background response cannot be reached" in caplog.messages
+
+
+async def test_a_model_that_nobody_has_any_more_fails_at_once(start: Start) -> None:
+    """There is no other process that it could be left to."""
+    first = await start({"models": ["old"], "default": [{"wait": "gate"}]})
+    run = await first.ask(background=True, model="old")
+    await first.backend.reached("gate")
+    await first.engine.close()
+    second = await start({"models": ["new"]})
+    batches = await second.engine.follow("default", run.response.id, after=-1)
+    response = judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
+    assert response.error is not None
+    assert (response.status, response.error.code) == ("failed", "model_not_found")
+
+
+async def test_workflows_that_ended_long_ago_are_forgotten(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = await start({})
+    response_id = await ask(bench)
+    await finish(bench, response_id)
+    await wait_for_status(response_id, "SUCCESS")
+    monkeypatch.setattr(workflows, "SHOWN_SECONDS", -1)
+    monkeypatch.setattr(workflows, "CLEARING_SECONDS", -1)
+    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.01)
+
+    async def is_forgotten() -> bool:
+        return await DBOS.list_workflows_async() == []
+
+    await wait_until(is_forgotten)
+
+
+async def test_a_second_engine_of_the_process_is_refused_and_a_later_one_is_not(start: Start) -> None:
+    first = await start({})
+    with pytest.raises(ConfigError, match="dbos: DBOS is one for each process"):
+        await start({})
+    await first.engine.close()
+    assert await asyncio.to_thread(str, 1) == "1"
+    second = await start({})
+    assert (await finish(second, await ask(second)))[0] == "completed"
+
+
+async def test_an_application_with_a_dbos_of_its_own_keeps_it(start: Start, tmp_path: Path) -> None:
+    theirs = DBOS(config={"name": "theirs", "system_database_url": f"sqlite:///{tmp_path}/theirs.db"})
+    try:
+        with pytest.raises(ConfigError, match="dbos: this process already uses DBOS"):
+            await start({})
+        assert DBOS(config={"name": "another"}) is theirs
+    finally:
+        DBOS.destroy()
+
+
+async def test_a_database_that_cannot_be_used_is_a_configuration_error_and_leaves_nothing_behind(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "dbos.db").write_text("this is no database, and long enough to be taken for one" * 100)
+    with pytest.raises(ConfigError, match=r"dbos: its database cannot be used: .*not a database"):
+        await start({})
+    (tmp_path / "dbos.db").unlink()
+    bench = await start({})
+    assert (await finish(bench, await ask(bench)))[0] == "completed"
