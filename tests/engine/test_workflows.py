@@ -181,8 +181,41 @@ async def test_what_dbos_was_not_told_of_is_run_all_the_same(
 
         patch.setattr(DBOS, "enqueue_workflow_async", fail)
         response_id = await ask(bench)
-        assert "a background response waits to be queued" in caplog.messages
+
+        async def is_told() -> bool:
+            return "a background response waits to be queued" in caplog.messages
+
+        await wait_until(is_told)
     assert (await finish(bench, response_id))[0] == "completed"
+
+
+async def test_a_dbos_that_does_not_answer_holds_up_neither_clients_nor_runs(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await start(SLOW)
+    running = await ask(bench)
+    await bench.backend.reached("gate")
+    with monkeypatch.context() as patch:
+        never = asyncio.Event()
+        patch.setattr(DBOS, "enqueue_workflow_async", lambda *args: never.wait())
+        patch.setattr(DBOS, "list_workflows_async", lambda **options: never.wait())
+        waiting = await ask(bench)
+        renewed: asyncio.Queue[None] = asyncio.Queue()
+        renew = bench.store.renew
+
+        async def renew_and_tell(*args: Any, **options: Any) -> Any:
+            held = await renew(*args, **options)
+            renewed.put_nowait(None)
+            return held
+
+        patch.setattr(bench.store, "renew", renew_and_tell)
+        for _ in range(4):  # longer than a lease
+            await renewed.get()
+        bench.backend.release("gate")
+        assert await finish(bench, running) == DONE
+        await bench.engine.close()
+    second = await start({"default": "so far and on"})
+    assert await finish(second, waiting) == DONE
 
 
 async def test_what_dbos_believes_to_have_ended_is_run_all_the_same(start: Start) -> None:

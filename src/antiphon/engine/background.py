@@ -58,7 +58,7 @@ class Background:
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
         """Keep a response that somebody here, or elsewhere, will work on."""
         await self._store.enqueue(project, stored, request)
-        await self._worker.announce(RunKey(project, stored.response.id))
+        self._worker.announce(RunKey(project, stored.response.id))
 
     def dismiss_readers(self) -> None:
         """Let every `follow` end: the server stops, and they can go on reading elsewhere or later."""

@@ -58,7 +58,7 @@ class Worker:
         await asyncio.gather(*working, return_exceptions=True)
         await self._store.release(self._owner)
 
-    async def announce(self, key: RunKey) -> None:
+    def announce(self, key: RunKey) -> None:
         """This run is new in the queue."""
         self._wake.set()
 

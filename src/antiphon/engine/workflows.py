@@ -56,7 +56,10 @@ class WorkflowWorker(Worker):
         super().__init__(store, ways, slots=slots, lease=lease)
         self._settings = settings
         self._performances: set[asyncio.Task[None]] = set()
-        self._looked = False
+        # Both wait for DBOS, which tries for ever if its database is out of reach. Nobody else waits for that.
+        self._announcer: asyncio.Task[None] | None = None
+        self._comparison: asyncio.Task[None] | None = None
+        self._announced: asyncio.Queue[RunKey] = asyncio.Queue()
         self._cleared = time.monotonic()
 
     async def start(self) -> None:
@@ -71,19 +74,22 @@ class WorkflowWorker(Worker):
             _prepare_file(self._settings.database)
             # Here and not in a thread: the loop that this is called in is the one that workflows run in.
             DBOS.launch()
+            logging.getLogger("dbos").setLevel(logging.WARNING)
             await DBOS.register_queue_async(QUEUE, **self._limit(), on_conflict="always_update")
         except Exception as error:
             await self._end_dbos()
             reason, *_ = str(error).splitlines() or [type(error).__name__]
             raise ConfigError(f"dbos: its database cannot be used: {reason}") from error
+        self._announcer = asyncio.create_task(self._announce())
         await super().start()
 
     async def close(self) -> None:
         if _performing is not self:
             return
-        for performance in self._performances:
-            performance.cancel()
-        await asyncio.gather(*self._performances, return_exceptions=True)
+        waiting = [*self._performances, *filter(None, (self._announcer, self._comparison))]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
         await super().close()
         await self._end_dbos()
 
@@ -95,11 +101,16 @@ class WorkflowWorker(Worker):
         # DBOS had put its own in this place, which is closed now.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
 
-    async def announce(self, key: RunKey) -> None:
-        try:
-            await self._enqueue(key)
-        except Exception:  # the store has it: it is found there
-            logger.exception("a background response waits to be queued", extra={"response_id": key.response_id})
+    def announce(self, key: RunKey) -> None:
+        self._announced.put_nowait(key)
+
+    async def _announce(self) -> None:
+        while True:
+            key = await self._announced.get()
+            try:
+                await self._enqueue(key)
+            except Exception:  # the store has it: it is found there
+                logger.exception("a background response waits to be queued", extra={"response_id": key.response_id})
 
     async def perform(self, key: RunKey) -> None:
         """Work on a run until it has ended, or watch over it while another process does."""
@@ -126,17 +137,24 @@ class WorkflowWorker(Worker):
     async def _take(self, began: float) -> None:
         """Leave the queue to DBOS, but for what is to end, and see to what it has lost."""
         await self._claim(began, 0)
-        idle_since = began - self._lease if self._looked else began
-        left = await self._store.list_left(self._owner, as_of=began, idle_since=idle_since, limit=MOST_LEFT)
-        self._looked = True
-        if left or self.attempts:
-            await self._compare(left)
-        if time.monotonic() - self._cleared > CLEARING_SECONDS:
-            self._cleared = time.monotonic()
-            await self._clear()
+        if self._comparison is None:
+            self._comparison = asyncio.create_task(self._compare(began, idle_since=began))
+        elif self._comparison.done():
+            self._comparison = asyncio.create_task(self._compare(began, idle_since=began - self._lease))
 
-    async def _compare(self, left: Sequence[RunKey]) -> None:
-        """Mend where DBOS says one thing of a run, and the store another."""
+    async def _compare(self, began: float, *, idle_since: float) -> None:
+        try:
+            left = await self._store.list_left(self._owner, as_of=began, idle_since=idle_since, limit=MOST_LEFT)
+            if left or self.attempts:
+                await self._mend(left)
+            if time.monotonic() - self._cleared > CLEARING_SECONDS:
+                self._cleared = time.monotonic()
+                await self._clear()
+        except Exception:
+            logger.exception("what DBOS knows of background responses cannot be compared")
+
+    async def _mend(self, left: Sequence[RunKey]) -> None:
+        """Where DBOS says one thing of a run, and the store another."""
         keys = {key.response_id: key for key in (*left, *self.attempts)}
         found = await DBOS.list_workflows_async(workflow_ids=list(keys), load_input=False, load_output=False)
         statuses = {workflow.workflow_id: workflow.status for workflow in found}
@@ -174,7 +192,7 @@ class WorkflowWorker(Worker):
             application_version=VERSION,
             # As fleeting as the owner's name: what a dead process has left is seen in the store, and resumed then.
             executor_id=self._owner,
-            log_level="WARNING",
+            log_level="CRITICAL",  # until it is there: we tell what keeps it from that
             # We have no use for what it listens to; but closing waits until it looks up.
             notification_listener_polling_interval_sec=self._settings.polling_seconds,
         )
