@@ -34,7 +34,7 @@ PARTS = ("servers", "agents", "bridge", "queue")
 _SECTION_MICRO = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (beside the import of msgspec)"
 _SECTION_AGENT_IMPORTS = "imports of an agent, ms"
-_SECTION_QUEUE_IMPORTS = "imports: the whole engine and its store, and what would come on top"
+_SECTION_QUEUE_IMPORTS = "imports: the whole engine and its store"
 
 
 class Effort(NamedTuple):
@@ -151,26 +151,20 @@ async def measure_agents(effort: Effort, folder: Path, python: Path | None) -> l
     return [figures.agent_rows(costs, [each.name for each, _ in contestants]), loads]
 
 
-async def measure_queues(effort: Effort, folder: Path, python: Path | None) -> list[list[Row]]:
-    """Ours, and with an interpreter that has it DBOS."""
-    contestants = [(queues.OURS, Path(sys.executable))]
-    statements = {queues.OURS.name: (Path(sys.executable), queues.OURS_IMPORTS)}
-    if python is not None:
-        contestants += [(each, python) for each in queues.PEERS]
-        statements["dbos"] = (python, queues.PEER_IMPORTS)
-    costs = await queues.measure(contestants, folder, rounds=effort.rounds, scale=effort.scale)
+async def measure_queues(effort: Effort, folder: Path) -> list[list[Row]]:
+    costs = await queues.measure(folder, rounds=effort.rounds, scale=effort.scale)
+    statements = {each.name: (Path(sys.executable), each.imports) for each in queues.CONTESTANTS}
     loads = [
         make_row(_SECTION_QUEUE_IMPORTS, "time, ms", imports.compare(statements, rounds=effort.imports)),
         make_row(_SECTION_QUEUE_IMPORTS, "memory, MB", imports.weigh(statements, rounds=effort.imports)),
     ]
-    whole = [(each, python) for each, python in contestants if each.whole]
-    takeovers = await crashes.measure_takeovers(whole, folder, rounds=effort.crashes, lease=effort.lease)
-    fates = await crashes.measure_fates(whole, folder, lease=effort.lease)
+    takeovers = await crashes.measure_takeovers(folder, rounds=effort.crashes, lease=effort.lease)
+    fates = await crashes.measure_fates(folder, lease=effort.lease)
     return [
-        figures.queue_rows(costs, [each.name for each, _ in contestants]),
+        figures.queue_rows(costs),
         loads,
         figures.takeover_rows(takeovers, effort.lease),
-        figures.fate_rows(takeovers, fates),
+        figures.fate_rows(fates),
     ]
 
 
@@ -194,7 +188,7 @@ async def measure(
             found, notes = await bridge.measure(pythons["bridge"], folder, repeats=effort.rounds, scale=effort.scale)
             tables.append(figures.bridge_rows(found))
         if "queue" in parts:
-            tables += await measure_queues(effort, folder, pythons["queue"])
+            tables += await measure_queues(effort, folder)
     return tables, notes
 
 
@@ -202,7 +196,7 @@ def prepare_peers(parts: Sequence[str], effort: Effort) -> tuple[dict[str, Path 
     """The interpreters by part, and what has to be said of those that there are none of."""
     pythons: dict[str, Path | None] = {}
     notes: list[str] = []
-    for part, environment in (("agents", peers.AGENTS), ("bridge", peers.BRIDGE), ("queue", peers.QUEUE)):
+    for part, environment in (("agents", peers.AGENTS), ("bridge", peers.BRIDGE)):
         pythons[part] = None
         if effort.peers and part in parts:
             try:

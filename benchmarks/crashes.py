@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.driving import Driver, drive
-from benchmarks.queues import Contestant
+from benchmarks.queues import CONTESTANTS, Contestant
 
 RUNS = 16
 _PAUSE = 0.05
@@ -17,37 +18,28 @@ _LATE_SECONDS = 1.0
 
 
 class Takeover(NamedTuple):
-    """Seconds from the kill to the last end, by a restart and by a process that was alive.
-
-    `unasked` is how many runs the live process had ended when a lease had run out. If those were not all, it was told
-    to go on with the others, and `alive` counts from there.
-    """
+    """Seconds from the kill to the last end, by a restart and by a process that was alive."""
 
     restart: float
     alive: float
-    unasked: int
 
 
 class Fate(NamedTuple):
     """Of so many runs: how many nobody ever ran because their process was killed after the first commit of accepting.
 
     Of runs that another process took over and ended while theirs stood still: how many that one went on with when it
-    woke up, and how many of them had their log or their outcome changed by it. And how many of two engines in one
-    process have a database of their own.
+    woke up, and how many of them it changed.
     """
 
     lost: int
     resumed: int
-    logged: int
     changed: int
-    apart: int
 
 
 class Stage(NamedTuple):
     """Where a contestant plays: every scene in a new folder."""
 
     contestant: Contestant
-    python: Path
     folder: Path
     lease: float
 
@@ -69,34 +61,28 @@ class Scene(NamedTuple):
     def start(self, process: str, *, holds: bool = False) -> contextlib.AbstractAsyncContextManager[Driver]:
         stage = self.stage
         arguments = [str(self.folder), process, "holds" if holds else "says", str(stage.lease)]
-        return drive(stage.contestant.name, stage.python, stage.contestant.driver, arguments, self.folder)
+        return drive(stage.contestant.name, Path(sys.executable), stage.contestant.driver, arguments, self.folder)
 
 
-async def measure_takeovers(
-    contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, rounds: int, lease: float
-) -> dict[str, list[Takeover]]:
-    found: dict[str, list[Takeover]] = {each.name: [] for each, _ in contestants}
+async def measure_takeovers(folder: Path, *, rounds: int, lease: float) -> dict[str, list[Takeover]]:
+    found: dict[str, list[Takeover]] = {each.name: [] for each in CONTESTANTS}
     for number in range(rounds):
-        for each, python in contestants:
-            stage = Stage(each, python, folder, lease)
+        for each in CONTESTANTS:
+            stage = Stage(each, folder, lease)
             # Both wait most of the time.
-            restart, (alive, unasked) = await asyncio.gather(
+            restart, alive = await asyncio.gather(
                 _restart(stage.scene(f"restart-{number}")), _take_over(stage.scene(f"alive-{number}"))
             )
-            found[each.name].append(Takeover(restart, alive, unasked))
+            found[each.name].append(Takeover(restart, alive))
     return found
 
 
-async def measure_fates(
-    contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, lease: float
-) -> Mapping[str, Fate]:
+async def measure_fates(folder: Path, *, lease: float) -> Mapping[str, Fate]:
     found: dict[str, Fate] = {}
-    for each, python in contestants:
-        stage = Stage(each, python, folder, lease)
+    for each in CONTESTANTS:
+        stage = Stage(each, folder, lease)
         lost, late = await asyncio.gather(_lose(stage.scene("between")), _write_late(stage.scene("stopped")))
-        scene = stage.scene("apart")
-        async with scene.start("a") as driver:
-            found[each.name] = Fate(lost, *late, await driver.ask("count_apart"))
+        found[each.name] = Fate(lost, *late)
     return found
 
 
@@ -110,18 +96,14 @@ async def _restart(scene: Scene) -> float:
         return time.monotonic() - began
 
 
-async def _take_over(scene: Scene) -> tuple[float, int]:
+async def _take_over(scene: Scene) -> float:
     async with scene.start("a", holds=True) as first:
         ids = await first.ask("begin", RUNS)
         async with scene.start("b") as second:
             await first.kill()
             began = time.monotonic()
-            unasked = await _wait_for_ends(second, ids, scene.stage.patience)
-            if unasked < RUNS:
-                began = time.monotonic()
-                await second.ask("take_over", "a")
-                await _wait_for_ends(second, ids, 30)
-            return time.monotonic() - began, unasked
+            await _wait_for_ends(second, ids, scene.stage.patience + 30)
+            return time.monotonic() - began
 
 
 async def _lose(scene: Scene) -> int:
@@ -132,24 +114,20 @@ async def _lose(scene: Scene) -> int:
         return RUNS - await _wait_for_ends(second, ids, scene.stage.patience)
 
 
-async def _write_late(scene: Scene) -> tuple[int, int, int]:
+async def _write_late(scene: Scene) -> tuple[int, int]:
     """A process is stopped, another one takes over and ends everything; then the first one goes on."""
     async with scene.start("a", holds=True) as first:
         ids = await first.ask("begin", RUNS)
         async with scene.start("b") as second:
             first.halt()
-            await second.ask("take_over", "a")
-            await _wait_for_ends(second, ids, scene.stage.patience)
-            before = await second.ask("look", ids), await second.ask("read_outcomes", ids)
+            await _wait_for_ends(second, ids, scene.stage.patience + 30)
+            before = await second.ask("look", ids)
             (scene.folder / "go").touch()
             first.resume()
             await asyncio.sleep(_LATE_SECONDS)
-            after = await second.ask("look", ids), await second.ask("read_outcomes", ids)
+            after = await second.ask("look", ids)
             resumed = await first.ask("count_resumed")
-    logged, changed = (
-        sum(one != other for one, other in zip(*pair, strict=True)) for pair in zip(before, after, strict=True)
-    )
-    return resumed, logged, changed
+    return resumed, sum(one != other for one, other in zip(before, after, strict=True))
 
 
 async def _wait_for_ends(driver: Driver, ids: Sequence[str], seconds: float) -> int:

@@ -196,8 +196,9 @@ def bridge_rows(found: Rounds) -> list[Row]:
     return rows
 
 
-def queue_rows(found: queues.Found, names: Sequence[str]) -> list[Row]:
+def queue_rows(found: queues.Found) -> list[Row]:
     """What a background response costs from its being accepted to its last event."""
+    names = [each.name for each in queues.CONTESTANTS]
 
     def collect(at_once: int, read: Callable[[queues.Round], float]) -> dict[str, list[float]]:
         return {name: [read(each) for each in found.rounds[at_once, name]] for name in names}
@@ -212,29 +213,25 @@ def queue_rows(found: queues.Found, names: Sequence[str]) -> list[Row]:
 
 
 def takeover_rows(found: Mapping[str, Sequence[Takeover]], lease: float) -> list[Row]:
-    section = f"kill -9 with {RUNS} runs: seconds until all have ended (our lease: {lease:g})"
+    section = f"kill -9 with {RUNS} runs: seconds until all have ended (the lease: {lease:g})"
     return [
         make_row(section, name, {queue: [read(each) for each in takeovers] for queue, takeovers in found.items()})
         for name, read in (
             ("the process is started again", attrgetter("restart")),
-            ("another process takes over; dbos's counts from being told to", attrgetter("alive")),
+            ("another process takes over", attrgetter("alive")),
         )
     ]
 
 
-def fate_rows(takeovers: Mapping[str, Sequence[Takeover]], fates: Mapping[str, Fate]) -> list[Row]:
-    section = f"of {RUNS} runs"
-    unasked = {queue: min(each.unasked for each in found) for queue, found in takeovers.items()}
-    rows = [make_count_row(section, "taken over by a live process unasked", unasked)]
-    for name, field in (
-        ("lost when killed between the commits", "lost"),
-        ("gone on with by a stopped process after the takeover", "resumed"),
-        ("their log of events in other tables changed by it", "logged"),
-        ("what the queue itself has of them changed by it", "changed"),
-    ):
-        rows.append(make_count_row(section, name, {queue: getattr(fate, field) for queue, fate in fates.items()}))
-    apart = {queue: fate.apart for queue, fate in fates.items()}
-    return [*rows, make_count_row("of 2 engines in one process", "with a database of its own", apart)]
+def fate_rows(fates: Mapping[str, Fate]) -> list[Row]:
+    return [
+        make_count_row(f"of {RUNS} runs", name, {queue: getattr(fate, field) for queue, fate in fates.items()})
+        for name, field in (
+            ("lost when killed after the first commit", "lost"),
+            ("gone on with by a stopped process after the takeover", "resumed"),
+            ("changed by it", "changed"),
+        )
+    ]
 
 
 def process_rows(readings: Sequence[tuple[str, Mapping[str, Sequence[float]]]]) -> list[Row]:

@@ -30,7 +30,6 @@ class Environment(NamedTuple):
 
 AGENTS = Environment("agents", "requirements-peers.txt")
 BRIDGE = Environment("bridge", "requirements-peers-bridge.txt")
-QUEUE = Environment("queue", "requirements-peers-queue.txt")
 
 
 def prepare(environment: Environment) -> Path:

@@ -1,10 +1,10 @@
-"""Queues of background responses beside each other, each in a process of its own: what a response costs."""
+"""Who hands out background responses, beside each other, each in a process of its own: what a response costs."""
 
 import asyncio
 import contextlib
 import statistics
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,21 +19,18 @@ IDLE_SECONDS = 2.0
 
 
 class Contestant(NamedTuple):
-    """A queue: its driver, and whether responses can be asked for later. If not, there is nothing to look at."""
+    """A queue: its driver, and what it imports."""
 
     name: str
     driver: str
-    whole: bool = True
+    imports: str
 
 
-OURS = Contestant("antiphon", "lease_queue")
-PEERS = (
-    Contestant("dbos alone", "dbos_alone", whole=False),
-    Contestant("dbos", "dbos_two_files"),
-    Contestant("dbos, one file", "dbos_one_file"),
+_ENGINE = "from antiphon.engine.engine import Engine; from antiphon.store.sqlite.store import SqliteStore"
+CONTESTANTS = (
+    Contestant("store", "lease_queue", _ENGINE),
+    Contestant("dbos", "dbos_queue", f"{_ENGINE}; from antiphon.engine.workflows import WorkflowWorker"),
 )
-OURS_IMPORTS = "from antiphon.engine.engine import Engine; from antiphon.store.sqlite.store import SqliteStore"
-PEER_IMPORTS = "import dbos"
 
 
 class Round(NamedTuple):
@@ -53,16 +50,17 @@ class Found(NamedTuple):
     idle: dict[str, list[float]]
 
 
-async def measure(contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, rounds: int, scale: float) -> Found:
-    """Each contestant comes with the interpreter that has it."""
+async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
     found = Found(defaultdict(list), defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
         drivers: list[Driver] = []
-        for each, python in contestants:
+        for each in CONTESTANTS:
             place = folder / f"queue-{each.driver}"
             place.mkdir()
             arguments = [str(place), "a", "says", "15"]
-            drivers.append(await stack.enter_async_context(drive(each.name, python, each.driver, arguments, folder)))
+            drivers.append(
+                await stack.enter_async_context(drive(each.name, Path(sys.executable), each.driver, arguments, folder))
+            )
         for number in range(rounds + 1):  # the first one warms up
             for at_once, count in RESPONSES.items():
                 for driver in drivers:

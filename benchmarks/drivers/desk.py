@@ -4,8 +4,7 @@
 
 FOLDER is for the databases, PROCESS is the name under which the process works. Its model says that name and a few
 words, at once; one that `holds` stops after the first until there is a file named `go`. LEASE is the seconds after
-which a queue that has leases takes a process for dead. Nothing here needs more than the standard library: the processes
-of others run it too.
+which a process is taken for dead.
 """
 
 import asyncio
@@ -73,15 +72,6 @@ class Queue(Protocol):
 
     async def look(self, ids: list[str]) -> list[Record]: ...
 
-    async def read_outcomes(self, ids: list[str]) -> list[str]:
-        """What the queue itself has of runs that have ended."""
-
-    async def take_over(self, process: str) -> None:
-        """Go on with what this process has left, if nobody does that unasked."""
-
-    async def count_apart(self) -> int:
-        """How many of two engines in this process have a database of their own."""
-
 
 Open = Callable[[Place], Coroutine[Any, Any, Queue]]
 
@@ -119,10 +109,7 @@ async def _do(queue: Queue, verb: str, arguments: list[Any]) -> Any:
         "begin": begin,
         "stop_short": lambda count: _repeat(queue.stop_short, count),
         "look": queue.look,
-        "read_outcomes": queue.read_outcomes,
         "count_resumed": count_resumed,
-        "take_over": queue.take_over,
-        "count_apart": queue.count_apart,
     }
     return await verbs[verb](*arguments)
 

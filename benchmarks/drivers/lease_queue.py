@@ -1,4 +1,4 @@
-"""Our engine, with a store in a file. See desk.py for the command."""
+"""The engine on the store's own queue. See desk.py for the command."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from antiphon.backends.base import Capabilities, Deltas, Model, Turn
+from antiphon.config import DbosSettings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
@@ -65,10 +66,9 @@ class HaltingStore(SqliteStore):
 
 
 class LeaseQueue:
-    def __init__(self, engine: Engine, store: HaltingStore, model: desk.Model, place: Place) -> None:
+    def __init__(self, engine: Engine, store: HaltingStore, model: desk.Model) -> None:
         self._engine = engine
         self._store = store
-        self._place = place
         self._halted: list[asyncio.Task[object]] = []
         self.model = model
 
@@ -99,27 +99,15 @@ class LeaseQueue:
         text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
         return Record(text if response.status in FINAL_STATUSES else None, len(events))
 
-    async def read_outcomes(self, ids: list[str]) -> list[str]:
-        return [codec.encode(await self._engine.retrieve(PROJECT, response_id)).decode() for response_id in ids]
 
-    async def take_over(self, process: str) -> None:
-        """It does that unasked."""
-
-    async def count_apart(self) -> int:
-        other = await open_queue(self._place._replace(folder=self._place.folder / "other"))
-        response_id = await other.accept()
-        return 2 if await self._store.load(PROJECT, response_id) is None else 1
-
-
-async def open_queue(place: Place) -> LeaseQueue:
-    place.folder.mkdir(exist_ok=True)
+async def open_queue(place: Place, dbos: DbosSettings | None = None) -> LeaseQueue:
     store = HaltingStore(place.folder / "responses.db")
     store.accepted = asyncio.Queue()
     model = desk.Model(place)
-    policy = Policy(background_slots=1000, background_lease_seconds=place.lease)
+    policy = Policy(background_slots=1000, background_lease_seconds=place.lease, dbos=dbos)
     engine = Engine(backends={"speaker": Speaker(model)}, store=store, policy=policy)
     await engine.start()
-    return LeaseQueue(engine, store, model, place)
+    return LeaseQueue(engine, store, model)
 
 
 if __name__ == "__main__":
