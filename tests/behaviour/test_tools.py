@@ -47,7 +47,10 @@ def test_web_search_is_left_out_and_told(server: Any, name: str) -> None:
 def test_a_choice_is_taken_and_echoed(server: Any, name: str) -> None:
     choice = CHOICES.get(name, {"type": name})
     offered = [FUNCTION, *(TOOLS[each] for each in ("custom", "shell", "apply_patch", "computer"))]
-    assert ask(server, "hi", tools=offered, tool_choice=choice)["tool_choice"] == choice
+    asked = {"none": "hi", "custom": "use custom!", "shell": "use shell!", "apply_patch": "use apply_patch!"}
+    wish = "use computer!" if name.startswith("computer") else asked.get(name, "call")
+    response = ask(server, wish, tools=offered, tool_choice=choice)
+    assert (response["tool_choice"], response["status"]) == (choice, "completed")
 
 
 @pytest.mark.parametrize("name", names("choices", "refused"))

@@ -17,6 +17,7 @@ F = {"type": "function", "name": "f"}
 G = {"type": "function", "name": "g"}
 C = {"type": "custom", "name": "c"}
 SHELL = {"type": "shell"}
+LOCAL = {"type": "local_shell"}
 MCP = {"type": "mcp", "server_label": "l", "server_url": "https://example.org"}
 
 
@@ -128,6 +129,7 @@ BAD_GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: missin
         ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name", "invalid_value"),
         ({"tools": [F], "tool_choice": {"type": "shell"}}, "tool_choice", "unsupported_tool"),
         ({"tools": [F], "tool_choice": {"type": "acme:choice"}}, "tool_choice", "unsupported_tool"),
+        ({"tools": [F, LOCAL], "tool_choice": {"type": "local_shell"}}, "tool_choice", "unsupported_tool"),
         (
             {"tools": [F, {"type": "web_search_preview"}], "tool_choice": {"type": "web_search_preview"}},
             "tool_choice",
@@ -154,6 +156,38 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
     with pytest.raises(InvalidRequest) as caught:
         select_tools(request(**fields), capabilities=FUNCTIONS)
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [C, MCP], "tool_choice": {"type": "custom", "name": "d"}}, "tool_choice.name"),
+        ({"tools": [F, MCP], "tool_choice": choose(MCP, F, G)}, "tool_choice.tools[2].name"),
+        ({"tools": [F], "tool_choice": choose({"type": "namespace", "name": "n"})}, "tool_choice.tools[0].name"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_whatever_the_backend_runs(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        select_tools(request(**fields), capabilities=EVERYTHING)
+    assert (caught.value.param, caught.value.code) == (param, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [MCP], "tool_choice": {"type": "mcp", "server_label": "l", "name": "t"}},
+        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search_preview"}},
+        {"tools": [{"type": "web_search"}], "tool_choice": choose({"type": "web_search_preview"})},
+        {"tools": [F], "tool_choice": {"type": "acme:choice"}},
+        {"tools": [F, {"type": "acme:tool"}], "tool_choice": {"type": "function", "name": "g"}},
+        {"tools": [F, {"type": "tool_search"}], "tool_choice": {"type": "function", "name": "g"}},
+        {"previous_response_id": "resp_1", "tool_choice": {"type": "function", "name": "g"}},
+        {"conversation": "conv_1", "tools": [F], "tool_choice": choose(G)},
+    ],
+)
+def test_a_choice_that_the_backend_may_understand_is_its_own_to_judge(fields: dict[str, Any]) -> None:
+    assert select_tools(request(**fields), capabilities=EVERYTHING)[1] == []
 
 
 @pytest.mark.parametrize(

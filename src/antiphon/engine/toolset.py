@@ -22,6 +22,7 @@ from antiphon.protocol.tools import (
     NamespaceTool,
     ShellTool,
     Tool,
+    ToolSearchTool,
     WebSearchTool,
 )
 
@@ -157,18 +158,28 @@ def _check_choice(request: CreateRequest, tools: Tools, capabilities: Capabiliti
         raise InvalidRequest(
             "'tool_choice' is 'required', but there are no tools.", param="tool_choice", code="invalid_value"
         )
-    if choice is None or isinstance(choice, str) or capabilities.any_tool:
+    if choice is None or isinstance(choice, str) or (capabilities.any_tool and not _is_self_contained(request, tools)):
         return
     if isinstance(choice, FunctionChoice | CustomChoice):
         _check_name(choice.name, tools, "tool_choice.name")
     elif isinstance(choice, AllowedToolsChoice):
         for index, allowed in enumerate(choice.tools):
-            _check_allowed(allowed, tools, f"tool_choice.tools[{index}]")
+            _check_allowed(allowed, tools, f"tool_choice.tools[{index}]", any_type=capabilities.any_tool)
+    elif capabilities.any_tool:
+        return
+    elif isinstance(choice, Unknown):  # nobody could say what it asks for
+        raise UnsupportedTool(f"A choice of type '{choice.type}' is not supported by this server.", param="tool_choice")
     else:
         _check_type(choice.type, tools, "tool_choice")
 
 
-def _check_allowed(allowed: JsonObject, tools: Tools, path: str) -> None:
+def _is_self_contained(request: CreateRequest, tools: Tools) -> bool:
+    """Whether these are all the tools that a backend with tools of its own can know of by name."""
+    continues = request.previous_response_id is not None or request.conversation is not None
+    return not continues and not any(isinstance(tool, Unknown | ToolSearchTool) for tool in tools)
+
+
+def _check_allowed(allowed: JsonObject, tools: Tools, path: str, *, any_type: bool) -> None:
     kind, name, namespace = allowed.get("type"), allowed.get("name"), allowed.get("namespace")
     if kind in ("function", "tool", "custom"):
         _check_name(name, tools, f"{path}.name", namespace=namespace)
@@ -177,7 +188,7 @@ def _check_allowed(allowed: JsonObject, tools: Tools, path: str) -> None:
             raise InvalidRequest(
                 f"There is no namespace '{name}' in 'tools'.", param=f"{path}.name", code="invalid_value"
             )
-    else:
+    elif not any_type:
         _check_type(str(kind), tools, f"{path}.type")
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.errors import InvalidRequest
 from emulation_bench import call
 
 F = {"type": "function", "name": "f"}
@@ -36,11 +37,11 @@ def allow(*tools: Any, mode: str = "auto") -> dict[str, Any]:
     ],
 )
 async def test_every_choice_is_one_of_a_function_to_the_model(emulate: Any, choice: Any, lowered: str) -> None:
-    bench = await emulate({"text": "Ok."})
+    bench = await emulate({"refusal": "No."})
     answer = await bench.ask(tools=TOOLS, tool_choice=choice)
     given = answer.turns[0].request.tool_choice
     assert (getattr(given, "name", given), answer.shown) == (lowered, EVERY_NAME)
-    assert answer.response["tool_choice"] == choice
+    assert (answer.response["tool_choice"], answer.response["status"]) == (choice, "completed")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ async def test_every_choice_is_one_of_a_function_to_the_model(emulate: Any, choi
     ],
 )
 async def test_only_allowed_tools_are_shown(emulate: Any, entry: Any, name: str) -> None:
-    bench = await emulate({"text": "Ok."})
+    bench = await emulate({"refusal": "No."})
     answer = await bench.ask(tools=TOOLS, tool_choice=allow(entry, mode="required"))
     assert (answer.shown, answer.turns[0].request.tool_choice) == ([name], "required")
 
@@ -80,9 +81,132 @@ async def test_a_model_that_still_calls_what_it_may_not_fails_clearly(emulate: A
     assert (answer.response["status"], answer.output, len(answer.turns)) == ("failed", [], 2)
     assert answer.response["error"] == {
         "code": "tool_not_allowed",
-        "message": "The model called nothing but tools that it may not call now.",
+        "message": "The model called nothing but tools that 'tool_choice' does not let it call.",
         "type": "model_error",
     }
+
+
+@pytest.mark.parametrize(
+    ("choice", "kept"),
+    [
+        (F, "call_1"),
+        ({"type": "function", "name": "child"}, "call_2"),
+        (C, "call_3"),
+        (SHELL, "call_4"),
+        ({"type": "computer_use"}, "call_5"),
+    ],
+)
+async def test_beside_the_one_tool_that_must_be_called_no_other_is(emulate: Any, choice: Any, kept: str) -> None:
+    bench = await emulate(
+        call("f", {}, "call_1"),
+        call("n__child", {}, "call_2"),
+        call("c", {"input": "x"}, "call_3"),
+        call("shell", {"commands": ["ls"]}, "call_4"),
+        call("computer", {"actions": [{"type": "wait"}]}, "call_5"),
+        call("unheard_of", {}, "call_6"),
+    )
+    answer = await bench.ask(tools=TOOLS, tool_choice=choice)
+    assert ([item["call_id"] for item in answer.output], len(answer.turns)) == ([kept], 1)
+
+
+async def test_a_model_that_calls_another_tool_than_it_must_is_asked_once_more(emulate: Any) -> None:
+    bench = await emulate(call("f", {}), rules=[{"text": "Call g now", "answers": [[call("g", {}, "call_2")]]}])
+    answer = await bench.ask(tools=[F, G], tool_choice=G)
+    assert (answer.response["status"], [item["call_id"] for item in answer.output]) == ("completed", ["call_2"])
+    assert ([item["type"] for item in answer.read], answer.shown) == (
+        ["message", "function_call", "function_call_output", "message"],
+        ["g"],
+    )
+
+
+async def test_a_model_that_goes_on_calling_another_tool_than_it_must_fails_clearly(emulate: Any) -> None:
+    bench = await emulate(call("f", {}))
+    answer = await bench.ask(tools=[F, G], tool_choice=G)
+    assert (answer.response["status"], answer.response["error"]["code"], answer.output, len(answer.turns)) == (
+        "failed",
+        "tool_not_allowed",
+        [],
+        2,
+    )
+
+
+MUST_CALL = [("required", "one of the tools"), (G, "g"), (allow(G, F, mode="required"), "f or g")]
+
+
+@pytest.mark.parametrize(("choice", "wanted"), MUST_CALL)
+async def test_a_model_that_must_call_and_does_not_is_asked_once_more(emulate: Any, choice: Any, wanted: str) -> None:
+    rules = [{"user": f"Call {wanted} now", "answers": [[call("g", {})]]}]
+    bench = await emulate({"text": "Let me see."}, rules=rules)
+    answer = await bench.ask(tools=[F, G], tool_choice=choice)
+    assert (answer.response["status"], [item["type"] for item in answer.output], len(answer.turns)) == (
+        "completed",
+        ["message", "function_call"],
+        2,
+    )
+
+
+@pytest.mark.parametrize(("choice", "_"), MUST_CALL)
+@pytest.mark.parametrize("beside", [[], [call("h", {})]])
+async def test_a_model_that_must_call_and_never_does_fails_clearly(
+    emulate: Any, choice: Any, _: str, beside: list[Any]
+) -> None:
+    bench = await emulate({"text": "No need."}, *(beside if choice != "required" else []))
+    answer = await bench.ask(tools=[F, G, F | {"name": "h"}], tool_choice=choice)
+    assert [(item["status"], item["content"][0]["text"]) for item in answer.output] == [("completed", "No need.")] * 2
+    assert (answer.response["status"], len(answer.turns)) == ("failed", 2)
+    assert answer.response["error"] == {
+        "code": "tool_not_called",
+        "message": "'tool_choice' requires a call, but the model made none.",
+        "type": "model_error",
+    }
+
+
+async def test_a_model_that_must_call_and_says_nothing_fails_clearly(emulate: Any) -> None:
+    bench = await emulate({"reasoning": "Hm."})
+    answer = await bench.ask(tools=[F], tool_choice="required")
+    assert (answer.response["error"]["code"], [item["type"] for item in answer.output]) == (
+        "tool_not_called",
+        ["reasoning", "reasoning"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"),
+    [([{"text": "So"}, {"finish": "length"}], "incomplete"), ([{"refusal": "I will not."}], "completed")],
+)
+async def test_an_answer_that_was_cut_off_or_refused_need_not_call(emulate: Any, steps: Any, status: str) -> None:
+    bench = await emulate(*steps)
+    answer = await bench.ask(tools=[F], tool_choice="required")
+    assert (answer.response["status"], len(answer.turns)) == (status, 1)
+
+
+async def test_what_a_model_says_instead_of_a_call_need_not_be_json(emulate: Any) -> None:
+    rules = [{"user": "A call was asked for", "answers": [[call("f", {})]]}]
+    bench = await emulate({"text": "I look it up."}, lacks=["json_schema"], rules=rules)
+    answer = await bench.ask(tools=[F], tool_choice="required", text={"format": {"type": "json_object"}})
+    assert [(item["type"], item.get("phase")) for item in answer.output] == [
+        ("message", "commentary"),
+        ("function_call", None),
+    ]
+
+
+async def test_a_call_that_is_told_is_the_one_that_must_be(emulate: Any) -> None:
+    """Though another beside it makes no sense, and is not made again."""
+    bench = await emulate(
+        call("f", {}), call("shell", {}, "call_2"), rules=[{"text": "Call the tool again", "answers": ["Done."]}]
+    )
+    answer = await bench.ask(tools=TOOLS, tool_choice="required")
+    assert (answer.response["status"], [item["type"] for item in answer.output]) == (
+        "completed",
+        ["function_call", "message"],
+    )
+
+
+async def test_where_a_call_must_be_and_nothing_can_be_called_the_request_is_refused(emulate: Any) -> None:
+    bench = await emulate({"text": "Ok."})
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask(tools=[{"type": "tool_search"}], tool_choice="required")
+    assert (caught.value.param, caught.value.code, bench.backend.turns) == ("tool_choice", "invalid_value", [])
 
 
 async def test_where_calls_may_not_be_parallel_the_first_is_the_only_one(emulate: Any) -> None:

@@ -31,8 +31,8 @@ def turn(*items: Any, **fields: Any) -> Turn:
     "plain",
     [
         turn(Message("user", "hi")),
-        turn(tools=[F], tool_choice={"type": "function", "name": "f"}),
-        turn(FunctionCall("c", "f", "{}"), tools=[F], tool_choice="required", parallel_tool_calls=True),
+        turn(tools=[F], tool_choice="auto"),
+        turn(FunctionCall("c", "f", "{}"), tools=[F], parallel_tool_calls=True),
         turn(text={"format": {"type": "json_object"}}),
     ],
 )

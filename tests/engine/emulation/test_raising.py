@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from antiphon.backends.base import Capabilities, Turn
 from antiphon.engine.emulation.budget import Budget
 from antiphon.engine.emulation.lowering import lower
 from antiphon.engine.emulation.raising import Round
+from antiphon.protocol.hosted import WebSearchCall
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.protocol.tools import CustomTool, FunctionTool, NamespaceTool, ShellTool
@@ -25,8 +27,9 @@ TOOLS: list[Any] = [
 ]
 
 
-def raise_(*batches: list[Delta]) -> list[Delta]:
-    spoken = Round(lower(Turn(request=CreateRequest(tools=TOOLS), items=[]), NATIVE), Budget())
+def raise_(*batches: list[Delta], choice: Any = None) -> list[Delta]:
+    request = CreateRequest(tools=TOOLS, tool_choice=choice)
+    spoken = Round(lower(Turn(request=request, items=[]), NATIVE), Budget())
     return [delta for batch in batches for delta in spoken.feed(batch)]
 
 
@@ -56,6 +59,15 @@ def test_a_call_without_a_name_is_not_hidden() -> None:
 def test_other_words_pass() -> None:
     said: list[Delta] = [deltas.Reasoning("Hm."), Text("So."), deltas.Failure("No.")]
     assert raise_(said) == said
+
+
+RECEIPT = WebSearchCall("ws_1", {}, "completed")
+
+
+@pytest.mark.parametrize("run", [deltas.WholeItem(RECEIPT), deltas.OpenItem("ws", RECEIPT)])
+def test_a_tool_that_the_backend_runs_is_a_call_where_there_must_be_one(run: Delta) -> None:
+    said: list[Delta] = [run, Text("So."), Finish()]
+    assert raise_(said, choice="required") == said
 
 
 steps = st.lists(

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from emulation_bench import call
 
 SEARCH = {"type": "tool_search"}
@@ -99,6 +101,27 @@ async def test_a_deferred_tool_that_must_be_called_is_shown(emulate: Any) -> Non
     bench = await emulate(call("get_weather", {}))
     answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice={"type": "function", "name": "get_weather"})
     assert answer.shown == ["tool_search", "get_weather"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "shown"),
+    [([WEATHER], ["get_weather"]), ([WEATHER, SEARCH], ["tool_search"]), ([MAIL], ["mail__send"])],
+)
+async def test_an_allowed_tool_waits_only_where_it_can_be_searched_for(
+    emulate: Any, allowed: list[Any], shown: list[str]
+) -> None:
+    bench = await emulate({"refusal": "No."})
+    choice = {"type": "allowed_tools", "mode": "required", "tools": allowed}
+    assert (await bench.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice=choice)).shown == shown
+
+
+async def test_a_search_is_a_call_where_there_must_be_one(emulate: Any) -> None:
+    bench = await emulate(call("tool_search", {"query": "rocket"}), rules=[{"text": "No tools", "answers": ["None."]}])
+    answer = await bench.ask(tools=[SEARCH, WEATHER], tool_choice="required")
+    assert (answer.response["status"], [item["type"] for item in answer.output]) == (
+        "completed",
+        ["tool_search_call", "tool_search_output", "message"],
+    )
 
 
 CLIENT_SEARCH = {

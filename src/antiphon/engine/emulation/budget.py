@@ -10,11 +10,17 @@ class Budget:
 
     def __init__(self, *, most_searches: int | None = None, most_tokens: int | None = None) -> None:
         self._most_tokens = most_tokens
+        self._most_searches = min(most_searches or MOST_SEARCHES, MOST_SEARCHES)
         self.retries = 1
-        self.searches = min(most_searches or MOST_SEARCHES, MOST_SEARCHES)
+        self.searches = self._most_searches
         self.calls = 0
         self.rounds = 0
         self.spent: Usage | None = None
+
+    @property
+    def has_called(self) -> bool:
+        """Whether the model has called a tool that it may call, and rightly."""
+        return self.calls > 0 or self.searches < self._most_searches
 
     def spend(self, usage: Usage, before: Usage | None) -> Usage:
         """The tokens of all rounds, when `before` is what the earlier ones took."""

@@ -57,15 +57,21 @@ def conclude(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget
         return _reject_calls(said, faults, budget)
     if any(isinstance(call, SearchCall) for call in said.calls.values()):
         return _search(said, finish, lowered, budget)
-    if said.calls and not _may_end(said):
-        return _reject_choice(said, budget)
+    if _is_forbidden(said) or (lowered.limits.must_call and not _has_called(said, budget)):
+        return _reject_choice(said, lowered, budget)
     return _check_answer(said, finish, lowered, budget)
 
 
-def _may_end(said: Said) -> bool:
-    """Whether anything was said but calls that may not be."""
+def _is_forbidden(said: Said) -> bool:
+    """Whether nothing was said but calls that may not be."""
     spoken = said.refused or said.has_custom or any(isinstance(each, deltas.Text) for each in said.heard)
-    return spoken or not all(isinstance(call, MutedCall) for call in said.calls.values())
+    return bool(said.calls) and not spoken and all(isinstance(call, MutedCall) for call in said.calls.values())
+
+
+def _has_called(said: Said, budget: Budget) -> bool:
+    """Whether a tool was called, here or by the backend itself: or the model has refused to say anything at all."""
+    ran = any(isinstance(each, deltas.WholeItem | deltas.OpenItem) for each in said.heard)
+    return budget.has_called or ran or said.refused
 
 
 def _check_answer(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget) -> Ending:
@@ -108,12 +114,25 @@ def _reject_calls(said: Said, faults: Sequence[str], budget: Budget) -> Ending:
     return Ending(told, _reply(said, lambda call: call.reply if call.fault is None else _ask_again(call.fault)))
 
 
-def _reject_choice(said: Said, budget: Budget) -> Ending:
+_NOT_ALLOWED = deltas.Failure(
+    "The model called nothing but tools that 'tool_choice' does not let it call.", "tool_not_allowed", "model_error"
+)
+_NOT_CALLED = deltas.Failure(
+    "'tool_choice' requires a call, but the model made none.", "tool_not_called", "model_error"
+)
+
+
+def _reject_choice(said: Said, lowered: Lowered, budget: Budget) -> Ending:
+    """Ask for a call that may be made. Words that came instead stay: they may well come before it."""
+    told = [*say_commentary(said), deltas.CloseItem()]
     if not budget.retries:
-        message = "The model called nothing but tools that it may not call now."
-        return Ending([deltas.Failure(message, "tool_not_allowed", "model_error")])
+        return Ending([*told, _NOT_ALLOWED if _is_forbidden(said) else _NOT_CALLED])
     budget.retries -= 1
-    return Ending([], _reply(said, lambda call: call.reply))
+    following = _reply(said, lambda call: call.reply)
+    if lowered.limits.must_call:
+        wanted = " or ".join(sorted(lowered.limits.allowed or ())) or "one of the tools"
+        following.append(Message("user", [InputText(f"A call was asked for. Call {wanted} now.")], status="completed"))
+    return Ending(told, following)
 
 
 def _ask_again(fault: str) -> str:

@@ -9,9 +9,10 @@ from antiphon.engine.emulation.answer import AnswerCheck, find_check
 from antiphon.engine.emulation.catalog import Catalog
 from antiphon.engine.emulation.choice import Limits, lower_choice, read_limits
 from antiphon.engine.emulation.rendering import Items, are_readable, render
-from antiphon.protocol.open import Tagged, Unknown
+from antiphon.errors import InvalidRequest
+from antiphon.protocol.open import Tagged
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-from antiphon.protocol.tools import CustomChoice, FunctionChoice
+from antiphon.protocol.tools import AllowedToolsChoice
 
 
 class Lowered(msgspec.Struct, frozen=True):
@@ -42,7 +43,8 @@ def needs_lowering(turn: Turn, native: Capabilities) -> bool:
     return (
         # By kind, not one by one: every turn is asked, and few have more than a kind or two.
         not all(_is_native(kind, native) for kind in set(map(type, tools)))
-        or not _is_plain_choice(request, native)
+        # Not every server obeys a choice that it takes, so its answer is looked at.
+        or request.tool_choice not in (None, "auto", "none")
         or (bool(tools) and (request.parallel_tool_calls is False or request.tool_choice == "none"))
         or not are_readable(turn.items)
     )
@@ -56,26 +58,22 @@ def wants_json(request: CreateRequest) -> bool:
     return request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)
 
 
-def _is_plain_choice(request: CreateRequest, native: Capabilities) -> bool:
-    choice = request.tool_choice
-    if isinstance(choice, CustomChoice):
-        return "custom" in native.tools
-    return choice is None or isinstance(choice, str | Unknown | FunctionChoice)
-
-
 def lower(turn: Turn, native: Capabilities) -> Lowered:
-    """Put the turn in the backend's terms. Raises on a schema that is none."""
+    """Put the turn in the backend's terms. Raises on a schema that is none, and where a call must be that cannot."""
     check = None if native.json_schema else find_check(turn.request)
     request = turn.request if check is None else _tell_format(turn.request, check)
     if native.any_tool:
         return Lowered(msgspec.structs.replace(turn, request=request), Catalog([], [], native.tools), Limits(), check)
     catalog = Catalog(request.tools or [], turn.items, native.tools)
     limits = read_limits(request, catalog)
+    chosen = lower_choice(request.tool_choice, catalog)
+    # One tool that must be called can be told by its name, so all are shown: a prompt cache stays warm.
+    shown = catalog.show(limits.allowed if isinstance(request.tool_choice, AllowedToolsChoice) else None)
+    if limits.must_call and not shown:
+        told = "'tool_choice' requires a call, but there is no tool that could be called."
+        raise InvalidRequest(told, param="tool_choice", code="invalid_value")
     request = copy(request)
-    request.tool_choice = lower_choice(request.tool_choice, catalog)
-    request.tools = catalog.show(limits.allowed) or None
-    if request.tools is None:
-        request.tool_choice = None
+    request.tools, request.tool_choice = (shown, chosen) if shown else (None, None)
     items = render(turn.items, catalog, custom="custom" in native.tools, images=native.images)
     return Lowered(msgspec.structs.replace(turn, request=request, items=items), catalog, limits, check)
 
