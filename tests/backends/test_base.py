@@ -41,10 +41,12 @@ class TestReadingOptions:
 
 class TestListingHints:
     def test_those_that_a_request_gives_are_named(self) -> None:
-        body = b'{"model":"m","input":"hi","user":"u","service_tier":"flex","text":{"verbosity":"low"},"top_p":0.5}'
-        assert list_hints(codec.decode_request(body).request) == ["service_tier", "user", "text.verbosity"]
+        given = {"user": "u", "service_tier": "flex", "text": {"verbosity": "low"}, "client_metadata": {"a": "b"}}
+        body = codec.encode({"model": "m", "input": "hi", "top_p": 0.5} | given)
+        named = ["client_metadata", "service_tier", "user", "text.verbosity"]
+        assert list_hints(codec.decode_request(body).request) == named
 
-    @pytest.mark.parametrize("tier", ["auto", "default"])
-    def test_the_usual_service_is_none(self, tier: str) -> None:
-        body = {"model": "m", "input": "hi", "service_tier": tier}
+    @pytest.mark.parametrize("usual", [{"service_tier": "auto"}, {"service_tier": "default"}, {"client_metadata": {}}])
+    def test_what_asks_for_nothing_is_none(self, usual: dict[str, object]) -> None:
+        body = {"model": "m", "input": "hi"} | usual
         assert list_hints(codec.decode_request(codec.encode(body)).request) == []

@@ -6,6 +6,7 @@ import pytest
 
 from antiphon.protocol.response import Response
 from behaviour.samples import ECHOES, FUNCTION, FUNCTION_ECHO, PARAMETERS, SCHEMA
+from behaviour.upstreams import ask_through
 from behaviour.wire import ask, get, refuse
 from manifest import names
 
@@ -25,6 +26,25 @@ def test_a_parameter_is_echoed(server: Any, name: str) -> None:
 def test_a_parameter_without_an_echo_is_accepted(server: Any, name: str) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", name: PARAMETERS[name]})
     assert (answer.status, answer.headers.get("x-antiphon-warnings")) == (200, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "passed_on", "told"),
+    [
+        ("anthropic_messages", None, "no effect on this model: client_metadata"),
+        ("chat_completions", None, "no effect on this model: client_metadata"),
+        ("responses", {"session": "s"}, None),
+    ],
+)
+async def test_client_metadata_is_passed_on_or_told_to_have_no_effect(
+    kind: str, passed_on: Any, told: str | None
+) -> None:
+    answer, [sent] = await ask_through(kind, "hi", client_metadata={"session": "s"})
+    assert (answer.status, sent.get("client_metadata"), answer.headers.get("x-antiphon-warnings")) == (
+        200,
+        passed_on,
+        told,
+    )
 
 
 @pytest.mark.parametrize("name", names("parameters", "refused"))

@@ -18,12 +18,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     `items` is the whole context in order: the stored chain, then this request's input. `request.instructions` is not
     among them, and `request.input` is not to be read: it holds only the newest part. `request.tools` and
-    `request.tool_choice` are already resolved and checked. `project` is whose turn it is.
+    `request.tool_choice` are already resolved and checked. `project` is whose turn it is. `response_id` is there if a
+    crash would have the turn begun again: a backend that says the same for the same id lets its readers go on.
     """
 
     request: CreateRequest
     items: list[Item | Unknown]
     project: str = ""
+    response_id: str = ""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,7 @@ _ABLE: dict[str, Any] = {
 EVERYTHING = Capabilities(tools=frozenset({"function"}), **_ABLE)
 
 _HINTS = (
+    "client_metadata",
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
@@ -65,7 +68,7 @@ _HINTS = (
 
 def list_hints(request: CreateRequest) -> list[str]:
     """Those parameters of a request that a model can answer without, for `Capabilities.list_idle`."""
-    hints = [name for name in _HINTS if getattr(request, name) is not None]
+    hints = [name for name in _HINTS if getattr(request, name) not in (None, {})]
     if request.service_tier in ("auto", "default"):  # which asks for nothing
         hints.remove("service_tier")
     if request.text is not None and request.text.verbosity is not None:

@@ -76,12 +76,15 @@ def test_a_json_object_and_a_verbosity_are_asked_for(write: Any) -> None:
     ]
 
 
+META = ["client_metadata"]
+
+
 @pytest.mark.parametrize(
     ("model", "idle"),
     [
-        ("claude-3-5-haiku", [["top_p"], ["top_p", "reasoning.effort"], ["top_p", "reasoning.effort"], []]),
-        ("claude-sonnet-4-5", [["top_p"], ["temperature", "top_p"], ["top_p"], []]),
-        ("claude-opus-5", [["temperature", "top_p"], ["temperature", "top_p"], ["temperature", "top_p"], []]),
+        ("claude-3-5-haiku", [["top_p"], ["top_p", "reasoning.effort"], ["top_p", "reasoning.effort"], [], META]),
+        ("claude-sonnet-4-5", [["top_p"], ["temperature", "top_p"], ["top_p"], [], META]),
+        ("claude-opus-5", [["temperature", "top_p"], ["temperature", "top_p"], ["temperature", "top_p"], [], META]),
     ],
 )
 def test_what_is_not_sent_to_a_model_is_known(tmp_path: Path, model: str, idle: list[list[str]]) -> None:
@@ -92,6 +95,7 @@ def test_what_is_not_sent_to_a_model_is_known(tmp_path: Path, model: str, idle: 
         sampling | thinking,
         sampling | thinking | {"tool_choice": "required"},
         {"temperature": 1, "top_p": 1, "reasoning": {"effort": "none"}},
+        {"client_metadata": {"session": "s"}, "user": "u", "prompt_cache_key": "k"},
     ]
     asked = [codec.decode_request(codec.encode({"model": model, "input": "Hi"} | each)).request for each in wishes]
     list_idle = create("claude", {}, tmp_path).capabilities.list_idle

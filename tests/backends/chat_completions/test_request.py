@@ -170,6 +170,7 @@ def test_without_tools_nothing_is_said_of_parallel_calls() -> None:
 
 
 WISHES: dict[str, Any] = {
+    "client_metadata": {"session": "s"},
     "reasoning": {"effort": "high", "summary": "auto"},
     "service_tier": "flex",
     "text": {"verbosity": "low"},
@@ -184,11 +185,11 @@ WISHES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("model", "server", "idle"),
     [
-        ("m", None, ["prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
-                     "service_tier", "user", "text.verbosity", "reasoning.effort"]),
-        ("gpt-oss-20b", "groq", ["prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-                                 "safety_identifier", "text.verbosity"]),
-        ("gpt-5", "openai", ["prompt_cache_options"]),
+        ("m", None, ["client_metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+                     "safety_identifier", "service_tier", "user", "text.verbosity", "reasoning.effort"]),
+        ("gpt-oss-20b", "groq", ["client_metadata", "prompt_cache_key", "prompt_cache_options",
+                                 "prompt_cache_retention", "safety_identifier", "text.verbosity"]),
+        ("gpt-5", "openai", ["client_metadata", "prompt_cache_options"]),
     ],
 )  # fmt: skip
 def test_what_is_not_sent_is_known(model: str, server: str | None, idle: list[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -102,6 +103,17 @@ async def test_an_answer_cut_at_max_output_tokens_ends_in_length(backend: Embedd
 async def test_temperature_zero_says_the_same_again(backend: EmbeddedBackend) -> None:
     first, second = [await ask(backend, "Name a color.", max_output_tokens=8) for _ in range(2)]
     assert first.text == second.text
+
+
+async def test_chance_is_the_same_for_the_same_response_and_another_for_every_other(backend: EmbeddedBackend) -> None:
+    asked = turn("Tell me a long story.", temperature=1, max_output_tokens=40)
+    said = []
+    for response_id in ("resp_a", "resp_b", "resp_a", "", ""):
+        stream = await backend.stream(msgspec.structs.replace(asked, response_id=response_id))
+        said.append(Said([delta async for batch in stream for delta in batch]).text)
+    a, b, again, *free = said
+    assert again == a
+    assert len({a, b, *free}) == 4
 
 
 async def test_sampling_parameters_are_taken(backend: EmbeddedBackend) -> None:

@@ -233,6 +233,10 @@ def test_a_nested_function_is_sent_flat() -> None:
             {"type": "function_call_output", "output": "ab", "call_id": "call_1"},
         ),
         (
+            FunctionCall("call_1", "f", '{ "q" : 1.0 }', namespace="n"),
+            {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": '{ "q" : 1.0 }', "namespace": "n"},
+        ),
+        (
             CustomToolCallOutput("call_1", [Text("a"), InputImage(image_url="data:,")]),
             {
                 "type": "custom_tool_call_output",
@@ -270,6 +274,20 @@ def test_a_nested_function_is_sent_flat() -> None:
 )
 def test_an_item_goes_without_what_is_ours_alone(item: Any, sent: dict[str, Any]) -> None:
     assert write(make_turn(item))["input"] == [sent]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [("", "{}"), ('{"q":', r'{"arguments":"{\"q\":"}'), ("[1]", '{"arguments":"[1]"}')],
+)
+@pytest.mark.parametrize("options", [OPENAI, AZURE], ids=["openai", "azure"])
+def test_a_call_whose_arguments_are_no_object_is_sent_with_them_in_one(
+    arguments: str, sent: str, options: Options
+) -> None:
+    call = FunctionCall("call_1", "f", arguments)
+    assert write(make_turn(call), options)["input"] == [
+        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": sent}
+    ]
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)

@@ -13,7 +13,7 @@ from antiphon.backends.anthropic_messages.schema import fit
 from antiphon.backends.anthropic_messages.thinking import Plan, plan
 from antiphon.backends.anthropic_messages.tools import is_forced, write_tools
 from antiphon.backends.anthropic_messages.traits import Traits
-from antiphon.backends.base import Turn
+from antiphon.backends.base import Turn, list_hints
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import FunctionTool
 
@@ -106,7 +106,9 @@ def list_idle(request: CreateRequest, traits: Traits) -> list[str]:
     thinks = wants_thought and traits.thinking != "none" and request.tool_choice in (None, "auto")
     # Of the two, only the first is sent.
     idle = asked if thinks or not traits.sampling else asked[1:]
-    return [*idle, "reasoning.effort"] if wants_thought and traits.thinking == "none" else idle
+    if wants_thought and traits.thinking == "none":
+        idle = [*idle, "reasoning.effort"]
+    return [*idle, *(name for name in list_hints(request) if name == "client_metadata")]
 
 
 def _write_sender(request: CreateRequest) -> Json:

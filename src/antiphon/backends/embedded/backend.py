@@ -1,6 +1,7 @@
 """The embedded backend: a small model in this process, with no key and no network."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +95,8 @@ class EmbeddedBackend:
         if grammar is not None:
             await self._check_grammar(grammar, rules)
         sampling = _sampling(turn.request)
+        if turn.response_id:
+            sampling["seed"] = _derive_seed(turn.response_id)
         if grammar is not None:
             sampling["grammar"] = grammar
         elif sampling["temperature"]:
@@ -174,6 +177,11 @@ def _sampling(request: CreateRequest) -> dict[str, Any]:
         # llama.cpp tells the chosen token's own probability only along with those of the top ones.
         sampling["logprobs"] = max(1, request.top_logprobs or 0)
     return sampling
+
+
+def _derive_seed(response_id: str) -> int:
+    """Chance that can be repeated. It is a byte shorter than llama.cpp's seeds, of which the highest means any."""
+    return int.from_bytes(blake2b(response_id.encode(), digest_size=3).digest())
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> EmbeddedBackend:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from antiphon.backends.upstream.arguments import write_arguments
 from antiphon.protocol.content import InputText, OutputText, Part, ReasoningText, Text, text_of
 from antiphon.protocol.hosted import LocalShellCallOutput
-from antiphon.protocol.items import CustomToolCallOutput, FunctionCallOutput, Item, Message, Reasoning
+from antiphon.protocol.items import CustomToolCallOutput, FunctionCall, FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 
 # What is ours alone: the ids under which we know items, what became of them, and who made them.
@@ -27,6 +28,8 @@ def _write(item: Item | Unknown, *, ids: bool, reasoning_text: bool) -> Item | U
             return item
         case Message() if not isinstance(item.content, str):
             item = msgspec.structs.replace(item, content=[_write_part(part, item.role) for part in item.content])
+        case FunctionCall():
+            item = msgspec.structs.replace(item, arguments=write_arguments(item.arguments))
         case FunctionCallOutput() | CustomToolCallOutput() if not isinstance(item.output, str):
             item = _write_output(item)
         case LocalShellCallOutput():  # the API knows it by the id of its call

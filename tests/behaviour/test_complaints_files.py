@@ -1,0 +1,75 @@
+"""Complaints about files (K): on any bridge, a file reaches the model, or is refused by its place."""
+
+from typing import Any
+
+import pytest
+
+from behaviour.upstreams import ask_through
+from behaviour.wire import Json
+
+NOTE = "data:text/plain;base64,aGk="
+PAPER = "data:application/pdf;base64,JVBERi0="
+ASKED = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "Read these."},
+            {"type": "input_file", "filename": "note.txt", "file_data": NOTE},
+            {"type": "input_file", "filename": "paper.pdf", "file_data": PAPER},
+        ],
+    }
+]
+
+
+def document(title: str, source: str, media_type: str, data: str) -> Json:
+    return {"type": "document", "source": {"type": source, "media_type": media_type, "data": data}, "title": title}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "read"),
+    [
+        (
+            "anthropic_messages",
+            "messages",
+            [
+                {"type": "text", "text": "Read these."},
+                document("note.txt", "text", "text/plain", "hi"),
+                document("paper.pdf", "base64", "application/pdf", "JVBERi0="),
+            ],
+        ),
+        (
+            "chat_completions",
+            "messages",
+            [
+                {"type": "text", "text": "Read these."},
+                {"type": "text", "text": "[File: note.txt]\nhi"},
+                {"type": "file", "file": {"filename": "paper.pdf", "file_data": PAPER}},
+            ],
+        ),
+        ("responses", "input", ASKED[0]["content"]),
+    ],
+)
+async def test_pain_k_82_a_file_reaches_the_model_on_every_bridge(kind: str, field: str, read: list[Json]) -> None:
+    """ogx-ai/ogx#4206, vllm-project/vllm#46562, praxis-proxy/ai#397"""
+    answer, sent = await ask_through(kind, ASKED)
+    assert (answer.status, [message["content"] for body in sent for message in body[field]]) == (200, [read])
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "place", "code"),
+    [
+        ("chat_completions", {"file_id": "file_1"}, "input[0].content[0].file_id", "unsupported_parameter"),
+        ("chat_completions", {"file_url": "https://a.example/a.pdf"}, "input[0].content[0].file_url",
+         "unsupported_parameter"),
+        ("anthropic_messages", {"file_data": "data:application/zip;base64,UEs="}, "input[0].content[0].file_data",
+         "unsupported_file"),
+        ("responses", {"filename": "a.txt"}, "input[0].content[0]", "invalid_value"),
+    ],
+)  # fmt: skip
+async def test_pain_k_82_a_file_that_cannot_reach_the_model_is_refused_by_its_place(
+    kind: str, file: dict[str, Any], place: str, code: str
+) -> None:
+    """cloud-apim/otoroshi-llm-extension#186: it was lost in silence."""
+    answer, sent = await ask_through(kind, [{"role": "user", "content": [{"type": "input_file"} | file]}])
+    error = answer.json["error"]
+    assert (answer.status, error["param"], error["code"], sent) == (400, place, code, [])
