@@ -75,6 +75,11 @@ class InvalidApiKey(InvalidRequest):
     default_code = "invalid_api_key"
 
 
+class OriginNotAllowed(InvalidRequest):
+    status = 403
+    default_code = "origin_not_allowed"
+
+
 class NotFound(InvalidRequest):
     status = 404
     default_code = "not_found"

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from antiphon.config import ApiKey
-from antiphon.errors import InvalidApiKey
+from antiphon.errors import InvalidApiKey, OriginNotAllowed
 from antiphon.server.auth import Gate
 
 KEYS = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"), ApiKey("schlüssel", "c"))
@@ -12,6 +12,18 @@ KEYS = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"), ApiKey("schlüssel", "c"))
 @pytest.mark.parametrize("headers", [{}, {b"authorization": b"Bearer whatever"}])
 def test_without_keys_everyone_is_in_the_default_project(headers: dict[bytes, bytes]) -> None:
     assert Gate(()).admit(headers) == "default"
+
+
+@pytest.mark.parametrize("origin", [b"http://localhost:8484", b"https://LOCALHOST:8484"])
+def test_without_keys_a_page_of_the_server_itself_is_let_in(origin: bytes) -> None:
+    assert Gate(()).admit({b"host": b"localhost:8484", b"origin": origin}) == "default"
+
+
+@pytest.mark.parametrize("origin", [b"http://evil.example", b"http://localhost:3000", b"null", b"localhost:8484", b""])
+def test_without_keys_a_page_of_another_origin_is_refused(origin: bytes) -> None:
+    with pytest.raises(OriginNotAllowed, match="set api_keys"):
+        Gate(()).admit({b"host": b"localhost:8484", b"origin": origin})
+    assert Gate(KEYS).admit({b"origin": origin, b"authorization": b"Bearer sk-ada"}) == "a"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,12 @@ def test_a_websocket_needs_a_key_like_everything_else(guarded: Any) -> None:
     assert (status, code, headers["www-authenticate"]) == (401, "invalid_api_key", 'Bearer realm="antiphon"')
     assert refuse_upgrade(guarded, "/v1/responses", Authorization="Bearer sk-wrong")[0] == 401
     with Client(guarded, key="sk-ada") as client:
+        client.ask()
+
+
+def test_without_keys_a_page_of_another_origin_gets_no_websocket(server: Any) -> None:
+    assert refuse_upgrade(server, "/v1/responses", Origin="http://evil.example")[:2] == (403, "origin_not_allowed")
+    with Client(server, headers={"Origin": f"http://127.0.0.1:{server.port}"}) as client:
         client.ask()
 
 
@@ -292,6 +299,18 @@ def test_a_silent_lane_gets_signs_of_life(serve: Callable[..., Running]) -> None
         assert beat == {"type": "keepalive", "sequence_number": before["sequence_number"], "stream_id": "a"}
         running.do(lambda: running.backend.release("gate"))
         assert client.finish("a")[-1]["type"] == "response.completed"
+
+
+def test_signs_of_life_are_as_far_apart_as_they_should_be(serve: Callable[..., Running]) -> None:
+    running = serve(SCRIPT, keepalive_seconds=0.2)
+    with Client(running) as client:
+        client.create("slowly")
+        client.until("keepalive")
+        began = time.monotonic()
+        for _ in range(3):
+            assert client.next()["type"] == "keepalive"
+        # They may come late, but not early. The first of these was sent one gap after the one before it.
+        assert time.monotonic() - began > 2 * 0.2
 
 
 def test_an_idle_connection_is_pinged(serve: Callable[..., Running]) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 
 import msgspec
 
-from antiphon.errors import AntiphonError, BodyTooLarge, InvalidApiKey, InvalidRequest, NotFound, ServerError
+from antiphon.errors import (
+    AntiphonError,
+    BodyTooLarge,
+    InvalidApiKey,
+    InvalidRequest,
+    NotFound,
+    OriginNotAllowed,
+    ServerError,
+)
 from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.open import holding
 from antiphon.server.components import Components, Schema
@@ -107,6 +115,8 @@ def _list_errors(entry: Entry, operation: Operation, *, guarded: bool) -> Iterat
     yield from (InvalidRequest, ServerError)
     if guarded and not entry.public:
         yield InvalidApiKey
+    elif not entry.public:
+        yield OriginNotAllowed
     if "{" in entry.path:
         yield NotFound
     if operation.body is not None:

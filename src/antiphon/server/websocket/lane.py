@@ -206,7 +206,7 @@ class Lane:
     async def _send_beat(self, number: int) -> None:
         try:
             with suppress(ClientGone):
-                await self._peer.write(self._mark([encode_beat_line(number)]))
+                self.sent += await self._peer.write(self._mark([encode_beat_line(number)]))
         finally:
             self._beat = None
 
