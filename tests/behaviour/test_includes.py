@@ -6,7 +6,7 @@ import pytest
 
 from behaviour.item_samples import in_company
 from behaviour.samples import PARTS
-from behaviour.wire import ask, get
+from behaviour.wire import ask, get, read_stream
 from manifest import names
 
 
@@ -39,3 +39,60 @@ def test_it_is_there(server: Any, name: str) -> None:
     path = name.split(".")[1:]
     assert dig(page["data"][-1], path) == dig(sent[-1], path)
     assert dig(sent[-1], path)
+
+
+SEALED = "include=reasoning.encrypted_content"
+
+
+def find_thought(items: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = (item for item in items if item["type"] == "reasoning")
+    return found
+
+
+def test_a_seal_can_be_asked_for_later_wherever_the_reasoning_is_found(server: Any) -> None:
+    conversation = server.ask("POST", "/v1/conversations", {}).json["id"]
+    response = ask(server, "think", conversation=conversation)
+    bare = find_thought(response["output"])
+    assert bare.get("encrypted_content") is None
+    sealed = find_thought(get(server, f"/responses/{response['id']}?{SEALED}")["output"])
+    assert sealed == bare | {"encrypted_content": sealed["encrypted_content"]}
+    assert sealed["encrypted_content"]
+    items = f"/conversations/{conversation}/items"
+    assert find_thought(get(server, f"{items}?{SEALED}")["data"]) == sealed
+    assert get(server, f"{items}/{bare['id']}?{SEALED}") == sealed
+    brought = {"model": "scripted", "input": [bare, *response["output"][1:], {"role": "user", "content": "hi"}]}
+    again = server.ask("POST", "/v1/responses", brought).json
+    assert find_thought(get(server, f"/responses/{again['id']}/input_items?{SEALED}")["data"]) == sealed
+    other = server.ask("POST", "/v1/conversations", {}).json["id"]
+    added = server.ask("POST", f"/v1/conversations/{other}/items?{SEALED}", {"items": [bare]})
+    assert find_thought(added.json["data"]) == sealed
+    for path in (f"/responses/{response['id']}", f"{items}/{bare['id']}"):
+        found = get(server, path)
+        assert (find_thought(found["output"]) if "output" in found else found) == bare
+
+
+def test_a_seal_can_be_asked_for_when_a_stream_is_read_again(server: Any) -> None:
+    response = ask(server, "think", background=True)
+    path = f"/v1/responses/{response['id']}?stream=true"
+    plain, sealed = (read_stream(server.ask("GET", each).body) for each in (path, f"{path}&{SEALED}"))
+    stored = get(server, f"/responses/{response['id']}?{SEALED}")
+    seal = find_thought(stored["output"])["encrypted_content"]
+    assert sealed[-1]["response"] == stored
+    for event in plain:
+        if event["type"] == "response.output_item.done" and event["item"]["type"] == "reasoning":
+            event["item"]["encrypted_content"] = seal
+    plain[-1]["response"] = stored
+    assert sealed == plain
+
+
+def test_a_sealed_thought_that_was_fetched_later_can_be_carried(server: Any) -> None:
+    response = ask(server, "think")
+    sealed = get(server, f"/responses/{response['id']}?{SEALED}")["output"]
+    thought = {name: sealed[0][name] for name in ("type", "id", "summary", "encrypted_content")}
+    rest = [sealed[1], {"role": "user", "content": "hi"}]
+    right, wrong = (
+        server.ask("POST", "/v1/responses", {"model": "scripted", "store": False, "input": [each, *rest]})
+        for each in (thought, thought | {"encrypted_content": "ant1.AAAA"})
+    )
+    assert (right.status, right.headers.get("x-antiphon-warnings")) == (200, None)
+    assert (wrong.status, "does not open" in wrong.headers["x-antiphon-warnings"]) == (200, True)

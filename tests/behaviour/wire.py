@@ -43,6 +43,7 @@ SCRIPT: Json = {
         ),
         *({"user": f"use {kind}!", "answers": [[{"tool_call": each}]]} for kind, (each, _) in CALLED.items()),
         {"user": "everything", "answers": [FULL_ANSWER]},
+        {"user": "think", "answers": [[{"reasoning": "Let me see."}, {"text": "So."}]]},
         {"user": "recall", "text": "ada", "answers": ["Your name is ada."]},
         {"user": "recall", "answers": ["I do not know."]},
         {"user": "count", "answers": ["{history}"]},

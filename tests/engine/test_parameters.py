@@ -21,6 +21,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": None}, "model", "missing_required_parameter"),
     ({"model": ""}, "model", "missing_required_parameter"),
     ({"input": None}, "input", "missing_required_parameter"),
+    ({"input": []}, "input", "invalid_value"),
+    ({"input": ""}, "input", "invalid_value"),
+    ({"input": [], "prompt": {"id": "p"}}, "input", "invalid_value"),
+    ({"input": [{"role": "user", "content": "hi"}, {"type": "acme:x", "id": 5}]}, "input[1].id", "invalid_type"),
     (
         {"previous_response_id": "resp_1", "conversation": "conv_1"},
         "previous_response_id",
@@ -60,10 +64,20 @@ def test_every_unimplemented_parameter_has_a_case_above() -> None:
         {"generate": True},
         {"context_management": [{"type": "compaction", "compact_threshold": 1}]},
         {"input": None, "instructions": "Speak."},
+        {"input": [], "instructions": "Speak."},
+        {"input": None, "previous_response_id": "resp_1"},
+        {"input": [], "previous_response_id": "resp_1"},
+        {"input": None, "conversation": "conv_1"},
+        {"input": "", "conversation": {"id": "conv_1"}},
     ],
 )
 def test_values_that_ask_for_nothing_special_are_welcome(fields: dict[str, Any]) -> None:
     check_parameters(request(**fields))
+
+
+def test_what_only_prepares_and_what_is_only_compacted_may_be_empty() -> None:
+    check_parameters(request(input=[], generate=False), on_websocket=True)
+    check_parameters(request(input=[]), may_be_empty=True)
 
 
 DEMANDS: list[tuple[dict[str, Any], str]] = [

@@ -54,7 +54,7 @@ async def test_counting_passes_over_numbers_that_were_named(bench: Bench) -> Non
 
 async def test_a_version_does_not_change(bench: Bench) -> None:
     await define(bench, {}, id="greet", version="1")
-    assert await refusal(bench, {}, id="greet", version="1") == ("version", None)
+    assert await refusal(bench, {}, id="greet", version="1") == ("version", "invalid_value")
 
 
 async def test_after_a_version_with_a_name_the_next_must_be_named_too(bench: Bench) -> None:
@@ -145,6 +145,7 @@ async def test_the_templates_input_comes_before_the_requests(bench: Bench) -> No
     [
         ({"temperature": 3}, ("template.temperature", "invalid_value")),
         ({"input": [{"role": "robot", "content": "{{x}}"}]}, ("template.input[0].role", "invalid_value")),
+        ({"input": [{"type": "acme:x", "id": 5}]}, ("template.input[0].id", "invalid_type")),
         ({"instruction": "x"}, ("template.instruction", "unknown_parameter")),
         ({"previous_response_id": "resp_1"}, ("template.previous_response_id", "invalid_value")),
         ({"stream": True}, ("template.stream", "invalid_value")),

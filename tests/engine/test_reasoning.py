@@ -7,12 +7,15 @@ import pytest
 
 from antiphon.backends import scripted
 from antiphon.backends.base import Turn
-from antiphon.engine.reasoning import ReasoningSealer, screen
+from antiphon.engine.items import make_page
+from antiphon.engine.reasoning import LateSealer, ReasoningSealer, screen
 from antiphon.engine.sealing import Sealer
+from antiphon.protocol import codec, events
 from antiphon.protocol.content import ReasoningText, SummaryText
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta, Finish, ReasoningSeal, Text, Tokens
@@ -99,6 +102,50 @@ async def test_reasoning_that_was_cut_off_is_sealed_before_the_end() -> None:
     assert isinstance(told[-2], ReasoningSeal)
     assert isinstance(told[-1], Finish)
     assert isinstance(told[0], deltas.Reasoning)
+
+
+KEPT = Reasoning(id="rs_1", content=[ReasoningText("Hm. "), ReasoningText("Well.")])
+LATE = LateSealer(SEALER)
+
+
+async def test_what_was_kept_without_a_seal_gets_one_later_and_any_model_reads_it() -> None:
+    sealed = LATE.seal_item(KEPT, project="p")
+    assert isinstance(sealed, Reasoning)
+    assert msgspec.structs.replace(sealed, encrypted_content=None) == KEPT
+    backend = make_recorder({"text": "x"})
+    await say(backend, [msgspec.structs.replace(sealed, content=None)], name="two")
+    assert backend.read == [Reasoning(id="rs_1", content=[ReasoningText("Hm. Well.")])]
+
+
+def test_what_has_a_seal_and_what_is_no_reasoning_stays_as_it_is() -> None:
+    others = [
+        Reasoning(id="rs_2", encrypted_content="sealed"),
+        Message("user", "hi", "msg_1"),
+        Unknown(b'{"type":"x"}'),
+    ]
+    page = make_page([KEPT, *others], has_more=True)
+    sealed = LATE.seal_item(KEPT, project="p")
+    assert LATE.seal_page(page, project="p") == msgspec.structs.replace(page, data=[sealed, *others])
+
+
+def test_what_tells_whole_items_has_their_seals_whether_it_comes_from_the_run_or_from_the_log() -> None:
+    response = Response(id="resp_1", created_at=1, model="m", output=[KEPT])
+    told = [
+        events.OutputItemAdded(3, 0, KEPT),
+        events.OutputItemDone(4, 0, KEPT),
+        events.Completed(5, response),
+        Unknown(b'{"type":"response.completed"}'),
+    ]
+    logged = [Unknown(codec.encode(event)) for event in told]
+    sealed = [
+        told[0],
+        events.OutputItemDone(4, 0, LATE.seal_item(KEPT, project="p")),
+        events.Completed(5, LATE.seal_response(response, project="p")),
+        told[3],
+    ]
+    assert LATE.seal_events(told, project="p") == sealed
+    assert list(map(codec.encode, LATE.seal_events(logged, project="p"))) == list(map(codec.encode, sealed))
+    assert LATE.seal_response(response, project="p").output == [LATE.seal_item(KEPT, project="p")]
 
 
 @pytest.mark.parametrize("sealed", ["ant1.AAAA", "gAAAA-of-another-server"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.config import ApiKey
-from antiphon.server.exchange import Exchange, Message
+from antiphon.server.exchange import Exchange, Message, Scope
 from antiphon.store.base import Store
 from live_server import Running, make_settings
 
@@ -77,10 +77,19 @@ class Wire:
         self.sent.append(message)
 
     def exchange(
-        self, method: str = "GET", path: str = "/", *, headers: dict[str, str] | None = None, query: bytes = b""
+        self,
+        method: str = "GET",
+        path: str = "/",
+        *,
+        headers: dict[str, str] | None = None,
+        query: bytes = b"",
+        raw_path: bytes | None = None,
     ) -> Exchange:
+        """With `raw_path`, the server is one of those that also give the path as it came."""
         raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-        scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": raw}
+        scope: Scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": raw}
+        if raw_path is not None:
+            scope["raw_path"] = raw_path
         return Exchange(scope, self.receive, self.send)
 
 

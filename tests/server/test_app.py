@@ -1,4 +1,5 @@
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.server.app import App
+from antiphon.server.routes import make_router
 from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
+from live_server import make_settings
 
 
 class BrokenStore(MemoryStore):
@@ -44,6 +47,16 @@ def test_an_unexpected_error_tells_the_client_its_request_id_and_the_log_the_res
 def test_the_server_goes_on_after_an_unexpected_error(serve: Callable[..., Any]) -> None:
     running = serve(keep_in=ForgetfulStore())
     assert [running.ask("GET", path).status for path in ("/v1/responses/resp_1", "/healthz")] == [500, 200]
+
+
+ROUTES = make_router(Engine(backends={}, store=MemoryStore()), make_settings()).entries
+
+
+@pytest.mark.parametrize("entry", ROUTES, ids=[f"{entry.method} {entry.path}" for entry in ROUTES])
+def test_every_route_tells_what_of_a_query_it_leaves_aside(server: Any, entry: Any) -> None:
+    path = re.sub(r"\{[\w.]+\}", "nothing", entry.path)
+    answer = server.ask(entry.method, f"{path}?mood=sunny&size=2", {} if entry.method == "POST" else None)
+    assert answer.headers["x-antiphon-warnings"].split("; ")[0] == "ignored: mood, size"
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/responses/", "/v1/chat/completions", "/v1/responses/a/b"])

@@ -101,6 +101,69 @@ def test_an_answer_is_not_cut_off_by_a_slow_request_behind_it(impatient: Any) ->
         assert read_answer(client)[0] == 408
 
 
+@pytest.fixture
+def strict(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server that waits for the rest of a body only for a moment."""
+    monkeypatch.setattr(connection, "_LONGEST_BODY_PAUSE_SECONDS", 0.1)
+    return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.25}, {"text": "Done."}]]}]})
+
+
+HEAD = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+LATE = {
+    "error": {
+        "message": "The request did not arrive in time.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_http",
+    }
+}
+
+
+@pytest.mark.parametrize("begun", [b"", b'{"model":'])
+def test_a_body_that_does_not_come_to_its_end_is_given_up(strict: Any, begun: bytes) -> None:
+    with strict.connect() as client:
+        client.sendall(HEAD + begun)
+        assert read_answer(client) == (408, LATE)
+        assert client.recv(1) == b""
+
+
+def test_a_body_of_a_later_request_is_given_up_too(strict: Any) -> None:
+    with strict.connect() as client:
+        for _ in range(2):
+            body = b'{"model": "scripted", "input": "hi"}'
+            client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+            client.sendall(body)
+            assert read_answer(client)[0] == 200
+        client.sendall(HEAD)
+        assert read_answer(client) == (408, LATE)
+
+
+def test_a_connection_whose_refused_body_stops_coming_is_closed_without_another_answer(strict: Any) -> None:
+    with strict.connect() as client:
+        client.sendall(HEAD.replace(b"/v1/responses", b"/nowhere"))
+        assert read_answer(client)[0] == 404
+        client.sendall(b"{")  # which ends uvicorn's own waiting
+        assert client.recv(1) == b""
+
+
+def test_a_model_may_take_longer_than_a_body(strict: Any) -> None:
+    body = b'{"model": "scripted", "input": "long"}'
+    with strict.connect() as client:
+        client.sendall(HEAD.replace(b"1000", b"%d" % len(body)))
+        client.sendall(body)
+        assert read_answer(client)[0] == 200
+
+
+def test_a_body_that_is_not_read_yet_is_waited_for(strict: Any) -> None:
+    body = b'{"model": "scripted", "input": "long"}'
+    request = HEAD.replace(b"1000", b"%d" % len(body)) + body
+    with strict.connect() as client:
+        client.sendall(request + request[:-1])
+        assert read_answer(client)[0] == 200
+        client.sendall(request[-1:])
+        assert read_answer(client)[0] == 200
+
+
 def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     first = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body

@@ -92,6 +92,43 @@ def test_an_item_is_found_and_taken_out_by_its_id(server: Any) -> None:
         assert (answer.status, answer.json["error"]["param"]) == (404, "item_id")
 
 
+def test_an_item_is_found_whatever_its_id_is_made_of(server: Any) -> None:
+    conversations = server.client().conversations
+    made = conversations.create()
+    for item_id in ("a/b", "%2F", "50%", "ä?b#c", "../x"):
+        conversations.items.create(made.id, items=[{"type": "message", "role": "user", "content": "x", "id": item_id}])
+        found = conversations.items.retrieve(item_id, conversation_id=made.id)
+        assert (found.id, conversations.items.delete(item_id, conversation_id=made.id).id) == (item_id, made.id)
+    assert list(conversations.items.list(made.id)) == []
+
+
+@pytest.mark.parametrize("item_id", [5, {}, [1], True])
+def test_an_id_that_is_no_text_is_refused_wherever_it_comes_in(server: Any, item_id: Any) -> None:
+    path = f"/v1/conversations/{begin(server)['id']}/items"
+    items = [*say("one"), {"type": "acme:note", "id": item_id}]
+    for where, body, param in (
+        ("/v1/conversations", {"items": items}, "items[1].id"),
+        (path, {"items": items}, "items[1].id"),
+        ("/v1/responses", {"model": "scripted", "input": items}, "input[1].id"),
+        ("/v1/responses/input_tokens", {"model": "scripted", "input": items}, "input[1].id"),
+        ("/v1/responses/compact", {"model": "scripted", "input": items}, "input[1].id"),
+    ):
+        answer = server.ask("POST", where, body)
+        assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (
+            400,
+            param,
+            "invalid_type",
+        )
+    assert server.ask("GET", path).json["data"] == []
+
+
+def test_a_reference_to_an_empty_id_is_refused_by_its_place(server: Any) -> None:
+    for path, name in (("/v1/conversations", "items"), ("/v1/responses", "input")):
+        body = {name: [*say("one"), *refer_to({"id": ""})]}
+        answer = server.ask("POST", path, body | ({"model": "scripted"} if name == "input" else {}))
+        assert (answer.status, answer.json["error"]["param"]) == (400, f"{name}[1].id")
+
+
 def test_a_response_reads_and_adds_to_its_conversation(server: Any) -> None:
     made = begin(server, items=say("my name is ada"))
     body = {"model": "scripted", "input": "recall", "conversation": made["id"]}

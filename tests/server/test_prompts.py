@@ -52,6 +52,24 @@ def test_a_deleted_prompt_is_gone(server: Any) -> None:
         )
 
 
+def test_one_version_cannot_be_deleted_by_itself(server: Any) -> None:
+    made = define(server)
+    path = f"/v1/prompts/{made['id']}"
+    answer = server.ask("DELETE", f"{path}?version=1")
+    assert (answer.status, answer.json["error"]) == (
+        400,
+        {
+            "message": "One version cannot be deleted by itself: without 'version', all of them are deleted.",
+            "type": "invalid_request_error",
+            "param": "version",
+            "code": "unsupported_parameter",
+        },
+    )
+    assert server.ask("GET", path).json == made
+    answer = server.ask("DELETE", f"{path}?force=true")
+    assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: force")
+
+
 def test_an_unknown_version_is_not_found(server: Any) -> None:
     answer = server.ask("GET", f"/v1/prompts/{define(server)['id']}?version=2")
     assert (answer.status, answer.json["error"]["param"]) == (404, "prompt_id")

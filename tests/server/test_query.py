@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import InvalidRequest
-from antiphon.server.query import PageQuery, ResponseQuery, read_query
+from antiphon.server.query import ItemQuery, NoQuery, PageQuery, ResponseQuery, read_query
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,20 @@ def test_a_wrong_query_is_refused_by_name(wire: Any, text: bytes, param: str | N
     with pytest.raises(InvalidRequest) as caught:
         read_query(wire().exchange(query=text), PageQuery)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("text", "wants"),
+    [(b"", False), (b"include=message.input_image.image_url", False), (b"include=reasoning.encrypted_content", True)],
+)
+def test_a_query_tells_whether_it_wants_seals(wire: Any, text: bytes, wants: bool) -> None:
+    assert read_query(wire().exchange(query=text), ItemQuery).wants_seals == wants
+
+
+def test_where_nothing_can_be_asked_for_everything_is_noted(wire: Any) -> None:
+    exchange = wire().exchange(query=b"limit=3&depth=2")
+    read_query(exchange, NoQuery)
+    assert exchange.warnings == ["ignored: limit, depth"]
 
 
 def test_unknown_parameters_are_noted(wire: Any) -> None:

@@ -192,6 +192,7 @@ def test_input_tokens_are_counted_over_all_that_the_model_would_read(server: Any
         ({"input": "hi"}, 400, "model"),
         ({"model": "nobody", "input": "hi"}, 404, "model"),
         ({"model": "scripted"}, 400, "input"),
+        ({"model": "scripted", "input": []}, 400, "input"),
         ({"model": "scripted", "input": 3}, 400, "input"),
         ({"model": "scripted", "input": "hi", "previous_response_id": "resp_0"}, 400, "previous_response_id"),
     ],
@@ -199,6 +200,32 @@ def test_input_tokens_are_counted_over_all_that_the_model_would_read(server: Any
 def test_what_cannot_be_counted_is_refused_by_name(server: Any, body: dict[str, Any], status: int, param: str) -> None:
     answer = server.ask("POST", "/v1/responses/input_tokens", body)
     assert (answer.status, answer.json["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize("asked", [{}, {"input": None}, {"input": []}, {"input": ""}])
+def test_what_is_continued_needs_no_input(server: Any, asked: dict[str, Any]) -> None:
+    first = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "my name is ada"}).json
+    items = [{"role": "user", "content": "hello"}]
+    conversation = server.ask("POST", "/v1/conversations", {"items": items}).json
+    for continued in ({"previous_response_id": first["id"]}, {"conversation": conversation["id"]}):
+        body = {"model": "scripted"} | asked | continued
+        assert server.ask("POST", "/v1/responses/input_tokens", body).status == 200
+        assert server.ask("POST", "/v1/responses", body).json["status"] == "completed"
+
+
+@pytest.mark.parametrize("empty", [[], ""])
+def test_an_empty_input_with_nothing_else_to_answer_is_refused(server: Any, empty: Any) -> None:
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": empty})
+    assert (answer.status, answer.json["error"]) == (
+        400,
+        {
+            "message": "'input' is empty, and there is nothing else to answer: "
+            "neither instructions nor anything to continue.",
+            "type": "invalid_request_error",
+            "param": "input",
+            "code": "invalid_value",
+        },
+    )
 
 
 def test_unknown_fields_are_told_in_a_header(server: Any) -> None:

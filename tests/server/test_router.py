@@ -1,10 +1,13 @@
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from antiphon.errors import MethodNotAllowed, NotFound
 from antiphon.server.exchange import Exchange
-from antiphon.server.router import Router
+from antiphon.server.operation import Operation
+from antiphon.server.query import PageQuery
+from antiphon.server.router import Route, Router
 
 
 async def plain(exchange: Exchange) -> None: ...
@@ -46,14 +49,48 @@ def router() -> Router:
         ("DELETE", "/things/7/parts/8", part, ("7", "8"), False),
         ("GET", "/things/a.b?c/parts", parts, ("a.b?c",), False),
         ("GET", "/things/a\nb", one, ("a\nb",), False),
+        ("GET", "/things/50%25", one, ("50%25",), False),
+        ("GET", "/things/ä", one, ("ä",), False),
         ("GET", "/files/a/b", rest, ("a/b",), True),
     ],
 )
 def test_a_request_finds_its_handler(
-    router: Router, wire: Any, method: str, path: str, handler: object, params: tuple[str, ...], public: bool
+    router: Router, wire: Any, method: str, path: str, handler: Any, params: tuple[str, ...], public: bool
 ) -> None:
     exchange = wire().exchange(method, path)
-    assert (router.find(exchange), exchange.params) == ((handler, public), params)
+    assert (router.find(exchange), exchange.params) == (Route(handler, public), params)
+
+
+@pytest.mark.parametrize(
+    ("method", "raw_path", "handler", "params"),
+    [
+        ("GET", b"/things/a%2Fb", one, ("a/b",)),
+        ("GET", b"/things/a%2fparts", one, ("a/parts",)),
+        ("DELETE", b"/things/7/parts/a%2Fb%2F%252F", part, ("7", "a/b/%2F")),
+        ("GET", b"/files/a%2Fb/c", rest, ("a/b/c",)),
+        ("GET", b"/things/%C3%A4", one, ("ä",)),
+    ],
+)
+def test_an_encoded_slash_is_part_of_its_segment(
+    router: Router, wire: Any, method: str, raw_path: bytes, handler: Any, params: tuple[str, ...]
+) -> None:
+    exchange = wire().exchange(method, unquote(raw_path.decode()), raw_path=raw_path)
+    assert (router.find(exchange).handler, exchange.params) == (handler, params)
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        ({}, False),
+        ({"operation": Operation(id="a", summary="A.")}, False),
+        ({"operation": Operation(id="a", summary="A."), "reads_query": True}, True),
+        ({"operation": Operation(id="a", summary="A.", query=PageQuery)}, True),
+    ],
+)
+def test_a_route_knows_whether_its_query_is_read(wire: Any, options: dict[str, Any], reads: bool) -> None:
+    router = Router()
+    router.add("GET", "/things", plain, **options)
+    assert router.find(wire().exchange("GET", "/things")).reads_query == reads
 
 
 @pytest.mark.parametrize(

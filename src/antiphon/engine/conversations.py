@@ -7,7 +7,7 @@ from typing import Literal
 from antiphon.engine.configuration import check_updates
 from antiphon.engine.context import find_item
 from antiphon.engine.ids import Mint
-from antiphon.engine.items import ItemPage, identify, make_page
+from antiphon.engine.items import ItemPage, check_named, identify, make_page
 from antiphon.engine.keeping import expiry
 from antiphon.engine.policy import Policy
 from antiphon.errors import NotFound
@@ -50,6 +50,7 @@ class Conversations:
 
     async def _prepare(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
         """The items as they are kept: each with an id, and the stored items in the place of references to them."""
+        check_named(items, param="items")
         check_updates(items, param="items")
         return [
             await find_item(item.id, project=project, store=self._store, param=f"items[{index}]")

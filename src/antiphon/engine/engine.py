@@ -21,7 +21,7 @@ from antiphon.engine.opening import LateDeltas, open_turn
 from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
 from antiphon.engine.prompts import Prompts
-from antiphon.engine.reasoning import ReasoningSealer, screen
+from antiphon.engine.reasoning import LateSealer, ReasoningSealer, screen
 from antiphon.engine.retention import Retention
 from antiphon.engine.routing import Route, Router, Serving
 from antiphon.engine.run import Events, Keeper, Run, prepare_only
@@ -66,6 +66,7 @@ class Engine:
         self._background = Background(store, worker, lease=self._policy.background_lease_seconds)
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store)
+        self.reasoning = LateSealer(self._sealer)
         self._retention = Retention(store)
         self._stopping = False
         self.ready = False
@@ -195,12 +196,13 @@ class Engine:
         ignored: list[str] = []
         if self._policy.stateless:
             request, ignored = leave_state_aside(request, remembers=session is not None)
-        request = await self.prompts.fill_in(request, project)
-        check_parameters(request, on_websocket=session is not None)
+        own, request = request.input, await self.prompts.fill_in(request, project)
+        check_parameters(request, on_websocket=session is not None, may_be_empty=mend)
         route = self._router.find(request.model or "")
         candidate = route.first
         resolved = await resolve(
             request,
+            own=own,
             project=project,
             model=candidate.model,
             capabilities=candidate.backend.capabilities,
@@ -233,7 +235,7 @@ class Engine:
         items, repairs = repair_before_trigger(readable)
         for each in (*context.repairs, *expanded.warnings, *unopened, *repairs):
             logger.warning("history: %s", each, extra={"response_id": key.response_id})
-        return Turn(request=queued.request, items=items, project=key.project)
+        return Turn(request=queued.request, items=items, project=key.project, response_id=key.response_id)
 
     async def _start_turn(self, turn: Turn, key: RunKey, told: Sequence[Delta]) -> Serving:
         # A queued request may name a model that is no longer configured: this raises then.

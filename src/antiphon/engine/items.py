@@ -7,9 +7,11 @@ from typing import Literal, cast
 import msgspec
 
 from antiphon.engine.ids import Mint
+from antiphon.errors import InvalidRequest
+from antiphon.protocol import faults
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.hosted import LocalShellCallOutput
-from antiphon.protocol.items import Item, Items, Message
+from antiphon.protocol.items import Item, ItemReference, Items, Message
 from antiphon.protocol.open import Unknown
 
 
@@ -30,6 +32,30 @@ def make_page(items: Sequence[Item | Unknown], *, has_more: bool) -> ItemPage:
         last_id=items[-1].id if items else None,
         has_more=has_more,
     )
+
+
+class _Named(msgspec.Struct):
+    id: str | None = None
+
+
+_named = msgspec.json.Decoder(_Named)
+_UNCHECKED = frozenset({Unknown, ItemReference})
+
+
+def check_named(items: Sequence[Item | Unknown], *, param: str = "input") -> None:
+    """Raise on an id that can name nothing: one that is not a text, or an empty one in a reference."""
+    if _UNCHECKED.isdisjoint(map(type, items)):  # nearly always
+        return
+    for index, item in enumerate(items):
+        if isinstance(item, Unknown):
+            try:
+                _named.decode(item.raw)
+            except msgspec.ValidationError as error:
+                fault = faults.read(error)
+                raise faults.Fault(f"{param}[{index}].{fault.path}", fault.reason).explain() from None
+        elif isinstance(item, ItemReference) and not item.id:
+            where = f"{param}[{index}].id"
+            raise InvalidRequest(f"Invalid value for '{where}': it is empty.", param=where, code="invalid_value")
 
 
 _PREFIXES = {

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from antiphon.backends.base import Capabilities
+from antiphon.engine.items import check_named
 from antiphon.errors import InvalidRequest, MissingParameter, UnsupportedParameter
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 
@@ -17,8 +18,11 @@ OF_WEBSOCKETS = ("generate", "stream_id")
 _harmless: dict[str, object] = {"generate": True}
 
 
-def check_parameters(request: CreateRequest, *, on_websocket: bool = False) -> None:
-    """Raise if the request is incomplete, contradicts itself, or asks for what this server does not implement."""
+def check_parameters(request: CreateRequest, *, on_websocket: bool = False, may_be_empty: bool = False) -> None:
+    """Raise if the request is incomplete, contradicts itself, or asks for what this server does not implement.
+
+    One that `may_be_empty` need not have anything that a model could answer.
+    """
     if not request.model:
         raise MissingParameter("Missing required parameter: 'model'.", param="model")
     if request.previous_response_id is not None and request.conversation is not None:
@@ -38,11 +42,28 @@ def check_parameters(request: CreateRequest, *, on_websocket: bool = False) -> N
                 f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.", param=name
             )
     _check_context_management(request)
-    if request.input is None and not request.instructions:
-        raise MissingParameter("Either input or instructions is required.", param="input")
+    _check_input(request, may_be_empty=may_be_empty)
     text_format = request.text.format if request.text is not None else None
     if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
         raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
+
+
+def _check_input(request: CreateRequest, *, may_be_empty: bool) -> None:
+    """Raise if there is nothing to answer, neither here nor in what is continued. A prompt is filled in by now."""
+    if isinstance(request.input, list):
+        check_named(request.input)
+    if request.input or may_be_empty or request.instructions:
+        return
+    if request.previous_response_id is not None or request.conversation is not None:
+        return
+    if request.input is None:
+        raise MissingParameter("Either input or instructions is required.", param="input")
+    if request.generate is not False:  # a connection can be made ready before there is anything to say
+        raise InvalidRequest(
+            "'input' is empty, and there is nothing else to answer: neither instructions nor anything to continue.",
+            param="input",
+            code="invalid_value",
+        )
 
 
 def _check_context_management(request: CreateRequest) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from antiphon.engine.ids import new_token
+from antiphon.engine.items import check_named
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item, Message
@@ -143,6 +144,8 @@ def _read(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: s
             param=f"{param}.{decoded.ignored[0]}",
             code="unknown_parameter",
         )
+    if isinstance(decoded.request.input, list):
+        check_named(decoded.request.input, param=f"{param}.input")
     return decoded.request
 
 

@@ -10,10 +10,14 @@ from contextlib import aclosing
 import msgspec
 
 from antiphon.backends.base import Backend, Deltas, Model, Turn
+from antiphon.engine.items import ItemPage
 from antiphon.engine.sealing import Sealer
+from antiphon.protocol import codec
 from antiphon.protocol.content import ReasoningText
+from antiphon.protocol.events import TERMINAL, Event, OutputItemDone
 from antiphon.protocol.items import Item, Reasoning
 from antiphon.protocol.open import Unknown
+from antiphon.protocol.response import Response
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
@@ -48,6 +52,46 @@ def screen(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> 
 def _open(item: Reasoning, sealer: Sealer, project: str) -> Thought | None:
     payload = sealer.open(item.encrypted_content or "", project=project, purpose=_PURPOSE)
     return None if payload is None else msgspec.json.decode(payload, type=Thought)
+
+
+class LateSealer:
+    """Seals reasoning that was kept without a seal, for a client that asks for one only now.
+
+    What was opaque in it has been sealed already: there are only words left to seal, and they go to any model.
+    """
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer = sealer
+
+    def seal_item(self, item: Item | Unknown, *, project: str) -> Item | Unknown:
+        if not isinstance(item, Reasoning) or item.encrypted_content:
+            return item
+        words = "".join(part.text for part in item.content or () if isinstance(part, ReasoningText))
+        payload = msgspec.json.encode(Thought("", words))
+        sealed = self._sealer.seal(payload, project=project, purpose=_PURPOSE)
+        return msgspec.structs.replace(item, encrypted_content=sealed)
+
+    def seal_page(self, page: ItemPage, *, project: str) -> ItemPage:
+        return msgspec.structs.replace(page, data=[self.seal_item(item, project=project) for item in page.data])
+
+    def seal_response(self, response: Response, *, project: str) -> Response:
+        output = [self.seal_item(item, project=project) for item in response.output]
+        return msgspec.structs.replace(response, output=output)
+
+    def seal_events(self, batch: Sequence[Event | Unknown], *, project: str) -> list[Event | Unknown]:
+        return [self._seal_event(event, project) if event.type in _TELL_ALL else event for event in batch]
+
+    def _seal_event(self, event: Event | Unknown, project: str) -> Event | Unknown:
+        # What comes out of the event log has not been read into a struct.
+        read = codec.decode_event(event.raw) if isinstance(event, Unknown) else event
+        if isinstance(read, OutputItemDone):
+            return msgspec.structs.replace(read, item=self.seal_item(read.item, project=project))
+        if isinstance(read, TERMINAL):
+            return msgspec.structs.replace(read, response=self.seal_response(read.response, project=project))
+        return event
+
+
+_TELL_ALL = frozenset(kind.__struct_config__.tag for kind in (OutputItemDone, *TERMINAL))
 
 
 class ReasoningSealer:

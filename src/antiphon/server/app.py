@@ -8,6 +8,7 @@ from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, Server
 from antiphon.server.auth import CHALLENGE, Gate
 from antiphon.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from antiphon.server.log import write_access
+from antiphon.server.query import NoQuery, read_query
 from antiphon.server.router import Router
 from antiphon.server.routes import make_router
 from antiphon.server.websocket.handler import WebSocketHandler
@@ -50,6 +51,8 @@ class App:
             route = router.find(exchange)
             if not route.public:
                 exchange.project = self._gate.admit(exchange.headers)
+            if exchange.query and not route.reads_query:
+                read_query(exchange, NoQuery)
             await route.handler(exchange)
         except ClientGone:
             exchange.status = exchange.status or _CLIENT_GONE

@@ -12,6 +12,7 @@ from antiphon.server.stalling import StallGuard
 _LARGEST_HEAD = 256 * 1024
 # A client that never comes to the end of its request would hold its connection for ever.
 _SLOWEST_HEAD_SECONDS = 60.0
+_LONGEST_BODY_PAUSE_SECONDS = 60.0
 # Java's standard client offers HTTP/2 with every first request. A server may decline by not looking, but the parser
 # would stop at the header and lose the body; under a name of the same length it goes unseen. No JSON has such a line.
 _OFFER = re.compile(rb"(?<=\r\n)upgrade(?=:[ \t]*h2c[ \t]*\r\n)", re.IGNORECASE)
@@ -54,6 +55,9 @@ class Connection(StallGuard, HttpToolsProtocol):
     _head_is_open = True
     _head_size = 0
     _head_timer: asyncio.TimerHandle | None = None
+    _body_is_open = False
+    _body_heard = 0.0
+    _body_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -61,6 +65,8 @@ class Connection(StallGuard, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timing()
+        if self._body_timer is not None:
+            self._body_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -72,6 +78,10 @@ class Connection(StallGuard, HttpToolsProtocol):
                 self._refuse(431, "The headers are too large.")
             elif self._head_timer is None:
                 self._time_head()
+        elif self._body_is_open:
+            self._body_heard = self.loop.time()
+            if self._body_timer is None:
+                self._time_body(_LONGEST_BODY_PAUSE_SECONDS)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -84,8 +94,18 @@ class Connection(StallGuard, HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.should_upgrade() and self._should_upgrade():  # what follows is no HTTP
             return
+        self._body_is_open = True
         if self.scope["method"] != "HEAD":  # whose answer is all head
             self.cycle.transport = Outlet(self.transport)
+
+    def on_message_complete(self) -> None:
+        self._body_is_open = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._body_is_open:  # if it is that of the request behind, it can come only now
+            self._body_heard = self.loop.time()
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
@@ -104,6 +124,24 @@ class Connection(StallGuard, HttpToolsProtocol):
         if _is_owed(self.cycle):
             self._time_head()  # the request before it is still being answered
         elif self._head_size:
+            self._refuse(408, "The request did not arrive in time.")
+        else:
+            self.transport.close()
+
+    def _time_body(self, seconds: float) -> None:
+        self._body_timer = self.loop.call_later(seconds, self._look_for_body)
+
+    def _look_for_body(self) -> None:
+        """A timer for every body would be dear, and nearly all of them come at once: so it goes on until it is due."""
+        self._body_timer = None
+        if not self._body_is_open:
+            return
+        if self.pipeline or self.flow.read_paused:  # nobody reads it yet, so it may not come
+            self._body_heard = self.loop.time()
+        left = self._body_heard + _LONGEST_BODY_PAUSE_SECONDS - self.loop.time()
+        if left > 0:
+            self._time_body(left)
+        elif _is_owed(self.cycle):
             self._refuse(408, "The request did not arrive in time.")
         else:
             self.transport.close()

@@ -52,6 +52,7 @@ class Exchange:
         "path",
         "project",
         "query",
+        "raw_path",
         "receive",
         "response_id",
         "sent",
@@ -64,6 +65,7 @@ class Exchange:
         self.began = time.perf_counter()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.raw_path: bytes | None = scope.get("raw_path")
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive

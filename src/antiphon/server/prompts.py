@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from antiphon.engine.engine import Engine
+from antiphon.errors import UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.protocol.prompt import PromptSummary
 from antiphon.server.exchange import Exchange
@@ -45,5 +46,10 @@ class PromptHandlers:
         await exchange.answer_with(await self._prompts.retrieve(exchange.project, exchange.param, query.version))
 
     async def delete(self, exchange: Exchange) -> None:
+        if read_query(exchange, VersionQuery).version is not None:
+            raise UnsupportedParameter(
+                "One version cannot be deleted by itself: without 'version', all of them are deleted.",
+                param="version",
+            )
         await self._prompts.delete(exchange.project, exchange.param)
         await exchange.answer_with(DeletedPrompt(exchange.param))

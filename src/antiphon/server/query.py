@@ -8,6 +8,7 @@ from msgspec import Meta, Struct, ValidationError
 
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import faults
+from antiphon.protocol.contract import ENCRYPTED_REASONING
 from antiphon.protocol.request import Include
 from antiphon.server.exchange import Exchange
 
@@ -16,10 +17,18 @@ Q = TypeVar("Q", bound=Struct)
 _LISTS = frozenset({"include"})
 
 
+class NoQuery(Struct):
+    """Where there is nothing to ask for."""
+
+
 class ItemQuery(Struct):
-    """What is asked for in `include` is given in full anyway, so it is only checked."""
+    """What is asked for in `include` is given in full anyway, except for seals."""
 
     include: list[Include] = []
+
+    @property
+    def wants_seals(self) -> bool:
+        return ENCRYPTED_REASONING in self.include
 
 
 class PageQuery(ItemQuery):

@@ -75,11 +75,13 @@ class ResponseHandlers:
         query = read_query(exchange, ResponseQuery)
         exchange.response_id = exchange.param
         if query.stream:
-            await self._follow(exchange, query.starting_after)
+            await self._follow(exchange, query)
             return
         if query.starting_after is not None:
             exchange.note_ignored(("starting_after",))
         response = await self._engine.retrieve(exchange.project, exchange.param)
+        if query.wants_seals:
+            response = self._engine.reasoning.seal_response(response, project=exchange.project)
         exchange.model = response.model
         await exchange.answer_with(response)
 
@@ -104,6 +106,8 @@ class ResponseHandlers:
             limit=query.limit,
             order=query.order,
         )
+        if query.wants_seals:
+            page = self._engine.reasoning.seal_page(page, project=exchange.project)
         await exchange.answer_with(page)
 
     async def count_input_tokens(self, exchange: Exchange) -> None:
@@ -126,27 +130,35 @@ class ResponseHandlers:
         exchange.warnings += warnings
         await exchange.answer_with(compacted)
 
-    async def _follow(self, exchange: Exchange, after: int | None) -> None:
-        """Send the events of a background response from the first, or from the one after `after`, and what follows."""
+    async def _follow(self, exchange: Exchange, query: ResponseQuery) -> None:
+        """Send the events of a background response from the first, or those after a number, and what follows."""
         exchange.stream = True
-        rename = choose_names(exchange.headers, self._compat)
+        after = query.starting_after
+        adapt = self._choose_form(exchange, seals=query.wants_seals)
         events = await self._engine.follow(exchange.project, exchange.param, after=-1 if after is None else after)
         with Watch(exchange):
             if after is not None:
                 # The client has seen the beginning, and may have to wait for more: it shall know that we are here.
                 await exchange.write(b"")
-            tail = await self._stream(exchange, events, rename, after=after)
+            tail = await self._stream(exchange, events, adapt, after=after)
         await exchange.finish(tail + DONE)
 
+    def _choose_form(self, exchange: Exchange, *, seals: bool) -> Callable[[Batch], Batch]:
+        """What gives events the names that a request wants, and the seals, if it wants these."""
+        rename = choose_names(exchange.headers, self._compat)
+        if not seals:
+            return rename
+        return lambda batch: rename(self._engine.reasoning.seal_events(batch, project=exchange.project))
+
     async def _stream(
-        self, exchange: Exchange, events: Events, rename: Callable[[Batch], Batch], *, after: int | None = None
+        self, exchange: Exchange, events: Events, adapt: Callable[[Batch], Batch], *, after: int | None = None
     ) -> bytes:
         """Send the events, a batch at a time. The terminal event is handed back, to leave with the stream's end."""
         tail = b""
         with self._keepalive.watch(exchange, after=after) as pulse:
             async with aclosing(events) as batches:
                 async for batch in batches:
-                    chunk = encode_batch(rename(batch))
+                    chunk = encode_batch(adapt(batch))
                     if tail or isinstance(batch[-1], TERMINAL):
                         tail += chunk
                     else:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from antiphon.errors import MethodNotAllowed, NotFound
 from antiphon.server.exchange import Exchange
@@ -12,10 +13,11 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Route(NamedTuple):
-    """A handler, and whether it answers without a key."""
+    """A handler, and whether it answers without a key, and reads the query."""
 
     handler: Handler
     public: bool = False
+    reads_query: bool = False
 
 
 class Entry(NamedTuple):
@@ -50,15 +52,26 @@ class Router:
         self.entries: list[Entry] = []
 
     def add(
-        self, method: str, path: str, handler: Handler, operation: Operation | None = None, *, public: bool = False
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        operation: Operation | None = None,
+        *,
+        public: bool = False,
+        reads_query: bool = False,
     ) -> None:
-        """Add a route. `{name}` in the path takes one segment, `{name...}` takes slashes too."""
+        """Add a route. `{name}` in the path takes one segment, `{name...}` takes slashes too.
+
+        `reads_query` is of use where the operation has no query, but something is to be said to one that comes.
+        """
         self.entries.append(Entry(method, path, public, operation))
         if "{" in path:
             methods = self._patterns.setdefault(path, _Pattern(_compile(path), {})).methods
         else:
             methods = self._plain.setdefault(path, {})
-        methods[method] = Route(handler, public=public)
+        reads_query = reads_query or (operation is not None and operation.query is not None)
+        methods[method] = Route(handler, public=public, reads_query=reads_query)
         if method == "GET":
             methods["HEAD"] = methods[method]
         methods.setdefault("OPTIONS", Route(_list_methods(methods), public=True))
@@ -75,10 +88,12 @@ class Router:
         return route
 
     def _match(self, exchange: Exchange) -> Methods | None:
+        # As it came: a slash in an id comes encoded, and is none between two segments.
+        path = quote(exchange.path) if exchange.raw_path is None else exchange.raw_path.decode("latin-1")
         for pattern in self._patterns.values():
-            found = pattern.expression.fullmatch(exchange.path)
+            found = pattern.expression.fullmatch(path)
             if found:
-                exchange.params = found.groups()
+                exchange.params = tuple(map(unquote, found.groups()))
                 return pattern.methods
         return None
 

@@ -232,6 +232,7 @@ def _add_prompts(router: Router, prompts: PromptHandlers) -> None:
         "/v1/prompts/{prompt_id}",
         prompts.delete,
         Operation(id="deletePrompt", summary="Delete a prompt with all its versions.", answer=DeletedPrompt),
+        reads_query=True,
     )
 
 
