@@ -40,7 +40,14 @@ async def _time(store: SqliteStore, previous: str | None) -> float:
     request = CreateRequest(model=_MODEL.id, input="And then?", previous_response_id=previous)
     began = time.perf_counter()
     await resolve(
-        request, project="p", model=_MODEL, capabilities=Capabilities(), store=store, policy=Policy(), sealer=_SEALER
+        request,
+        own=request.input,
+        project="p",
+        model=_MODEL,
+        capabilities=Capabilities(),
+        store=store,
+        policy=Policy(),
+        sealer=_SEALER,
     )
     return (time.perf_counter() - began) * 1e3
 

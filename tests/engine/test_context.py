@@ -1,5 +1,6 @@
 """What a request builds on: items that references name, and the conversation in which a chain began."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
 from antiphon.store.location import locate_store
+from antiphon.store.ownership import find_owner
 from antiphon.store.sqlite.store import SqliteStore
+from antiphon.stream.fold import fold
 from engine_bench import Bench
 
 FOREIGN = {
@@ -193,6 +197,24 @@ async def test_what_was_taken_out_of_the_conversation_does_not_move_its_end(benc
     assert await read(bench, first.id) == (["My name is Ada.", "one", "two", "3 items"], [])
 
 
+async def test_a_response_whose_items_were_all_taken_out_keeps_its_place_in_the_conversation(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer([say("one", "msg_mine")], conversation=conversation)
+    for item_id in ("msg_mine", str(first.output[0].id)):
+        await bench.engine.conversations.delete_item("default", conversation, item_id)
+    await bench.answer("later", conversation=conversation)
+    assert await read(bench, first.id) == (["My name is Ada.", "one", "2 items"], [])
+
+
+async def test_a_response_without_items_has_a_place_in_the_conversation(make_bench: Any) -> None:
+    bench = await make_bench({"rules": [{"user": "Ada", "answers": [[]]}], "default": "{history} items"})
+    conversation = await converse(bench, "My name is Ada.")
+    silent = await bench.answer([], conversation=conversation)
+    await bench.answer("later", conversation=conversation)
+    assert silent.output == []
+    assert await read(bench, silent.id) == (["My name is Ada."], [])
+
+
 async def test_a_chain_whose_conversation_is_gone_goes_on_and_says_so(bench: Bench) -> None:
     conversation = await converse(bench, "My name is Ada.")
     first = await bench.answer("one", conversation=conversation)
@@ -212,6 +234,84 @@ async def test_a_chain_of_another_project_does_not_reach_into_a_conversation(ben
     await bench.store.save("theirs", kept)
     continued = await bench.answer("two", project="theirs", previous_response_id=first.id)
     assert continued.output_text == "3 items"
+
+
+# Two that bring the same to one conversation
+
+
+@pytest.fixture(params=[{}, {"background": True}, {"store": False}], ids=["stored", "background", "unstored"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    chosen: dict[str, Any] = request.param
+    return chosen
+
+
+async def answer_at_once(bench: Bench, asked: list[list[Any]], **options: Any) -> list[Response]:
+    """What is answered to each, when all are under way before the first has ended."""
+
+    async def answer(each: list[Any]) -> Response:
+        run = await bench.ask([*each, say("wait")], **options)
+        told = [event async for batch in run.events() for event in batch]
+        # A background response is told from the log.
+        return fold(codec.decode_event(event.raw) if isinstance(event, Unknown) else event for event in told)
+
+    answers = asyncio.gather(*map(answer, asked))
+    for _ in asked:
+        await bench.backend.reached("gate")
+    for _ in asked:
+        bench.backend.release("gate")
+    return await answers
+
+
+async def list_told(bench: Bench, conversation: str) -> list[tuple[str | None, str]]:
+    items = await bench.store.conversation_items("default", conversation)
+    assert items is not None
+    return [(item.id, text) for item, text in zip(items, tell(items), strict=True)]
+
+
+async def test_what_two_responses_bring_at_once_is_kept_once(bench: Bench, options: dict[str, Any]) -> None:
+    first = await bench.answer("hello")
+    conversation = await converse(bench)
+    brought = [say("mine", "msg_mine"), refer(first.output[0].id)]
+    responses = await answer_at_once(bench, [brought, brought], conversation=conversation, **options)
+    assert [response.status for response in responses] == ["completed", "completed"]
+    told = await list_told(bench, conversation)
+    assert told[:2] == [("msg_mine", "mine"), (first.output[0].id, "1 items")]
+    assert [text for _, text in told[2:]] == ["wait", "Half", "wait", "Half"]
+
+
+async def test_another_message_under_an_id_that_was_free_at_first_is_kept_under_a_new_one(
+    bench: Bench, options: dict[str, Any]
+) -> None:
+    conversation = await converse(bench)
+    brought = [[say("one", "msg_mine")], [say("two", "msg_mine")]]
+    responses = await answer_at_once(bench, brought, conversation=conversation, **options)
+    assert [response.status for response in responses] == ["completed", "completed"]
+    told = await list_told(bench, conversation)
+    assert sorted(text for _, text in told) == ["Half", "Half", "one", "two", "wait", "wait"]
+    assert [item_id for item_id, text in told if text in ("one", "two")] == ["msg_mine", "msg_mine_2"]
+
+
+async def test_answers_that_all_have_one_id_are_all_kept(bench: Bench) -> None:
+    conversation = await converse(bench)
+    answers = [await bench.answer("foreign", conversation=conversation) for _ in range(3)]
+    assert [answer.output[0].id for answer in answers] == ["msg_foreign1"] * 3
+    told = await list_told(bench, conversation)
+    assert [item_id for item_id, text in told if text != "foreign"] == [
+        "msg_foreign1",
+        "msg_foreign1_2",
+        "msg_foreign1_3",
+    ]
+
+
+async def test_what_continues_the_second_of_two_that_brought_the_same_reads_it_once(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    brought = [[say("mine", "msg_mine")]] * 2
+    await answer_at_once(bench, brought, conversation=conversation)
+    kept = await bench.store.conversation_items("default", conversation)
+    assert kept is not None
+    second = find_owner(str(kept[-1].id))
+    await bench.answer("later", conversation=conversation)
+    assert await read(bench, str(second)) == (["My name is Ada.", "mine", "wait", "Half", "wait", "Half"], [])
 
 
 async def test_reasoning_of_which_a_client_kept_only_the_summary_is_found_by_its_id(make_bench: Any) -> None:

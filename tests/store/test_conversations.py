@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.errors import InvalidRequest, ServerError
 from antiphon.protocol.conversation import Conversation
-from antiphon.protocol.items import Item
+from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
 from antiphon.store.base import ItemRows, Order, Store, StoredResponse
 
@@ -62,7 +62,7 @@ async def test_a_conversation_that_starts_with_an_item_twice_is_not_created(
 ) -> None:
     with pytest.raises(InvalidRequest, match="msg_1") as refusal:
         await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_1"))
-    assert (refusal.value.param, refusal.value.__cause__) == ("items", None)
+    assert (refusal.value.param, refusal.value.code, refusal.value.__cause__) == ("items", "invalid_value", None)
     assert await store.load_conversation("p", "conv_1") is None
 
 
@@ -135,8 +135,34 @@ async def test_a_block_with_an_item_that_is_there_is_not_appended(
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
     with pytest.raises(InvalidRequest, match=f"'conv_1' already has an item with id '{block[-1]}'") as refusal:
         await store.append_items("p", "conv_1", make_items(*block))
-    assert refusal.value.param == "items"
+    assert (refusal.value.param, refusal.value.code) == ("items", "invalid_value")
     assert await read_ids(store) == ["msg_1"]
+
+
+async def test_what_a_response_was_asked_with_is_appended_unless_another_has_brought_it(
+    store: Store, make_items: MakeItems
+) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
+    for answer in ("msg_a", "msg_b"):
+        asked = make_items("msg_1", "msg_2")
+        assert await store.append_items("p", "conv_1", asked, answer=make_items(answer)) is True
+    expected = make_items("msg_1", "msg_2", "msg_a", "msg_b")
+    assert await store.conversation_items("p", "conv_1") == expected
+
+
+async def test_nothing_of_a_response_is_lost_though_its_ids_are_taken(store: Store, make_items: MakeItems) -> None:
+    there = make_items("msg_1", "msg_2", "msg_2_2")
+    await store.create_conversation("p", CONVERSATION, there)
+    other = Message("user", "I am another.", "msg_1")
+    twice = Unknown(b'{"type":"hologram_call","id":"msg_2","n":1.50}')
+    assert await store.append_items("p", "conv_1", [other], answer=[*make_items("msg_2"), twice, twice]) is True
+    assert await store.conversation_items("p", "conv_1") == [
+        *there,
+        Message("user", "I am another.", "msg_1_2"),
+        Message("user", "I am msg_2.", "msg_2_3"),
+        Unknown(b'{"type":"hologram_call","id":"msg_2_4","n":1.50}'),
+        Unknown(b'{"type":"hologram_call","id":"msg_2_5","n":1.50}'),
+    ]
 
 
 async def test_items_without_an_id_are_kept(store: Store, make_stored: MakeStored) -> None:
@@ -195,7 +221,73 @@ async def test_a_page_after_an_item_that_is_not_there_is_refused(store: Store, m
     await store.create_conversation("p", Conversation("conv_2", 1), make_items("msg_2"))
     with pytest.raises(InvalidRequest, match="no item with id 'msg_2'") as refusal:
         await store.list_items("p", "conv_1", after="msg_2", limit=5, order="asc")
-    assert refusal.value.param == "after"
+    assert (refusal.value.param, refusal.value.code) == ("after", "invalid_value")
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_list_can_be_read_to_its_end_while_it_is_deleted(
+    store: Store, make_items: MakeItems, order: Order
+) -> None:
+    ids = [f"msg_{place}" for place in "daecb"]
+    await store.create_conversation("p", CONVERSATION, make_items(*ids))
+    seen: list[str | None] = []
+    more = True
+    while more:
+        after = seen[-1] if seen else None
+        page = await store.list_items("p", "conv_1", after=after, limit=2, order=order)
+        assert page is not None
+        more = page.has_more
+        for item in page.items:
+            seen.append(item.id)
+            assert await store.delete_item("p", "conv_1", str(item.id)) is True
+    assert seen == (ids if order == "asc" else ids[::-1])
+    assert await read_ids(store) == []
+
+
+async def test_what_is_appended_comes_after_an_item_that_was_deleted(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
+    for item_id in ("msg_1", "msg_2"):
+        await store.delete_item("p", "conv_1", item_id)
+    await store.append_items("p", "conv_1", make_items("msg_3"))
+    page = await store.list_items("p", "conv_1", after="msg_2", limit=5, order="asc")
+    assert page == ItemRows(items=make_items("msg_3"), has_more=False)
+
+
+async def test_an_item_that_came_back_has_its_new_place(store: Store, make_items: MakeItems) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
+    for _ in range(2):
+        await store.delete_item("p", "conv_1", "msg_1")
+        await store.append_items("p", "conv_1", make_items("msg_1"))
+    await store.append_items("p", "conv_1", make_items("msg_3"))
+    page = await store.list_items("p", "conv_1", after="msg_1", limit=5, order="asc")
+    assert page == ItemRows(items=make_items("msg_3"), has_more=False)
+    await store.delete_item("p", "conv_1", "msg_1")
+    assert await store.list_items("p", "conv_1", after="msg_1", limit=5, order="asc") == page
+
+
+async def test_the_items_before_a_response_are_those_that_were_there_when_it_came(
+    store: Store, make_items: MakeItems, make_stored: MakeStored
+) -> None:
+    await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
+    await store.create_conversation("p", Conversation("conv_2", 1), make_items("msg_1"))
+    silent = make_stored("resp_2")
+    silent.input.clear()
+    silent.response.output.clear()
+    for stored in (make_stored("resp_1"), silent):
+        await store.save("p", stored, conversation="conv_1")
+    # What goes, at the end or elsewhere, leaves no place to what comes.
+    for item_id in ("msg_2", "msg_resp_1"):
+        await store.delete_item("p", "conv_1", item_id)
+    await store.delete_conversation("p", "conv_2")
+    await store.append_items("p", "conv_1", make_items("msg_3"))
+    await store.save("p", make_stored("resp_3", status="failed"))
+    asked = make_stored("resp_1").input
+    before = {name: await store.conversation_items("p", "conv_1", before=name) for name in ("resp_1", "resp_2")}
+    assert before == {"resp_1": make_items("msg_1"), "resp_2": [*make_items("msg_1"), *asked]}
+    everything = [*make_items("msg_1"), *asked, *make_items("msg_3")]
+    for never_added in ("resp_3", "resp_unknown"):
+        assert await store.conversation_items("p", "conv_1", before=never_added) == everything
+    assert await store.conversation_items("p", "conv_2", before="resp_1") is None
 
 
 async def test_a_deleted_item_is_gone_from_its_conversation_alone(store: Store, make_items: MakeItems) -> None:

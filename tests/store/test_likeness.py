@@ -82,7 +82,7 @@ questions = st.one_of(
     ),
     ask("update_conversation", projects, conversation_ids, st.none() | st.just({"a": "b"})),
     ask("delete_conversation", projects, conversation_ids),
-    ask("append_items", projects, conversation_ids, item_lists),
+    ask("append_items", projects, conversation_ids, item_lists, answer=st.none() | item_lists),
     ask(
         "list_items",
         projects,
@@ -91,7 +91,7 @@ questions = st.one_of(
         limit=st.integers(1, 4),
         order=st.sampled_from(["asc", "desc"]),
     ),
-    ask("conversation_items", projects, conversation_ids),
+    ask("conversation_items", projects, conversation_ids, before=st.none() | response_ids),
     ask("delete_item", projects, conversation_ids, item_ids),
     ask("find_item", projects, item_ids),
     ask("append_events", projects, response_ids, numbers, event_lists, owner=st.none() | owners),

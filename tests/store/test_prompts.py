@@ -27,7 +27,7 @@ async def test_a_version_does_not_change(store: Store) -> None:
     await store.save_prompt("p", "pmpt_1", "1", b"first", 1)
     with pytest.raises(InvalidRequest, match="The prompt 'pmpt_1' already has a version '1'") as refusal:
         await store.save_prompt("p", "pmpt_1", "1", b"second", 2)
-    assert refusal.value.param == "version"
+    assert (refusal.value.param, refusal.value.code) == ("version", "invalid_value")
     assert await store.load_prompt("p", "pmpt_1", "1") == StoredPrompt("1", 1, b"first")
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from antiphon.errors import InvalidRequest, NotFound
+from antiphon.errors import NotFound
 from antiphon.protocol.codec import decode_response
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
@@ -235,15 +235,26 @@ async def test_a_response_whose_conversation_is_gone_is_not_saved(store: Store, 
     assert await store.load("p", "resp_1") is None
 
 
-async def test_a_response_with_an_item_its_conversation_has_is_not_saved(
+async def test_an_answer_whose_id_its_conversation_has_is_saved_and_added_under_another(
     store: Store, make_stored: MakeStored, make_items: MakeItems
 ) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), make_items("msg_resp_1"))
-    with pytest.raises(InvalidRequest, match="msg_resp_1") as refusal:
-        await store.save("p", make_stored("resp_1"), conversation="conv_1")
-    assert refusal.value.param == "input"
-    assert await store.load("p", "resp_1") is None
-    assert await store.conversation_items("p", "conv_1") == make_items("msg_resp_1")
+    stored = make_stored("resp_1")
+    await store.save("p", stored, conversation="conv_1")
+    assert await store.load("p", "resp_1") == stored
+    (answer,) = make_stored("resp_1").response.output
+    answer.id = "msg_resp_1_2"
+    expected = [*make_items("msg_resp_1"), *stored.input, answer]
+    assert await store.conversation_items("p", "conv_1") == expected
+    assert await store.load_item("p", "conv_1", "msg_resp_1_2") == answer
+
+
+async def test_a_response_that_is_saved_again_is_not_added_again(store: Store, make_stored: MakeStored) -> None:
+    await store.create_conversation("p", Conversation("conv_1", 1), [])
+    stored = make_stored("resp_1")
+    for _ in range(2):
+        await store.save("p", stored, conversation="conv_1")
+    assert await store.conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
 
 
 async def test_an_unfinished_state_that_comes_late_adds_nothing_to_its_conversation(

@@ -1,19 +1,19 @@
 """What a request builds on: the chain or the conversation it continues, with its references filled in."""
 
 import asyncio
-import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from antiphon.engine.compaction.expansion import expand
-from antiphon.engine.history import CALLS, OUTPUTS, find_answered, read_words
-from antiphon.engine.repair import find_lone_calls, repair
+from antiphon.engine.history import CALLS, find_answered
+from antiphon.engine.repair import repair
+from antiphon.engine.repeats import Repeats, identify
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
-from antiphon.protocol.items import Item, ItemReference, Reasoning
+from antiphon.protocol.items import Item, ItemReference, Message, Reasoning
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
@@ -109,20 +109,23 @@ async def _fetch_chain(store: Store, project: str, response_id: str) -> tuple[li
             param="previous_response_id",
             code="previous_response_not_ended",
         )
-    earlier, losses = await _fetch_beginning(store, project, chain[0])
-    return [*earlier, *(item for link in chain for item in link.items)], losses
+    oldest, *later = chain
+    earlier, losses = await _fetch_beginning(store, project, oldest)
+    # What it had brought may have been there by then, from another that ran at the same time.
+    known = {item.id: item for item in earlier}
+    own = [item for item in oldest.items if item.id is None or known.get(item.id) != item]
+    return [*earlier, *own, *(item for link in later for item in link.items)], losses
 
 
 async def _fetch_beginning(store: Store, project: str, oldest: Link) -> tuple[list[Item | Unknown], list[str]]:
     """What the conversation of a chain's oldest response held before it, and a note if that is lost."""
     if oldest.conversation is None:
         return [], []
-    items = await store.conversation_items(project, oldest.conversation)
+    # A response that failed or was cancelled is no part of its conversation: all of that comes before it.
+    items = await store.conversation_items(project, oldest.conversation, before=oldest.id)
     if items is None:
         return [], [f"the conversation {oldest.conversation} is gone, and what it held before {oldest.id} with it"]
-    # A response that failed or was cancelled is no part of its conversation: all of that comes before it.
-    own = {item.id for item in oldest.items}
-    return list(itertools.takewhile(lambda item: item.id is None or item.id not in own, items)), []
+    return items, []
 
 
 def _previous_not_found(response_id: str) -> PreviousResponseNotFound:
@@ -140,46 +143,70 @@ async def _no_tools() -> None:
     return None
 
 
+# What may stand for more than is in it.
+_SHORT = frozenset({ItemReference, Reasoning})
+
+
+class Filled(NamedTuple):
+    """A request's own items, and for each its place in the input. `repeated` tells what was left out."""
+
+    items: list[Item | Unknown]
+    places: Sequence[int]
+    repeated: list[str]
+
+
 async def fill_references(
-    items: list[Item | Unknown], *, earlier: list[Item | Unknown], project: str, store: Store
-) -> tuple[list[Item | Unknown], list[str]]:
+    items: list[Item | Unknown],
+    *,
+    sent: Sequence[Item | Unknown],
+    earlier: list[Item | Unknown],
+    project: str,
+    store: Store,
+) -> Filled:
     """Put the stored items in the place of references to them, and leave out what the history already holds.
 
-    Some clients send the whole history along with the id of the response that ends it. Raises on an item that only has
-    the id of one in the history.
+    Some clients send the whole history along with the id of the response that ends it. `sent` are the items as they
+    came: to messages without ids, ids have been given. Raises on an item that only has the id of one in the history.
     """
-    wanted = [item.id for item in items if item.id is not None and (isinstance(item, ItemReference) or _is_bare(item))]
+    short = [item for item in items if type(item) in _SHORT]
+    wanted = [item.id for item in short if item.id is not None and (isinstance(item, ItemReference) or _is_bare(item))]
     if not earlier and not wanted:
-        return items, []
+        return Filled(items, range(len(items)), [])
     made = await _load_made(wanted, project, store)
-    known: dict[str | None, _Alike] = {}
-    for item in earlier:
-        known.setdefault(_identify(item), _Alike()).items.append(item)
-    waiting = {earlier[index].id: call_id for index, call_id in find_lone_calls(earlier).items()}
-    # If the input has such a call again, outputs before it are those of earlier calls with its id.
-    for item_id in waiting.keys() - {item.id for item in items}:
-        known.pop(_name_output(waiting[item_id]), None)
-    filled: list[Item | Unknown] = []
+    repeats = Repeats(earlier, again={item.id for item in items})
+    filled: dict[int, Item | Unknown] = {}
     repeated: list[str] = []
+    begin = 0  # of what has come since the last item that the history has
     for index, item in enumerate(items):
-        identity = _identify(item)
-        if identity is not None and identity in known:
-            _require_same(item, known[identity], index)
+        identity = identify(item)
+        if identity is not None and repeats.has(identity):
+            repeats.note(item, identity, index)
+            spoken = _pick_nameless(filled, sent, range(begin, index))
+            for place in repeats.find_messages(identity, spoken):
+                del filled[place]
+                repeated.append(f"input[{place}]: this message is part of the history already")
             repeated.append(f"input[{index}]: {identity} is part of the history already")
-            if item.id in waiting:
-                known.pop(_name_output(waiting[item.id]), None)
+            begin = index + 1
         elif isinstance(item, ItemReference):
             found = made.get(item.id)
-            filled.append(found or await find_item(item.id, project=project, store=store, param=f"input[{index}]"))
+            filled[index] = found or await find_item(item.id, project=project, store=store, param=f"input[{index}]")
         elif _is_bare(item):
             found = made.get(item.id or "")
-            filled.append(found if isinstance(found, Reasoning) else item)
+            filled[index] = found if isinstance(found, Reasoning) else item
         else:
-            filled.append(item)
+            filled[index] = item
             if isinstance(item, CALLS) and item.call_id is not None:
                 # A new call under the id of an answered one: its output is new, too.
-                known.pop(_name_output(item.call_id), None)
-    return filled, repeated
+                repeats.forget_output(item.call_id)
+    return Filled(list(filled.values()), list(filled), repeated)
+
+
+def _pick_nameless(
+    filled: Mapping[int, Item | Unknown], sent: Sequence[Item | Unknown], indexes: Iterable[int]
+) -> dict[int, Message]:
+    """Those of the new items that are messages and came without an id, by their indexes."""
+    found = ((index, filled[index]) for index in indexes if not sent[index].id)
+    return {index: item for index, item in found if isinstance(item, Message)}
 
 
 async def _load_made(item_ids: Sequence[str], project: str, store: Store) -> dict[str, Item | Unknown]:
@@ -192,43 +219,6 @@ async def _load_made(item_ids: Sequence[str], project: str, store: Store) -> dic
 def _is_bare(item: Item | Unknown) -> bool:
     """Whether nothing is left of a model's reasoning but its summary: clients that do not keep the rest count on us."""
     return isinstance(item, Reasoning) and bool(item.id) and not item.content and not item.encrypted_content
-
-
-class _Alike:
-    """Items of the history with one identity, mostly just one. What they say is read once, and only if need be."""
-
-    def __init__(self) -> None:
-        self.items: list[Item | Unknown] = []
-
-    @functools.cached_property
-    def words(self) -> set[tuple[str, ...]]:
-        return set(map(read_words, self.items))
-
-
-def _require_same(item: Item | Unknown, known: _Alike, index: int) -> None:
-    """Raise if all of them say something else. Only words count: clients leave out much of what an item has."""
-    if isinstance(item, ItemReference) or read_words(item) in known.words:
-        return
-    if isinstance(item, OUTPUTS):
-        raise InvalidRequest(
-            f"The history has another output for call_id {item.call_id}.", param=f"input[{index}]", code="invalid_value"
-        )
-    raise InvalidRequest(
-        f"The history has another item with id '{item.id}'. Send this one with an id of its own, or without one.",
-        param=f"input[{index}].id",
-        code="invalid_value",
-    )
-
-
-def _identify(item: Item | Unknown) -> str | None:
-    """What tells an item from all others: for an output the call it answers, since clients give outputs no ids."""
-    if isinstance(item, OUTPUTS) and item.call_id is not None:
-        return _name_output(item.call_id)
-    return item.id
-
-
-def _name_output(call_id: str) -> str:
-    return f"the output of {call_id}"
 
 
 def check_ids(items: list[Item | Unknown]) -> None:

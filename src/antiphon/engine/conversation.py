@@ -1,6 +1,8 @@
 """From a request and the store to a turn: what the model will read, and the response as it begins."""
 
+import re
 import time
+from collections.abc import Sequence
 from copy import copy
 
 import msgspec
@@ -8,7 +10,7 @@ import msgspec
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.compaction.expansion import check_trigger, ends_in_trigger, expand, repair_before_trigger
 from antiphon.engine.configuration import apply_updates, check_updates
-from antiphon.engine.context import check_ids, conversation_of, fetch_context, fill_references
+from antiphon.engine.context import Context, check_ids, conversation_of, fetch_context, fill_references
 from antiphon.engine.history import check_input, check_pairs
 from antiphon.engine.ids import BrandedMint, Mint
 from antiphon.engine.items import identify
@@ -19,6 +21,7 @@ from antiphon.engine.repair import drop_lone_reasoning
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
 from antiphon.engine.toolset import check_brought_tools, select_tools
+from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
@@ -40,6 +43,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 async def resolve(
     request: CreateRequest,
     *,
+    own: str | list[Item | Unknown] | None,
     project: str,
     model: Model,
     capabilities: Capabilities,
@@ -51,6 +55,7 @@ async def resolve(
 ) -> Resolved:
     """Check the request, fetch what it builds on, and lay out the turn.
 
+    `own` is the input that the client has sent; that of a prompt's template has been put before it.
     With `mend`, calls and outputs that do not belong together are mended as those in the store are, not refused; so
     are those that are to be compacted.
     """
@@ -72,14 +77,15 @@ async def resolve(
     )
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     asked = read_input(request, mint)
-    if not mend and (request.store is not False or request.conversation is not None):
-        check_ids(asked)
-    earlier = [*context.left_out, *context.items]  # in this order: an id of a call may come again
-    new_items, repeated = await fill_references(asked, earlier=earlier, project=project, store=store)
-    check_trigger(new_items)
-    check_input(new_items, capabilities, model.id)
-    check_updates(new_items)
-    left_out += check_brought_tools(new_items, capabilities=capabilities, unsupported=policy.unsupported_tools)
+    places = _Places(len(asked), own)
+    try:
+        if not mend and (request.store is not False or request.conversation is not None):
+            check_ids(asked)
+        new_items, repeated = await _fill(request, asked, context, places, project=project, store=store)
+        left_out += _check(new_items, places, model=model, capabilities=capabilities, policy=policy)
+    except InvalidRequest as error:
+        places.correct(error)
+        raise
     expanded = expand(context.items + new_items, sealer, project=project)
     items, unopened = screen(expanded.items, sealer, project=project)
     if mend or ends_in_trigger(items):
@@ -109,6 +115,67 @@ async def resolve(
             *repeated,
         ],
     )
+
+
+async def _fill(
+    request: CreateRequest,
+    asked: list[Item | Unknown],
+    context: Context,
+    places: "_Places",
+    *,
+    project: str,
+    store: Store,
+) -> tuple[list[Item | Unknown], list[str]]:
+    """The new items of what was asked, and what is to be known about the others."""
+    sent = request.input if isinstance(request.input, list) else ()
+    earlier = [*context.left_out, *context.items]  # in this order: an id of a call may come again
+    filled = await fill_references(asked, sent=sent, earlier=earlier, project=project, store=store)
+    repeated = places.name_all(filled.repeated)
+    places.left = filled.places
+    return filled.items, repeated
+
+
+def _check(
+    items: list[Item | Unknown], places: "_Places", *, model: Model, capabilities: Capabilities, policy: Policy
+) -> list[str]:
+    """Raise on new items that are not as they must be. What is to be known about the tools that they bring."""
+    check_trigger(items)
+    check_input(items, capabilities, model.id)
+    check_updates(items)
+    left_out = check_brought_tools(items, capabilities=capabilities, unsupported=policy.unsupported_tools)
+    return places.name_all(left_out)
+
+
+class _Places:
+    """Where items stand, as the client knows it: in its own input, or in the template of its prompt.
+
+    `left` has, for each item that is looked at, its index among all that were asked.
+    """
+
+    _INDEX = re.compile(r"input\[(\d+)\]")
+
+    def __init__(self, asked: int, own: str | list[Item | Unknown] | None) -> None:
+        self.left: Sequence[int] = range(asked)
+        self._front = asked - (len(own) if isinstance(own, list) else own is not None)
+
+    def name_all(self, told: Sequence[str]) -> list[str]:
+        """What is told of items, each under its right name."""
+        return [self._name(each) for each in told]
+
+    def correct(self, error: InvalidRequest) -> None:
+        """Let an error that names an item by its index name the right one."""
+        if error.param is not None:
+            wrong, error.param = error.param, self._name(error.param)
+            error.message = error.message.replace(wrong, error.param)
+            error.args = (error.message,)
+
+    def _name(self, told: str) -> str:
+        found = self._INDEX.match(told)
+        if found is None:
+            return told
+        index = self.left[int(found[1])]
+        place = f"prompt.input[{index}]" if index < self._front else f"input[{index - self._front}]"
+        return place + told[found.end() :]
 
 
 def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:

@@ -33,8 +33,10 @@ class ForegroundKeeper:
             stored = StoredResponse(response=response, input=self._asked, expires_at=expiry(self._policy))
             await self._store.save(self._project, stored, conversation=conversation)
         elif conversation is not None:
-            items = [*self._asked, *response.output]
-            if not await self._store.append_items(self._project, conversation, items, expires_at=expiry(self._policy)):
+            appended = await self._store.append_items(
+                self._project, conversation, self._asked, answer=response.output, expires_at=expiry(self._policy)
+            )
+            if not appended:
                 raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
 
     async def abandon(self, run: Run) -> None:

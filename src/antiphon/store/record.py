@@ -157,6 +157,15 @@ def pack_items(items: Iterable[Item | Unknown]) -> list[ItemRecord]:
     return [ItemRecord(item.id, encode(item)) for item in items]
 
 
+def rename_item(item: ItemRecord, is_taken: Callable[[str], object]) -> ItemRecord:
+    """The item under an id that is free, since its own is another's."""
+    names = (f"{item.id}_{number}" for number in itertools.count(2))
+    name = next(each for each in names if not is_taken(each))
+    fields = msgspec.json.decode(item.content, type=dict[str, msgspec.Raw])
+    fields["id"] = msgspec.Raw(msgspec.json.encode(name))
+    return ItemRecord(name, msgspec.json.encode(fields))
+
+
 def unpack_items(conversation_id: str, contents: Iterable[bytes]) -> list[Item | Unknown]:
     return _decode_array(f"conversation {conversation_id}", b"[%b]" % b",".join(contents))
 

@@ -72,3 +72,21 @@ def test_a_file_of_the_second_version_keeps_its_responses_and_their_ends(connect
     migrate(connection, migrations, path="store.db")
     assert connection.execute("SELECT * FROM responses ORDER BY id").fetchall() == [(*row, 0) for row in rows]
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_file_of_the_fifth_version_knows_where_its_responses_were_added(connection: sqlite3.Connection) -> None:
+    migrations = read_migrations()
+    migrate(connection, migrations[:5], path="store.db")
+    ended, failed, running = ("resp_" + letter * 44 for letter in "abc")
+    rows = [("p", each, 1.5, each != running, b"[]", b"[]", b"{}") for each in (ended, failed, running)]
+    insert = "INSERT INTO responses (project, id, created_at, final, input, output, body) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    connection.executemany(insert, rows)
+    notes = [(ended, "msg_mine"), (failed, "msg_other"), (running, "msg_mine"), (running, "msg_first")]
+    connection.executemany("INSERT INTO foreign_items VALUES ('p', ?, ?)", notes)
+    ids = [("msg_first", "conv_1"), ("msg_mine", "conv_1"), ("msg_" + "a" * 44 + "0000", "conv_1"), (None, "conv_1")]
+    connection.executemany("INSERT INTO items (project, item_id, conversation_id, content) VALUES ('p', ?, ?, '')", ids)
+    connection.execute("INSERT INTO conversations (project, id, created_at, metadata) VALUES ('p', 'conv_1', 1, '{}')")
+    migrate(connection, migrations, path="store.db")
+    assert connection.execute("SELECT * FROM blocks").fetchall() == [("p", "conv_1", ended, 1)]
+    connection.execute("DELETE FROM conversations")
+    assert connection.execute("SELECT * FROM blocks").fetchall() == []

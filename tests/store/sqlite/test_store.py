@@ -69,9 +69,20 @@ async def test_every_statement_finds_its_rows_by_index(store: SqliteStore, name:
     assert [step for step in plan if "TEMP B-TREE" in step or "AUTOMATIC" in step] == []
 
 
-@pytest.mark.parametrize(("table", "migration"), [("items", 2), ("runs", 2), ("events", 2), ("foreign_items", 4)])
-async def test_what_goes_with_a_deleted_row_is_found_by_index(store: SqliteStore, table: str, migration: int) -> None:
-    column = "conversation_id" if table == "items" else "response_id"
+@pytest.mark.parametrize(
+    ("table", "column", "migration"),
+    [
+        ("items", "conversation_id", 2),
+        ("runs", "response_id", 2),
+        ("events", "response_id", 2),
+        ("foreign_items", "response_id", 4),
+        ("deleted_items", "conversation_id", 6),
+        ("blocks", "conversation_id", 6),
+    ],
+)
+async def test_what_goes_with_a_deleted_row_is_found_by_index(
+    store: SqliteStore, table: str, column: str, migration: int
+) -> None:
     statement = f"DELETE FROM {table} WHERE project = old.project AND {column} = old.id"
     assert statement in read_migrations()[migration - 1].script
     with connected(store.path) as other:

@@ -9,7 +9,9 @@ class Prompts(Memory):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         versions = self._tables.prompts.setdefault((project, prompt_id), {})
         if version in versions:
-            raise InvalidRequest(f"The prompt '{prompt_id}' already has a version '{version}'.", param="version")
+            raise InvalidRequest(
+                f"The prompt '{prompt_id}' already has a version '{version}'.", param="version", code="invalid_value"
+            )
         versions[version] = PromptRow(body=body, created_at=created_at)
 
     async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:

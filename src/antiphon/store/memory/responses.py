@@ -36,7 +36,7 @@ class Responses(Conversations, References, EventLog):
             row = self._find_conversation(project, conversation)
             if row is None:
                 raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
-            self._append(conversation, row, pack_items([*stored.input, *stored.response.output]), param="input")
+            self._append_block(row, record.id, pack_items(stored.input), pack_items(stored.response.output))
             self._prolong(row, stored.expires_at)
         self._keep(key, record, batch)
         self._note_items(key, foreign)

@@ -16,13 +16,18 @@ Key = tuple[str, str]  # the project, and the id of a response, conversation or 
 
 
 class ConversationRow(msgspec.Struct, kw_only=True):
-    """A conversation. Its items are found by their place in the order of all items, and this by their id."""
+    """A conversation. Its items are found by their place in the order of all items, and this by their id.
+
+    `deleted` has the places of items that are gone, `blocks` the places where responses were added, by their ids.
+    """
 
     created_at: int
     metadata: bytes
     expires_at: int | None
     items: dict[int, ItemRecord] = {}
     places: dict[str, int] = {}
+    deleted: dict[str, int] = {}
+    blocks: dict[str, int] = {}
 
 
 class RunRow(msgspec.Struct, kw_only=True):

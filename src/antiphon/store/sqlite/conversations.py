@@ -1,5 +1,6 @@
 """Conversations and their items in SQLite."""
 
+import itertools
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,14 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.store.base import ItemRows, Order
-from antiphon.store.record import ItemRecord, pack_items, pack_metadata, unpack_conversation, unpack_items
+from antiphon.store.record import (
+    ItemRecord,
+    pack_items,
+    pack_metadata,
+    rename_item,
+    unpack_conversation,
+    unpack_items,
+)
 from antiphon.store.sqlite.database import Database
 
 CREATE = "INSERT INTO conversations (project, id, created_at, expires_at, metadata) VALUES (?, ?, ?, ?, ?)"
@@ -27,9 +35,29 @@ PROLONG = "UPDATE conversations SET expires_at = ? WHERE project = ? AND id = ? 
 
 EXPIRE = "DELETE FROM conversations WHERE rowid IN (SELECT rowid FROM conversations WHERE expires_at <= ? LIMIT ?)"
 
-APPEND = "INSERT INTO items (project, conversation_id, item_id, content) VALUES (?, ?, ?, ?)"
+# The last place that a conversation's items have or had, and the last of all that there are.
+END = """
+SELECT max(
+    coalesce((SELECT max(place) FROM items WHERE project = ? AND conversation_id = ?), 0),
+    coalesce((SELECT max(place) FROM deleted_items WHERE project = ? AND conversation_id = ?), 0)
+), coalesce((SELECT max(place) FROM items), 0)
+"""
 
-PLACE = "SELECT place FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?"
+APPEND = "INSERT INTO items (place, project, conversation_id, item_id, content) VALUES (?, ?, ?, ?, ?)"
+
+BEGIN_BLOCK = "INSERT OR IGNORE INTO blocks (project, conversation_id, response_id, place) VALUES (?, ?, ?, ?)"
+
+BLOCK = "SELECT place FROM blocks WHERE project = ? AND conversation_id = ? AND response_id = ?"
+
+HELD = "SELECT content FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?"
+
+# Of an item that was deleted, the place that it had.
+PLACE = """
+SELECT coalesce(
+    (SELECT place FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?),
+    (SELECT max(place) FROM deleted_items WHERE project = ? AND conversation_id = ? AND item_id = ?)
+)
+"""
 
 ASCEND = """
 SELECT content FROM items WHERE project = ? AND conversation_id = ? AND place > ? ORDER BY place LIMIT ?
@@ -39,16 +67,24 @@ DESCEND = """
 SELECT content FROM items WHERE project = ? AND conversation_id = ? AND place < ? ORDER BY place DESC LIMIT ?
 """
 
+BEFORE = "SELECT content FROM items WHERE project = ? AND conversation_id = ? AND place <= ? ORDER BY place"
+
 LOAD_ITEM = """
 SELECT content FROM items JOIN conversations
     ON conversations.project = items.project AND conversations.id = items.conversation_id
 WHERE items.project = ? AND conversation_id = ? AND item_id = ? AND (expires_at IS NULL OR expires_at > ?)
 """
 
+NOTE_DELETED = """
+INSERT INTO deleted_items (project, conversation_id, place, item_id)
+SELECT project, conversation_id, place, item_id FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?
+"""
+
 DELETE_ITEM = "DELETE FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?"
 
 # Where a list without `after` begins, in each order: before all places, and behind them.
-PAGES = {"asc": (ASCEND, 0), "desc": (DESCEND, 2**63 - 1)}
+_LAST_PLACE = 2**63 - 1
+PAGES = {"asc": (ASCEND, 0), "desc": (DESCEND, _LAST_PLACE)}
 
 
 class Conversations(Database):
@@ -85,10 +121,12 @@ class Conversations(Database):
         conversation_id: str,
         items: Sequence[Item | Unknown],
         *,
+        answer: Sequence[Item | Unknown] | None = None,
         expires_at: int | None = None,
     ) -> bool:
+        packed = pack_items(items), None if answer is None else pack_items(answer)
         appended: bool = await self._writer.submit(
-            append_block, (project, conversation_id, pack_items(items), self._now(), expires_at)
+            append_block, (project, conversation_id, *packed, self._now(), expires_at)
         )
         return appended
 
@@ -102,9 +140,13 @@ class Conversations(Database):
         items = unpack_items(conversation_id, (content for (content,) in rows[:limit]))
         return ItemRows(items=items, has_more=len(rows) > limit)
 
-    async def conversation_items(self, project: str, conversation_id: str) -> list[Item | Unknown] | None:
-        # To SQLite, a negative limit is none.
-        rows = await self._reader.submit(_list, (project, conversation_id, None, -1, "asc", self._now()))
+    async def conversation_items(
+        self, project: str, conversation_id: str, *, before: str | None = None
+    ) -> list[Item | Unknown] | None:
+        if before is not None:
+            rows = await self._reader.submit(_list_before, (project, conversation_id, before, self._now()))
+        else:  # to SQLite, a negative limit is none
+            rows = await self._reader.submit(_list, (project, conversation_id, None, -1, "asc", self._now()))
         return None if rows is None else unpack_items(conversation_id, (content for (content,) in rows))
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
@@ -121,30 +163,69 @@ def append_block(
     project: str,
     conversation_id: str,
     items: list[ItemRecord],
+    answer: list[ItemRecord] | None,
     now: float,
     expires_at: int | None,
     *,
-    param: str = "items",
+    response_id: str | None = None,
 ) -> bool:
-    """Append items in one go. We hold the only right to write, so nobody's come in between."""
+    """Append items in one go, or a response, once. We hold the only right to write, so nobody's come in between."""
     if _load(connection, project, conversation_id, now) is None:
         return False
-    _append(connection, project, conversation_id, items, param=param)
     if expires_at is not None:
         connection.execute(PROLONG, (expires_at, project, conversation_id, expires_at))
+    end = _End(connection, project, conversation_id)
+    if answer is None:
+        _append(end, items)
+    elif response_id is None or end.begin_block(response_id):
+        _append_turn(end, items, answer)
     return True
 
 
-def _append(
-    connection: sqlite3.Connection, project: str, conversation_id: str, items: list[ItemRecord], *, param: str
-) -> None:
-    for item in items:
+class _End:
+    """The end of a conversation. What is added gets places behind all that its items ever had."""
+
+    def __init__(self, connection: sqlite3.Connection, project: str, conversation_id: str) -> None:
+        self._connection = connection
+        self.conversation = project, conversation_id
+        self._last, newest = connection.execute(END, self.conversation * 2).fetchone()
+        self._places = itertools.count(max(self._last, newest) + 1)
+
+    def begin_block(self, response_id: str) -> bool:
+        """Note that what comes now is this response's. False if that has come before."""
+        return self._connection.execute(BEGIN_BLOCK, (*self.conversation, response_id, self._last)).rowcount > 0
+
+    def add(self, item: ItemRecord) -> bool:
+        """False if the conversation has an item of this id."""
         try:
-            connection.execute(APPEND, (project, conversation_id, *item))
-        except sqlite3.IntegrityError:  # whoever asked is told; it is nothing for the log
+            self._connection.execute(APPEND, (next(self._places), *self.conversation, *item))
+        except sqlite3.IntegrityError:
+            return False
+        return True
+
+    def find(self, item_id: str | None) -> bytes | None:
+        """The content of the item with this id."""
+        row = self._connection.execute(HELD, (*self.conversation, item_id)).fetchone()
+        return None if row is None else row[0]
+
+
+def _append(end: _End, items: list[ItemRecord]) -> None:
+    for item in items:
+        if not end.add(item):
             raise InvalidRequest(
-                f"The conversation '{conversation_id}' already has an item with id '{item.id}'.", param=param
-            ) from None
+                f"The conversation '{end.conversation[1]}' already has an item with id '{item.id}'.",
+                param="items",
+                code="invalid_value",
+            )
+
+
+def _append_turn(end: _End, asked: list[ItemRecord], answer: list[ItemRecord]) -> None:
+    for item in asked:
+        if not end.add(item) and end.find(item.id) != item.content:
+            end.add(rename_item(item, end.find))
+    for item in answer:
+        if not end.add(item):
+            end.add(rename_item(item, end.find))
 
 
 def _load(connection: sqlite3.Connection, project: str, conversation_id: str, now: float) -> Any:
@@ -153,7 +234,7 @@ def _load(connection: sqlite3.Connection, project: str, conversation_id: str, no
 
 def _create(connection: sqlite3.Connection, row: Sequence[Any], items: list[ItemRecord]) -> None:
     connection.execute(CREATE, row)
-    _append(connection, row[0], row[1], items, param="items")
+    _append(_End(connection, row[0], row[1]), items)
 
 
 def _update(connection: sqlite3.Connection, project: str, conversation_id: str, metadata: bytes, now: float) -> Any:
@@ -176,14 +257,30 @@ def _list(
         return None
     statement, place = PAGES[order]
     if after is not None:
-        row = connection.execute(PLACE, (project, conversation_id, after)).fetchone()
-        if row is None:
-            raise InvalidRequest(f"The conversation has no item with id '{after}' to continue after.", param="after")
-        (place,) = row
+        (place,) = connection.execute(PLACE, (project, conversation_id, after) * 2).fetchone()
+        if place is None:
+            raise InvalidRequest(
+                f"The conversation has no item with id '{after}' to continue after.",
+                param="after",
+                code="invalid_value",
+            )
     return connection.execute(statement, (project, conversation_id, place, limit)).fetchall()
+
+
+def _list_before(
+    connection: sqlite3.Connection, project: str, conversation_id: str, response_id: str, now: float
+) -> list[Any] | None:
+    if _load(connection, project, conversation_id, now) is None:
+        return None
+    row = connection.execute(BLOCK, (project, conversation_id, response_id)).fetchone()
+    (place,) = row or (_LAST_PLACE,)
+    return connection.execute(BEFORE, (project, conversation_id, place)).fetchall()
 
 
 def _delete_item(connection: sqlite3.Connection, project: str, conversation_id: str, item_id: str, now: float) -> bool:
     if _load(connection, project, conversation_id, now) is None:
         return False
-    return connection.execute(DELETE_ITEM, (project, conversation_id, item_id)).rowcount > 0
+    if connection.execute(NOTE_DELETED, (project, conversation_id, item_id)).rowcount == 0:
+        return False
+    connection.execute(DELETE_ITEM, (project, conversation_id, item_id))
+    return True

@@ -46,4 +46,6 @@ def _save(
     try:
         connection.execute(SAVE, (project, prompt_id, version, body, created_at))
     except sqlite3.IntegrityError:
-        raise InvalidRequest(f"The prompt '{prompt_id}' already has a version '{version}'.", param="version") from None
+        raise InvalidRequest(
+            f"The prompt '{prompt_id}' already has a version '{version}'.", param="version", code="invalid_value"
+        ) from None

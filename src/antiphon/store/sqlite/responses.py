@@ -101,7 +101,7 @@ class Responses(Database):
             await self._writer.submit(SAVE, row)
             return
         batch = None if events is None else pack_events(*events)
-        items = [] if conversation is None else pack_items([*stored.input, *stored.response.output])
+        items = ([], []) if conversation is None else (pack_items(stored.input), pack_items(stored.response.output))
         await self._writer.submit(_save_bound, (row, foreign, owner, batch, conversation, items, self._now()))
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
@@ -135,7 +135,7 @@ def _save_bound(
     owner: str | None,
     batch: Batch | None,
     conversation: str | None,
-    items: list[ItemRecord],
+    items: tuple[list[ItemRecord], list[ItemRecord]],
     now: float,
 ) -> None:
     """Save a response together with what belongs to it, and only while its run is the owner's."""
@@ -148,7 +148,7 @@ def _save_bound(
     if batch is not None:
         append_batch(connection, project, response_id, batch)
     if conversation is not None and not append_block(
-        connection, project, conversation, items, now, expires_at, param="input"
+        connection, project, conversation, *items, now, expires_at, response_id=response_id
     ):
         raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
 

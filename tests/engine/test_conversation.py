@@ -1,0 +1,97 @@
+"""From a request to a turn: errors and warnings name items by the places that the client knows."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.errors import InvalidRequest
+from antiphon.protocol.prompt import PromptDefinition
+from antiphon.protocol.response import Response
+from engine_bench import Bench
+
+
+def say(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+PICTURE = {"role": "user", "content": [{"type": "input_image"}]}
+UPDATE = {"type": "configuration_update", "text": {"format": {"type": "json_schema", "name": "x"}}}
+TRIGGER = {"type": "compaction_trigger"}
+LACKING = {"type": "item_reference", "id": "msg_lacking"}
+FAULTS = [
+    (PICTURE, "content[0]"),
+    (UPDATE, "text.format.schema"),
+    (TRIGGER, ""),
+    (LACKING, ""),
+]
+
+
+async def refuse(bench: Bench, asked: Any, **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask(asked, **fields)
+    return caught.value
+
+
+async def tell_history(bench: Bench) -> tuple[Response, list[Any]]:
+    """A response, and the history that ends with it as a client has it."""
+    response = await bench.answer("hello")
+    return response, [say("hello"), *response.output]
+
+
+async def define(bench: Bench, asked: Any) -> dict[str, Any]:
+    made = await bench.engine.prompts.define("default", PromptDefinition({"input": asked}))
+    return {"id": made.id}
+
+
+@pytest.mark.parametrize(("item", "place"), FAULTS)
+async def test_an_error_names_the_item_that_the_client_sent_though_others_were_left_out(
+    bench: Bench, item: dict[str, Any], place: str
+) -> None:
+    response, history = await tell_history(bench)
+    error = await refuse(bench, [*history, say("next"), item, say("end")], previous_response_id=response.id)
+    assert error.param == ".".join(filter(None, ("input[3]", place)))
+
+
+@pytest.mark.parametrize(("item", "place"), FAULTS)
+async def test_an_error_names_the_item_that_the_client_sent_though_a_templates_stand_before_it(
+    bench: Bench, item: dict[str, Any], place: str
+) -> None:
+    prompt = await define(bench, [say("one"), say("two")])
+    error = await refuse(bench, [say("three"), item, say("end")], prompt=prompt)
+    assert error.param == ".".join(filter(None, ("input[1]", place)))
+
+
+async def test_an_error_says_in_words_what_it_names(bench: Bench) -> None:
+    prompt = await define(bench, "one")
+    error = await refuse(bench, [UPDATE], prompt=prompt)
+    assert (error.param, error.message, str(error)) == (
+        "input[0].text.format.schema",
+        "Missing required parameter: 'input[0].text.format.schema'.",
+        "Missing required parameter: 'input[0].text.format.schema'.",
+    )
+
+
+async def test_an_item_that_comes_twice_is_named_by_its_own_place(bench: Bench) -> None:
+    prompt = await define(bench, "one")
+    twice = [say("two") | {"id": "msg_1"}, say("three") | {"id": "msg_1"}]
+    assert (await refuse(bench, twice, prompt=prompt)).param == "input[1].id"
+
+
+@pytest.mark.parametrize("asked", [None, "hi", [say("hi")]])
+async def test_an_error_in_a_template_is_told_of_the_prompt(bench: Bench, asked: Any) -> None:
+    prompt = await define(bench, [say("one"), PICTURE])
+    assert (await refuse(bench, asked, prompt=prompt)).param == "prompt.input[1].content[0]"
+
+
+async def test_warnings_name_items_as_errors_do(make_bench: Any) -> None:
+    bench = await make_bench({"native_tools": ["function"]}, unsupported_tools="drop")
+    response, history = await tell_history(bench)
+    prompt = await define(bench, "one")
+    tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "hologram"}]}
+    run = await bench.ask([*history, tools, say("next")], prompt=prompt, previous_response_id=response.id)
+    assert run.warnings == [
+        "input[2].tools[0]: hologram is not available here and was left out",
+        "input[0]: this message is part of the history already",
+        f"input[1]: {response.output[0].id} is part of the history already",
+    ]
+    await run.drain()

@@ -1,0 +1,115 @@
+"""A client that sends the whole history, along with the id of the response that ends it, does not tell it twice."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.protocol.response import Response
+from antiphon.store.base import StoredResponse
+from engine_bench import Bench
+
+
+@pytest.fixture
+async def bench(make_bench: Any) -> Bench:
+    made: Bench = await make_bench({"default": "{history} items"})
+    return made
+
+
+def say(*texts: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "input_text", "text": text} for text in texts]}
+
+
+def show(url: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+
+
+async def talk(bench: Bench, *asked: Any) -> tuple[Response, list[Any]]:
+    """The last response of a chain, and all of the chain as a client has it."""
+    history: list[Any] = []
+    response = None
+    for each in asked:
+        response = await bench.answer([each], previous_response_id=response and response.id)
+        history += [each, *response.output]
+    assert response is not None
+    return response, history
+
+
+async def keep(bench: Bench, asked: list[Any], previous: Response) -> tuple[list[int], list[str]]:
+    """Which of the items that were asked are new, by their places, and what is told of the others."""
+    run = await bench.ask(asked, previous_response_id=previous.id)
+    stored: StoredResponse | None = await bench.store.load("default", (await run.drain()).id)
+    assert stored is not None
+    left_out = {int(each.removeprefix("input[").partition("]")[0]) for each in run.warnings}
+    assert len(stored.input) == len(asked) - len(left_out)
+    return sorted(set(range(len(asked))) - left_out), run.warnings
+
+
+async def test_messages_without_ids_are_told_once(bench: Bench) -> None:
+    first = await bench.answer("hello")
+    asked = [{"role": "user", "content": "hello"}, first.output[0], {"role": "user", "content": "next"}]
+    second = await bench.answer(asked, previous_response_id=first.id)
+    assert second.output_text == "3 items"
+
+
+async def test_what_is_left_out_is_told(bench: Bench) -> None:
+    response, history = await talk(bench, say("hello"))
+    assert await keep(bench, [*history, say("next")], response) == (
+        [2],
+        [
+            "input[0]: this message is part of the history already",
+            f"input[1]: {response.output[0].id} is part of the history already",
+        ],
+    )
+
+
+async def test_a_long_history_is_told_once_and_so_is_its_end_alone(bench: Bench) -> None:
+    response, history = await talk(bench, say("yes"), say("no"), say("yes"), say("a", "b"), show("https://a/b.png"))
+    for start in range(10):
+        new, _ = await keep(bench, [*history[start:], say("yes")], response)
+        assert new == [10 - start]
+
+
+async def test_an_answer_without_its_id_is_recognised_between_those_that_have_theirs(bench: Bench) -> None:
+    response, history = await talk(bench, say("one"), say("two"))
+    history[1] = {"role": "assistant", "content": "1 items"}
+    assert (await keep(bench, [*history, say("next")], response))[0] == [4]
+
+
+@pytest.mark.parametrize("end", [[], [say("yes")], [say("no"), say("yes")]])
+async def test_what_the_user_says_again_is_not_left_out(bench: Bench, end: list[Any]) -> None:
+    response, history = await talk(bench, say("yes"), say("no"))
+    assert await keep(bench, [say("yes"), *end], response) == (list(range(1 + len(end))), [])
+    assert (await keep(bench, [*history, say("yes"), *end], response))[0] == list(range(4, 5 + len(end)))
+
+
+async def test_what_the_history_does_not_have_in_this_place_is_new(bench: Bench) -> None:
+    response, history = await talk(bench, say("one"), say("two"))
+    first, one, second, two = history
+    # A note that was put in between, another order, another speaker, another picture.
+    assert (await keep(bench, [first, say("note"), one, second, two], response))[0] == [1]
+    assert (await keep(bench, [second, one, first, two], response))[0] == [0, 2]
+    assert (await keep(bench, [say("one", role="developer"), one, second, two], response))[0] == [0]
+    pictured, (shown, seen) = await talk(bench, show("https://a/1.png"))
+    assert (await keep(bench, [show("https://a/2.png"), seen], pictured))[0] == [0]
+    assert (await keep(bench, [shown, seen], pictured))[0] == []
+
+
+async def test_a_message_with_an_id_that_the_history_does_not_have_is_new(bench: Bench) -> None:
+    response, (asked, answer) = await talk(bench, say("one"))
+    assert (await keep(bench, [asked | {"id": "msg_mine"}, answer], response))[0] == [0]
+
+
+async def test_an_item_out_of_order_says_nothing_about_the_messages_before_it(bench: Bench) -> None:
+    response, (first, one, _, two) = await talk(bench, say("one"), say("two"))
+    assert (await keep(bench, [two, first, one], response))[0] == [1]
+
+
+async def test_outputs_and_references_mark_the_place_of_messages_too(make_bench: Any) -> None:
+    call = {"tool_call": {"name": "f", "arguments": {}, "call_id": "call_0"}}
+    bench = await make_bench({"rules": [{"last_item": "function_call_output", "answers": ["done"]}], "default": [call]})
+    opened = await bench.answer([say("go")], tools=[{"type": "function", "name": "f", "parameters": {}}])
+    output = {"type": "function_call_output", "call_id": "call_0", "output": "out"}
+    done = await bench.answer([output], previous_response_id=opened.id)
+    assert (await keep(bench, [say("go"), output, *done.output], done))[0] == []
+    referred = {"type": "item_reference", "id": opened.output[0].id}
+    assert (await keep(bench, [say("go"), referred, say("go")], done))[0] == [2]
