@@ -1,6 +1,9 @@
 """The transport over HTTP: what is sent again, and what is told of a server that does not do what it should."""
 
 import asyncio
+import gc
+import warnings
+import weakref
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -237,6 +240,49 @@ async def test_one_after_the_other_event_loops_may_use_it() -> None:
         for _ in range(2):
             await asyncio.to_thread(use)
     assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_event_loops_at_once_may_use_it_and_whoever_ends_first_leaves_the_others_theirs(first: int) -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+    async with serve([stream_of(b": hi\n\n", gate, COMPLETED) for gate in gates]) as upstream:
+        transport = HttpTransport(upstream.url, retries=0)
+
+        async def ask_and_close() -> list[int]:
+            try:
+                return [len(batch) async for batch in await transport.stream({"model": "m"})]
+            finally:
+                await transport.close()
+
+        asking = []
+        for count in (1, 2):
+            asking.append(asyncio.ensure_future(asyncio.to_thread(asyncio.run, ask_and_close())))
+            await upstream.until_requests(count)
+        for index in (first, 1 - first):
+            gates[index].set()
+            assert await asyncio.wait_for(asking[index], 20) == [1]
+    # One that was not closed says so when it goes.
+    gc.collect()
+
+
+async def test_an_event_loop_that_has_ended_is_forgotten() -> None:
+    async with serve([GOOD, GOOD]) as upstream:
+        transport = HttpTransport(upstream.url)
+
+        async def ask_once() -> "weakref.ref[asyncio.AbstractEventLoop]":
+            async for _ in await transport.stream({"model": "m"}):
+                pass
+            return weakref.ref(asyncio.get_running_loop())
+
+        with warnings.catch_warnings():
+            # Nobody has closed it there.
+            warnings.simplefilter("ignore", ResourceWarning)
+            ended = await asyncio.to_thread(asyncio.run, ask_once())
+            assert ended() is not None
+            await ask_once()
+            gc.collect()
+        assert ended() is None
+        await transport.close()
 
 
 async def test_a_query_of_the_base_url_comes_after_the_path() -> None:

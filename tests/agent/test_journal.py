@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, Judgement, Paused, Resulted, Resumed
+from antiphon.agent.entries import (
+    Answered,
+    Began,
+    Ended,
+    Entry,
+    Intended,
+    Judgement,
+    Paused,
+    Resulted,
+    Resumed,
+    Wasted,
+)
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.outcome import RunError
 from antiphon.ledger import EntryTaken, Ledger
@@ -17,8 +28,12 @@ def call(call_id: str) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call_id, "name": "act", "arguments": {"n": 1}}
 
 
+SEALED = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+SAID = {"type": "message", "content": [{"type": "output_text", "text": "Done."}]}
+
 ENTRIES: list[Entry] = [
-    Began("agent", [{"role": "user", "content": "Go."}], 100.0),
+    Began("agent", [{"role": "user", "content": "Go."}, SEALED], 100.0),
+    Wasted(Usage(2, 1, 3)),
     Answered("resp_1", [call("a"), call("b"), call("c"), call("d")], Usage(3, 2, 5)),
     Intended("c"),
     Intended("a"),
@@ -31,7 +46,7 @@ ENTRIES: list[Entry] = [
     Resulted("b", "second", True),
     Intended("d"),
     Resulted("d", "fourth", means="no_progress"),
-    Answered("", [{"type": "message", "content": [{"type": "output_text", "text": "Done."}]}], Usage(1, 1, 2), [], "x"),
+    Answered("", [SAID], Usage(1, 1, 2), [], "x", unsealed=True),
     Ended("failed", 180.0, RunError("code", "message", "raw")),
 ]
 
@@ -56,17 +71,19 @@ async def test_what_was_written_is_the_same_run_when_it_is_read_back(ledger: Led
 
 async def test_the_state_says_where_the_run_is() -> None:
     journal = Journal("run_1")
-    await write(journal, ENTRIES[:9])
+    await write(journal, ENTRIES[:10])
     state = journal.state
+    assert SEALED in state.history
     assert [each.call_id for each in state.open] == ["b", "d"]
     assert [state.waits_for(call_id) for call_id in ("a", "b", "d/x", "y")] == [False, True, True, False]
-    await write(journal, ENTRIES[9:])
+    await write(journal, ENTRIES[10:])
+    assert SEALED not in state.history
     assert (state.turns, state.tool_calls, state.text, state.limit, state.usage) == (
         2,
         3,
         "Done.",
         "no_progress",
-        Usage(4, 3, 7),
+        Usage(6, 4, 10),
     )
     # A minute of it was spent waiting.
     assert state.began_at == 160.0
@@ -81,7 +98,7 @@ async def test_the_state_says_where_the_run_is() -> None:
 
 async def test_a_verdict_is_for_one_attempt() -> None:
     journal = Journal("run_1")
-    await write(journal, [*ENTRIES[:2], Resumed(1.0, [Judgement("a", True)])])
+    await write(journal, [*ENTRIES[:3], Resumed(1.0, [Judgement("a", True)])])
     assert not journal.state.waits_for("a")
     await journal.write(Intended("a"))
     assert journal.state.waits_for("a")
@@ -89,7 +106,7 @@ async def test_a_verdict_is_for_one_attempt() -> None:
 
 async def test_another_who_goes_on_with_it_takes_the_run(ledger: Ledger) -> None:
     mine = Journal("run_1", ledger=ledger)
-    await write(mine, ENTRIES[:2])
+    await write(mine, ENTRIES[:3])
     theirs = await load("run_1", ledger)
     await theirs.write(Intended("a"))
     with pytest.raises(EntryTaken):
@@ -114,13 +131,13 @@ async def test_a_list_shows_what_the_run_is_about_and_how_it_stands(ledger: Ledg
 
 async def test_arguments_that_came_as_an_object_are_text() -> None:
     journal = Journal("run_1")
-    await write(journal, ENTRIES[:2])
+    await write(journal, ENTRIES[:3])
     assert json.loads(journal.state.calls[0].arguments) == {"n": 1}
 
 
 async def test_an_entry_that_cannot_come_here_is_not_written(ledger: Ledger) -> None:
     journal = Journal("run_1", ledger=ledger)
-    await write(journal, ENTRIES[:6])
+    await write(journal, ENTRIES[:7])
     for entry in (Resulted("a", "again"), Intended("nobody"), Paused("a", [])):
         with pytest.raises(ValueError, match="is open"):
             await journal.write(entry)

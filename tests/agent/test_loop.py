@@ -11,7 +11,6 @@ from agent_stage import DROP, HOLD, Stage, call, outputs_of, usage
 from antiphon import Limits, Prices, tool
 from antiphon.agent.calls import CANCELLED, NO_ROOM, NOT_MADE
 from antiphon.agent.guard import STOPPED, WARNING
-from antiphon.agent.loop import WRAP_UP
 from antiphon.agent.outcome import (
     Notice,
     Outcome,
@@ -25,6 +24,7 @@ from antiphon.agent.outcome import (
     TurnRestarted,
     TurnStarted,
 )
+from antiphon.agent.steps import WRAP_UP
 from antiphon.tools.base import Call, Tool, ToolContext
 
 
@@ -284,10 +284,10 @@ async def test_at_the_limit_of_tokens_the_model_answers_with_what_it_has(stage: 
 
 
 async def test_at_the_limit_of_cost_the_model_answers_with_what_it_has(stage: Stage) -> None:
-    stage.play([LOOK, usage(1_000_000, 100_000)], [{"text": "It is mild."}, usage(0, 0)])
+    stage.play([LOOK, usage(1_000_000, 100_000)], [{"text": "It is mild."}, usage(1_000_000, 0)])
     limits, prices = Limits(cost=3.0), Prices(input=2.0, output=10.0)
     outcome = await stage.agent(tools=[look_up], limits=limits, prices=prices).run("Go.")
-    assert (outcome.kind, outcome.text, outcome.cost) == ("budget", "It is mild.", 3.0)
+    assert (outcome.kind, outcome.text, outcome.cost) == ("budget", "It is mild.", 5.0)
 
 
 async def test_a_budget_that_is_used_up_by_the_answer_itself_is_no_matter(stage: Stage) -> None:

@@ -10,6 +10,7 @@ from antiphon.agent.gathering import Gathering
 from antiphon.agent.http import HttpTransport
 from antiphon.agent.local import LocalTransport
 from antiphon.agent.provider import Provider, ToolCall, Turn
+from antiphon.agent.sealing import LOST
 from antiphon.agent.transport import Events, Transport
 from antiphon.errors import InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
 from antiphon.protocol import codec
@@ -42,12 +43,16 @@ class Recorder:
     def __init__(self, inner: Transport) -> None:
         self.sent: list[dict[str, Any]] = []
         self.refuse: Exception | None = None
+        self.refusals: list[Exception] = []
+        """What the next requests get, one after the other."""
         self._inner = inner
 
     async def stream(self, request: dict[str, Any]) -> Events:
         self.sent.append(request)
         if self.refuse is not None and "previous_response_id" in request:
             raise self.refuse
+        if self.refusals:
+            raise self.refusals.pop(0)
         return await self._inner.stream(request)
 
     async def close(self) -> None:
@@ -193,6 +198,38 @@ async def test_client_state_never_relies_on_the_server(transport: Recorder) -> N
     await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
     assert [request["store"] for request in transport.sent] == [False, False]
     assert all("previous_response_id" not in request for request in transport.sent)
+
+
+async def test_a_model_that_seals_nothing_is_asked_again_without_and_not_asked_to_again(transport: Recorder) -> None:
+    provider = make_provider(transport, state="client")
+    transport.refusals = [InvalidRequest("Encrypted content is not supported with this model.", param="include")]
+    first = await provider.generate_responses_turn(None, "Hello")
+    second = await provider.generate_responses_turn(first.response_id, "And now?")
+    assert (first.text, second.text) == ("You said: Hello", "You said: And now?")
+    assert [request.get("include") for request in transport.sent] == [["reasoning.encrypted_content"], None, None]
+
+
+@pytest.mark.parametrize("state", ["client", "server"])
+async def test_reasoning_that_the_server_cannot_read_any_more_is_left_out_and_that_is_told(
+    transport: Recorder, state: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = make_provider(transport, state=state)
+    unreadable = InvalidRequest("It could not be verified.", code="invalid_encrypted_content")
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": "old"}
+    asked = [{"role": "user", "content": "Hello"}, sealed, {"role": "assistant", "content": "Well."}]
+    first = await provider.generate_responses_turn(None, [*asked, {"role": "user", "content": "And?"}])
+    transport.refusals = [unreadable] * (1 if state == "client" else 2)
+    second = await provider.generate_responses_turn(first.response_id, "What?")
+    third = await provider.generate_responses_turn(second.response_id, "So?")
+    assert (second.text, third.text) == ("You said: What?", "You said: So?")
+    assert [sealed in request["input"] for request in transport.sent[-3:]] == [True, False, False]
+    assert caplog.messages == [LOST]
+
+
+async def test_what_cannot_be_read_and_is_not_of_this_conversation_is_told(transport: Recorder) -> None:
+    transport.refusals = [InvalidRequest("It could not be verified.", code="invalid_encrypted_content")]
+    with pytest.raises(InvalidRequest, match="could not be verified"):
+        await make_provider(transport, state="client").generate_responses_turn(None, "Hello")
 
 
 async def test_a_continuation_with_nothing_to_say_is_refused(transport: Recorder) -> None:

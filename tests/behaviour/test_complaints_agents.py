@@ -23,6 +23,7 @@ from antiphon.agent.outcome import (
     TurnFinished,
     TurnRestarted,
 )
+from antiphon.protocol.items import LOST_OUTPUT
 from antiphon.store.ledger import SqliteLedger
 from antiphon.tools.base import ToolContext
 
@@ -113,15 +114,63 @@ async def test_pain_agents_14_tools_are_offered_in_every_turn(stage: Stage) -> N
 # 2 Calls and results that have lost each other
 
 
-async def test_pain_agents_15_a_conversation_that_stopped_at_a_call_can_be_used(stage: Stage) -> None:
+# Of every kind that has one: a call, and what comes back for it.
+DONE = {"status": "completed"}
+PRINTED = {"stdout": "forty-two", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+SCREEN = {"type": "computer_screenshot", "image_url": "data:image/png;base64,forty-two"}
+FOUND = {"type": "function", "name": "forty-two", "parameters": {"type": "object", "properties": {}}, "strict": False}
+CALLS: dict[str, dict[str, Any]] = {
+    "function": {"type": "function_call", "call_id": "c", "name": "x", "arguments": "{}"},
+    "custom": {"type": "custom_tool_call", "call_id": "c", "name": "x", "input": "y"},
+    "shell": {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}} | DONE,
+    "local shell": {"type": "local_shell_call", "id": "lsh_1", "call_id": "c"}
+    | {"action": {"type": "exec", "command": ["ls"], "env": {}}}
+    | DONE,
+    "computer": {"type": "computer_call", "id": "cu_1", "call_id": "c", "pending_safety_checks": []}
+    | {"action": {"type": "screenshot"}}
+    | DONE,
+    "patch": {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}} | DONE,
+    "tool search": {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}} | DONE,
+}
+RESULTS: dict[str, dict[str, Any]] = {
+    "function": {"type": "function_call_output", "call_id": "c", "output": "forty-two"},
+    "custom": {"type": "custom_tool_call_output", "call_id": "c", "output": "forty-two"},
+    "shell": {"type": "shell_call_output", "call_id": "c", "output": [PRINTED]},
+    "local shell": {"type": "local_shell_call_output", "id": "c", "output": "forty-two"},
+    "computer": {"type": "computer_call_output", "call_id": "c", "output": SCREEN},
+    "patch": {"type": "apply_patch_call_output", "call_id": "c", "status": "failed", "output": "forty-two"},
+    "tool search": {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [FOUND]},
+}
+
+
+@pytest.mark.parametrize("state", ["client", "server"])
+@pytest.mark.parametrize("kind", CALLS)
+async def test_pain_agents_15_a_conversation_that_stopped_at_a_call_can_be_used(
+    stage: Stage, kind: str, state: str
+) -> None:
     """strands-agents/harness-sdk#1123: a session that stopped at a tool call is unusable for ever."""
     stage.play("I see.")
-    stopped = [{"role": "user", "content": "Go."}, {"type": "function_call", "call_id": "c", "name": "x"} | ARGUMENTS]
-    assert (await stage.agent().run("And?", history=stopped)).text == "I see."
-    assert kinds_of(stage.sent[0]) == ["message", "function_call", "function_call_output", "message"]
+    stopped = [{"role": "user", "content": "Go."}, CALLS[kind]]
+    outcome = await stage.agent(state=state).run("And?", history=stopped)
+    # The server, which is ours, refuses a call without its output.
+    assert (outcome.kind, outcome.text) == ("final", "I see.")
+    made = stage.sent[0]["input"][1:-1]
+    assert LOST_OUTPUT in json.dumps(made)
+    assert kinds_of(stage.sent[0])[1:-1] in ([CALLS[kind]["type"], RESULTS[kind]["type"]], ["message"])
+    # Whoever knows what came of it can still say so.
+    answered = await stage.agent(state=state).run([RESULTS[kind]], history=stopped)
+    assert (answered.text, stage.sent[1]["input"][1:]) == ("I see.", [CALLS[kind], RESULTS[kind]])
 
 
-ARGUMENTS = {"arguments": "{}"}
+@pytest.mark.parametrize("kind", sorted(set(CALLS) - {"function", "custom"}))
+async def test_pain_agents_15_a_run_that_stopped_at_a_call_which_nobody_makes_can_be_gone_on_from(
+    stage: Stage, kind: str
+) -> None:
+    """The same, where it was a run of ours that stopped there."""
+    stage.play([{"item": CALLS[kind]}], "I see.")
+    first = await stage.agent().run("Go.")
+    assert (first.kind, len(first.history)) == ("no_progress", 2)
+    assert (await stage.agent().run("And?", history=first.history)).text == "I see."
 
 
 async def test_pain_agents_16_a_turn_that_broke_off_leaves_nothing_behind(stage: Stage) -> None:
@@ -147,12 +196,19 @@ async def test_pain_agents_19_agents_side_by_side_do_not_mix_their_histories(sta
     assert outputs_of(stage.sent[-1]) == [("call_Bern", "Bern it is."), ("call_Rome", "Rome it is.")]
 
 
-async def test_pain_agents_21_a_result_without_its_call_is_told_and_not_replayed_for_ever(stage: Stage) -> None:
+@pytest.mark.parametrize("kind", RESULTS)
+async def test_pain_agents_21_a_result_without_its_call_is_told_and_not_replayed_for_ever(
+    stage: Stage, kind: str
+) -> None:
     """Cloudgeni-ai/opengeni#61: an orphaned output is sent again and again, and refused each time."""
-    stage.play("I see.")
-    lone = [{"type": "function_call_output", "call_id": "gone", "output": "42"}]
-    assert (await stage.agent().run("And?", history=lone)).text == "I see."
-    assert "42" in stage.sent[0]["input"][0]["content"]
+    stage.play("I see.", "I still see.")
+    outcome = await stage.agent().run("And?", history=[RESULTS[kind]])
+    assert outcome.text == "I see."
+    told = stage.sent[0]["input"][0]
+    assert (told["role"], "forty-two" in json.dumps(told["content"])) == ("user", True)
+    # It is mended for good.
+    assert RESULTS[kind] not in outcome.history
+    assert (await stage.agent().run("Or?", history=outcome.history)).text == "I still see."
 
 
 async def test_pain_agents_23_a_tool_that_cancels_something_of_its_own_is_an_error_like_any_other(stage: Stage) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from antiphon.agent.budget import Budget, Share
 from antiphon.agent.delegation import AgentContext, Delegate, Verdict, judge
 from antiphon.agent.entries import Began, JsonObject, Judgement, Resumed
 from antiphon.agent.history import mend
@@ -21,6 +22,7 @@ from antiphon.agent.loop import Loop, RunEvents
 from antiphon.agent.model import ResponsesModel
 from antiphon.agent.outcome import Outcome, RunEnded, RunEvent
 from antiphon.agent.output import TypedOutput
+from antiphon.agent.sealing import Sealing
 from antiphon.agent.task import Task
 from antiphon.agent.transport import Transport
 from antiphon.errors import ConfigError, InvalidRequest
@@ -74,6 +76,7 @@ class Agent:
         if output is not None:
             self._settings["text"] = {**self._settings.get("text", {}), "format": output.format}
         self._state = state
+        self._sealing = Sealing()
         self._hooks = hooks
         self._transport = transport or self._connect(base_url, api_key)
 
@@ -116,15 +119,17 @@ class Agent:
         durable: Ledger | None = None,
         run_id: str | None = None,
         cancel: asyncio.Event | None = None,
+        share: Share | None = None,
     ) -> RunEvents:
         """Work on a task and tell what happens. With a ledger in `durable`, another process can go on with it.
 
-        Closing the stream, or cancelling who reads it, cancels the run. `cancel` does too, with an outcome.
+        Closing the stream, or cancelling who reads it, cancels the run. `cancel` does too, with an outcome. `share` is
+        what a run that this one works for has to spare.
         """
         asked = _read_task(task)
         named = run_id or f"run_{int(time.time() * 1000):x}{secrets.token_hex(8)}"
         begin = functools.partial(self._begin, [*history, *asked], named, durable)
-        return self._follow(begin, durable, cancel)
+        return self._follow(begin, durable, cancel, share)
 
     async def resume(
         self,
@@ -147,6 +152,7 @@ class Agent:
         approvals: Mapping[str, Verdict] | None = None,
         durable: Ledger | None = None,
         cancel: asyncio.Event | None = None,
+        share: Share | None = None,
     ) -> RunEvents:
         """Go on with a run, and tell what happens. `approvals` say which of its pending calls may be made.
 
@@ -154,7 +160,7 @@ class Agent:
         has gone on with gets an error.
         """
         judged = [judge(call_id, verdict) for call_id, verdict in (approvals or {}).items()]
-        return self._follow(functools.partial(_reopen, run, judged, durable), durable, cancel)
+        return self._follow(functools.partial(_reopen, run, judged, durable), durable, cancel, share)
 
     def as_tool(self, name: str, description: str) -> Tool:
         """This agent as a tool of another: it works on one input within its own limits, and gives its answer."""
@@ -184,7 +190,11 @@ class Agent:
         return journal
 
     async def _follow(
-        self, open_journal: Callable[[], Awaitable[Journal]], ledger: Ledger | None, cancel: asyncio.Event | None
+        self,
+        open_journal: Callable[[], Awaitable[Journal]],
+        ledger: Ledger | None,
+        cancel: asyncio.Event | None,
+        share: Share | None,
     ) -> RunEvents:
         if ledger is not None and not hasattr(ledger, "append"):
             raise ConfigError(f"durable wants a ledger, such as SqliteLedger(path), not {type(ledger).__name__}.")
@@ -194,9 +204,11 @@ class Agent:
             settings=self._settings,
             tools=[each.describe() for each in self._tools],
             state=self._state,
+            sealing=self._sealing,
         )
-        context = functools.partial(AgentContext, journal=journal, ledger=ledger)
-        loop = Loop(journal, model, self._executor, self._task, make_context=context, cancel=cancel)
+        budget = Budget(journal.state, self._task, share=share)
+        context = functools.partial(AgentContext, journal=journal, ledger=ledger, budget=budget)
+        loop = Loop(journal, model, self._executor, self._task, budget=budget, make_context=context, cancel=cancel)
         async with aclosing(loop.events()) as events:
             async for event in events:
                 if self._hooks:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from antiphon.agent.budget import Budget, Share
 from antiphon.agent.entries import Judgement
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.loop import RunEvents
@@ -19,19 +20,27 @@ Verdict = bool | str
 
 
 class AgentContext(ToolContext, frozen=True, kw_only=True):
-    """The context of a call within a run. What an agent does for it is kept in the same ledger."""
+    """The context of a call within a run. What an agent does for it is kept in the same ledger, and paid from there."""
 
     journal: Journal
+    budget: Budget
     ledger: Ledger | None = None
 
 
 class Worker(Protocol):
     """What is needed of an agent."""
 
-    def run_stream(self, task: str, *, durable: Ledger | None = None, run_id: str | None = None) -> RunEvents: ...
+    def run_stream(
+        self, task: str, *, durable: Ledger | None = None, run_id: str | None = None, share: Share | None = None
+    ) -> RunEvents: ...
 
     def resume_stream(
-        self, run: str | bytes, *, approvals: dict[str, Verdict] | None = None, durable: Ledger | None = None
+        self,
+        run: str | bytes,
+        *,
+        approvals: dict[str, Verdict] | None = None,
+        durable: Ledger | None = None,
+        share: Share | None = None,
     ) -> RunEvents: ...
 
     async def close(self) -> None: ...
@@ -57,17 +66,19 @@ class Delegate:
         spent = Spending(outcome.usage, outcome.cost)
         if outcome.kind == "final":
             return ToolResult(outcome.text, spent=spent)
-        reason = outcome.error.message if outcome.error is not None else outcome.text
+        reason = outcome.error.message if outcome.error is not None else outcome.text or "it has said nothing."
         return msgspec.structs.replace(fail(f"The agent ended with {outcome.kind}: {reason}"), spent=spent)
 
     async def _work(self, asked: str, context: ToolContext, ledger: Ledger | None) -> RunEvents:
         # One run for each call, however often that is made.
         run_id = context.idempotency_key
         begun = await _find(run_id, context, ledger)
+        share = Share(context.budget, context.call_id) if isinstance(context, AgentContext) else None
         if begun is None:
-            return self.agent.run_stream(asked, durable=ledger, run_id=run_id)
+            return self.agent.run_stream(asked, durable=ledger, run_id=run_id, share=share)
         state: str | bytes = begun.pack() if ledger is None else run_id
-        return self.agent.resume_stream(state, approvals=_find_verdicts(begun, context), durable=ledger)
+        approvals = _find_verdicts(begun, context)
+        return self.agent.resume_stream(state, approvals=approvals, durable=ledger, share=share)
 
 
 async def _find(run_id: str, context: ToolContext, ledger: Ledger | None) -> Journal | None:

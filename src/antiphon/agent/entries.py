@@ -27,7 +27,8 @@ class Answered(_Entry, frozen=True):
     """A turn of the model. `told` is what it was told for it in addition: a nudge, or why its answer was not taken.
 
     `last` is why this turn was the run's last one, without tools; empty for all others. `repairs` says that it was
-    asked to answer again in the right form. `cut` is why the answer was cut off, if it was.
+    asked to answer again in the right form. `cut` is why the answer was cut off, if it was. `unsealed` says that the
+    server could not read the sealed reasoning before it, which was left out from then on.
     """
 
     response_id: str
@@ -37,6 +38,13 @@ class Answered(_Entry, frozen=True):
     last: str = ""
     repairs: bool = False
     cut: str = ""
+    unsealed: bool = False
+
+
+class Wasted(_Entry, frozen=True):
+    """What an attempt at a turn took that came to nothing."""
+
+    usage: Usage
 
 
 class Intended(_Entry, frozen=True):
@@ -92,4 +100,4 @@ class Ended(_Entry, frozen=True):
     error: RunError | None = None
 
 
-Entry = Began | Answered | Intended | Paused | Resulted | Resumed | Ended
+Entry = Began | Answered | Wasted | Intended | Paused | Resulted | Resumed | Ended

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from antiphon.agent.answer import Spoken, Turn, hear, make_answer
 from antiphon.agent.gathering import Gathering
-from antiphon.agent.model import Spoken, Turn, as_failure, hear, make_answer
+from antiphon.agent.model import as_failure
 from antiphon.agent.pending import as_call, list_calls, make_output
 from antiphon.agent.state import State
 from antiphon.agent.transport import Transport

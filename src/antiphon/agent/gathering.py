@@ -66,6 +66,11 @@ class Gathering:
         self._items[place, str(item.get("id") or f"the {len(self._items)}th")] = item
 
     @property
+    def items(self) -> list[JsonObject]:
+        """What has come to its end so far, in its order. Those in one place stay in the order in which they came."""
+        return [self._items[key] for key in sorted(self._items, key=lambda key: key[0])]
+
+    @property
     def response(self) -> JsonObject | None:
         """The response as its last event has told it, one that failed too."""
         return self._response
@@ -80,8 +85,7 @@ class Gathering:
         if response.get("status") == "failed":
             raise as_error(None, response.get("error") or self._error or {})
         if not response.get("output"):
-            # Those in one place stay in the order in which they came.
-            response["output"] = [self._items[key] for key in sorted(self._items, key=lambda key: key[0])]
+            response["output"] = self.items
         return response
 
 

@@ -1,6 +1,7 @@
 """Mending a history that comes from elsewhere: servers refuse one with a call that has no output, for ever."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -8,49 +9,89 @@ from antiphon.agent.entries import JsonObject
 from antiphon.protocol.items import LOST_OUTPUT
 
 STRAY = "The result of a call that is not in this conversation:"
+UNANSWERED = "The model has made this call:"
 
 OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-"""What a call is called, and what its output is. Both have a name and a call id."""
+"""What a call is called that a run makes itself, and what its output is. Both have a name and a call id."""
 
-_ANSWERS = frozenset(OUTPUTS.values())
+_PAIRS = {
+    **OUTPUTS,
+    "computer_call": "computer_call_output",
+    "shell_call": "shell_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+    "tool_search_call": "tool_search_output",
+}
+"""All calls that have their output from a client, if it is not the server's to make them."""
+
+_ANSWERS = frozenset(_PAIRS.values())
 # Nothing refers to the ids of these, and a server that did not store them would look them up in vain.
-_OWN_IDS = frozenset({"message", "reasoning", *OUTPUTS, *_ANSWERS})
+_OWN_IDS = frozenset({"message", "reasoning", *OUTPUTS, *OUTPUTS.values()})
 
 
 def mend(items: Sequence[JsonObject]) -> list[JsonObject]:
     """The history as a server takes it, with nothing of it lost.
 
-    A call without an output gets one that says so, and an output without its call becomes a message. Only reasoning
-    that led to nothing is left out: it has no meaning without what followed.
+    A call without an output gets one that says so, or becomes a message if there is no honest one: nobody has seen
+    the screen. An output without its call becomes a message, too. Only reasoning that led to nothing is left out: it
+    has no meaning without what followed.
     """
     paired = _pair(items)
     mended: list[JsonObject] = []
     for index, item in enumerate(items):
-        kind = item.get("type", "message")
-        if kind in _ANSWERS and index not in paired:
-            mended.append({"role": "user", "content": f"{STRAY} {_as_text(item.get('output'))}"})
-            continue
-        mended.append(replayable(item) if kind in _OWN_IDS else item)
-        if kind in OUTPUTS and index not in paired:
-            mended.append({"type": OUTPUTS[kind], "call_id": item.get("call_id"), "output": LOST_OUTPUT})
+        if index in paired or _find_key(item) is None:
+            mended.append(replayable(item))
+        elif item["type"] in OUTPUTS:
+            lost = {"type": OUTPUTS[item["type"]], "call_id": item.get("call_id"), "output": LOST_OUTPUT}
+            mended += [replayable(item), lost]
+        else:
+            mended.append({"role": "user", "content": _tell(item)})
     return drop_lone_reasoning(mended)
+
+
+def is_call(item: JsonObject) -> bool:
+    return item.get("type") in _PAIRS
+
+
+def has_lone_call(items: Sequence[JsonObject]) -> bool:
+    """Whether there is a call that neither the server nor a run of ours makes."""
+    paired = _pair(items)
+    lone = (item for index, item in enumerate(items) if index not in paired and _find_key(item) is not None)
+    return any(item["type"] not in OUTPUTS for item in lone)
 
 
 def _pair(items: Sequence[JsonObject]) -> set[int]:
     """Where there are calls and outputs that belong together."""
     paired: set[int] = set()
-    open_calls: dict[object, int] = {}
+    open_calls: dict[Hashable, int] = {}
     for index, item in enumerate(items):
-        kind, call_id = item.get("type", "message"), item.get("call_id")
-        if kind in OUTPUTS:
-            open_calls[call_id] = index
-        elif kind in _ANSWERS and call_id in open_calls:
-            paired |= {index, open_calls.pop(call_id)}
+        key = _find_key(item)
+        if key is None:
+            continue
+        if item["type"] in _PAIRS:
+            open_calls[key] = index
+        elif key in open_calls:
+            paired |= {index, open_calls.pop(key)}
     return paired
 
 
+def _find_key(item: JsonObject) -> Hashable | None:
+    """What a call and its output have in common; None for what is neither, or has nothing to be paired with."""
+    kind = item.get("type")
+    answer = _PAIRS.get(kind, kind if kind in _ANSWERS else None) if isinstance(kind, str) else None
+    if answer is None:
+        return None
+    call_id = item.get("call_id")
+    if kind == "local_shell_call_output":  # as the API has it, its own id is that of the call
+        call_id = call_id or item.get("id")
+    # A search for tools that the server has made names no call.
+    return None if call_id is None and answer == "tool_search_output" else (answer, str(call_id))
+
+
 def replayable(item: JsonObject) -> JsonObject:
-    """An output item as input: without its id, and without what is null."""
+    """An output item as input: without its id, and without what is null, where servers can do without that."""
+    if item.get("type") not in _OWN_IDS and "role" not in item:
+        return item
     return {name: value for name, value in item.items() if name not in ("id", "status") and value is not None}
 
 
@@ -81,6 +122,28 @@ def since_compaction(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
         return items
     rules = [item for item in items[:last] if item.get("role") in ("system", "developer")]
     return [*rules, *items[last:]]
+
+
+def _tell(item: JsonObject) -> str | list[JsonObject]:
+    """A call or an output that has lost the other, in words. Pictures stay pictures."""
+    if item["type"] in _PAIRS:
+        told = {name: value for name, value in item.items() if name not in ("id", "status", "call_id")}
+        return f"{UNANSWERED} {_as_text(told)}\n{LOST_OUTPUT}"
+    output = item.get("output", item.get("tools"))
+    parts = _find_parts(output)
+    if parts:
+        return [{"type": "input_text", "text": STRAY}, *parts]
+    return f"{STRAY} {_as_text(item.get('status') if output is None else output)}"
+
+
+def _find_parts(output: Any) -> list[JsonObject]:
+    """The output as content of a message of the user, if it is of that kind."""
+    if isinstance(output, dict) and output.get("type") == "computer_screenshot":
+        given = {name: output[name] for name in ("image_url", "file_id", "detail") if output.get(name)}
+        return [{"type": "input_image", **given}]
+    parts = output if isinstance(output, list) else []
+    fits = all(isinstance(part, dict) and str(part.get("type")).startswith("input_") for part in parts)
+    return parts if fits else []
 
 
 def _as_text(output: object) -> str:

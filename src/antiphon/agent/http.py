@@ -55,8 +55,8 @@ class HttpTransport:
         self._retries = retries
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=idle_timeout)
         self._sleep = sleep
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # A session belongs to one event loop, and several may use this at once, each in a thread of its own.
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def stream(self, request: dict[str, Any]) -> Events:
         body = codec.encode(request | {"stream": True})
@@ -72,16 +72,19 @@ class HttpTransport:
                 await self._sleep(delay)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
+        """Release the connections of this event loop: those of another are in use there, or gone with it."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
             await session.close()
 
     def _open(self) -> aiohttp.ClientSession:
-        """The connections of this event loop. Those of one that is gone are gone with it."""
         loop = asyncio.get_running_loop()
-        if self._session is None or self._loop is not loop:
-            self._session, self._loop = aiohttp.ClientSession(timeout=self._timeout), loop
-        return self._session
+        session = self._sessions.get(loop)
+        if session is None:
+            for ended in [each for each in list(self._sessions) if each.is_closed()]:
+                self._sessions.pop(ended, None)
+            session = self._sessions[loop] = aiohttp.ClientSession(timeout=self._timeout)
+        return session
 
     async def _send(self, body: bytes) -> aiohttp.ClientResponse:
         try:

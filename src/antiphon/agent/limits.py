@@ -10,7 +10,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """What a run may use up; None is no limit. `seconds` are those it was at work, not those it waited to be resumed.
 
     With `wrap_up`, the model gets one turn without tools to answer with what it has, when a limit other than the
-    time is reached. It is the last of its `turns`, and comes on top of its `tokens` and `cost`.
+    time is reached. It is the last of its `turns`, and comes on top of its `tokens` and `cost`. These two also hold for
+    the agents that work for the run, all together.
     """
 
     turns: int | None = 20

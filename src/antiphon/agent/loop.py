@@ -9,19 +9,17 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, cast
 
-import msgspec
-
-from antiphon.agent.calls import Calls, read_arguments
-from antiphon.agent.entries import Answered, Ended, JsonObject
+from antiphon.agent.answer import Answer, Remark, Spoken, Waste
+from antiphon.agent.budget import Budget
+from antiphon.agent.calls import Calls
+from antiphon.agent.entries import Answered, Ended, Wasted
 from antiphon.agent.gathering import LASTING
 from antiphon.agent.journal import Journal
-from antiphon.agent.model import Answer, Model
+from antiphon.agent.model import Model
 from antiphon.agent.outcome import (
     Notice,
     Outcome,
-    OutcomeKind,
     ReasoningDelta,
     RunEnded,
     RunError,
@@ -31,39 +29,20 @@ from antiphon.agent.outcome import (
     TurnRestarted,
     TurnStarted,
 )
+from antiphon.agent.steps import Ask, End, Steps
 from antiphon.agent.stopping import Stop, Stopwatch
 from antiphon.agent.task import Task
 from antiphon.errors import AntiphonError, RateLimited, ServerError
-from antiphon.tools.base import Call, ToolContext
+from antiphon.protocol.response import Usage
+from antiphon.tools.base import ToolContext
 from antiphon.tools.execute import Executor
 
 logger = logging.getLogger(__name__)
 
 RunEvents = AsyncGenerator[RunEvent, None]
 
-WRAP_UP = "No more tools can be called. Give your final answer now, with what you have."
+UNCOUNTED = "The server does not say how many tokens it took: they are estimated."
 _LONGEST_DELAY = 60.0
-
-
-class _End(msgspec.Struct, frozen=True):
-    """The run ends here."""
-
-    kind: OutcomeKind
-    output: Any = None
-    pending: tuple[Call, ...] = ()
-    error: RunError | None = None
-
-
-class _Ask(msgspec.Struct, frozen=True):
-    """The model takes another turn, and is told something for it. `last` is why it is the last, if it is."""
-
-    told: str = ""
-    last: str = ""
-    repairs: bool = False
-
-    @property
-    def items(self) -> list[JsonObject]:
-        return [{"role": "user", "content": self.told}] if self.told else []
 
 
 class Loop:
@@ -76,6 +55,7 @@ class Loop:
         executor: Executor,
         task: Task,
         *,
+        budget: Budget | None = None,
         make_context: Callable[..., ToolContext] = ToolContext,
         cancel: asyncio.Event | None = None,
         clock: Callable[[], float] = time.time,
@@ -84,6 +64,8 @@ class Loop:
         self._state = journal.state
         self._model = model
         self._task = task
+        self._budget = budget or Budget(journal.state, task)
+        self._steps = Steps(journal.state, task, self._budget)
         self._clock = clock
         seconds = task.limits.seconds
         deadline = None if seconds is None else self._state.began_at + seconds
@@ -98,11 +80,11 @@ class Loop:
                     yield event
         except Stop as stop:
             await self._calls.settle_rest()
-            ended = await self._end(_End(stop.kind))
+            ended = await self._end(End(stop.kind))
             for event in [*self._calls.drain(), ended]:
                 yield event
         except AntiphonError as error:
-            yield await self._end(_End("failed", error=RunError(error.code or error.type, error.message)))
+            yield await self._end(End("failed", error=RunError(error.code or error.type, error.message)))
         except (asyncio.CancelledError, GeneratorExit):
             # Nobody wants it any more, but what is left behind must still make sense.
             await asyncio.shield(self._abandon())
@@ -124,11 +106,11 @@ class Loop:
         while True:
             if self._state.open:
                 self._stopwatch.check()
-                async with aclosing(self._calls.make(has_room=self._has_room())) as happening:
+                async with aclosing(self._calls.make(has_room=self._steps.has_room())) as happening:
                     async for event in happening:
                         yield event
-            step = self._find_step()
-            if isinstance(step, _End):
+            step = self._steps.find(self._calls.pending)
+            if isinstance(step, End):
                 yield await self._end(step)
                 return
             self._stopwatch.check()
@@ -138,89 +120,9 @@ class Loop:
                 async for event in happening:
                     yield event
 
-    # What comes next follows from the state alone, so that it is the same when a run is resumed.
-
-    def _has_room(self) -> bool:
-        """Whether there will be a turn in which the model can read what its calls came to. A review makes them all."""
-        turns = self._task.limits.turns
-        if self._task.decision is not None:
-            return True
-        return not self._state.last and (turns is None or self._state.turns < turns)
-
-    def _find_step(self) -> _End | _Ask:
-        state, limits = self._state, self._task.limits
-        if state.decided is not None:
-            return _End("decision", read_arguments(state.decided))
-        if self._calls.pending:
-            return _End("needs_approval", pending=tuple(self._calls.pending))
-        if state.last:
-            return _End(cast(OutcomeKind, state.last), self._read_output())
-        step = self._conclude() if state.turns and not state.calls else _Ask()
-        if isinstance(step, _End):
-            return step
-        if limits.turns is not None and state.turns >= limits.turns:
-            return _End("max_turns")
-        limit = self._find_limit()
-        if limit is None:
-            return step
-        return _Ask(WRAP_UP, last=limit) if limits.wrap_up else _End(limit)
-
-    def _conclude(self) -> _End | _Ask:
-        """What the last turn, which called nothing, amounts to."""
-        text, cut = self._state.text, self._state.cut
-        if not text.strip() and self._state.refusal:
-            return _End("failed", error=RunError("refusal", self._state.refusal))
-        if self._task.output is not None and (text.strip() or not cut):
-            return self._judge_output(text)
-        if cut:
-            return _End("failed", error=RunError(cut, f"The answer was cut off: {cut}.", text))
-        if not text.strip():
-            return _End("no_progress")
-        return _End("final", text) if self._task.nudge is None else _Ask(self._task.nudge)
-
-    def _judge_output(self, text: str) -> _End | _Ask:
-        """An answer that does not fit its type may be given once more."""
-        assert self._task.output is not None
-        try:
-            return _End("final", self._task.output.read(text))
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            reason = f"it was cut off ({self._state.cut})" if self._state.cut else str(error)
-            if self._state.repairs:
-                return _End(
-                    "failed", error=RunError("invalid_output", f"The answer does not fit its type: {reason}", text)
-                )
-            return _Ask(f"Your answer does not fit: {reason}. Answer again, with nothing but the JSON.", repairs=True)
-
-    def _read_output(self) -> Any:
-        """The last answer of a run that had to end: it is taken if it fits."""
-        if self._task.output is None:
-            return self._state.text
-        try:
-            return self._task.output.read(self._state.text)
-        except (msgspec.ValidationError, msgspec.DecodeError):
-            return None
-
-    def _find_limit(self) -> OutcomeKind | None:
-        """Why the next turn is the last, or must not be taken at all."""
-        limits, state = self._task.limits, self._state
-        if not state.turns:
-            return None
-        if state.limit:
-            return cast(OutcomeKind, state.limit)
-        if limits.tokens is not None and state.usage.total_tokens >= limits.tokens:
-            return "budget"
-        if limits.cost is not None and self._task.prices is not None and self._cost() >= limits.cost:
-            return "budget"
-        is_last = limits.turns is not None and state.turns >= limits.turns - 1
-        return "max_turns" if is_last and limits.wrap_up and state.calls else None
-
-    def _cost(self) -> float:
-        own = 0.0 if self._task.prices is None else self._task.prices.of(self._state.unpriced)
-        return own + self._state.charged
-
     # Turns
 
-    async def _take_turn(self, ask: _Ask) -> RunEvents:
+    async def _take_turn(self, ask: Ask) -> RunEvents:
         run_id, number = self._journal.run_id, self._state.turns + 1
         yield TurnStarted(run_id, number)
         attempt = 0
@@ -229,7 +131,11 @@ class Loop:
             try:
                 async with aclosing(self._model.take_turn(self._state, ask.items, use_tools=not ask.last)) as turn:
                     while not isinstance(heard := await self._stopwatch.wait(turn.__anext__), Answer):
-                        yield (TextDelta if heard.kind == "text" else ReasoningDelta)(run_id, heard.text)
+                        if isinstance(heard, Spoken):
+                            yield (TextDelta if heard.kind == "text" else ReasoningDelta)(run_id, heard.text)
+                        else:
+                            for notice in await self._take_note(heard):
+                                yield notice
                 answer = heard
             except (ServerError, RateLimited) as error:
                 # No tool was called for it yet, so the turn can be taken again.
@@ -237,7 +143,11 @@ class Loop:
                 if attempt > self._task.turn_retries or not _passes(error):
                     raise
                 yield TurnRestarted(run_id, number, error.message)
+                if self._is_spent(ask):
+                    return
                 await self._wait_out(error.retry_after or 0.0)
+        for notice in self._tell_guess(answer.usage):
+            yield notice
         await self._journal.write(
             Answered(
                 answer.response_id if answer.continues else "",
@@ -247,9 +157,28 @@ class Loop:
                 ask.last,
                 ask.repairs,
                 answer.cut,
+                answer.unsealed,
             )
         )
         yield TurnFinished(run_id, number, answer.response_id, answer.usage)
+
+    async def _take_note(self, heard: Remark | Waste) -> list[Notice]:
+        if isinstance(heard, Remark):
+            return [Notice(self._journal.run_id, heard.text)]
+        told = self._tell_guess(heard.usage)
+        await self._journal.write(Wasted(heard.usage))
+        return told
+
+    def _tell_guess(self, usage: Usage) -> list[Notice]:
+        """Once, that the limits are held to by a guess from here on."""
+        limits = self._task.limits
+        matters = limits.tokens is not None or self._task.prices is not None
+        is_news = usage.estimated and not self._state.usage.estimated
+        return [Notice(self._journal.run_id, UNCOUNTED)] if matters and is_news else []
+
+    def _is_spent(self, ask: Ask) -> bool:
+        """Whether failed attempts have used up what there was. The last word comes on top, and may be tried again."""
+        return not ask.last and (self._steps.find_limit() is not None or self._budget.is_used_up_above())
 
     async def _wait_out(self, seconds: float) -> None:
         if seconds:
@@ -257,7 +186,7 @@ class Loop:
 
     # The end
 
-    async def _end(self, end: _End) -> RunEnded:
+    async def _end(self, end: End) -> RunEnded:
         if self._state.ended is None:
             await self._journal.write(Ended(end.kind, self._clock(), end.error))
         state = self._state
@@ -269,7 +198,7 @@ class Loop:
             usage=state.usage,
             turns=state.turns,
             tool_calls=state.tool_calls,
-            cost=None if self._task.prices is None else self._cost(),
+            cost=self._budget.cost,
             pending=end.pending,
             error=end.error,
             history=tuple(state.history),

@@ -1,5 +1,6 @@
 """Turns with a model: one call each, and the model's server or this process keeps what was said before."""
 
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,11 @@ from msgspec import Struct
 
 from antiphon.agent.gathering import Gathering
 from antiphon.agent.history import is_hollow, replayable
+from antiphon.agent.sealing import LOST, SEALED, cannot_open, is_sealed, refuses_to_seal, unseal
 from antiphon.agent.transport import Transport
 from antiphon.errors import AntiphonError, InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
+
+logger = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
 
@@ -54,8 +58,9 @@ class Provider:
 
     `state`: "server" stores every response and continues it by its id; "client" stores nothing and sends the whole
     history each time. A server that turns out not to keep what it stored, or not to know continuations at all, is asked
-    the other way from then on. `carry_tools`: "always" sends the tools of a conversation's first turn with each of its
-    turns, because most servers forget them; "never" sends them once.
+    the other way from then on, and so is a model that does not seal its reasoning. `carry_tools`: "always" sends the
+    tools of a conversation's first turn with each of its turns, because most servers forget them; "never" sends them
+    once.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Provider:
         if text_format is not None:
             self._settings["text"] = {"format": text_format}
         self._carry_tools = carry_tools
+        self._seals = True
         self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
         self.state = state
 
@@ -118,7 +124,8 @@ class Provider:
             try:
                 return await self._chain(previous, items, sent, tools)
             except AntiphonError as error:
-                if previous is None or not self._knows(previous) or not is_forgetful(error):
+                forgets = is_forgetful(error) or cannot_open(error)
+                if previous is None or not self._knows(previous) or not forgets:
                     raise
                 self.state = "client"
         return await self._replay(previous, items, tools)
@@ -132,15 +139,31 @@ class Provider:
         return self._remember(previous, items, tools, await self._ask(request))
 
     async def _replay(self, previous: str | None, items: list[JsonObject], tools: list[JsonObject]) -> Turn:
-        history = self._find(previous) if previous is not None else []
-        request = self._settings | {
-            "input": [*(item for item in history if not is_hollow(item)), *items],
-            "store": False,
-            "include": ["reasoning.encrypted_content"],
-        }
-        if tools:
-            request["tools"] = tools
-        return self._remember(previous, items, tools, await self._ask(request))
+        while True:
+            history = self._find(previous) if previous is not None else []
+            whole = [*(item for item in history if not is_hollow(item)), *items]
+            request = self._settings | {"input": whole, "store": False}
+            if self._seals:
+                request["include"] = [SEALED]
+            if tools:
+                request["tools"] = tools
+            try:
+                return self._remember(previous, items, tools, await self._ask(request))
+            except AntiphonError as error:
+                if not self._give_way(previous, error):
+                    raise
+
+    def _give_way(self, previous: str | None, error: AntiphonError) -> bool:
+        """Whether the same is to be asked again, without what the server would not take."""
+        if self._seals and refuses_to_seal(error):
+            self._seals = False
+            return True
+        known = self._remembered.get(previous) if previous is not None and cannot_open(error) else None
+        if previous is None or known is None or not any(map(is_sealed, known.history or ())):
+            return False
+        logger.warning(LOST)
+        self._remembered[previous] = msgspec.structs.replace(known, history=unseal(known.history or ()))
+        return True
 
     def _knows(self, response_id: str) -> bool:
         known = self._remembered.get(response_id)

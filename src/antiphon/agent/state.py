@@ -4,10 +4,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, JsonObject, Judgement, Paused, Resulted
+from antiphon.agent.entries import (
+    Answered,
+    Began,
+    Ended,
+    Entry,
+    Intended,
+    JsonObject,
+    Judgement,
+    Paused,
+    Resulted,
+    Wasted,
+)
 from antiphon.agent.guard import Signature, sign
 from antiphon.agent.history import OUTPUTS
 from antiphon.agent.pending import as_call, make_output
+from antiphon.agent.sealing import unseal
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Call, Spending
 
@@ -65,6 +77,8 @@ class State:
                 self.history += entry.input
             case Answered():
                 self._answer(entry)
+            case Wasted():
+                self._spend(Spending(entry.usage))
             case Intended():
                 self._intend(entry)
             case Paused():
@@ -86,6 +100,8 @@ class State:
         self.turns += 1
         self.repairs += entry.repairs
         self.last, self.cut = entry.last, entry.cut
+        if entry.unsealed:
+            self.history = unseal(self.history)
         self.history += [*entry.told, *entry.output]
         self.response_id = entry.response_id or None
         self.sent = len(self.history)
