@@ -42,22 +42,36 @@ def output(call_id: str, text: str) -> FunctionCallOutput:
 
 
 class CountingBackend:
-    """Reads `per_token` characters as one token, and answers with what it is told to say."""
+    """Reads `per_token` characters as one token, and answers with what it is told to say.
+
+    With `refuses`, nobody is told of its window until too much is read, and then in these words.
+    """
 
     capabilities = EVERYTHING
 
-    def __init__(self, window: int | None, *, per_token: int = 3, says: str | Exception | None = SUMMARY) -> None:
+    def __init__(
+        self,
+        window: int | None,
+        *,
+        per_token: int = 3,
+        says: str | Exception | None = SUMMARY,
+        refuses: str | None = None,
+    ) -> None:
         self._window = window
         self._per_token = per_token
         self._says = says
+        self._refuses = refuses
         self.read: list[Turn] = []
+        self.refused = 0
+        self.open = 0
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
     def models(self) -> Sequence[Model]:
-        return [Model(id="counting", created=0, owned_by="test", context_window=self._window)]
+        told = self._window if self._refuses is None else None
+        return [Model(id="counting", created=0, owned_by="test", context_window=told)]
 
     async def count_tokens(self, turn: Turn) -> int:
         text = (turn.request.instructions or "") + "".join(codec.encode(item).decode() for item in turn.items)
@@ -65,16 +79,24 @@ class CountingBackend:
 
     async def stream(self, turn: Turn) -> Deltas:
         if self._window is not None and await self.count_tokens(turn) >= self._window:
-            raise ContextLengthExceeded("too long", param="input")
+            self.refused += 1
+            raise ContextLengthExceeded(self._refuses or "too long", param="input")
         self.read.append(turn)
         if isinstance(self._says, Exception):
             raise self._says
-        return self._answer()
+        answer = self._answer()
+        await anext(answer)
+        return answer
 
     async def _answer(self) -> Deltas:
-        if self._says is None:
-            await asyncio.get_running_loop().create_future()
-        yield [deltas.Text(str(self._says)), deltas.Tokens(Usage(10, 5, 15)), deltas.Finish()]
+        self.open += 1
+        try:
+            yield []  # it has begun, and must be closed
+            if self._says is None:
+                await asyncio.get_running_loop().create_future()
+            yield [deltas.Text(str(self._says)), deltas.Tokens(Usage(10, 5, 15)), deltas.Finish()]
+        finally:
+            self.open -= 1
 
     @property
     def route(self) -> Route:

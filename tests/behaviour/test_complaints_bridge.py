@@ -6,79 +6,20 @@ and G67 to G69 once more.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 
 from antiphon.backends.chat_completions.backend import create
 from antiphon.backends.responses.backend import create as create_responses
-from behaviour.wire import Json, of_type, read_stream, say
-from live_server import Answer, Running, make_settings
-from upstream_server import RESET, STALL, Reply, UpstreamServer, json_of, serve, stream_of
+from behaviour.upstreams import bridge, recorded, streamed
+from behaviour.wire import Json, of_type, say
+from live_server import Running, make_settings
+from upstream_server import RESET, STALL, Reply, json_of, serve, stream_of
 
-CORPUS = Path(__file__).parents[1] / "wire" / "chat"
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 PICTURE = "data:image/png;base64,aGk="
-NO_RETRIES = {"request_retries": 0, "stream_retries": 0}
-
-
-def recorded(name: str) -> Reply:
-    return stream_of((CORPUS / f"{name}.sse").read_bytes())
-
-
-def streamed(*deltas: Json, finish: str = "stop") -> Reply:
-    chunks: list[Json] = [{"choices": [{"delta": delta}]} for delta in deltas]
-    chunks.append({"choices": [{"finish_reason": finish}], "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
-    return stream_of(*(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks), b"data: [DONE]\n\n")
-
-
-class Bridge:
-    """A server of ours, and behind it the one with the model."""
-
-    def __init__(self, running: Running, upstream: UpstreamServer, model: str) -> None:
-        self.upstream = upstream
-        self._running = running
-        self._model = model
-
-    async def post(self, path: str, body: Json) -> Answer:
-        return await asyncio.to_thread(self._running.ask, "POST", path, body)
-
-    async def ask(self, asked: Any, **fields: Any) -> Json:
-        answer = await self.post("/v1/responses", {"model": self._model, "input": asked} | fields)
-        assert answer.status == 200, answer.body
-        response: Json = answer.json
-        return response
-
-    async def stream(self, asked: Any, **fields: Any) -> list[Json]:
-        answer = await self.post("/v1/responses", {"model": self._model, "input": asked, "stream": True} | fields)
-        return read_stream(answer.body)
-
-    async def get(self, path: str) -> Json:
-        found: Json = (await asyncio.to_thread(self._running.ask, "GET", path)).json
-        return found
-
-    def client(self) -> AsyncOpenAI:
-        return self._running.async_client()
-
-    @property
-    def sent(self) -> list[Json]:
-        return [request.json for request in self.upstream.requests]
-
-
-@asynccontextmanager
-async def bridge(*replies: Reply, model: str = "m", **options: Any) -> AsyncIterator[Bridge]:
-    async with serve(replies) as upstream:
-        settings = {"base_url": upstream.url, "models": [model]} | NO_RETRIES | options
-        backend: Any = create("up", settings, Path("unused"))
-        running = await asyncio.to_thread(Running, {}, make_settings(), backend=backend)
-        try:
-            yield Bridge(running, upstream, model)
-        finally:
-            await asyncio.to_thread(running.stop)
 
 
 def call(call_id: str) -> Json:
@@ -216,6 +157,21 @@ async def test_pain_d_49_a_schema_is_asked_for_and_reasoning_stays_out_of_the_an
             "json_schema": {"name": "sum", "schema": {"type": "object"}, "strict": True},
         }
     assert shape(response) == [("reasoning", "Two and two."), ("message", '{"sum": 4}')]
+
+
+@pytest.mark.parametrize("said", ["Sure! The number is 4.", '{"number": 4}', '```json\n{"sum": 4}\n```'])
+async def test_pain_d_49_an_answer_that_does_not_fit_is_no_success(said: str) -> None:
+    """vllm-project/vllm#44012"""
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    asked = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
+    answer = streamed({"reasoning": "Two and two."}, {"content": said[:4]}, {"content": said[4:]})
+    async with bridge(answer, answer) as it:
+        response = await it.ask("2+2?", text=asked)
+        events = await it.stream("2+2?", text=asked)
+    for failed in (response, events[-1]["response"]):
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_output")
+    # It is told as it comes nevertheless.
+    assert [event["delta"] for event in of_type(events, "response.output_text.delta")] == [said[:4], said[4:]]
 
 
 async def test_pain_d_50_a_conversation_goes_on() -> None:

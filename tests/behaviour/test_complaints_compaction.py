@@ -1,7 +1,11 @@
 """Complaints F59 to F61 about servers of this kind: compaction that is missing or lost. None of them is true here."""
 
+import json
 from typing import Any
 
+import pytest
+
+from behaviour.upstreams import bridge, refuse, streamed
 from behaviour.wire import ask, of_type, say, stream, text_of
 
 # As Codex sends it: rules first, then what was said, and the trigger last.
@@ -32,3 +36,29 @@ def test_pain_f_61_a_compaction_is_no_empty_promise(server: Any) -> None:
     assert item["encrypted_content"]
     # Codex puts its rules in front anew, and goes on from the item.
     assert text_of(ask(server, [HISTORY[0], item, say("user", "recall")], store=False)) == "Your name is ada."
+
+
+WINDOW = 4_000
+LONG = [
+    say("user", "my name is ada"),
+    *(say("assistant", "and so on " * 1_000) for _ in range(20)),
+    say("user", "go on"),
+]
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_pain_f_61_a_compaction_has_room_in_the_window_of_a_model_that_its_server_does_not_list(
+    known: bool,
+) -> None:
+    """QuantumNous/new-api#5965, qxcnm/Codex-Manager#48, lidge-jun/opencodex#2833"""
+    refused = refuse(f"This model's maximum context length is {WINDOW} tokens.", code="context_length_exceeded")
+    replies = [streamed({"content": "Her name is ada."}), streamed({"content": "Hello ada."})]
+    options: dict[str, Any] = {"models": None, "context_window": WINDOW if known else None}
+    async with bridge(*([] if known else [refused]), *replies, **options) as it:
+        compacted = await it.ask([*LONG, TRIGGER], store=False)
+        response = await it.ask([*compacted["output"], say("user", "recall")], store=False)
+        *_, summed_up, read = it.sent
+    assert (response["status"], text_of(response)) == ("completed", "Hello ada.")
+    assert "Her name is ada." in json.dumps(read["messages"])
+    assert len(json.dumps(summed_up["messages"])) < 4 * WINDOW
+    assert len(json.dumps(read["messages"])) < 4 * WINDOW

@@ -26,6 +26,7 @@ from antiphon.protocol.open import Unknown
 CALL = FunctionCall("call_1", "f", "{}")
 LOCAL = LocalShellCall("lsh_1", "call_l", LocalShellAction(["ls"], {}), "completed")
 OUTPUT = FunctionCallOutput("done", "call_1")
+CUT = FunctionCall("call_1", "f", '{"x', status="incomplete")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,9 @@ OUTPUT = FunctionCallOutput("done", "call_1")
         [LOCAL, LocalShellCallOutput("call_l", "a.txt")],
         [ToolSearchCall({}, call_id="call_s", execution="client"), ToolSearchOutput([], call_id="call_s")],
         [ToolSearchCall({}, execution="server"), ToolSearchOutput([], execution="server")],
+        [CUT],
+        [CUT, OUTPUT],
+        [CUT, CALL, OUTPUT],
     ],
 )
 def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
@@ -53,6 +57,9 @@ def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
         ([OUTPUT, CALL], "No tool call found for function call output with call_id call_1."),
         ([CALL, OUTPUT, OUTPUT], "More than one output found for function call output with call_id call_1."),
         ([CALL, CALL, OUTPUT], "More than one function call with call_id call_1."),
+        ([CALL, CUT, OUTPUT], "More than one function call with call_id call_1."),
+        ([CUT, OUTPUT, OUTPUT], "More than one output found for function call output with call_id call_1."),
+        ([CUT, CALL], "No tool output found for function call call_1."),
         ([CALL], "No tool output found for function call call_1."),
         ([CALL, OUTPUT, FunctionCall("call_2", "g", "{}")], "No tool output found for function call call_2."),
         ([CustomToolCall("c", "patch", "x")], "No tool output found for custom tool call c."),

@@ -1,11 +1,16 @@
 """Mending stored history."""
 
+import json
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.engine.history import check_pairs
 from antiphon.engine.ids import Mint
-from antiphon.engine.repair import Repaired, repair
+from antiphon.engine.repair import Repaired, drop_lone_reasoning, repair
+from antiphon.protocol import codec
 from antiphon.protocol.content import InputImage, InputText, OutputText
 from antiphon.protocol.hosted import LocalShellCallOutput, ShellAction, ShellCall, ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.items import (
@@ -124,12 +129,34 @@ def test_half_a_call_under_the_id_of_an_answered_one_is_left_out() -> None:
     assert repair([USER, CALL, cut]) == Repaired([USER, CALL], told)
 
 
+CUT = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
+CUT_OUTPUT = FunctionCallOutput("done", "call_9")
+
+
 def test_half_a_call_is_left_out_unless_somebody_answered_it() -> None:
-    cut = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
-    mended = repair([USER, cut])
+    mended = repair([USER, CUT])
     assert (mended.items, mended.repairs) == ([USER], ["the call call_9 was cut off and left out"])
-    answered = [USER, cut, FunctionCallOutput("done", "call_9")]
-    assert repair(answered).items == answered
+    assert repair([USER, CUT, CUT_OUTPUT]) == Repaired([USER, CUT, CUT_OUTPUT], [])
+    assert repair([USER, CUT], answered_next={"call_9"}) == Repaired([USER, CUT], [])
+
+
+def test_what_is_answered_next_is_a_whole_call_rather_than_half_a_one() -> None:
+    cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
+    told = ["the call call_1 was cut off and left out"]
+    assert repair([USER, CALL, cut], answered_next={"call_1"}) == Repaired([USER, CALL], told)
+    assert repair([USER, cut, CALL], answered_next={"call_1"}) == Repaired([USER, CALL], told)
+
+
+def test_half_a_call_that_a_client_sends_back_is_left_out_with_the_reasoning_that_led_to_it() -> None:
+    sent = [USER, REASONING, CUT]
+    check_pairs(sent)
+    assert drop_lone_reasoning(sent) == (
+        [USER],
+        ["the call call_9 was cut off and left out", "the reasoning rs_1 led to nothing and was left out"],
+    )
+    answered = [USER, REASONING, CUT, CUT_OUTPUT]
+    check_pairs(answered)
+    assert drop_lone_reasoning(answered) == (answered, [])
 
 
 def test_an_answered_calls_id_may_come_again_for_another_call() -> None:
@@ -185,3 +212,21 @@ def test_no_history_can_brick_the_next_message(history: list[Item | Unknown]) ->
 def test_mending_twice_changes_nothing_more(history: list[Item | Unknown]) -> None:
     once = repair(history).items
     assert repair(once) == Repaired(once, [])
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_half_a_call_of_ours_is_read_alike_in_a_chain_and_in_a_replay(make_bench: Any, answered: bool) -> None:
+    half = [{"tool_call": {"name": "f", "arguments": '{"x', "call_id": "call_9"}}, {"finish": "length"}]
+    bench = await make_bench({"rules": [{"user": "call", "answers": [half]}], "default": "{history}"})
+    tools = [{"type": "function", "name": "f"}]
+    first = await bench.answer("call", tools=tools)
+    (call,) = json.loads(codec.encode(first.output))
+    assert (call["status"], call["arguments"]) == ("incomplete", '{"x')
+    output = {"type": "function_call_output", "call_id": "call_9", "output": "broken"}
+    rest = [*([output] if answered else []), {"role": "user", "content": "go on"}]
+    chained = await bench.ask(rest, previous_response_id=first.id)
+    replayed = await bench.ask([{"role": "user", "content": "call"}, call, *rest], store=False)
+    told = [] if answered else ["history: the call call_9 was cut off and left out"]
+    assert chained.warnings == replayed.warnings == told
+    read = [(await run.drain()).output_text for run in (chained, replayed)]
+    assert read == (["4", "4"] if answered else ["2", "2"])

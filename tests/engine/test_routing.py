@@ -19,7 +19,7 @@ from antiphon.errors import (
 )
 from antiphon.protocol.content import InputImage
 from antiphon.protocol.items import Message
-from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.request import CreateRequest, ReasoningConfig
 from antiphon.protocol.tools import FileSearchTool, FunctionTool, WebSearchTool
 from antiphon.stream.deltas import Delta, Finish, Text
 
@@ -213,3 +213,23 @@ async def test_models_that_a_backend_learns_of_later_are_served() -> None:
     assert [model.id for model in router.models()] == ["one"]
     station.list = [Model(id="two", created=0, owned_by="a")]
     assert await ask(router, "two") == ("a", "a/two")
+
+
+def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list() -> None:
+    router = make_router(("a", Station("a", "one", any_model=True, context_window=4_000)), names={"alias": ["a/two"]})
+    found = [router.find(name).first.model for name in ("one", "two", "a/three", "alias")]
+    assert [(model.id, model.context_window) for model in found] == [
+        ("one", None),
+        ("two", 4_000),
+        ("three", 4_000),
+        ("two", 4_000),
+    ]
+
+
+async def test_what_a_backend_learns_by_asking_is_told_once() -> None:
+    station = Station("a", "one")
+    station.capabilities = Capabilities(list_idle=lambda _, model: ["user", *(["reasoning"] if station.asked else [])])
+    route = make_router(("a", station)).find("one")
+    asked = Turn(request=CreateRequest(model="one", reasoning=ReasoningConfig(effort="low")), items=[])
+    notes = [(await route.start(asked)).notes for _ in range(2)]
+    assert notes == [["no effect on this model: reasoning"], []]

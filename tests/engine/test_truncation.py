@@ -149,6 +149,16 @@ async def test_a_backend_that_does_not_tell_its_window_is_not_asked_once_for_eve
     assert (started.dropped, backend.asked) == (64, 8)
 
 
+async def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list() -> None:
+    backend = Narrow(2 + 40 * 4 + 1, says_so=False)
+    backend.capabilities = Capabilities(context_window=2 + 40 * 4 + 1)
+    asked = [SYSTEM, *(user(f"turn {number} of many") for number in range(100))]
+    turn = Turn(request=CreateRequest(model="another", truncation="auto"), items=asked)
+    started = await start_turn(backend, turn)
+    assert (started.dropped, backend.asked) == (60, 2)
+    assert await count_tokens(backend, turn) == 2 + 40 * 4
+
+
 async def test_a_long_loop_of_calls_goes_on_with_its_question_and_its_last_steps() -> None:
     loop: list[Item | Unknown] = [each for number in range(10) for each in (call(number), output(number))]
     backend = Narrow(2 + 4 + 3 * 4 + 1)

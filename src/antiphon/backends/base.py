@@ -32,14 +32,18 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend does itself. What it lacks, the engine emulates where that can be done, and refuses by name else.
 
     `tools` are the types of tools it takes as they are. One with `any_tool` takes every tool, whatever its type, and
-    runs those that are not the client's to run. One with `any_model` answers for more models than it lists. `list_idle`
-    names the parameters of a request that have no effect on the model of this name, there.
+    runs those that are not the client's to run. One with `any_model` answers for more models than it lists, and
+    `context_window` is what those can read, if that is known. With `schema_on_trust`, `json_schema` is the word of
+    another server, and what it says is looked at once more. `list_idle` names the parameters of a request that have no
+    effect on the model of this name, there.
     """
 
     tools: frozenset[str] = frozenset()
     any_tool: bool = False
     any_model: bool = False
+    context_window: int | None = None
     json_schema: bool = False
+    schema_on_trust: bool = False
     images: bool = False
     files: bool = False
     audio: bool = False
@@ -51,7 +55,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ABLE: dict[str, Any] = {
-    name: True for name in Capabilities.__struct_fields__ if name not in ("tools", "any_model", "list_idle")
+    field.name: True
+    for field in msgspec.structs.fields(Capabilities)
+    if field.default is False and field.name not in ("any_model", "schema_on_trust")
 }
 EVERYTHING = Capabilities(tools=frozenset({"function"}), **_ABLE)
 

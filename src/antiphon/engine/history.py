@@ -44,19 +44,24 @@ _PAIRED = frozenset((*CALLS, *OUTPUTS))
 
 
 def check_pairs(items: Sequence[Item | Unknown]) -> None:
-    """Raise unless every output follows its call and every call has its output."""
+    """Raise unless every output follows its call and every call has its output. One that was cut off need not."""
     owed: dict[str, str] = {}
+    cut: set[str] = set()
     answered: set[str] = set()
     for item in (item for item in items if type(item) in _PAIRED):
         if isinstance(item, CALLS):
             if item.call_id is not None:
                 if item.call_id in owed:
                     raise InvalidRequest(f"More than one {_noun(item)} with call_id {item.call_id}.", param="input")
-                owed[item.call_id] = _noun(item)
+                if item.status == "incomplete":
+                    cut.add(item.call_id)
+                else:
+                    owed[item.call_id] = _noun(item)
         elif isinstance(item, OUTPUTS) and item.call_id is not None:
-            if owed.pop(item.call_id, None) is None:
+            if owed.pop(item.call_id, None) is None and item.call_id not in cut:
                 found = "More than one output" if item.call_id in answered else "No tool call"
                 raise InvalidRequest(f"{found} found for {_noun(item)} with call_id {item.call_id}.", param="input")
+            cut.discard(item.call_id)
             answered.add(item.call_id)
     for call_id, noun in owed.items():
         raise InvalidRequest(f"No tool output found for {noun} {call_id}.", param="input")
@@ -91,13 +96,13 @@ def _noun(item: Item) -> str:
 def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
     """Raise on new items that this model cannot take, naming the place."""
     for index, item in enumerate(items):
-        if isinstance(item, Message) and not isinstance(item.content, str):
-            _check_parts(item.content, capabilities, model, f"input[{index}].content")
-        elif isinstance(item, (FunctionCallOutput, CustomToolCallOutput)) and not isinstance(item.output, str):
-            _check_parts(item.output, capabilities, model, f"input[{index}].output")
+        field = _HOLDING_PARTS.get(type(item))
+        parts = "" if field is None else getattr(item, field)
+        if not isinstance(parts, str) and not _MEDIA.keys().isdisjoint(map(type, parts)):
+            _check_media(parts, capabilities, model, f"input[{index}].{field}")
 
 
-def _check_parts(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:
+def _check_media(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:
     for index, part in enumerate(parts):
         medium = _MEDIA.get(type(part))
         if medium is None:
@@ -111,6 +116,8 @@ def _check_parts(parts: Sequence[object], capabilities: Capabilities, model: str
             raise UnsupportedParameter(f"The model '{model}' cannot read {medium}.", param=where)
 
 
+# What may hold parts, and in which field.
+_HOLDING_PARTS: dict[type, str] = {Message: "content", FunctionCallOutput: "output", CustomToolCallOutput: "output"}
 # What parts hold: the word for it is also the name of the capability.
 _MEDIA: dict[type, str] = {InputImage: "images", InputFile: "files", InputAudio: "audio", InputVideo: "video"}
 

@@ -42,18 +42,19 @@ def repair(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = 
     Calls at the very end are left open, and so are those named in `answered_next`: their outputs are about to come.
     """
     repairs: list[str] = []
-    kept = _pair(items, repairs)
+    kept = _pair(items, answered_next, repairs)
     kept = _answer_lone_calls(kept, answered_next, repairs)
-    kept, dropped = drop_lone_reasoning(kept)
+    kept, dropped = _drop_reasoning(kept)
     return Repaired(kept, [*repairs, *dropped])
 
 
-def _pair(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Unknown]:
+def _pair(items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]) -> list[Item | Unknown]:
     """Without what comes twice, and without outputs that answer no call.
 
     A call's id may come again for another call: some models count them anew.
     """
-    answered = _trace_calls(items).answered
+    trace = _trace_calls(items)
+    answered = trace.answered | {index for index, call_id in trace.lone.items() if call_id in answered_next}
     seen: _Seen = {}
     waiting: dict[str, Item] = {}
     kept: list[Item | Unknown] = []
@@ -69,8 +70,9 @@ def _pair(items: Sequence[Item | Unknown], repairs: list[str]) -> list[Item | Un
 def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, is_answered: bool) -> str | None:
     """Why an item is left out; one that is kept is noted in `seen` or among the calls that are `waiting`."""
     if isinstance(item, CALLS):
-        if item.status == "incomplete" and not is_answered:
-            return f"the call {item.call_id} was cut off and left out"
+        # Where there is a whole one under its id, that is the one which is answered.
+        if _is_cut(item) and (not is_answered or item.call_id in waiting):
+            return _tell_cut(item)
         if item.call_id is not None:
             if item.id is not None and waiting.get(item.call_id) == item:
                 return f"a second {item.type} {item.call_id} was left out"
@@ -174,10 +176,30 @@ def _find_open_end(items: Sequence[Item | Unknown]) -> int:
 
 
 def drop_lone_reasoning(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
-    """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere.
+    """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere; and so it
+    did before a call that was cut off, which goes with it, unless it was answered nevertheless.
 
     Upstreams refuse such a history, and a client that was cut off while its model reasoned has no other.
     """
+    if not any(map(_is_cut, items)):
+        return _drop_reasoning(items)
+    answered = _trace_calls(items).answered
+    cut = {index for index, item in enumerate(items) if _is_cut(item) and index not in answered}
+    kept, repairs = _drop_reasoning([item for index, item in enumerate(items) if index not in cut])
+    return kept, [*(_tell_cut(items[index]) for index in sorted(cut)), *repairs]
+
+
+def _is_cut(item: Item | Unknown) -> bool:
+    # In this order: every item is asked, and for its kind it takes much longer.
+    return getattr(item, "status", None) == "incomplete" and isinstance(item, CALLS)
+
+
+def _tell_cut(call: Item | Unknown) -> str:
+    assert isinstance(call, CALLS)
+    return f"the call {call.call_id} was cut off and left out"
+
+
+def _drop_reasoning(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
     if Reasoning not in map(type, items):
         return items, []
     repairs: list[str] = []

@@ -9,6 +9,7 @@ import msgspec
 
 from antiphon.backends.base import Backend, Deltas, Model, Turn
 from antiphon.config import UnsupportedTools
+from antiphon.engine.adherence import find_strict, hold_to
 from antiphon.engine.fallback import Unfit, adapt, lacks_something
 from antiphon.engine.truncation import count_tokens, start_turn
 from antiphon.errors import (
@@ -20,6 +21,7 @@ from antiphon.errors import (
     Unavailable,
     UpstreamError,
 )
+from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Served
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,11 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def address(self) -> str:
         return f"{self.name}/{self.model.id}"
+
+    def list_idle(self, request: CreateRequest) -> Sequence[str]:
+        """Which parameters of a request are known to have no effect on the model."""
+        list_idle = self.backend.capabilities.list_idle
+        return list_idle(request, self.model.id) if list_idle is not None else ()
 
     @property
     def listed(self) -> bool:
@@ -101,8 +108,15 @@ class Route(msgspec.Struct, frozen=True):
         if candidate is not self.first:
             able = candidate.backend.capabilities
             turn, warnings = adapt(turn, able, candidate.model.id, unsupported=self.unsupported)
+        request = turn.request
+        # That a model does not reason, some backends learn only by asking it to.
+        idle = candidate.list_idle(request) if request.reasoning is not None else None
         started = await start_turn(candidate.backend, _address(turn, candidate.model.id))
-        return Serving(started.deltas, candidate, started.dropped, warnings)
+        if idle is not None and (found := [name for name in candidate.list_idle(request) if name not in idle]):
+            warnings = [*warnings, f"no effect on this model: {', '.join(found)}"]
+        form = find_strict(request) if candidate.backend.capabilities.schema_on_trust else None
+        answer = started.deltas if form is None else hold_to(form, started.deltas)
+        return Serving(answer, candidate, started.dropped, warnings)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await count_tokens(self.first.backend, _address(turn, self.first.model.id))
@@ -172,7 +186,7 @@ class Router:
 
     def _index(self) -> dict[str, Route]:
         lists = [backend.models() for backend in self._backends.values()]
-        if len(lists) != len(self._lists) or any(a is not b for a, b in zip(lists, self._lists, strict=True)):
+        if lists != self._lists:  # of one that is still the same object, nothing is compared
             listed: dict[str, Route] = {}
             for (name, backend), models in zip(self._backends.items(), lists, strict=True):
                 for model in models:
@@ -197,7 +211,10 @@ class Router:
     def _aim(self, name: str, model: str) -> Candidate:
         backend = self._backends[name]
         found = next((each for each in backend.models() if each.id == model), None)
-        return Candidate(name, backend, found or Model(id=model, created=0, owned_by=name))
+        if found is None:
+            window = backend.capabilities.context_window
+            found = Model(id=model, created=0, owned_by=name, context_window=window)
+        return Candidate(name, backend, found)
 
 
 def _read_target(name: str, target: str, backends: Mapping[str, Backend]) -> tuple[str, str]:

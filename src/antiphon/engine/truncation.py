@@ -60,7 +60,8 @@ async def _search(backend: Backend, turn: Turn, blocks: Sequence[Sequence[int]])
 
 
 def _find_window(backend: Backend, turn: Turn) -> int | None:
-    return next((model.context_window for model in backend.models() if model.id == turn.request.model), None)
+    unlisted = backend.capabilities.context_window
+    return next((model.context_window for model in backend.models() if model.id == turn.request.model), unlisted)
 
 
 async def count_tokens(backend: Backend, turn: Turn) -> int:

@@ -315,7 +315,7 @@ class Composer:
 
     def _served(self, delta: deltas.Served) -> list[Event]:
         self.response = copy(self.response)
-        self.response.model, self.response.served_by = delta.model, f"{delta.backend}/{delta.model}"
+        self.response.model, self.response.served_by = delta.model, f"{delta.backend}/{delta.named or delta.model}"
         return []
 
     def _tokens(self, delta: deltas.Tokens) -> list[Event]:

@@ -138,10 +138,14 @@ class CloseItem(_Delta):
 
 
 class Served(_Delta):
-    """Who answers: the model as it is called by the backend of this name. It may come before anything else is said."""
+    """Who answers: the model as it is called by the backend of this name. It may come before anything else is said.
+
+    `named` is what the backend's server calls the model that has answered, if it says another name.
+    """
 
     model: str
     backend: str
+    named: str | None = None
 
 
 class Tokens(_Delta):

@@ -13,7 +13,7 @@ from antiphon.backends.chat_completions.backend import ChatCompletionsBackend, c
 from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimited, UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Finish, Text, Tokens
+from antiphon.stream.deltas import Delta, Finish, Served, Text, Tokens
 from upstream_server import HANG_UP, RESET, STALL, Act, json_of, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
@@ -58,6 +58,19 @@ async def test_a_turn_is_sent_and_its_answer_told() -> None:
         "temperature": 0.5,
     }
     assert told == [Text("Hel"), Text("lo. Größe 🎈"), Tokens(Usage(5, 3, 8)), Finish("stop")]
+
+
+async def test_another_model_than_was_asked_is_named_before_its_first_words() -> None:
+    named = {"model": "acme/model-1"}
+    chunks = [
+        named | {"choices": [{"delta": {"role": "assistant"}}]},
+        {"choices": [{"delta": {"content": "Hi."}}]},
+        named | {"choices": [{"delta": {"content": " So."}, "finish_reason": "stop"}]},
+    ]
+    raw = b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks)
+    async with serve([stream_of(raw)]) as upstream, running(upstream.url) as backend:
+        told = await listen(backend, make_turn())
+    assert told[:3] == [Served("m", "up", "acme/model-1"), Text("Hi."), Text(" So.")]
 
 
 async def test_without_a_key_none_is_sent() -> None:

@@ -14,7 +14,7 @@ from antiphon.backends.base import Model, Turn
 from antiphon.backends.responses.backend import ResponsesBackend, create
 from antiphon.errors import ConfigError, ContextLengthExceeded, RateLimited, UpstreamError
 from antiphon.protocol import codec
-from antiphon.stream.deltas import CloseItem, Delta, Finish, Text
+from antiphon.stream.deltas import CloseItem, Delta, Finish, Served, Text
 from upstream_server import STALL, json_of, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "responses"
@@ -62,7 +62,7 @@ async def test_a_turn_is_sent_and_its_answer_told() -> None:
         "stream": True,
         "include": [],
     }
-    assert told[:4] == [Text("Hel"), Text("lo"), Text(" wörld"), CloseItem()]
+    assert told[:5] == [Served("m", "up", "up-1"), Text("Hel"), Text("lo"), Text(" wörld"), CloseItem()]
     assert told[-1] == Finish()
 
 
@@ -141,7 +141,7 @@ async def test_an_error_before_the_first_words_is_raised() -> None:
 async def test_closing_the_answer_hangs_up() -> None:
     async with serve([stream_of(recorded("broken_off"), STALL)]) as upstream, running(upstream.url) as backend:
         deltas = await backend.stream(make_turn())
-        assert await anext(deltas) == [Text("Half")]
+        assert await anext(deltas) == [Served("m", "up", "up-1"), Text("Half")]
         await deltas.aclose()
         await upstream.until_hang_ups()
 

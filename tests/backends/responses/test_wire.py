@@ -257,3 +257,41 @@ def test_no_call_is_taken_for_another_that_has_its_id(events: list[dict[str, Any
 def test_an_event_that_is_called_an_error_is_one_whatever_stands_in_it(data: bytes) -> None:
     with pytest.raises(UpstreamError, match="The upstream failed: out of memory"):
         ResponsesReader().read(Message("error", data))
+
+
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "opaque"}
+THINKING = {"type": "response.output_item.added", "output_index": 0, "item": THOUGHT | {"encrypted_content": None}}
+THINKS = {"type": "response.reasoning_summary_text.delta", "output_index": 0, "delta": "Hm."}
+CALLED = [
+    {"type": "response.output_item.added", "output_index": 1, "item": F | {"arguments": ""}},
+    {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": '"f"'},
+]
+
+
+@pytest.mark.parametrize(
+    ("begun", "thought", "expected"),
+    [
+        ([THINKING, THINKS], {"summary": [{"type": "summary_text", "text": "Hm."}]}, [["Hm."]]),
+        ([THINKING], {}, []),
+        ([], {}, []),
+    ],
+    ids=["it was told", "it was announced", "it was not"],
+)
+def test_a_seal_that_comes_when_its_reasoning_is_over_makes_no_item(
+    begun: list[Any], thought: Any, expected: list[Any]
+) -> None:
+    events = [*begun, *CALLED, completed(THOUGHT | thought, F)]
+    raw = b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events)
+    *told, called = replay(ResponsesReader, [raw])[-1]["response"]["output"]
+    assert [[part["text"] for part in item["summary"]] for item in told] == expected
+    assert (called["type"], called["arguments"]) == ("function_call", '"f"')
+
+
+def test_a_seal_that_comes_while_its_reasoning_is_the_last_goes_with_it() -> None:
+    thought = THOUGHT | {"summary": [{"type": "summary_text", "text": "Hm."}]}
+    raw = b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in [THINKING, THINKS, completed(thought, F)])
+    told = replay(ResponsesReader, [raw])[-1]["response"]["output"]
+    assert [(item["type"], item.get("encrypted_content")) for item in told] == [
+        ("reasoning", "opaque"),
+        ("function_call", None),
+    ]

@@ -1,6 +1,6 @@
 """What a kind of upstream inherits."""
 
-from antiphon.backends.base import Model, Turn
+from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.backends.upstream.backend import UpstreamBackend
 from antiphon.backends.upstream.estimate import estimate_tokens
 from antiphon.backends.upstream.options import UpstreamOptions
@@ -20,3 +20,15 @@ async def test_it_lists_the_models_of_the_upstream_and_estimates_tokens() -> Non
         finally:
             await backend.close()
         assert upstream.requests[0].headers["x-who"] == "me"
+
+
+def test_a_window_that_was_set_is_among_what_it_says_of_itself() -> None:
+    backend = UpstreamBackend("up", UpstreamOptions(base_url="http://127.0.0.1:1/v1", context_window=4_000), headers={})
+    backend.capabilities = Capabilities(any_model=True)
+    assert backend.capabilities == Capabilities(any_model=True, context_window=4_000)
+
+
+def test_that_its_server_holds_to_schemas_is_taken_on_trust() -> None:
+    backend = UpstreamBackend("up", UpstreamOptions(base_url="http://127.0.0.1:1/v1"), headers={})
+    backend.capabilities = Capabilities(json_schema=True)
+    assert backend.capabilities == Capabilities(json_schema=True, schema_on_trust=True)

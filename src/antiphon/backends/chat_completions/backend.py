@@ -10,6 +10,7 @@ from antiphon.backends.chat_completions.options import Options, check_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.backends.chat_completions.request import list_idle, make_body
 from antiphon.backends.upstream.backend import UpstreamBackend
+from antiphon.backends.upstream.naming import Naming
 from antiphon.backends.upstream.usage import estimate_usage
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
@@ -42,12 +43,14 @@ class ChatCompletionsBackend(UpstreamBackend):
         return list_idle(request, self._find_quirks(model))
 
     async def stream(self, turn: Turn) -> Deltas:
-        quirks = self._find_quirks(turn.request.model or "")
+        model = turn.request.model or ""
+        quirks = self._find_quirks(model)
         body = make_body(turn, quirks) | self._options.extra_body
         estimate = functools.partial(estimate_usage, turn)
 
         def make_reader() -> ChatReader:
-            return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets)
+            naming = Naming(self.upstream.name, model)
+            return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets, naming=naming)
 
         return await self.upstream.stream("/chat/completions", codec.encode(body), make_reader)
 

@@ -60,6 +60,7 @@ class Choice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
+    model: Any = None
     choices: list[Choice] | None = None
     usage: Any = None
     x_groq: Any = None

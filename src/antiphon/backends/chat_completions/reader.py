@@ -19,6 +19,7 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.speech import Speech
 from antiphon.backends.upstream.failure import break_off, explain_event
 from antiphon.backends.upstream.logprobs import read_logprobs
+from antiphon.backends.upstream.naming import Naming
 from antiphon.backends.upstream.report import decode_any, is_error
 from antiphon.backends.upstream.usage import read_usage
 from antiphon.errors import UpstreamError
@@ -44,11 +45,19 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class ChatReader:
     """Reads one answer. `estimate` makes the usage from the answer's text if the server tells none.
 
-    `secrets` are what errors must not show.
+    `secrets` are what errors must not show, and `naming` tells who answers.
     """
 
-    def __init__(self, quirks: Quirks, *, estimate: Callable[[str], Usage], secrets: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        quirks: Quirks,
+        *,
+        estimate: Callable[[str], Usage],
+        secrets: Collection[str] = (),
+        naming: Naming | None = None,
+    ) -> None:
         self.finished = False
+        self._naming = naming
         self._quirks = quirks
         self._estimate = estimate
         self._secrets = secrets
@@ -81,7 +90,14 @@ class ChatReader:
         for choice in chunk.choices:
             if not choice.index:  # others are other answers to the same question
                 told += self._read_choice(choice)
-        return told
+        return told if self._naming is None else self._introduce(self._naming, chunk, told)
+
+    def _introduce(self, naming: Naming, chunk: Chunk, told: Sequence[Delta]) -> Sequence[Delta]:
+        naming.hear(chunk.model)
+        if not told:
+            return told
+        self._naming = None
+        return naming.introduce(told)
 
     def end(self) -> Sequence[Delta]:
         if self._reason is None or self._calls.are_torn():

@@ -53,7 +53,8 @@ class Closing:
         sealed = item.get("encrypted_content")
         if track.silent and not sealed:
             return self._give_whole(raw)
-        if track.kind == "reasoning" and sealed:
+        is_over = self._voice.speaker is not track and not track.silent
+        if track.kind == "reasoning" and sealed and not is_over:
             told += self._voice.take(track)
             told += [*self._amend(item, None), deltas.ReasoningSeal(wire.read_text(sealed))]
         elif self._voice.speaker is track:  # else it was closed when something else was said

@@ -14,6 +14,7 @@ from antiphon.backends.responses.closing import Closing
 from antiphon.backends.responses.tracking import Kind, Track, Tracks, Voice, find_kind
 from antiphon.backends.upstream.failure import break_off, explain_event
 from antiphon.backends.upstream.logprobs import read_logprobs
+from antiphon.backends.upstream.naming import Naming
 from antiphon.backends.upstream.report import decode_any
 from antiphon.backends.upstream.usage import read_usage
 from antiphon.errors import UpstreamError
@@ -31,12 +32,16 @@ Settle = Callable[[str, Sequence[Raw]], None]
 
 
 class ResponsesReader:
-    """Reads one answer. `settle` is told the id and the output of a response that was completed."""
+    """Reads one answer. `settle` is told the id and the output of a response that was completed, and `naming` tells
+    who answers."""
 
     concluded = False  # the event that says that an answer is whole is the last
 
-    def __init__(self, *, secrets: Collection[str] = (), settle: Settle | None = None) -> None:
+    def __init__(
+        self, *, secrets: Collection[str] = (), settle: Settle | None = None, naming: Naming | None = None
+    ) -> None:
         self.finished = False
+        self._naming = naming
         self._secrets = secrets
         self._settle = settle
         self._response_id = ""
@@ -46,6 +51,14 @@ class ResponsesReader:
         self._done: list[Raw] = []
 
     def read(self, message: Message) -> Sequence[Delta]:
+        told = self._read(message)
+        naming = self._naming
+        if naming is None or not told:
+            return told
+        self._naming = None
+        return naming.introduce(told)
+
+    def _read(self, message: Message) -> Sequence[Delta]:
         if message.data == DONE:
             return ()
         if message.event == "error":  # whatever stands in it
@@ -226,7 +239,12 @@ class ResponsesReader:
     def _begun(self, event: wire.Event) -> Sequence[Delta]:
         outcome = wire.read_outcome(event.response)
         self._response_id = outcome.id if isinstance(outcome.id, str) else self._response_id
+        self._hear(outcome)
         return ()
+
+    def _hear(self, outcome: wire.Outcome) -> None:
+        if self._naming is not None:
+            self._naming.hear(outcome.model)
 
     def _ended(self, event: wire.Event) -> Sequence[Delta]:
         outcome = wire.read_outcome(event.response)
@@ -238,6 +256,7 @@ class ResponsesReader:
     def _end(self, outcome: wire.Outcome) -> Sequence[Delta]:
         if outcome.status not in ("completed", "incomplete"):
             raise self._explain(outcome)
+        self._hear(outcome)
         output = outcome.list_output()
         if outcome.id is None and not output and not any(self._tracks):
             raise UpstreamError("The upstream ended its response without having said anything.")
@@ -256,8 +275,9 @@ class ResponsesReader:
         """What the final list has and the stream has not told: items never announced, or never done."""
         told: list[Delta] = []
         items = [wire.read_item(raw) for raw in output]
-        for raw, item, track in zip(output, items, self._tracks.match(items), strict=True):
-            if track is None or not track.closed:
+        tracks = self._tracks.match(items)
+        for place, (raw, item, track) in enumerate(zip(output, items, tracks, strict=True)):
+            if (track is None or not track.closed) and not _is_too_late(item, tracks[place + 1 :]):
                 told += self._finish_item(track, raw, item)
         return told + [deltas.Passthrough(Unknown(data)) for _, data in self._held]
 
@@ -301,6 +321,13 @@ class ResponsesReader:
         "response.custom_tool_call_input.delta": _input_delta,
         "response.custom_tool_call_input.done": _input_done,
     }
+
+
+def _is_too_late(item: dict[str, Any], later: Sequence[Track | None]) -> bool:
+    """Whether only a seal is left to tell of reasoning, after what it led to: nobody could use it there."""
+    if item.get("type") != "reasoning" or item.get("summary") or item.get("content"):
+        return False
+    return any(track is not None for track in later)
 
 
 def _find_finish(outcome: wire.Outcome) -> deltas.Finish:

@@ -80,10 +80,14 @@ class Writer:
             return {}
         return {"api-key": key} if self.azure else {"Authorization": f"Bearer {key}"}
 
-    def write(self, turn: Turn, continuation: Continuation | None = None) -> Question:
-        """The request that asks for this turn. Raises what a server would only refuse."""
+    def write(self, turn: Turn, continuation: Continuation | None = None, *, wants_seals: bool = True) -> Question:
+        """The request that asks for this turn. Raises what a server would only refuse.
+
+        With `wants_seals`, reasoning is asked for in its encrypted form, too.
+        """
         request = turn.request
-        contract = self._make_contract(turn, turn.items if continuation is None else continuation.items)
+        items = turn.items if continuation is None else continuation.items
+        contract = self._make_contract(turn, items, wants_seals=wants_seals)
         validate(contract)
         wishes = self._collect_wishes(request, contract)
         if continuation is not None:
@@ -96,11 +100,11 @@ class Writer:
 
     def write_count(self, turn: Turn) -> bytes:
         """The body of `POST /responses/input_tokens`."""
-        contract = self._make_contract(turn, turn.items)
+        contract = self._make_contract(turn, turn.items, wants_seals=False)
         fields = _merge(contract, self._collect_wishes(turn.request, contract))
         return codec.encode({name: fields[name] for name in _COUNTED if name in fields})
 
-    def _make_contract(self, turn: Turn, items: Sequence[Item | Unknown]) -> ResponsesApiRequest:
+    def _make_contract(self, turn: Turn, items: Sequence[Item | Unknown], *, wants_seals: bool) -> ResponsesApiRequest:
         request, options = turn.request, self._options
         reasoning = _write_reasoning(request)
         return ResponsesApiRequest(
@@ -110,7 +114,7 @@ class Writer:
             tools=request.tools or [],
             reasoning=reasoning,
             store=self.azure,
-            include=[ENCRYPTED_REASONING] if reasoning is not UNSET else [],
+            include=[ENCRYPTED_REASONING] if wants_seals and reasoning is not UNSET else [],
             prompt_cache_key=_find_cache_key(request) or UNSET,
             text=_write_text(request),
         )

@@ -39,6 +39,7 @@ class Outcome(Struct):
     """A response: what there is to know of it at its end."""
 
     id: Any = None
+    model: Any = None
     status: Any = None
     error: Any = None
     incomplete_details: Any = None

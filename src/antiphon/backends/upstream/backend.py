@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from antiphon.backends.base import Model, Turn
+from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.backends.upstream.client import Upstream
 from antiphon.backends.upstream.estimate import estimate_tokens
 from antiphon.backends.upstream.failure import REFUSED
@@ -32,6 +32,16 @@ class UpstreamBackend:
         self.upstream = Upstream(name, options, headers=headers)
         self._catalogue = Catalogue(self.upstream, owned_by=owned_by or name, path=models_path)
         self._counts = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @capabilities.setter
+    def capabilities(self, able: Capabilities) -> None:
+        """What a kind says of itself. A window that was set counts for models that are not listed, too."""
+        window = self.upstream.options.context_window
+        self._capabilities = msgspec.structs.replace(able, context_window=window, schema_on_trust=able.json_schema)
 
     async def start(self) -> None:
         await self.upstream.start()

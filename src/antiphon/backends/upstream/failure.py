@@ -60,6 +60,7 @@ _LONGEST_WAIT = 366 * 24 * 3600.0
 _STATUSES = {
     "invalid_request_error": 400,
     "invalid_prompt": 400,
+    "invalid_encrypted_content": 400,
     "context_length_exceeded": 400,
     "authentication_error": 401,
     "invalid_api_key": 401,

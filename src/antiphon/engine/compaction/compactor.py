@@ -1,5 +1,6 @@
 """Compaction: a conversation that has become too long goes on from a summary, the task and its last steps."""
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -11,9 +12,10 @@ from antiphon.engine.compaction.expansion import ends_in_trigger, expand, is_rul
 from antiphon.engine.compaction.memory import Memory, find_memory, join_marks, mark, seal, tell_summary
 from antiphon.engine.compaction.selection import Room, Selection, select
 from antiphon.engine.compaction.summary import CHARACTERS_PER_TOKEN, Summariser, Summary
-from antiphon.engine.compaction.window import Window, count, is_over, measure_window
-from antiphon.engine.routing import Route
+from antiphon.engine.compaction.window import Window, count, is_over, measure_window, shrink_window
+from antiphon.engine.routing import Route, Serving
 from antiphon.engine.sealing import Sealer
+from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec, events
 from antiphon.protocol.items import Compaction, Item, Message
 from antiphon.protocol.open import Unknown
@@ -21,10 +23,14 @@ from antiphon.protocol.response import Usage
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
+logger = logging.getLogger(__name__)
+
 SUMMARY_SECONDS = 120.0
 # In tokens. A longer summary is none, and more of the last steps is of no use, however large the window is.
 _LONGEST_SUMMARY = 2048
 _MOST_KEPT = 16_000
+# A window that nobody knows can be taken for half of what it was so often.
+_MOST_SHRINKS = 8
 
 # How a compaction is told, as an item that has a life of its own.
 _KEY = "compaction"
@@ -35,12 +41,16 @@ _OPENING: Sequence[Delta] = (
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """The item, the messages that a client should keep before it, what it took, and who has written the summary."""
+    """The item, the messages that a client should keep before it, what it took, and who has written the summary.
+
+    `window` is what it has room in.
+    """
 
     item: Compaction
     retained: list[Item | Unknown]
     usage: Usage
     served: deltas.Served | None
+    window: Window
 
 
 class Compactor:
@@ -83,20 +93,65 @@ class Compactor:
         if shown is None:
             compacted = await self._compact(route, turn, window)
         else:
-            compacted = Compacted(shown, [], Usage(0, 0, 0), None)
-        yield [deltas.CloseItem(_KEY, compacted.item)]
+            compacted = Compacted(shown, [], Usage(0, 0, 0), None, window)
         if ends_in_trigger(turn.items):
+            yield [deltas.CloseItem(_KEY, compacted.item)]
             served = [compacted.served] if compacted.served is not None else []
             yield [*served, deltas.Tokens(compacted.usage), deltas.Finish()]
             return
-        expanded = expand([*turn.items, compacted.item], self._sealer, project=turn.project)
-        serving = await route.start(strip(msgspec.structs.replace(turn, items=expanded.items)))
-        yield [serving.told, deltas.Tokens(compacted.usage)]
+        begun: Serving | Exception | None = None
+        if compacted.window.is_guess and shown is None:  # once it is shown, it cannot become smaller any more
+            compacted, begun = await self._try(route, turn, compacted)
+        closed: list[Delta] = [deltas.CloseItem(_KEY, compacted.item)]
+        if not isinstance(begun, Serving):
+            yield closed
+            closed = []
+        if isinstance(begun, Exception):
+            raise begun
+        serving = begun or await self._go_on(route, turn, compacted)
         async with aclosing(serving.deltas) as answer:
+            yield [*closed, serving.told, deltas.Tokens(compacted.usage)]
             async for batch in answer:
                 yield [_add_usage(delta, compacted.usage) for delta in batch]
 
+    async def _go_on(self, route: Route, turn: Turn, compacted: Compacted) -> Serving:
+        """The answer to what is left of the turn."""
+        expanded = expand([*turn.items, compacted.item], self._sealer, project=turn.project)
+        return await route.start(strip(msgspec.structs.replace(turn, items=expanded.items)))
+
+    async def _try(self, route: Route, turn: Turn, compacted: Compacted) -> tuple[Compacted, Serving | Exception]:
+        """Begin the answer; compact anew, for an ever smaller window, until the model takes it or that is of no use."""
+        left = _MOST_SHRINKS
+        while True:
+            try:
+                return compacted, await self._go_on(route, turn, compacted)
+            except ContextLengthExceeded as refusal:
+                smaller = await shrink_window(route, turn, compacted.window, refusal) if left else None
+                if smaller is None:
+                    return compacted, refusal
+            except Exception as error:
+                return compacted, error
+            left -= 1
+            again = await self._compact(route, turn, smaller)
+            compacted = msgspec.structs.replace(again, usage=again.usage + compacted.usage)
+
     async def _compact(self, route: Route, turn: Turn, window: Window) -> Compacted:
+        """Compact for this window, or for the smaller one that the model turns out to have."""
+        for _ in range(_MOST_SHRINKS):
+            try:
+                return await self._compact_for(window, route, turn)
+            except ContextLengthExceeded as refusal:
+                smaller = await shrink_window(route, turn, window, refusal)
+            if smaller is None:
+                break
+            logger.warning(
+                "a turn of %d tokens is too long for the model: taking them for %d", window.size, smaller.size
+            )
+            window = smaller
+        return await self._compact_for(window, route, turn, ask=False)
+
+    async def _compact_for(self, window: Window, route: Route, turn: Turn, *, ask: bool = True) -> Compacted:
+        """Raises ContextLengthExceeded if the model cannot read so much; unless it is not asked."""
         found = find_memory(turn.items, self._sealer, project=turn.project)
         earlier = found[1] if found is not None else Memory(summary="", first=[], last=[], covered=b"")
         told = [tell_summary(earlier.summary)] if earlier.summary else []
@@ -106,13 +161,15 @@ class Compactor:
         summary = Summary(earlier.summary, Usage(0, 0, 0), None)
         if chosen.rest:
             material = [*told, *chosen.rest]
-            summary = await self._summariser.summarise(route, turn, material, window=window.size, tokens=tokens)
+            if ask:
+                summary = await self._summariser.summarise(route, turn, material, window=window.size, tokens=tokens)
+            else:
+                summary = self._summariser.extract(material, tokens=tokens)
         marks = join_marks([*earlier.marks(), *map(mark, told), *map(mark, items)])
         memory = Memory(summary="", first=chosen.first, last=chosen.last, covered=marks)
         await _fit(route, turn, memory, clip(summary.text, 2 * tokens * CHARACTERS_PER_TOKEN), limit=window.limit)
-        return Compacted(
-            seal(memory, self._sealer, project=turn.project), _retain(turn, chosen), summary.usage, summary.served
-        )
+        item = seal(memory, self._sealer, project=turn.project)
+        return Compacted(item, _retain(turn, chosen), summary.usage, summary.served, window)
 
 
 async def _choose(route: Route, turn: Turn, items: list[Item | Unknown], window: Window, *, limit: int) -> Selection:

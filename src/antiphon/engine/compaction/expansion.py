@@ -102,13 +102,13 @@ def ends_in_trigger(items: Sequence[Item | Unknown]) -> bool:
 
 def check_trigger(items: Sequence[Item | Unknown]) -> None:
     """Raise on a trigger anywhere but at the end of the input."""
-    for index, item in enumerate(items[:-1]):
-        if isinstance(item, CompactionTrigger):
-            raise InvalidRequest(
-                "A compaction_trigger must be the last item of the input.",
-                param=f"input[{index}]",
-                code="invalid_value",
-            )
+    kinds = list(map(type, items[:-1]))
+    if CompactionTrigger in kinds:
+        raise InvalidRequest(
+            "A compaction_trigger must be the last item of the input.",
+            param=f"input[{kinds.index(CompactionTrigger)}]",
+            code="invalid_value",
+        )
 
 
 def repair_before_trigger(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:

@@ -10,7 +10,7 @@ import msgspec
 from antiphon.backends.base import Deltas, Turn
 from antiphon.engine.compaction.transcript import write_transcript
 from antiphon.engine.routing import Route
-from antiphon.errors import ModelError
+from antiphon.errors import ContextLengthExceeded, ModelError
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.open import Unknown
@@ -60,7 +60,7 @@ class Summariser:
     async def summarise(
         self, route: Route, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
     ) -> Summary:
-        """A summary of about so many tokens at most. There always is one."""
+        """A summary of about so many tokens at most. Raises ContextLengthExceeded if the model's window is smaller."""
         written = Usage(0, 0, 0)
         try:
             async with asyncio.timeout(self._patience):
@@ -71,10 +71,16 @@ class Summariser:
             if text:
                 return Summary(text, written, serving.told)
             logger.warning("the model has written no summary: extracts take its place")
+        except ContextLengthExceeded:
+            raise
         except Exception:
             logger.warning("the model could not write a summary: extracts take its place", exc_info=True)
+        return msgspec.structs.replace(self.extract(conversation, tokens=tokens), usage=written)
+
+    def extract(self, conversation: Sequence[Item | Unknown], *, tokens: int) -> Summary:
+        """What there is without a model."""
         size = tokens * CHARACTERS_PER_TOKEN - len(_EXTRACTS)
-        return Summary(_EXTRACTS + write_transcript(conversation, size), written, None)
+        return Summary(_EXTRACTS + write_transcript(conversation, size), Usage(0, 0, 0), None)
 
     async def _ask(
         self, route: Route, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int

@@ -1,5 +1,6 @@
 """How much a model can read, how much of that is taken, and how much a compacted conversation may take."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -18,18 +19,24 @@ FULL = 0.8
 _TAKEN = 0.75
 # Below this there is no summary worth the name.
 _LEAST_GOAL = 256
+# Where a server that refuses a turn as too long says how long one may be: "... context length is 4096 tokens".
+_TOLD_SIZE = re.compile(
+    r"(?:maximum|context|limit|allowed|<=|>)[^\d.]{0,40}(\d{3,9})\b|(\d{3,9}) maximum", re.IGNORECASE
+)
 
 
 class Window(msgspec.Struct, frozen=True):
     """In tokens: all that the model can read and write, what it reads in any case, and the room for a conversation.
 
-    `goal` is how much of the room the request wants to be used, `limit` how much a turn may count in all.
+    `goal` is how much of the room the request wants to be used, `limit` how much a turn may count in all. If nobody
+    knows the size, it is a guess.
     """
 
     size: int
     rules: int
     room: int
     goal: int
+    is_guess: bool = False
 
     @property
     def limit(self) -> int:
@@ -45,7 +52,23 @@ async def count(route: Route, turn: Turn, conversation: Sequence[Item | Unknown]
 
 async def measure_window(route: Route, turn: Turn) -> Window:
     """Raises ContextLengthExceeded if what no compaction can shorten takes all of it."""
-    size = _find_size(route)
+    known = _find_known(route)
+    return await _measure(route, turn, size=known or ASSUMED_WINDOW, is_guess=known is None)
+
+
+async def shrink_window(route: Route, turn: Turn, window: Window, refusal: ContextLengthExceeded) -> Window | None:
+    """What the window is taken for after a turn that had room in it was refused. None if no room would be left."""
+    found = _TOLD_SIZE.search(refusal.message.replace(",", ""))
+    told = int(found[1] or found[2]) if found is not None else 0
+    # A number that explains nothing is of something else, or the tokens are counted otherwise there.
+    size = told if _LEAST_GOAL < told < window.size else window.size // 2
+    try:
+        return await _measure(route, turn, size=size, is_guess=window.is_guess)
+    except ContextLengthExceeded:
+        return None
+
+
+async def _measure(route: Route, turn: Turn, *, size: int, is_guess: bool) -> Window:
     rules = await count(route, turn, [])
     spare = size - rules
     room = spare - min(turn.request.max_output_tokens or spare // 4, spare // 2)
@@ -56,7 +79,7 @@ async def measure_window(route: Route, turn: Turn) -> Window:
             param="input",
         )
     wanted = max(_find_threshold(route, turn) - rules, _LEAST_GOAL)
-    return Window(size, rules, room, min(room, wanted))
+    return Window(size, rules, room, min(room, wanted), is_guess)
 
 
 async def is_over(route: Route, turn: Turn, kept: Sequence[Item | Unknown] | None) -> bool:
@@ -79,6 +102,10 @@ def _find_threshold(route: Route, turn: Turn) -> int:
 
 
 def _find_size(route: Route) -> int:
+    return _find_known(route) or ASSUMED_WINDOW
+
+
+def _find_known(route: Route) -> int | None:
     # Whoever steps in for the first must be able to read it as well.
     known = [candidate.model.context_window for candidate in route.candidates]
-    return min([window for window in known if window is not None] or [ASSUMED_WINDOW])
+    return min((window for window in known if window is not None), default=None)
