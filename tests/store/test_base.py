@@ -35,7 +35,7 @@ QUESTIONS = {
     "enqueue": lambda store, stored: store.enqueue("p", stored, b"{}"),
     "claim": lambda store, _: store.claim("us", as_of=0, lease=1, limit=1),
     "claim_one": lambda store, _: store.claim_one("us", RunKey("p", "resp_1"), as_of=0, lease=1),
-    "list_left": lambda store, _: store.list_left("us", as_of=0, idle_since=0, limit=1),
+    "list_runs": lambda store, _: store.list_runs("us", as_of=0),
     "renew": lambda store, _: store.renew("us", lease=1),
     "release": lambda store, _: store.release("us"),
     "put_back": lambda store, _: store.put_back("us", "p", "resp_1", free_since=0),

@@ -292,22 +292,15 @@ async def test_one_run_can_be_claimed_by_its_key_if_it_is_free(queued: Store, cl
     assert await claim("us", 12, limit=4) == [run(9), run(8), run(6)]
 
 
-async def test_runs_that_somebody_should_see_to_are_listed(
-    queued: Store, claim: Claim, clock: Any, make_stored: MakeStored
-) -> None:
-    async def list_left(now: float, *, idle_since: float = 0, limit: int = 9) -> list[str]:
-        left = await queued.list_left("us", as_of=now, idle_since=idle_since, limit=limit)
-        return [key.response_id for key in left]
+async def test_all_runs_are_listed_with_whether_they_are_free(queued: Store, claim: Claim) -> None:
+    async def list_runs(now: float) -> list[tuple[str, bool]]:
+        return [(key.response_id, free) for key, free in await queued.list_runs("us", as_of=now)]
 
-    clock.time = 5
-    await queued.enqueue("p", make_stored("resp_5", status="queued"), b"request 5")
-    assert await list_left(5) == ["resp_9", "resp_8", "resp_7", "resp_6"]
-    assert await list_left(5, limit=2) == ["resp_9", "resp_8"]
-    await queued.request_cancel("p", "resp_6")
     await claim("them", 6, limit=1)
     await claim("us", 7, limit=1)
-    assert await list_left(15.9) == ["resp_7"]
-    # Theirs has run out, and ours: but we know of that.
-    assert await list_left(17) == ["resp_9", "resp_7"]
-    assert await list_left(17, idle_since=5) == ["resp_9", "resp_7", "resp_5"]
-    assert await list_left(17, limit=1) == ["resp_9"]
+    await queued.request_cancel("p", "resp_6")
+    assert await list_runs(15.9) == [("resp_9", False), ("resp_8", False), ("resp_7", True), ("resp_6", True)]
+    # Theirs has run out, and ours: but that is with us.
+    assert await list_runs(17) == [("resp_9", True), ("resp_8", False), ("resp_7", True), ("resp_6", True)]
+    await queued.delete("p", "resp_9")
+    assert await list_runs(17) == [("resp_8", False), ("resp_7", True), ("resp_6", True)]

@@ -290,7 +290,7 @@ def _make_worker(store: Store, ways: Ways, policy: Policy) -> Worker:
     if policy.dbos is None:
         return Worker(store, ways, slots=slots, lease=lease)
     try:
-        from antiphon.engine.workflows import WorkflowWorker
+        from antiphon.engine.workflows.worker import WorkflowWorker
     except ImportError:
         raise ConfigError("dbos: DBOS is not installed: pip install 'antiphon[dbos]'.") from None
     return WorkflowWorker(store, ways, policy.dbos, slots=slots, lease=lease)

@@ -273,9 +273,8 @@ class RunQueue(Protocol):
     async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
         """Take this run, if it is free in the sense of `claim`, whatever model it has. None if it is not."""
 
-    async def list_left(self, owner: str, *, as_of: float, idle_since: float, limit: int) -> list[RunKey]:
-        """Runs that somebody should see to, oldest first: what others have left, and what has been free since then or
-        longer. Those whose cancellation was requested are not among them."""
+    async def list_runs(self, owner: str, *, as_of: float) -> list[tuple[RunKey, bool]]:
+        """All runs, oldest first, each with whether it is free in the sense of `claim`."""
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         """Hold all runs of this owner for `lease` seconds more. Which they are, and whether their cancellation was

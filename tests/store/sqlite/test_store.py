@@ -60,7 +60,7 @@ def explain(connection: sqlite3.Connection, statement: str) -> list[str]:
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * statement.count("?"))]
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
+@pytest.mark.parametrize("name", [name for name in STATEMENTS if name != "runs.RUNS"])  # which asks for all
 async def test_every_statement_finds_its_rows_by_index(store: SqliteStore, name: str) -> None:
     with connected(store.path) as other:
         plan = explain(other, STATEMENTS[name])

@@ -36,15 +36,8 @@ class RunQueue(References):
         run = self._tables.runs.get(key)
         return self._take(key, run, owner, lease) if run is not None and _is_free(run, owner, as_of) else None
 
-    async def list_left(self, owner: str, *, as_of: float, idle_since: float, limit: int) -> list[RunKey]:
-        left = [
-            RunKey(*key)
-            for key, run in self._tables.runs.items()
-            if _is_free(run, owner, as_of)
-            and not run.cancelled
-            and (run.owner is not None or run.free_since <= idle_since)
-        ]
-        return left[:limit]
+    async def list_runs(self, owner: str, *, as_of: float) -> list[tuple[RunKey, bool]]:
+        return [(RunKey(*key), _is_free(run, owner, as_of)) for key, run in self._tables.runs.items()]
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         now = self._now()

@@ -41,9 +41,7 @@ SELECT place FROM runs
 WHERE project = ? AND response_id = ? AND (owner IS NULL OR (leased_until <= ? AND owner <> ?))
 """
 
-IDLE = "SELECT place FROM runs WHERE owner IS NULL AND NOT cancelled AND free_since <= ? ORDER BY place LIMIT ?"
-
-KEY = "SELECT project, response_id FROM runs WHERE place = ?"
+RUNS = "SELECT project, response_id, owner IS NULL OR (leased_until <= ? AND owner <> ?) FROM runs ORDER BY place"
 
 # Whoever still had an owner was not given back.
 TAKE = """
@@ -102,10 +100,9 @@ class RunQueue(Database):
         claimed: ClaimedRun | None = await self._writer.submit(_claim_one, parameters)
         return claimed
 
-    async def list_left(self, owner: str, *, as_of: float, idle_since: float, limit: int) -> list[RunKey]:
-        parameters = owner, self._owners, as_of, idle_since, limit
-        left: list[RunKey] = await self._writer.submit(_list_left, parameters)
-        return left
+    async def list_runs(self, owner: str, *, as_of: float) -> list[tuple[RunKey, bool]]:
+        runs: list[tuple[RunKey, bool]] = await self._writer.submit(_list_runs, (owner, self._owners, as_of))
+        return runs
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self._home, self._now, lease))
@@ -198,13 +195,9 @@ def _claim_one(
     return None if row is None else _take(connection, row[0], owner, home, clock() + lease, lease)
 
 
-def _list_left(
-    connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float, idle_since: float, limit: int
-) -> list[RunKey]:
+def _list_runs(connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float) -> list[tuple[RunKey, bool]]:
     _bury(connection, owner, owners, as_of)
-    places = [place for (place,) in connection.execute(IDLE, (idle_since, limit))]
-    places += [place for place, *_ in connection.execute(ABANDONED, (as_of, owner))]
-    return [RunKey(*connection.execute(KEY, (place,)).fetchone()) for place in sorted(places)[:limit]]
+    return [(RunKey(*key), bool(free)) for *key, free in connection.execute(RUNS, (as_of, owner))]
 
 
 def _bury(connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float) -> None:

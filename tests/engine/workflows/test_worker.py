@@ -11,9 +11,10 @@ import pytest
 from dbos import DBOS, SetWorkflowID
 
 from antiphon.config import DbosSettings
-from antiphon.engine import worker, workflows
 from antiphon.engine.attempt import QueuedRequest
 from antiphon.engine.policy import Policy
+from antiphon.engine.workflows import comparison, worker
+from antiphon.engine.workflows.client import Client
 from antiphon.errors import ConfigError, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
@@ -22,6 +23,11 @@ from antiphon.store.base import ClaimedRun, StoredResponse
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
 from engine_bench import Bench, judge
+
+# DBOS has made it, and ended before it began.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*coroutine object execute_dequeued_workflow:pytest.PytestUnraisableExceptionWarning"
+)
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 DONE = ("completed", "so far and on")
@@ -87,7 +93,7 @@ async def wait_for_status(response_id: str, status: str) -> None:
     """Until DBOS says this of a workflow."""
 
     async def has_status() -> bool:
-        found = await DBOS.list_workflows_async(workflow_ids=[response_id])
+        found = await asyncio.to_thread(DBOS.list_workflows, workflow_ids=[response_id])
         return [workflow.status for workflow in found] == [status]
 
     await wait_until(has_status)
@@ -143,7 +149,8 @@ async def test_a_workflow_that_is_cancelled_in_dbos_is_a_cancelled_response(star
     await bench.backend.reached("gate")
     second = await ask(bench)
     response_id = first if running else second
-    await DBOS.cancel_workflow_async(response_id)
+    await wait_for_status(response_id, "PENDING" if running else "ENQUEUED")
+    await asyncio.to_thread(DBOS.cancel_workflow, response_id)
     status, _ = await finish(bench, response_id)
     assert status == "cancelled"
 
@@ -156,7 +163,6 @@ async def test_a_waiting_response_is_cancelled_without_waiting_for_its_turn(star
     assert (await bench.engine.cancel("default", second)).status == "cancelled"
     bench.backend.release("gate")
     assert await finish(bench, first) == DONE
-    await wait_for_status(second, "SUCCESS")
 
 
 async def test_what_was_under_way_or_waiting_goes_on_at_the_next_start(start: Start) -> None:
@@ -179,7 +185,7 @@ async def test_what_dbos_was_not_told_of_is_run_all_the_same(
         async def fail(*args: Any) -> None:
             raise OSError("no disk")
 
-        patch.setattr(DBOS, "enqueue_workflow_async", fail)
+        patch.setattr(Client, "enqueue", fail)
         response_id = await ask(bench)
 
         async def is_told() -> bool:
@@ -197,8 +203,8 @@ async def test_a_dbos_that_does_not_answer_holds_up_neither_clients_nor_runs(
     await bench.backend.reached("gate")
     with monkeypatch.context() as patch:
         never = asyncio.Event()
-        patch.setattr(DBOS, "enqueue_workflow_async", lambda *args: never.wait())
-        patch.setattr(DBOS, "list_workflows_async", lambda **options: never.wait())
+        patch.setattr(Client, "enqueue", lambda *args: never.wait())
+        patch.setattr(Client, "list", lambda *args, **options: never.wait())
         waiting = await ask(bench)
         renewed: asyncio.Queue[None] = asyncio.Queue()
         renew = bench.store.renew
@@ -221,9 +227,13 @@ async def test_a_dbos_that_does_not_answer_holds_up_neither_clients_nor_runs(
 async def test_what_dbos_believes_to_have_ended_is_run_all_the_same(start: Start) -> None:
     bench = await start({})
     response_id = "resp_" + "1" * 44
-    with SetWorkflowID(response_id):
-        handle = await DBOS.start_workflow_async(workflows.respond, "default", response_id)
-    await handle.get_result(polling_interval_sec=0.01)  # there is no such response yet
+
+    def run_for_nothing() -> None:
+        with SetWorkflowID(response_id):
+            handle: Any = DBOS.start_workflow(worker.respond, "default", response_id)
+        handle.get_result(polling_interval_sec=0.01)  # there is no such response yet
+
+    await asyncio.to_thread(run_for_nothing)
     stored = StoredResponse(
         response=Response(id=response_id, created_at=0, status="queued", model="scripted", background=True),
         input=[],
@@ -241,12 +251,58 @@ async def test_what_dbos_has_handed_out_to_nobody_is_handed_out_again(
     first = await start({})
     with monkeypatch.context() as patch:
         never = asyncio.Event()
-        patch.setattr(workflows.WorkflowWorker, "perform", lambda self, key: never.wait())
+        patch.setattr(worker.WorkflowWorker, "perform", lambda self, key: never.wait())
         response_id = await ask(first)
         await wait_for_status(response_id, "PENDING")
         await first.engine.close()
     second = await start({"default": "so far and on"})
     assert await finish(second, response_id) == DONE
+
+
+async def test_what_dbos_believes_to_be_under_way_though_it_has_ended_takes_up_no_room(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a process had ended before it could say so, or the limits had not been DBOS's for a while."""
+    first = await start({}, concurrency=1)
+    with monkeypatch.context() as patch:
+        never = asyncio.Event()
+        patch.setattr(worker.WorkflowWorker, "perform", lambda self, key: never.wait())
+        ended = await ask(first)
+        await wait_for_status(ended, "PENDING")
+        await first.engine.delete("default", ended)
+        await first.engine.close()
+    second = await start({"default": "so far and on"}, concurrency=1)
+    assert await finish(second, await ask(second)) == DONE
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_what_is_no_longer_wanted_does_not_wait_in_dbos_any_more(start: Start, deleted: bool) -> None:
+    bench = await start(SLOW, concurrency=1)
+    await ask(bench)
+    await bench.backend.reached("gate")
+    unwanted = await ask(bench)
+    await wait_for_status(unwanted, "ENQUEUED")
+    if deleted:
+        await bench.engine.delete("default", unwanted)
+    else:
+        await bench.engine.cancel("default", unwanted)
+
+    async def is_forgotten() -> bool:
+        return await asyncio.to_thread(DBOS.list_workflows, workflow_ids=[unwanted]) == []
+
+    await wait_until(is_forgotten)
+
+
+async def test_a_run_that_was_left_is_not_behind_those_that_wait(start: Start) -> None:
+    """However many they are, and though none of them may begin before it ends."""
+    first = await start(SLOW, concurrency=1, concurrency_per_project=1)
+    running = await ask(first, project="other")
+    await first.backend.reached("gate")
+    waiting = [await ask(first) for _ in range(120)]
+    await first.engine.close()
+    second = await start({"default": "so far and on"}, concurrency=1, concurrency_per_project=1)
+    assert await finish(second, running, "other") == DONE
+    assert await finish(second, waiting[0]) == DONE
 
 
 async def test_a_store_that_fails_for_a_moment_does_not_lose_a_run(
@@ -284,12 +340,11 @@ async def test_workflows_that_ended_long_ago_are_forgotten(start: Start, monkeyp
     response_id = await ask(bench)
     await finish(bench, response_id)
     await wait_for_status(response_id, "SUCCESS")
-    monkeypatch.setattr(workflows, "SHOWN_SECONDS", -1)
-    monkeypatch.setattr(workflows, "CLEARING_SECONDS", -1)
-    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(comparison, "SHOWN_SECONDS", -1)
+    monkeypatch.setattr(worker, "CLEARING_SECONDS", -1)
 
     async def is_forgotten() -> bool:
-        return await DBOS.list_workflows_async() == []
+        return await asyncio.to_thread(DBOS.list_workflows) == []
 
     await wait_until(is_forgotten)
 

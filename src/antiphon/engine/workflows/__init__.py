@@ -1,0 +1,1 @@
+"""Background responses as workflows of DBOS. Loaded only where it is wanted: importing DBOS takes long."""

@@ -1,0 +1,78 @@
+"""What we ask of DBOS's database: which workflows there are, and to hand one out, again, or not at all."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import sqlalchemy
+from dbos import DBOSClient, EnqueueOptions
+
+from antiphon.config import DbosSettings
+from antiphon.store.base import RunKey
+
+NAME = "antiphon"
+QUEUE = "antiphon.responses"
+WORKFLOW = "antiphon.respond"
+# Any of our versions goes on with the runs of another: a workflow has nothing of them but an id.
+VERSION = "1"
+# One for who announces, one for who compares.
+_THREADS = 2
+
+
+class Client:
+    """Asks in threads of its own: a database that is locked keeps them for as long as it is."""
+
+    def __init__(self, url: str, engine: sqlalchemy.Engine | None) -> None:
+        self._client = DBOSClient(
+            system_database_url=url, system_database_engine=engine, application_name=NAME, retry_connection_errors=False
+        )
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="dbos-client")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.destroy()
+
+    def register_queue(self, settings: DbosSettings, *, slots: int) -> None:
+        """Waits for the database: for a thread."""
+        self._client.register_queue(
+            QUEUE,
+            worker_concurrency=min(slots, settings.concurrency or slots),
+            global_concurrency=settings.concurrency,
+            partition_concurrency=settings.concurrency_per_project,
+            limiter={"limit": settings.starts_per_minute, "period": 60.0} if settings.starts_per_minute else None,
+            polling_interval_sec=settings.polling_seconds,
+            on_conflict="always_update",
+        )
+
+    async def enqueue(self, key: RunKey) -> None:
+        """Changes nothing if there is a workflow with this id."""
+        options = EnqueueOptions(
+            queue_name=QUEUE,
+            workflow_name=WORKFLOW,
+            workflow_id=key.response_id,
+            queue_partition_key=key.project,
+            app_version=VERSION,
+        )
+        await self._ask(lambda: self._client.enqueue(options, *key))
+
+    async def list(self, **which: Any) -> Mapping[str, str]:
+        """The statuses of our workflows by their ids, oldest first. `which` are the filters of DBOS."""
+
+        def read() -> Mapping[str, str]:
+            found = self._client.list_workflows(name=WORKFLOW, load_input=False, load_output=False, **which)
+            return {workflow.workflow_id: workflow.status for workflow in found}
+
+        listed: Mapping[str, str] = await self._ask(read)
+        return listed
+
+    async def delete(self, ids: Collection[str]) -> None:
+        if ids:
+            await self._ask(lambda: self._client.delete_workflows([*ids]))
+
+    async def resume(self, ids: Collection[str]) -> None:
+        if ids:
+            await self._ask(lambda: self._client.resume_workflows([*ids], queue_name=QUEUE))
+
+    async def _ask(self, question: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, question)

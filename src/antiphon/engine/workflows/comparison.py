@@ -1,0 +1,63 @@
+"""What the store says of the runs, and what DBOS says: where they differ, the store is right.
+
+Processes are killed between two steps, databases are restored, tools of DBOS are used. So DBOS may not know of a run,
+may hold one that has ended, or may have handed one out to nobody.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from antiphon.engine.workflows.client import Client
+from antiphon.store.base import RunKey, Store
+
+# For so long DBOS's own tools can show a run that has ended.
+SHOWN_SECONDS = 24 * 3600
+
+_ACTIVE = ["ENQUEUED", "PENDING"]
+_ENDED = ["SUCCESS", "ERROR", "CANCELLED"]
+_MOST_AT_ONCE = 1000
+
+
+class Comparison:
+    """`cancel` ends a run that is worked on here."""
+
+    def __init__(self, store: Store, client: Client, owner: str, *, cancel: Callable[[RunKey], object]) -> None:
+        self._store = store
+        self._client = client
+        self._owner = owner
+        self._cancel = cancel
+        # What may be about to begin or to end. If it looks the same the next time, it is not.
+        self._suspects: set[str] = set()
+
+    async def look(self) -> None:
+        # In this order: what DBOS has was in the store before, and what has ended in the store ends there afterwards.
+        active = await self._client.list(status=_ACTIVE)
+        listed = await self._store.list_runs(self._owner, as_of=time.time())
+        free = {key.response_id: is_free for key, is_free in listed}
+        await self._tell_again([key for key, _ in listed if key.response_id not in active])
+        # Handed out, but the run is nobody's, or there is none.
+        suspects = {each for each, status in active.items() if status == "PENDING" and free.get(each, True)}
+        sure, self._suspects = suspects & self._suspects, suspects
+        await self._client.delete(
+            [each for each in active if each not in free and (each in sure or each not in suspects)]
+        )
+        await self._client.resume([each for each in sure if each in free])
+
+    async def clear(self) -> None:
+        """Forget what ended long ago."""
+        before = datetime.fromtimestamp(time.time() - SHOWN_SECONDS, UTC).isoformat()
+        while old := await self._client.list(status=_ENDED, end_time=before, limit=_MOST_AT_ONCE):
+            await self._client.delete(old)
+
+    async def _tell_again(self, keys: Sequence[RunKey]) -> None:
+        known = await self._client.list(workflow_ids=[key.response_id for key in keys]) if keys else {}
+        for key in keys:
+            status = known.get(key.response_id)
+            if status == "CANCELLED":  # with a tool of DBOS
+                await self._store.request_cancel(*key)
+                self._cancel(key)
+                continue
+            if status in _ENDED:
+                await self._client.delete([key.response_id])
+            await self._client.enqueue(key)

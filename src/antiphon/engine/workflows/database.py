@@ -1,0 +1,46 @@
+"""DBOS's own database: what a file needs to be one that several processes can share, and be killed with."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+
+from antiphon.errors import ConfigError
+
+_SQLITE = "sqlite:///"
+
+
+def connect(url: str) -> sqlalchemy.Engine | None:
+    """The engine for a SQLite file. For anything else None: DBOS makes that itself.
+
+    The one that it would make begins a transaction with the first write. What it has read before that, how many are at
+    work for instance, may not be so any more, and tables are made one by one.
+    """
+    if not url.startswith(_SQLITE):
+        return None
+    try:
+        _prepare(Path(url.removeprefix(_SQLITE)))
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"dbos: its database cannot be used: {error}") from None
+    engine = sqlalchemy.create_engine(url)
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def open_connection(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA busy_timeout = 30000")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(connection: sqlalchemy.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _prepare(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")  # it stays with the file

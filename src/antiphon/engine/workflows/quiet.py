@@ -1,0 +1,39 @@
+"""DBOS's log, as a line now and then: left to itself, it tells at every try that its database is out of reach."""
+
+import logging
+import math
+import time
+
+_SECONDS = 60.0
+# Of a line, what tells its kind.
+_KIND = 40
+_MOST_KINDS = 100
+# A workflow that is cancelled, and all of them when a server stops, are no faults.
+_HARMLESS = ("Asyncio task cancelled", "Exception encountered in asynchronous workflow")
+
+
+class Quiet(logging.Filter):
+    """Lets one line of each kind pass in a minute, without its traceback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = (record.getMessage().splitlines() or [""])[0]
+        kind, now = line[:_KIND], time.monotonic()
+        if line.startswith(_HARMLESS) or now - self._told.get(kind, -math.inf) < _SECONDS:
+            return False
+        if len(self._told) >= _MOST_KINDS:
+            self._told.clear()
+        self._told[kind] = now
+        record.msg, record.args, record.exc_info, record.exc_text = line, (), None, None
+        return True
+
+
+def quieten() -> None:
+    """Have DBOS log like the rest of us. Before it is imported: it would add a handler of its own to a bare logger."""
+    logger = logging.getLogger("dbos")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+        logger.addFilter(Quiet())
