@@ -15,6 +15,8 @@ from antiphon.protocol.request import CreateRequest, Effort, Format, JsonSchemaF
 
 def check_updates(items: Sequence[Item | Unknown], *, param: str = "input") -> None:
     """Raise on an update among the new items that sets what cannot be, naming the place in `param`."""
+    if ConfigurationUpdate not in map(type, items):  # nearly always
+        return
     for index, item in enumerate(items):
         if isinstance(item, ConfigurationUpdate):
             _read(item, f"{param}[{index}]")
@@ -26,9 +28,9 @@ def apply_updates(request: CreateRequest, items: Sequence[Item | Unknown]) -> tu
     `items` is the whole history, in order. The new ones were checked; of the others, one that sets what cannot be must
     not stand in the way for ever.
     """
-    updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
-    if not updates:
+    if ConfigurationUpdate not in map(type, items):
         return request, []
+    updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
     request = copy(request)
     useless: list[str] = []
     for update in updates:

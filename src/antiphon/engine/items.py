@@ -11,7 +11,18 @@ from antiphon.errors import InvalidRequest
 from antiphon.protocol import faults
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.hosted import LocalShellCallOutput
-from antiphon.protocol.items import Item, ItemReference, Items, Message
+from antiphon.protocol.items import (
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    ItemReference,
+    Items,
+    Message,
+    Reasoning,
+)
 from antiphon.protocol.open import Unknown
 
 
@@ -58,15 +69,15 @@ def check_named(items: Sequence[Item | Unknown], *, param: str = "input") -> Non
             raise InvalidRequest(f"Invalid value for '{where}': it is empty.", param=where, code="invalid_value")
 
 
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "local_shell_call_output": "lsho",
-    "reasoning": "rs",
-    "compaction": "cmp",
+_PREFIXES: dict[type, str] = {
+    Message: "msg",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    CustomToolCall: "ctc",
+    CustomToolCallOutput: "ctco",
+    LocalShellCallOutput: "lsho",
+    Reasoning: "rs",
+    Compaction: "cmp",
 }
 
 
@@ -79,7 +90,7 @@ def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     if isinstance(stored, LocalShellCallOutput) and stored.call_id == stored.id:
         stored.named_call, stored.id = stored.id, ""
     if not stored.id:  # some clients send an empty one
-        stored.id = mint(_PREFIXES.get(stored.type, "item"))
+        stored.id = mint(_PREFIXES.get(type(stored), "item"))
     if getattr(stored, "status", "none") is None:
         cast(Message, stored).status = "completed"
     if isinstance(stored, Message) and isinstance(stored.content, str):

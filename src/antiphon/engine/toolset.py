@@ -30,6 +30,8 @@ Tools = list[Tool | Unknown]
 
 _NAMED = (FunctionTool, CustomTool)
 _BRINGING = (AdditionalTools, ToolSearchOutput)
+# Every request is asked whether it has any, and hardly one has.
+_KINDS_BRINGING = frozenset(_BRINGING)
 
 
 def select_tools(
@@ -59,6 +61,8 @@ def select_tools(
 
 def _list_brought(request: CreateRequest) -> Tools:
     items = request.input if isinstance(request.input, list) else []
+    if _KINDS_BRINGING.isdisjoint(map(type, items)):
+        return []
     return [tool for item in items if isinstance(item, _BRINGING) for tool in item.tools]
 
 
@@ -67,6 +71,8 @@ def check_brought_tools(
 ) -> list[str]:
     """The same for the tools that come with a request's items. They stay in the items; the model is not shown them."""
     warnings: list[str] = []
+    if _KINDS_BRINGING.isdisjoint(map(type, items)):
+        return warnings
     for index, item in enumerate(items):
         if isinstance(item, _BRINGING):
             for place, tool in enumerate(item.tools):

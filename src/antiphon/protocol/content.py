@@ -99,8 +99,8 @@ class OutputText(Tagged, tag="output_text"):
     logprobs: list[LogProb] | None = None
 
     def __post_init__(self) -> None:
-        annotations = ANNOTATIONS.list_field(self.annotations, "annotations")
-        self.annotations = [] if annotations is None else annotations
+        if not isinstance(self.annotations, list):
+            self.annotations = ANNOTATIONS.list_field(self.annotations, "annotations") or []
 
 
 class Refusal(Tagged, tag="refusal"):

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from antiphon.protocol.content import ANNOTATIONS, PARTS, LogProb, SummaryText
 from antiphon.protocol.items import ITEMS
@@ -84,7 +84,8 @@ class OutputItemEvent(Event):
     item: OneItem
 
     def __post_init__(self) -> None:
-        self.item = ITEMS.kept_field(self.item, "item")
+        if isinstance(self.item, Raw):
+            self.item = ITEMS.kept_field(self.item, "item")
 
 
 class OutputItemAdded(OutputItemEvent, tag="response.output_item.added"):
@@ -112,7 +113,8 @@ class ContentPartEvent(ContentEvent):
     part: OnePart
 
     def __post_init__(self) -> None:
-        self.part = PARTS.field(self.part, "part", required=True)
+        if isinstance(self.part, Raw):
+            self.part = PARTS.field(self.part, "part", required=True)
 
 
 class ContentPartAdded(ContentPartEvent, tag="response.content_part.added"):

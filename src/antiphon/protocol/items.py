@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec import Raw
 
 from antiphon.protocol.content import PARTS, Content, OptionalParts, SummaryText
 from antiphon.protocol.hosted import (
@@ -51,7 +52,8 @@ class Message(Tagged, tag="message"):
     phase: Phase | None = None
 
     def __post_init__(self) -> None:
-        self.content = PARTS.text_or_list_field(self.content, "content", required=True)
+        if isinstance(self.content, Raw):
+            self.content = PARTS.text_or_list_field(self.content, "content", required=True)
 
 
 class FunctionCall(Tagged, tag="function_call"):

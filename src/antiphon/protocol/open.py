@@ -126,7 +126,9 @@ class Family(Generic[T]):
         self._decoders: dict[str, msgspec.json.Decoder[T]] = {}
         union = functools.reduce(operator.or_, members)
         self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(union)
-        self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(GenericAlias(list, (union,)))
+        array = GenericAlias(list, (union,))
+        self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(array)
+        self._text_or_list: msgspec.json.Decoder[str | list[T]] = msgspec.json.Decoder(str | array)
         self.aliases = aliases or {}
         self.untagged = untagged or {}
         self.variants = variants or {}
@@ -192,7 +194,8 @@ class Family(Generic[T]):
         except ValidationError as error:
             raise ValidationError(f"{error} - at `$[{index}]`") from None
 
-    # What a struct's __post_init__ calls. Values that are no longer Raw were set by code, and stay.
+    # What a struct's __post_init__ calls. Values that are no longer Raw were set by code, and stay. Structs that are
+    # made for every answer do not even ask.
     # A null is None, unless the field is required: then it is an error like any other wrong value.
 
     def field(self, value: Any, name: str, *, required: bool = False) -> Any:
@@ -209,9 +212,12 @@ class Family(Generic[T]):
 
     def text_or_list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds a string or an array of members."""
-        return (
-            self._decode_field(value, name, self._text_or_many, required=required) if isinstance(value, Raw) else value
-        )
+        if not isinstance(value, Raw):
+            return value
+        try:
+            return self._text_or_list.decode(value)  # nearly always: in one step, as every message has such a field
+        except ValidationError:
+            return self._decode_field(value, name, self._text_or_many, required=required)
 
     def text_or_field(self, value: Any, name: str, *, required: bool = False) -> Any:
         """A field that holds a string or one member."""

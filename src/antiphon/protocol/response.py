@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from antiphon.protocol.content import OutputText
 from antiphon.protocol.items import ITEMS, Message
@@ -171,10 +171,14 @@ class Response(Reply, kw_only=True):
     served_by: str | None = None
 
     def __post_init__(self) -> None:
-        self.instructions = ITEMS.text_or_list_field(self.instructions, "instructions")
-        self.output = ITEMS.list_field(self.output, "output", required=True)
-        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
-        self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
+        if isinstance(self.instructions, Raw):
+            self.instructions = ITEMS.text_or_list_field(self.instructions, "instructions")
+        if isinstance(self.output, Raw):
+            self.output = ITEMS.list_field(self.output, "output", required=True)
+        if isinstance(self.tools, Raw):
+            self.tools = TOOLS.list_field(self.tools, "tools", required=True)
+        if isinstance(self.tool_choice, Raw):
+            self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 
     @property
     def output_text(self) -> str:

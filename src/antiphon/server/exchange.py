@@ -156,13 +156,13 @@ class Exchange:
         finally:
             self._beat = None
 
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> Awaitable[None]:
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        return self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def _send_body(self, chunk: bytes, *, more: bool) -> None:
+    def _send_body(self, chunk: bytes, *, more: bool) -> Awaitable[None]:
         self.sent += len(chunk)
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        return self._send({"type": "http.response.body", "body": chunk, "more_body": more})
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [

@@ -159,7 +159,7 @@ class ResponseHandlers:
             async with aclosing(events) as batches:
                 async for batch in batches:
                     chunk = encode_batch(adapt(batch))
-                    if tail or isinstance(batch[-1], TERMINAL):
+                    if tail or type(batch[-1]) in TERMINAL:  # of structs, isinstance takes four times as long
                         tail += chunk
                     else:
                         pulse.last = batch[-1]
