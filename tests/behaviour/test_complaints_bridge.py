@@ -159,19 +159,38 @@ async def test_pain_d_49_a_schema_is_asked_for_and_reasoning_stays_out_of_the_an
     assert shape(response) == [("reasoning", "Two and two."), ("message", '{"sum": 4}')]
 
 
-@pytest.mark.parametrize("said", ["Sure! The number is 4.", '{"number": 4}', '```json\n{"sum": 4}\n```'])
+@pytest.mark.parametrize("said", ["Sure! The number is 4.", '{"number": 4}', '```json\n{"number": 4}\n```'])
 async def test_pain_d_49_an_answer_that_does_not_fit_is_no_success(said: str) -> None:
     """vllm-project/vllm#44012"""
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     asked = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
     answer = streamed({"reasoning": "Two and two."}, {"content": said[:4]}, {"content": said[4:]})
-    async with bridge(answer, answer) as it:
-        response = await it.ask("2+2?", text=asked)
+    async with bridge(answer, answer, answer) as it:
         events = await it.stream("2+2?", text=asked)
-    for failed in (response, events[-1]["response"]):
-        assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_output")
+        # Where nobody listens it can be asked for once more, and is not told.
+        whole = await it.post("/v1/responses", {"model": "m", "input": "2+2?", "text": asked})
+        assert len(it.sent) == 3
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_output")
+    assert (whole.status, whole.json["error"]["code"]) == (500, "invalid_output")
     # It is told as it comes nevertheless.
     assert [event["delta"] for event in of_type(events, "response.output_text.delta")] == [said[:4], said[4:]]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_pain_d_49_an_answer_that_does_not_fit_is_asked_for_once_more(stored: bool) -> None:
+    """vllm-project/vllm#44012"""
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    asked = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
+    wrong = streamed({"reasoning": "Two and two."}, {"content": "It is 4."})
+    async with bridge(wrong, streamed({"content": '{"sum": 4}'})) as it:
+        response = await it.ask("2+2?", text=asked, store=stored)
+        said, wish = it.sent[1]["messages"][-2:]
+        assert it.sent[1]["response_format"] == it.sent[0]["response_format"]
+    assert shape(response) == [("message", '{"sum": 4}')]
+    assert response["usage"]["total_tokens"] == 16
+    assert (said["role"], said["content"], wish["role"]) == ("assistant", "It is 4.", "user")
+    assert wish["content"].startswith("This answer is not what was asked for: not valid JSON")
 
 
 async def test_pain_d_50_a_conversation_goes_on() -> None:

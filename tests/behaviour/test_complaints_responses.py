@@ -141,7 +141,9 @@ async def test_pain_j_81_the_model_that_a_router_has_chosen_is_told() -> None:
     snapshot = stream_of(f"data: {json.dumps(begun)}\n\n".encode(), *(answered().pieces or ()))
     for kind, reply in (("chat_completions", chosen), ("responses", snapshot)):
         async with bridge(reply, kind=kind, model="router/auto") as it:
-            response = await it.ask("hi")
+            answer = await it.post("/v1/responses", {"model": "router/auto", "input": "hi"})
+            response = answer.json
             stored = await it.get(f"/v1/responses/{response['id']}")
         assert (response["model"], response["served_by"]) == ("router/auto", "up/acme/model-1")
+        assert answer.headers["x-antiphon-served-by"] == response["served_by"]
         assert stored["served_by"] == response["served_by"]

@@ -18,11 +18,15 @@ PICTURE = {"role": "user", "content": [{"type": "input_image"}]}
 UPDATE = {"type": "configuration_update", "text": {"format": {"type": "json_schema", "name": "x"}}}
 TRIGGER = {"type": "compaction_trigger"}
 LACKING = {"type": "item_reference", "id": "msg_lacking"}
+NAMELESS = {"type": "item_reference", "id": ""}
+MISNAMED = {"type": "acme:x", "id": 5}
 FAULTS = [
     (PICTURE, "content[0]"),
     (UPDATE, "text.format.schema"),
     (TRIGGER, ""),
     (LACKING, ""),
+    (NAMELESS, "id"),
+    (MISNAMED, "id"),
 ]
 
 

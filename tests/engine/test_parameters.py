@@ -17,6 +17,11 @@ def request(**fields: Any) -> CreateRequest:
     return codec.decode_request(codec.encode({"model": "m", "input": "hi"} | fields)).request
 
 
+def check(*, on_websocket: bool = False, may_be_empty: bool = False, **fields: Any) -> None:
+    asked = request(**fields)
+    check_parameters(asked, own=asked.input, on_websocket=on_websocket, may_be_empty=may_be_empty)
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": None}, "model", "missing_required_parameter"),
     ({"model": ""}, "model", "missing_required_parameter"),
@@ -48,7 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
 def test_a_request_that_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_parameters(request(**fields))
+        check(**fields)
     assert (caught.value.param, caught.value.code, caught.value.status) == (param, code, 400)
 
 
@@ -72,12 +77,12 @@ def test_every_unimplemented_parameter_has_a_case_above() -> None:
     ],
 )
 def test_values_that_ask_for_nothing_special_are_welcome(fields: dict[str, Any]) -> None:
-    check_parameters(request(**fields))
+    check(**fields)
 
 
 def test_what_only_prepares_and_what_is_only_compacted_may_be_empty() -> None:
-    check_parameters(request(input=[], generate=False), on_websocket=True)
-    check_parameters(request(input=[]), may_be_empty=True)
+    check(input=[], generate=False, on_websocket=True)
+    check(input=[], may_be_empty=True)
 
 
 DEMANDS: list[tuple[dict[str, Any], str]] = [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.engine.history import check_pairs
 from antiphon.engine.ids import Mint
-from antiphon.engine.repair import Repaired, drop_lone_reasoning, repair
+from antiphon.engine.repair import Repaired, drop_unfinished, repair
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputImage, InputText, OutputText
 from antiphon.protocol.hosted import LocalShellCallOutput, ShellAction, ShellCall, ToolSearchCall, ToolSearchOutput
@@ -150,13 +150,13 @@ def test_what_is_answered_next_is_a_whole_call_rather_than_half_a_one() -> None:
 def test_half_a_call_that_a_client_sends_back_is_left_out_with_the_reasoning_that_led_to_it() -> None:
     sent = [USER, REASONING, CUT]
     check_pairs(sent)
-    assert drop_lone_reasoning(sent) == (
+    assert drop_unfinished(sent) == (
         [USER],
         ["the call call_9 was cut off and left out", "the reasoning rs_1 led to nothing and was left out"],
     )
     answered = [USER, REASONING, CUT, CUT_OUTPUT]
     check_pairs(answered)
-    assert drop_lone_reasoning(answered) == (answered, [])
+    assert drop_unfinished(answered) == (answered, [])
 
 
 def test_an_answered_calls_id_may_come_again_for_another_call() -> None:

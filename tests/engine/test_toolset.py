@@ -218,6 +218,19 @@ def test_a_tool_that_comes_with_the_input_can_be_chosen() -> None:
     assert select_tools(asked, capabilities=FUNCTIONS) == ([], [])
 
 
+@pytest.mark.parametrize(
+    "choice",
+    ["required", {"type": "function", "name": "f"}, {"type": "function", "name": "g"}, choose(F, mode="required")],
+)
+def test_a_tool_that_came_with_an_earlier_turn_can_be_chosen(choice: Any) -> None:
+    brought = [{"type": "additional_tools", "role": "developer", "tools": [F, namespace(G)]}]
+    earlier = request(input=brought).input
+    assert isinstance(earlier, list)
+    for fields in {}, {"input": brought}:  # whoever brings them every time brings the same ones
+        asked = request(tool_choice=choice, **fields)
+        assert select_tools(asked, capabilities=FUNCTIONS, earlier=earlier) == ([], [])
+
+
 def test_tools_that_come_with_the_input_are_held_to_the_same_rules() -> None:
     items = request(input=[{"type": "additional_tools", "role": "developer", "tools": [F, MCP]}]).input
     assert isinstance(items, list)

@@ -20,12 +20,16 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     among them, and `request.input` is not to be read: it holds only the newest part. `request.tools` and
     `request.tool_choice` are already resolved and checked. `project` is whose turn it is. `response_id` is there if a
     crash would have the turn begun again: a backend that says the same for the same id lets its readers go on.
+
+    A backend that refuses an item names it `input[3]`, by its place among the `items`. What the client calls that is
+    not its to know: `find_place` says it, if anybody can, to whoever tells the client.
     """
 
     request: CreateRequest
     items: list[Item | Unknown]
     project: str = ""
     response_id: str = ""
+    find_place: Callable[[Item | Unknown], str | None] | None = None
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,6 @@
 """From a request and the store to a turn: what the model will read, and the response as it begins."""
 
-import re
 import time
-from collections.abc import Sequence
 from copy import copy
 
 import msgspec
@@ -15,9 +13,10 @@ from antiphon.engine.history import check_input, check_pairs
 from antiphon.engine.ids import BrandedMint, Mint
 from antiphon.engine.items import identify
 from antiphon.engine.parameters import check_capabilities
+from antiphon.engine.places import Places
 from antiphon.engine.policy import Policy
 from antiphon.engine.reasoning import screen
-from antiphon.engine.repair import drop_lone_reasoning
+from antiphon.engine.repair import drop_unfinished
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.session import Session
 from antiphon.engine.toolset import check_brought_tools, select_tools
@@ -73,11 +72,15 @@ async def resolve(
         request = msgspec.structs.replace(request, tools=context.tools)
         unsupported = "drop"  # nobody has asked for them here, and another model may have served them
     tools, left_out = select_tools(
-        request, capabilities=capabilities, unsupported=unsupported, functions_only=policy.stateless
+        request,
+        capabilities=capabilities,
+        unsupported=unsupported,
+        functions_only=policy.stateless,
+        earlier=context.items,
     )
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     asked = read_input(request, mint)
-    places = _Places(len(asked), own)
+    places = Places(asked, own)
     try:
         if not mend and (request.store is not False or request.conversation is not None):
             check_ids(asked)
@@ -92,7 +95,7 @@ async def resolve(
         items, unpaired = repair_before_trigger(items)
     else:
         check_pairs(items)
-        items, unpaired = drop_lone_reasoning(items)
+        items, unpaired = drop_unfinished(items)
     applied, useless = apply_updates(request, items)
     request = copy(applied)
     request.tools = tools or None
@@ -103,7 +106,7 @@ async def resolve(
     # What continues a compaction has it expanded twice, and mended alike.
     told = dict.fromkeys((*context.repairs, *expanded.warnings, *unopened, *unpaired, *useless))
     return Resolved(
-        turn=Turn(request=request, items=items, project=project),
+        turn=Turn(request=request, items=items, project=project, find_place=places.find),
         input=new_items,
         response=begin_response(request, mint.response_id),
         mint=mint,
@@ -121,7 +124,7 @@ async def _fill(
     request: CreateRequest,
     asked: list[Item | Unknown],
     context: Context,
-    places: "_Places",
+    places: Places,
     *,
     project: str,
     store: Store,
@@ -131,12 +134,12 @@ async def _fill(
     earlier = [*context.left_out, *context.items]  # in this order: an id of a call may come again
     filled = await fill_references(asked, sent=sent, earlier=earlier, project=project, store=store)
     repeated = places.name_all(filled.repeated)
-    places.left = filled.places
+    places.keep(filled.items, filled.places)
     return filled.items, repeated
 
 
 def _check(
-    items: list[Item | Unknown], places: "_Places", *, model: Model, capabilities: Capabilities, policy: Policy
+    items: list[Item | Unknown], places: Places, *, model: Model, capabilities: Capabilities, policy: Policy
 ) -> list[str]:
     """Raise on new items that are not as they must be. What is to be known about the tools that they bring."""
     check_trigger(items)
@@ -144,38 +147,6 @@ def _check(
     check_updates(items)
     left_out = check_brought_tools(items, capabilities=capabilities, unsupported=policy.unsupported_tools)
     return places.name_all(left_out)
-
-
-class _Places:
-    """Where items stand, as the client knows it: in its own input, or in the template of its prompt.
-
-    `left` has, for each item that is looked at, its index among all that were asked.
-    """
-
-    _INDEX = re.compile(r"input\[(\d+)\]")
-
-    def __init__(self, asked: int, own: str | list[Item | Unknown] | None) -> None:
-        self.left: Sequence[int] = range(asked)
-        self._front = asked - (len(own) if isinstance(own, list) else own is not None)
-
-    def name_all(self, told: Sequence[str]) -> list[str]:
-        """What is told of items, each under its right name."""
-        return [self._name(each) for each in told]
-
-    def correct(self, error: InvalidRequest) -> None:
-        """Let an error that names an item by its index name the right one."""
-        if error.param is not None:
-            wrong, error.param = error.param, self._name(error.param)
-            error.message = error.message.replace(wrong, error.param)
-            error.args = (error.message,)
-
-    def _name(self, told: str) -> str:
-        found = self._INDEX.match(told)
-        if found is None:
-            return told
-        index = self.left[int(found[1])]
-        place = f"prompt.input[{index}]" if index < self._front else f"input[{index - self._front}]"
-        return place + told[found.end() :]
 
 
 def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:

@@ -197,7 +197,7 @@ class Engine:
         if self._policy.stateless:
             request, ignored = leave_state_aside(request, remembers=session is not None)
         own, request = request.input, await self.prompts.fill_in(request, project)
-        check_parameters(request, on_websocket=session is not None, may_be_empty=mend)
+        check_parameters(request, own=own, on_websocket=session is not None, may_be_empty=mend)
         route = self._router.find(request.model or "")
         candidate = route.first
         resolved = await resolve(

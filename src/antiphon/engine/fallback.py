@@ -21,7 +21,9 @@ def adapt(
     try:
         warnings = check_capabilities(turn.request, capabilities, model)
         check_input(turn.items, capabilities, model)
-        tools, left_out = select_tools(turn.request, capabilities=capabilities, unsupported=unsupported)
+        tools, left_out = select_tools(
+            turn.request, capabilities=capabilities, unsupported=unsupported, earlier=turn.items
+        )
     except InvalidRequest as error:
         raise Unfit(error.message) from None
     if left_out:

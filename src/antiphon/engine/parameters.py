@@ -5,6 +5,8 @@ from collections.abc import Callable
 from antiphon.backends.base import Capabilities
 from antiphon.engine.items import check_named
 from antiphon.errors import InvalidRequest, MissingParameter, UnsupportedParameter
+from antiphon.protocol.items import Item
+from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 
 # Parameters this server does not implement: any value but null (or what `_harmless` lists) is refused.
@@ -18,10 +20,17 @@ OF_WEBSOCKETS = ("generate", "stream_id")
 _harmless: dict[str, object] = {"generate": True}
 
 
-def check_parameters(request: CreateRequest, *, on_websocket: bool = False, may_be_empty: bool = False) -> None:
+def check_parameters(
+    request: CreateRequest,
+    *,
+    own: str | list[Item | Unknown] | None,
+    on_websocket: bool = False,
+    may_be_empty: bool = False,
+) -> None:
     """Raise if the request is incomplete, contradicts itself, or asks for what this server does not implement.
 
-    One that `may_be_empty` need not have anything that a model could answer.
+    `own` is the input that the client has sent; that of a prompt's template has been put before it, and is checked.
+    A request that `may_be_empty` need not have anything that a model could answer.
     """
     if not request.model:
         raise MissingParameter("Missing required parameter: 'model'.", param="model")
@@ -42,6 +51,8 @@ def check_parameters(request: CreateRequest, *, on_websocket: bool = False, may_
                 f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.", param=name
             )
     _check_context_management(request)
+    if isinstance(own, list):
+        check_named(own)
     _check_input(request, may_be_empty=may_be_empty)
     text_format = request.text.format if request.text is not None else None
     if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
@@ -50,8 +61,6 @@ def check_parameters(request: CreateRequest, *, on_websocket: bool = False, may_
 
 def _check_input(request: CreateRequest, *, may_be_empty: bool) -> None:
     """Raise if there is nothing to answer, neither here nor in what is continued. A prompt is filled in by now."""
-    if isinstance(request.input, list):
-        check_named(request.input)
     if request.input or may_be_empty or request.instructions:
         return
     if request.previous_response_id is not None or request.conversation is not None:

@@ -11,7 +11,9 @@ import msgspec
 
 from antiphon.backends.base import Backend, Deltas, Model, Turn
 from antiphon.engine.items import ItemPage
+from antiphon.engine.places import relocate
 from antiphon.engine.sealing import Sealer
+from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.content import ReasoningText
 from antiphon.protocol.events import TERMINAL, Event, OutputItemDone
@@ -113,11 +115,26 @@ class ReasoningSealer:
         return self._backend.models()
 
     async def count_tokens(self, turn: Turn) -> int:
-        return await self._backend.count_tokens(self._unseal(turn))
+        opened = self._unseal(turn)
+        try:
+            return await self._backend.count_tokens(opened)
+        except InvalidRequest as error:
+            self._correct(error, opened)
+            raise
 
     async def stream(self, turn: Turn) -> Deltas:
-        answer = await self._backend.stream(self._unseal(turn))
+        opened = self._unseal(turn)
+        try:
+            answer = await self._backend.stream(opened)
+        except InvalidRequest as error:
+            self._correct(error, opened)
+            raise
         return self._seal(answer, turn) if self.capabilities.reasoning else answer
+
+    def _correct(self, error: InvalidRequest, turn: Turn) -> None:
+        """Only here are the items those that the backend has counted."""
+        if not self.capabilities.any_tool:  # which passes items on, to a server that counts what it was sent
+            relocate(error, turn)
 
     def _unseal(self, turn: Turn) -> Turn:
         if Reasoning not in map(type, turn.items):

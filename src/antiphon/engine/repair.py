@@ -175,7 +175,7 @@ def _find_open_end(items: Sequence[Item | Unknown]) -> int:
     return end
 
 
-def drop_lone_reasoning(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+def drop_unfinished(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
     """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere; and so it
     did before a call that was cut off, which goes with it, unless it was answered nevertheless.
 

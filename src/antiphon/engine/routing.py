@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon.backends.base import Backend, Deltas, Model, Turn
 from antiphon.config import UnsupportedTools
-from antiphon.engine.adherence import find_strict, hold_to
+from antiphon.engine.adherence import hold
 from antiphon.engine.fallback import Unfit, adapt, lacks_something
 from antiphon.engine.truncation import count_tokens, start_turn
 from antiphon.errors import (
@@ -111,12 +111,11 @@ class Route(msgspec.Struct, frozen=True):
         request = turn.request
         # That a model does not reason, some backends learn only by asking it to.
         idle = candidate.list_idle(request) if request.reasoning is not None else None
-        started = await start_turn(candidate.backend, _address(turn, candidate.model.id))
+        addressed = _address(turn, candidate.model.id)
+        started = await start_turn(candidate.backend, addressed)
         if idle is not None and (found := [name for name in candidate.list_idle(request) if name not in idle]):
             warnings = [*warnings, f"no effect on this model: {', '.join(found)}"]
-        form = find_strict(request) if candidate.backend.capabilities.schema_on_trust else None
-        answer = started.deltas if form is None else hold_to(form, started.deltas)
-        return Serving(answer, candidate, started.dropped, warnings)
+        return Serving(hold(started.deltas, addressed, candidate.backend), candidate, started.dropped, warnings)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await count_tokens(self.first.backend, _address(turn, self.first.model.id))

@@ -40,10 +40,12 @@ def select_tools(
     capabilities: Capabilities,
     unsupported: UnsupportedTools = "default",
     functions_only: bool = False,
+    earlier: Sequence[Item | Unknown] = (),
 ) -> tuple[Tools, list[str]]:
     """The tools to show the model, and warnings about those left out.
 
     Raises on a tool that cannot be served, unless it is to be dropped. `functions_only` drops all but functions.
+    `earlier` are items that the request builds on: the tools that they brought can be chosen.
     """
     kept: dict[str, Tool | Unknown] = {}
     warnings: list[str] = []
@@ -55,12 +57,15 @@ def select_tools(
             kept[path] = tool
     _check_names(kept)
     tools = list(kept.values())
-    _check_choice(request, tools + _list_brought(request), capabilities)
+    if request.tool_choice not in (None, "auto", "none"):
+        brought = [*_list_brought(earlier), *_list_brought(request.input)]
+        _check_choice(request, tools + brought, capabilities)
     return tools, warnings
 
 
-def _list_brought(request: CreateRequest) -> Tools:
-    items = request.input if isinstance(request.input, list) else []
+def _list_brought(items: str | Sequence[Item | Unknown] | None) -> Tools:
+    if items is None or isinstance(items, str):
+        return []
     if _KINDS_BRINGING.isdisjoint(map(type, items)):
         return []
     return [tool for item in items if isinstance(item, _BRINGING) for tool in item.tools]
@@ -200,12 +205,12 @@ def _check_allowed(allowed: JsonObject, tools: Tools, path: str, *, any_type: bo
 
 def _check_name(name: object, tools: Tools, path: str, *, namespace: object = None) -> None:
     """A child may be named without its namespace, as long as only one has that name."""
-    found = [
+    found = {  # one that comes with several turns is one
         identity
         for tool in tools
         for _, identity in _identify(tool, path)
         if identity[1] == name and identity[0] != "" and namespace in (None, identity[0])
-    ]
+    }
     if not found:
         raise InvalidRequest(f"There is no tool named '{name}' in 'tools'.", param=path, code="invalid_value")
     if len(found) > 1 and (None, name) not in found:

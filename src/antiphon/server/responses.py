@@ -57,12 +57,13 @@ class ResponseHandlers:
             exchange.model = run.response.model
             exchange.response_id = run.response.id
             exchange.warnings += run.warnings
-            exchange.note_server(run.response.served_by)
             tail = b""
             if request.stream:
+                exchange.note_server(run.response.served_by)
                 tail = await self._stream(exchange, run.events(), rename)
             else:
                 await run.drain()
+                exchange.note_server(run.response.served_by)  # a router has chosen by now
         if run.response.error is not None:  # the log shall know, whatever the status of an answer that had begun
             exchange.error_code = run.response.error.code
         # Outside of the watch: it would take the end of the answer for the client's leaving.

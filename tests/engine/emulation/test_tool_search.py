@@ -179,6 +179,16 @@ async def test_tools_that_come_with_the_input_can_be_called(emulate: Any) -> Non
     assert again.shown == ["crm__draw"]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
+async def test_tools_that_came_with_an_earlier_turn_can_be_chosen(emulate: Any, choice: Any) -> None:
+    bench = await emulate({"text": "Ok."}, rules=[{"user": "now", "answers": [[call("f", {})]]}])
+    function = {"type": "function", "name": "f"}
+    brought = {"type": "additional_tools", "role": "developer", "tools": [function]}
+    first = await bench.ask([brought, {"role": "user", "content": "later"}])
+    second = await bench.ask("now", previous_response_id=first.response["id"], tool_choice=choice)
+    assert (second.shown, [item["name"] for item in second.output]) == (["f"], ["f"])
+
+
 async def test_a_function_that_was_found_is_a_namespace_of_its_own_as_in_the_api(emulate: Any) -> None:
     rules = [
         {"text": "mild", "answers": ["It is mild."]},

@@ -106,7 +106,7 @@ def _read_text_file(data: str) -> str | None:
 
 def _refuse(what: str, instead: str, place: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{what} cannot be sent to this model's server; use '{instead}'. Places count over the whole conversation.",
+        f"{what} cannot be sent to this model's server; use '{instead}'.",
         param=place,
         code="unsupported_parameter",
     )

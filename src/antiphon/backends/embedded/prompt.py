@@ -169,6 +169,4 @@ def _read_part(part: Any, place: str) -> str:
         return part.refusal
     if isinstance(part, Unknown):
         return part.raw.decode()
-    raise InvalidRequest(
-        f"The embedded model reads text only, not '{part.type}'. Places count over the whole conversation.", param=place
-    )
+    raise InvalidRequest(f"The embedded model reads text only, not '{part.type}'.", param=place)

@@ -7,7 +7,7 @@ import msgspec
 
 from antiphon.engine.compaction.clipping import clip, clip_item, measure, measure_least
 from antiphon.engine.compaction.steps import Step, find_end_of_outputs, join_unread, pair, split_steps
-from antiphon.engine.repair import drop_lone_reasoning
+from antiphon.engine.repair import drop_unfinished
 from antiphon.protocol.content import InputText, text_of
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.open import Unknown
@@ -79,7 +79,7 @@ def _shrink(step: Step, size: int) -> tuple[Step, Step]:
     # A call makes sense without the thought that led to it.
     gone: Step = [item for item in step if id(item) not in smaller and not isinstance(item, Reasoning)]
     end = find_end_of_outputs(kept)
-    return drop_lone_reasoning([*kept[:end], *_tell_gap(gone), *kept[end:]])[0], gone
+    return drop_unfinished([*kept[:end], *_tell_gap(gone), *kept[end:]])[0], gone
 
 
 def _admit(step: Step, needs: Mapping[int, int], size: int) -> set[int]:

@@ -87,8 +87,13 @@ def _check_answer(said: Said, finish: deltas.Finish, lowered: Lowered, budget: B
         message = f"The model's answer is not what was asked for: {fault}"
         return Ending([deltas.Failure(message, "invalid_output", "model_error")])
     budget.retries -= 1
+    return Ending([], ask_anew(said, fault))
+
+
+def ask_anew(said: Said, fault: str) -> Items:
+    """What the model said for an answer, and what is wrong with that."""
     wish = InputText(f"This answer is not what was asked for: {fault}. Answer again, with nothing but the JSON.")
-    return Ending([], [*said.list_items(), Message("user", [wish], status="completed")])
+    return [*said.list_items(), Message("user", [wish], status="completed")]
 
 
 def _say_answer(said: Said) -> list[Delta]:
