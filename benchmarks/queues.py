@@ -29,7 +29,7 @@ class Contestant(NamedTuple):
 _ENGINE = "from antiphon.engine.engine import Engine; from antiphon.store.sqlite.store import SqliteStore"
 CONTESTANTS = (
     Contestant("store", "lease_queue", _ENGINE),
-    Contestant("dbos", "dbos_queue", f"{_ENGINE}; from antiphon.engine.workflows import WorkflowWorker"),
+    Contestant("dbos", "dbos_queue", f"{_ENGINE}; from antiphon.engine.workflows.worker import WorkflowWorker"),
 )
 
 

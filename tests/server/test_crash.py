@@ -149,7 +149,7 @@ def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: St
 def test_a_server_without_the_model_leaves_the_runs_of_a_dead_one_to_whoever_has_it(
     start: Start, tmp_path: Path
 ) -> None:
-    settings = {"background_lease_seconds": 0.3}
+    settings = {"background_lease_seconds": 5}  # four of them are longer than any start takes
     first = start({"default": [{"text": ["so "]}, {"wait": "for ever"}]}, **settings)
     response_id = first.begin("hi")
     wait_until(lambda: first.status(response_id) == "in_progress")
