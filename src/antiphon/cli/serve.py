@@ -41,10 +41,12 @@ def run(arguments: Namespace) -> int:
 
 
 def _leave_threads() -> None:
-    """End the process if Python would wait for ever to do so. Everything is closed; but the threads of a library may be
-    stuck in a database that does not answer."""
+    """End the process if Python would wait for ever to do so.
+
+    Everything is closed, but threads of DBOS may be stuck in a database that does not answer.
+    """
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+        if thread.name.startswith("dbos"):
             thread.join(_THREAD_SECONDS)
             if thread.is_alive():
                 logging.shutdown()

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy
 from dbos import DBOSClient, EnqueueOptions
@@ -20,12 +20,24 @@ VERSION = "1"
 _THREADS = 2
 
 
+class Workflow(NamedTuple):
+    """What DBOS says of one: its status, whom it was handed out to, and when."""
+
+    status: str
+    executor_id: str | None
+    dequeued_at: int | None
+
+
 class Client:
     """Asks in threads of its own: a database that is locked keeps them for as long as it is."""
 
     def __init__(self, url: str, engine: sqlalchemy.Engine | None) -> None:
         self._client = DBOSClient(
-            system_database_url=url, system_database_engine=engine, application_name=NAME, retry_connection_errors=False
+            system_database_url=url,
+            system_database_engine=engine,
+            application_name=NAME,
+            lazy=True,  # there may be no database yet
+            retry_connection_errors=False,
         )
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="dbos-client")
 
@@ -56,14 +68,14 @@ class Client:
         )
         await self._ask(lambda: self._client.enqueue(options, *key))
 
-    async def list(self, **which: Any) -> Mapping[str, str]:
-        """The statuses of our workflows by their ids, oldest first. `which` are the filters of DBOS."""
+    async def list(self, **which: Any) -> Mapping[str, Workflow]:
+        """Our workflows by their ids, oldest first. `which` are the filters of DBOS."""
 
-        def read() -> Mapping[str, str]:
+        def read() -> Mapping[str, Workflow]:
             found = self._client.list_workflows(name=WORKFLOW, load_input=False, load_output=False, **which)
-            return {workflow.workflow_id: workflow.status for workflow in found}
+            return {each.workflow_id: Workflow(each.status, each.executor_id, each.dequeued_at) for each in found}
 
-        listed: Mapping[str, str] = await self._ask(read)
+        listed: Mapping[str, Workflow] = await self._ask(read)
         return listed
 
     async def delete(self, ids: Collection[str]) -> None:

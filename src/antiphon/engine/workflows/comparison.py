@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from antiphon.engine.workflows.client import Client
+from antiphon.engine.workflows.client import Client, Workflow
 from antiphon.store.base import RunKey, Store
 
 # For so long DBOS's own tools can show a run that has ended.
@@ -28,7 +28,7 @@ class Comparison:
         self._owner = owner
         self._cancel = cancel
         # What may be about to begin or to end. If it looks the same the next time, it is not.
-        self._suspects: set[str] = set()
+        self._suspects: set[tuple[str, Workflow]] = set()
 
     async def look(self) -> None:
         # In this order: what DBOS has was in the store before, and what has ended in the store ends there afterwards.
@@ -37,11 +37,10 @@ class Comparison:
         free = {key.response_id: is_free for key, is_free in listed}
         await self._tell_again([key for key, _ in listed if key.response_id not in active])
         # Handed out, but the run is nobody's, or there is none.
-        suspects = {each for each, status in active.items() if status == "PENDING" and free.get(each, True)}
-        sure, self._suspects = suspects & self._suspects, suspects
-        await self._client.delete(
-            [each for each in active if each not in free and (each in sure or each not in suspects)]
-        )
+        suspects = {each for each in active.items() if each[1].status == "PENDING" and free.get(each[0], True)}
+        sure, self._suspects = {response_id for response_id, _ in suspects & self._suspects}, suspects
+        waiting = {response_id for response_id, workflow in active.items() if workflow.status == "ENQUEUED"}
+        await self._client.delete([each for each in waiting | sure if each not in free])
         await self._client.resume([each for each in sure if each in free])
 
     async def clear(self) -> None:
@@ -53,7 +52,7 @@ class Comparison:
     async def _tell_again(self, keys: Sequence[RunKey]) -> None:
         known = await self._client.list(workflow_ids=[key.response_id for key in keys]) if keys else {}
         for key in keys:
-            status = known.get(key.response_id)
+            status = known[key.response_id].status if key.response_id in known else None
             if status == "CANCELLED":  # with a tool of DBOS
                 await self._store.request_cancel(*key)
                 self._cancel(key)

@@ -1,6 +1,7 @@
 """DBOS's own database: what a file needs to be one that several processes can share, and be killed with."""
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import sqlalchemy
 from antiphon.errors import ConfigError
 
 _SQLITE = "sqlite:///"
+# How long a file may be locked by others that start at the same time.
+_PATIENCE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.05
 
 
 def connect(url: str) -> sqlalchemy.Engine | None:
@@ -42,5 +46,14 @@ def connect(url: str) -> sqlalchemy.Engine | None:
 def _prepare(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")  # it stays with the file
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")  # it stays with the file
+            except sqlite3.OperationalError:  # this does not wait for others that do the same
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return

@@ -9,7 +9,7 @@ _SECONDS = 60.0
 _KIND = 40
 _MOST_KINDS = 100
 # A workflow that is cancelled, and all of them when a server stops, are no faults.
-_HARMLESS = ("Asyncio task cancelled", "Exception encountered in asynchronous workflow")
+_HARMLESS = ("Asyncio task cancelled", "Exception encountered in asynchronous workflow", "Error executing workflow")
 
 
 class Quiet(logging.Filter):

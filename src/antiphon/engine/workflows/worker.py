@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 CLEARING_SECONDS = 3600
 # Its threads may be stuck in a database that does not answer.
-ENDING_SECONDS = 5.0
+ENDING_SECONDS = 2.0
 # Of its time, a process spends no more than one part in so many on comparing.
 COMPARING_SHARE = 4
 
@@ -54,6 +54,9 @@ class WorkflowWorker(Worker):
         # Both wait for DBOS's database, which may be out of reach. Nobody else does.
         self._announcer: asyncio.Task[None] | None = None
         self._comparing: asyncio.Task[None] | None = None
+        self._compared = asyncio.Event()
+        self._out_of_reach = False
+        self._closing = False
 
     async def start(self) -> None:
         global _performing  # noqa: PLW0603, workflows are functions of a module
@@ -104,12 +107,13 @@ class WorkflowWorker(Worker):
     async def close(self) -> None:
         if _performing is not self:
             return
-        await self._end_dbos()
+        self._closing = True
         waiting = [*self._performances, *filter(None, (self._announcer, self._comparing))]
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await super().close()
+        await self._end_dbos()
         self._client.close()
         if self._engine is not None:
             self._engine.dispose()
@@ -132,12 +136,15 @@ class WorkflowWorker(Worker):
         self._announced.put_nowait(key)
 
     async def _announce(self) -> None:
+        await self._compared.wait()  # those that were there before come first
         while True:
             key = await self._announced.get()
             try:
                 await self._client.enqueue(key)
-            except Exception:  # the store has it: it is found there
-                logger.exception("a background response waits to be queued", extra={"response_id": key.response_id})
+            except Exception as error:  # the store has it: it is found there
+                self._note(error)
+            else:
+                self._note(None)
 
     async def _compare(self) -> None:
         comparison = Comparison(self._store, self._client, self._owner, cancel=self.cancel)
@@ -149,9 +156,21 @@ class WorkflowWorker(Worker):
                 if began - cleared >= CLEARING_SECONDS:
                     await comparison.clear()
                     cleared = began
-            except Exception:
-                logger.exception("what DBOS knows of background responses cannot be compared")
+            except Exception as error:
+                self._note(error)
+            else:
+                self._note(None)
+            self._compared.set()
             await asyncio.sleep(max(LOOK_SECONDS, COMPARING_SHARE * (time.monotonic() - began)))
+
+    def _note(self, error: Exception | None) -> None:
+        """Tell once that DBOS's database is out of reach, and once that it is not any more."""
+        if error is not None and not self._out_of_reach:
+            reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+            logger.warning("background responses wait: DBOS's database cannot be used: %s", reason)
+        if error is None and self._out_of_reach:
+            logger.warning("DBOS's database can be used again")
+        self._out_of_reach = error is not None
 
     # What it hands out
 
@@ -163,6 +182,8 @@ class WorkflowWorker(Worker):
         """Work on a run until it has ended, or watch over it while another process does."""
         task = asyncio.current_task()
         assert task is not None
+        if self._closing:
+            raise asyncio.CancelledError
         self._performances.add(task)
         task.add_done_callback(self._performances.discard)
         while True:
