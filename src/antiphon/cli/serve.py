@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from antiphon.engine.engine import Engine
 from antiphon.server.log import configure
 from antiphon.server.process import serve
 
-# How long a thread may take to end after everything is closed.
-_THREAD_SECONDS = 2.0
+# How long threads may take to end after everything is closed.
+_THREADS_SECONDS = 2.0
 
 
 def run(arguments: Namespace) -> int:
@@ -45,9 +46,10 @@ def _leave_threads() -> None:
 
     Everything is closed, but threads of DBOS may be stuck in a database that does not answer.
     """
-    for thread in threading.enumerate():
-        if thread.name.startswith("dbos"):
-            thread.join(_THREAD_SECONDS)
+    deadline = time.monotonic() + _THREADS_SECONDS
+    for thread in threading.enumerate() if "dbos" in sys.modules else ():
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 logging.shutdown()
                 sys.stdout.flush()
