@@ -5,8 +5,11 @@ PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 # What is passed on to the command behind run, test, bench and lock: make test ARGS="-k sse"
 ARGS ?=
 
-# Tests run side by side, on as many processors as there are, but not so many that their models fill the memory.
+# Tests run side by side, so that no processor is idle, but not so many that their models fill the memory.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# Tests start hundreds of processes, and each would compile everything again.
+test test-clients: export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --no-input --disable-pip-version-check

@@ -4,7 +4,6 @@ import functools
 import json
 from typing import Any
 
-from anthropic.types.message_create_params import MessageCreateParamsStreaming
 from pydantic import ConfigDict, TypeAdapter
 
 # Older models take these, which the package no longer has.
@@ -13,6 +12,9 @@ _RETIRED = {"temperature", "top_p"}
 
 @functools.cache
 def _adapter() -> TypeAdapter[Any]:
+    # Only who checks a request has to load the package, which takes longer than to check them all.
+    from anthropic.types.message_create_params import MessageCreateParamsStreaming
+
     return TypeAdapter(list[MessageCreateParamsStreaming], config=ConfigDict(extra="forbid"))
 
 

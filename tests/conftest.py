@@ -1,5 +1,6 @@
 """Rules for every test: no network but this machine's own, and hypothesis settings that do not depend on its speed."""
 
+import gc
 import ipaddress
 import logging
 import os
@@ -41,6 +42,24 @@ def refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(refuse_network)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays to the end: the garbage collector need not go through it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: a good part of the time, a test waits for a process or for a moment."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (processors or 1) + 1
 
 
 @pytest.fixture(autouse=True)

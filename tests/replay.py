@@ -1,7 +1,6 @@
 """Recorded streams of other servers, read through the bridge: from their bytes to our events."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,7 +12,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.response import Response
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Failure
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import Decoder, Message
 
 
 def replay(make_reader: Callable[[], Reader], chunks: Iterable[bytes]) -> list[dict[str, Any]]:
@@ -37,10 +36,22 @@ def replay(make_reader: Callable[[], Reader], chunks: Iterable[bytes]) -> list[d
         told += composer.compose([Failure(error.message, error.code or "server_error", error.type, error.param)])
     except msgspec.MsgspecError:  # whoever uses a reader knows that it may raise this
         told += composer.compose([Failure("unreadable", "upstream_error", "server_error")])
-    return [json.loads(codec.encode(event)) for event in told]
+    return [msgspec.json.decode(codec.encode(event)) for event in told]
 
 
 def cut(raw: bytes, *places: int) -> list[bytes]:
     """The bytes in pieces, cut at these places."""
     edges = [0, *sorted(places), len(raw)]
     return [raw[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def split(chunks: Iterable[bytes]) -> list[Message]:
+    """The messages of a stream. A reader sees these, whole ones: where they are the same, so is all that it tells."""
+    decoder = Decoder()
+    return [message for chunk in chunks for message in decoder.feed(chunk)] + decoder.close()
+
+
+def find_harmful_cuts(raw: bytes) -> list[int]:
+    """The places where a cut would change the messages: there should be none."""
+    whole = split([raw])
+    return [place for place in range(1, len(raw)) if split(cut(raw, place)) != whole]

@@ -67,6 +67,7 @@ class Server:
         self._process = process
         assert process.stdout is not None
         self.introduction = [process.stdout.readline().rstrip("\n") for _ in range(6)]
+        assert self.introduction[0], "it did not start"
         self.url = self.introduction[0].rpartition(" ")[2]
 
     def wait_for_log(self, words: str) -> str:

@@ -1,4 +1,4 @@
-"""A real MCP server: `mcp_program.py FOLDER ERA [PORT]`, over stdio, or over streamable HTTP on a port.
+"""A real MCP server: `mcp_program.py FOLDER ERA` over stdio, and `serve_http` over streamable HTTP on a port.
 
 It notes every request in `FOLDER/requests`. In the `legacy` era it knows only what servers did before 2026: they shook
 hands, kept sessions, and told of changes unasked.
@@ -30,19 +30,18 @@ from mcp.types import (
 )
 from pydantic import BaseModel
 
-folder, era = Path(sys.argv[1]), sys.argv[2]
 server = MCPServer("program", log_level="CRITICAL")
 
 
-async def note(context: Any, call_next: Any) -> Any:
-    with (folder / "requests").open("a") as requests:
-        requests.write(f"{context.method}\n")
-    if era == "legacy" and context.method == "server/discover":
-        raise MCPError(METHOD_NOT_FOUND, "Method not found")
-    return await call_next(context)
+def note_requests(folder: Path, era: str) -> None:
+    async def note(context: Any, call_next: Any) -> Any:
+        with (folder / "requests").open("a") as requests:
+            requests.write(f"{context.method}\n")
+        if era == "legacy" and context.method == "server/discover":
+            raise MCPError(METHOD_NOT_FOUND, "Method not found")
+        return await call_next(context)
 
-
-server.middleware.append(note)
+    server.middleware.append(note)
 
 
 class Place(BaseModel):
@@ -125,10 +124,18 @@ async def serve_legacy_stdio() -> None:
         await serve_loop(lowlevel, reading, writing, lifespan_state=state, init_options=options)
 
 
-if len(sys.argv) > 3:
-    port = int(sys.argv[3])
+def serve_http(folder: Path, era: str, port: int) -> None:
+    note_requests(folder, era)
     anyio.run(lambda: server.run_streamable_http_async(port=port))
-elif era == "legacy":
-    anyio.run(serve_legacy_stdio)
-else:
-    server.run("stdio")
+
+
+def serve_stdio(folder: Path, era: str) -> None:
+    note_requests(folder, era)
+    if era == "legacy":
+        anyio.run(serve_legacy_stdio)
+    else:
+        server.run("stdio")
+
+
+if __name__ == "__main__":
+    serve_stdio(Path(sys.argv[1]), sys.argv[2])

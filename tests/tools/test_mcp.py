@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import multiprocessing
 import os
 import signal
 import socket
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from antiphon.errors import ConfigError, UpstreamError
 from antiphon.tools.base import Call, Tool, ToolContext, ToolResult
@@ -25,6 +28,12 @@ PROGRAM = Path(__file__).parent / "mcp_program.py"
 PATIENCE = 30
 CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
 LOST = "was lost. Whether the call took effect is not known."
+
+# Loading the package takes most of a program's start: these are born with it.
+births = multiprocessing.get_context("forkserver")
+births.set_forkserver_preload(["mcp.server.mcpserver", "mcp.server.streamable_http_manager", "uvicorn"])
+# For tests with servers that outlive them.
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 def find_port() -> int:
@@ -42,13 +51,13 @@ class HttpProgram:
         self._era = era
         self._port = find_port()
         self.url = f"http://127.0.0.1:{self._port}/mcp"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(self.folder), self._era, str(self._port)],
-            stderr=subprocess.DEVNULL,
-        )
+        from tools.mcp_program import serve_http
+
+        self._process = births.Process(target=serve_http, args=(self.folder, self._era, self._port), daemon=True)
+        self._process.start()
         deadline = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
@@ -59,7 +68,7 @@ class HttpProgram:
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.wait(PATIENCE)
+        self._process.join(PATIENCE)
 
 
 @contextlib.contextmanager
@@ -93,15 +102,30 @@ def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def folder(way: str, era: str, tmp_path: Path, programs: dict[str, HttpProgram]) -> Path:
-    return tmp_path if way == "stdio" else programs[era].folder
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stdio_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, tuple[Path, McpServer]]]:
+    """The servers over stdio, and the folders of their programs."""
+    new, old = tmp_path_factory.mktemp("modern"), tmp_path_factory.mktemp("legacy")
+    async with start_stdio(new) as modern, start_stdio(old, "legacy") as legacy:
+        yield {"modern": (new, modern), "legacy": (old, legacy)}
 
 
 @pytest.fixture
-async def server(way: str, era: str, folder: Path, programs: dict[str, HttpProgram]) -> AsyncIterator[McpServer]:
-    async with start_stdio(folder, era) if way == "stdio" else McpServer.http(programs[era].url) as server:
-        yield server
+def folder(
+    way: str, era: str, programs: dict[str, HttpProgram], stdio_servers: dict[str, tuple[Path, McpServer]]
+) -> Path:
+    return stdio_servers[era][0] if way == "stdio" else programs[era].folder
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(
+    way: str, era: str, programs: dict[str, HttpProgram], stdio_servers: dict[str, tuple[Path, McpServer]]
+) -> AsyncIterator[McpServer]:
+    if way == "stdio":
+        yield stdio_servers[era][1]
+    else:
+        async with McpServer.http(programs[era].url) as server:
+            yield server
 
 
 def count_requests(folder: Path, method: str = "tools/list") -> int:
@@ -124,6 +148,7 @@ def by_name(server: McpServer) -> dict[str, Tool]:
     return {tool.name: tool for tool in server.tools}
 
 
+@on_one_loop
 async def test_a_servers_tools_are_tools_with_its_own_schema(server: McpServer) -> None:
     tools = by_name(server)
     assert sorted(name for name in tools if "fresh" not in name) == [
@@ -153,6 +178,7 @@ async def test_a_servers_tools_are_tools_with_its_own_schema(server: McpServer) 
     assert (tools["add"].timeout, tools["add"].needs_approval) == (300.0, False)
 
 
+@on_one_loop
 @pytest.mark.parametrize("way", ["http"])
 async def test_what_a_tool_gives_is_said_once(server: McpServer) -> None:
     assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
@@ -161,6 +187,7 @@ async def test_what_a_tool_gives_is_said_once(server: McpServer) -> None:
     assert (msgspec.json.decode(str(place.output)), place.is_error) == ({"city": "Bern", "height": None}, False)
 
 
+@on_one_loop
 @pytest.mark.parametrize("way", ["http"])
 async def test_every_kind_of_content_reaches_the_model(server: McpServer) -> None:
     assert await call(server, "show") == ToolResult(
@@ -182,6 +209,7 @@ async def test_every_kind_of_content_reaches_the_model(server: McpServer) -> Non
     )
 
 
+@on_one_loop
 async def test_pain_agents_40_an_error_of_the_tool_is_its_output(server: McpServer) -> None:
     failed = await call(server, "fail", '{"message": "no such thing"}')
     assert failed == ToolResult("Error executing tool fail: no such thing", is_error=True)
@@ -193,6 +221,7 @@ async def test_pain_agents_40_an_error_of_the_tool_is_its_output(server: McpServ
     assert await call(server, "add", '{"one": 2, "other": 2}') == ToolResult("4")
 
 
+@on_one_loop
 async def test_pain_servers_73_the_tools_are_listed_once_and_again_when_they_change(
     server: McpServer, folder: Path, tmp_path: Path
 ) -> None:
@@ -209,6 +238,7 @@ async def test_pain_servers_73_the_tools_are_listed_once_and_again_when_they_cha
     assert count_requests(folder) == before + 1
 
 
+@on_one_loop
 async def test_the_idempotency_key_goes_along_and_progress_comes_back(server: McpServer) -> None:
     heard: list[str] = []
     context = msgspec.structs.replace(CONTEXT, report=heard.append)
@@ -216,6 +246,7 @@ async def test_the_idempotency_key_goes_along_and_progress_comes_back(server: Mc
     await wait_until(lambda: heard == ["half way"])
 
 
+@on_one_loop
 @pytest.mark.parametrize("era", ["modern"])
 async def test_many_calls_at_once_share_the_connection(server: McpServer) -> None:
     results = await asyncio.gather(*(call(server, "add", f'{{"one": {n}, "other": 1}}') for n in range(20)))
