@@ -32,7 +32,7 @@ class Quiet(logging.Filter):
 
 
 def quieten() -> None:
-    """Have DBOS log like the rest of us. Before it is imported: it would add a handler of its own to a bare logger."""
+    """Have DBOS log like the rest of us. Before it is made: it would add a handler of its own to a bare logger."""
     logger = logging.getLogger("dbos")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())

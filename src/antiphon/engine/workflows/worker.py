@@ -12,20 +12,17 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
+from dbos import DBOS, DBOSConfig
+
 from antiphon.config import DbosSettings
 from antiphon.engine.attempt import Attempt, Ways
 from antiphon.engine.worker import LOOK_SECONDS, Worker, is_final, wait_for
+from antiphon.engine.workflows.client import NAME, VERSION, WORKFLOW, Client
+from antiphon.engine.workflows.comparison import Comparison
+from antiphon.engine.workflows.database import connect
 from antiphon.engine.workflows.quiet import quieten
 from antiphon.errors import ConfigError
 from antiphon.store.base import ClaimedRun, RunKey, Store
-
-quieten()
-
-from dbos import DBOS, DBOSConfig  # noqa: E402
-
-from antiphon.engine.workflows.client import NAME, VERSION, WORKFLOW, Client  # noqa: E402
-from antiphon.engine.workflows.comparison import Comparison  # noqa: E402
-from antiphon.engine.workflows.database import connect  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +78,7 @@ class WorkflowWorker(Worker):
         """In a thread without a loop: this takes a while, and DBOS shall not take ours for its workflows."""
         url = self._settings.database
         self._engine = connect(url)
+        quieten()
         DBOS(config=self._configure())
         if DBOS.executor_id != self._owner:
             raise ConfigError("dbos: this process already uses DBOS for something else.")
