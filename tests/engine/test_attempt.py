@@ -34,7 +34,9 @@ async def read(bench: Bench, response_id: str) -> list[Any]:
 
 async def leave_watched(make_bench: Any, path: Path, **fields: Any) -> str:
     """Begin a response that somebody watches, and stop in the middle of it. Gives its id."""
-    bench = await make_bench({"models": ["scripted", "alpha"], **SLOW}, store=SqliteStore(path))
+    bench = await make_bench(
+        {"models": ["scripted", "alpha"], **SLOW}, store=SqliteStore(path), background_lease_seconds=0.3
+    )
     run = await bench.ask(background=True, **fields)
     response_id: str = run.response.id
     watching = await bench.engine.follow("default", response_id, after=-1)
