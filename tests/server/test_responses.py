@@ -1,3 +1,4 @@
+import asyncio
 import json
 import socket
 import time
@@ -308,7 +309,7 @@ def test_the_sdk_raises_what_it_is_told(client: OpenAI) -> None:
 GATED = {
     "rules": [
         {"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]},
-        {"user": "flood", "answers": [[{"text": ["x" * 10_000] * 3_000}]]},
+        {"user": "flood", "answers": [[{"text": ["x" * 10_000] * 3_000}, {"wait": "end"}]]},
     ]
 }
 
@@ -355,7 +356,16 @@ def test_a_slow_reader_holds_the_model_back(serve: Callable[..., Any]) -> None:
     with running.connect() as client:
         client.sendall(post({"model": "scripted", "input": "flood", "stream": True}))
         assert client.recv(12) == b"HTTP/1.1 200"
-        # 30 MB are on offer. Answering somebody else shows that the loop is free: the flood waits for its reader.
+        # 30 MB are on offer, in one go. Answering somebody else shows that the loop is free: if the flood is not at its
+        # end, it waits for its reader.
         assert running.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).status == 200
-    # With unread data, closing is a reset: the server hears of it although it cannot send.
+        with pytest.raises(TimeoutError):
+            running.wait_for(lambda: reach_now(running, "end"))
+    # With unread data, closing is a reset: the server hears of it although it cannot send. If the system has just taken
+    # more of the flood, that comes to its end unheard.
     running.wait_for(running.backend.cancellation.wait)
+
+
+async def reach_now(running: Any, gate: str) -> None:
+    async with asyncio.timeout(0):
+        await running.backend.reached(gate)

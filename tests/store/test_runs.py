@@ -294,7 +294,7 @@ async def test_one_run_can_be_claimed_by_its_key_if_it_is_free(queued: Store, cl
 
 async def test_all_runs_are_listed_with_whether_they_are_free(queued: Store, claim: Claim) -> None:
     async def list_runs(now: float) -> list[tuple[str, bool]]:
-        return [(key.response_id, free) for key, free in await queued.list_runs("us", as_of=now)]
+        return [(run.key.response_id, run.free) for run in await queued.list_runs("us", as_of=now)]
 
     await claim("them", 6, limit=1)
     await claim("us", 7, limit=1)

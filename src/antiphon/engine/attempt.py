@@ -78,9 +78,7 @@ class Ways(NamedTuple):
 
 
 class Attempt:
-    """Works on a claimed run. `lease` is the measure of how long others have to take it, if we do not
-    serve its model: with 0, there are no others.
-    """
+    """Works on a claimed run. `lease` is the measure of how long others have to take it if we do not have its model."""
 
     def __init__(self, claimed: ClaimedRun, owner: str, store: Store, ways: Ways, *, lease: float) -> None:
         self._claimed = claimed

@@ -35,7 +35,7 @@ class Worker:
         self._slots = slots
         self._lease = lease
         self._owner = secrets.token_hex(16)
-        self._tasks: dict[RunKey, asyncio.Task[None]] = {}
+        self._tasks: dict[RunKey, asyncio.Task[bool]] = {}
         self._patience: dict[str, float] = {}
         self._renewed = -math.inf
         self._wake = asyncio.Event()
@@ -123,9 +123,9 @@ class Worker:
             self._begin(run)
         return len(claimed)
 
-    def _begin(self, claimed: ClaimedRun) -> asyncio.Task[None]:
+    def _begin(self, claimed: ClaimedRun) -> asyncio.Task[bool]:
         key = RunKey(claimed.project, claimed.response_id)
-        attempt = self._make_attempt(claimed)
+        attempt = Attempt(claimed, self._owner, self._store, self._ways, lease=self._lease)
         # We may have lost the run and got it back before our first attempt noticed: it writes under the same name.
         stale = self._tasks.get(key)
         if stale is not None:
@@ -137,10 +137,8 @@ class Worker:
         self.tell_change()
         return task
 
-    def _make_attempt(self, claimed: ClaimedRun) -> Attempt:
-        return Attempt(claimed, self._owner, self._store, self._ways, lease=self._lease)
-
-    async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
+    async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[bool] | None) -> bool:
+        """Whether the run is left to others."""
         key = RunKey(claimed.project, claimed.response_id)
         try:
             if stale is not None:
@@ -157,10 +155,12 @@ class Worker:
             self._patience[claimed.model] = left.patience
             with suppress(Exception):  # then renewing does it
                 await self._store.put_back(self._owner, *key, free_since=claimed.free_since)
+            return True
         except Exception:
             logger.exception("a background response could not be worked on", extra={"response_id": key.response_id})
             with suppress(Exception):  # then renewing does it
                 await self._store.abandon(self._owner, *key)
+        return False
 
     def _end(self, key: RunKey, attempt: Attempt) -> None:
         if self.attempts.get(key) is attempt:

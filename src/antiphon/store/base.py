@@ -86,6 +86,20 @@ class ClaimedRun(NamedTuple):
     free_since: float
 
 
+class ListedRun(NamedTuple):
+    """A run as anyone may see it. `free`: it can be claimed; `ours` and `model` are those of a `ClaimedRun`.
+
+    `free_since` is when it became free, or will be if nothing is heard of its owner. A run of others is not free to us
+    before the last of them is gone.
+    """
+
+    key: RunKey
+    free: bool
+    ours: bool
+    model: str
+    free_since: float
+
+
 class PromptVersion(NamedTuple):
     """One version of a prompt, without its body."""
 
@@ -254,7 +268,12 @@ class RunQueue(Protocol):
 
     An owner is one life of one process, with a name that never comes again. Its hold on a run is a lease: if it does
     not renew it in time, another owner may claim the run, and from then on nothing that the first one writes is kept.
+
+    `home` is what the processes that serve the same models are called together: what one of them has enqueued is ours
+    to all of them.
     """
+
+    home: str
 
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
         """Keep a new response and its run, in one transaction. `request` is handed back by `claim` as it is."""
@@ -273,8 +292,8 @@ class RunQueue(Protocol):
     async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
         """Take this run, if it is free in the sense of `claim`, whatever model it has. None if it is not."""
 
-    async def list_runs(self, owner: str, *, as_of: float) -> list[tuple[RunKey, bool]]:
-        """All runs, oldest first, each with whether it is free in the sense of `claim`."""
+    async def list_runs(self, owner: str, *, as_of: float) -> list[ListedRun]:
+        """All runs, oldest first. They are free in the sense of `claim`."""
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         """Hold all runs of this owner for `lease` seconds more. Which they are, and whether their cancellation was

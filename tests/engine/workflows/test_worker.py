@@ -3,17 +3,22 @@
 import asyncio
 import logging
 import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dbos import DBOS, SetWorkflowID
+from dbos import DBOS, SetWorkflowID, error
 
 from antiphon.config import DbosSettings
 from antiphon.engine.attempt import QueuedRequest
 from antiphon.engine.policy import Policy
-from antiphon.engine.workflows import comparison, worker
+from antiphon.engine.workflows import comparison, instance, worker
 from antiphon.engine.workflows.client import Client
 from antiphon.errors import ConfigError, ServerError
 from antiphon.protocol import codec
@@ -43,9 +48,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def prepare() -> None:
         bench = Bench({}, MemoryStore(), Policy(dbos=DbosSettings(database=f"sqlite:///{path}", polling_seconds=0.01)))
         await bench.engine.start()
+        await finish(bench, await ask(bench))
         await bench.engine.close()
 
     asyncio.run(prepare())
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM workflow_status")
+        database.commit()
     return path
 
 
@@ -54,10 +63,10 @@ def start(make_bench: Any, tmp_path: Path, prepared: Path) -> Start:
     """An engine on a store and a DBOS that outlive it."""
     shutil.copy(prepared, tmp_path / "dbos.db")
 
-    async def start_engine(script: dict[str, Any], *, slots: int = 9, **limits: Any) -> Bench:
+    async def start_engine(script: dict[str, Any], *, slots: int = 9, home: str | None = None, **limits: Any) -> Bench:
         bench: Bench = await make_bench(
             script,
-            store=SqliteStore(tmp_path / "store.db"),
+            store=SqliteStore(tmp_path / "store.db", home=home),
             background_lease_seconds=0.3,
             background_slots=slots,
             dbos=DbosSettings(database=f"sqlite:///{tmp_path}/dbos.db", polling_seconds=0.01, **limits),
@@ -89,12 +98,18 @@ async def wait_until(happens: Callable[[], Awaitable[bool]]) -> None:
     raise TimeoutError
 
 
-async def wait_for_status(response_id: str, status: str) -> None:
-    """Until DBOS says this of a workflow."""
-
-    async def has_status() -> bool:
+async def list_statuses(response_id: str) -> list[str]:
+    """What DBOS says of a workflow. There may be no DBOS, which knows of nothing."""
+    try:
         found = await asyncio.to_thread(DBOS.list_workflows, workflow_ids=[response_id])
-        return [workflow.status for workflow in found] == [status]
+    except error.DBOSException:
+        return []
+    return [workflow.status for workflow in found]
+
+
+async def wait_for_status(response_id: str, status: str) -> None:
+    async def has_status() -> bool:
+        return await list_statuses(response_id) == [status]
 
     await wait_until(has_status)
 
@@ -165,12 +180,14 @@ async def test_a_waiting_response_is_cancelled_without_waiting_for_its_turn(star
     assert await finish(bench, first) == DONE
 
 
-async def test_what_was_under_way_or_waiting_goes_on_at_the_next_start(start: Start) -> None:
-    first = await start(SLOW, concurrency=1)
+@pytest.mark.parametrize("homes", [("here", "here"), ("here", "there")])
+async def test_what_was_under_way_or_waiting_goes_on_at_the_next_start(start: Start, homes: tuple[str, str]) -> None:
+    """Whether it serves the same models then, or others beside this one."""
+    first = await start(SLOW, concurrency=1, home=homes[0])
     running, waiting = await ask(first), await ask(first)
     await first.backend.reached("gate")
     await first.engine.close()
-    second = await start({"default": "so far and on"}, concurrency=1)
+    second = await start({"default": "so far and on"}, concurrency=1, home=homes[1])
     assert [await finish(second, each) for each in (running, waiting)] == [DONE, DONE]
     await wait_for_status(running, "SUCCESS")
     await wait_for_status(waiting, "SUCCESS")
@@ -225,12 +242,14 @@ async def test_a_dbos_that_does_not_answer_holds_up_neither_clients_nor_runs(
 
 
 async def test_what_dbos_believes_to_have_ended_is_run_all_the_same(start: Start) -> None:
-    bench = await start({})
+    bench = await start(SLOW)
+    await ask(bench)
+    await bench.backend.reached("gate")  # there is a DBOS at work
     response_id = "resp_" + "1" * 44
 
     def run_for_nothing() -> None:
         with SetWorkflowID(response_id):
-            handle: Any = DBOS.start_workflow(worker.respond, "default", response_id)
+            handle: Any = DBOS.start_workflow(instance.respond, "default", response_id)
         handle.get_result(polling_interval_sec=0.01)  # there is no such response yet
 
     await asyncio.to_thread(run_for_nothing)
@@ -241,7 +260,10 @@ async def test_what_dbos_believes_to_have_ended_is_run_all_the_same(start: Start
     )
     queued = QueuedRequest(request=CreateRequest(model="scripted", background=True), minted=0)
     await bench.store.enqueue("default", stored, codec.encode(queued))
-    assert (await finish(bench, response_id))[0] == "completed"
+    await bench.backend.reached("gate")
+    bench.backend.release("gate")
+    bench.backend.release("gate")
+    assert await finish(bench, response_id) == DONE
 
 
 async def test_what_dbos_has_handed_out_to_nobody_is_handed_out_again(
@@ -288,7 +310,7 @@ async def test_what_is_no_longer_wanted_does_not_wait_in_dbos_any_more(start: St
         await bench.engine.cancel("default", unwanted)
 
     async def is_forgotten() -> bool:
-        return await asyncio.to_thread(DBOS.list_workflows, workflow_ids=[unwanted]) == []
+        return await list_statuses(unwanted) == []
 
     await wait_until(is_forgotten)
 
@@ -322,8 +344,7 @@ async def test_a_store_that_fails_for_a_moment_does_not_lose_a_run(
     assert "a background response cannot be reached" in caplog.messages
 
 
-async def test_a_model_that_nobody_has_any_more_fails_at_once(start: Start) -> None:
-    """There is no other process that it could be left to."""
+async def test_a_model_that_nobody_has_any_more_fails_when_others_have_had_their_time(start: Start) -> None:
     first = await start({"models": ["old"], "default": [{"wait": "gate"}]})
     run = await first.ask(background=True, model="old")
     await first.backend.reached("gate")
@@ -333,6 +354,57 @@ async def test_a_model_that_nobody_has_any_more_fails_at_once(start: Start) -> N
     response = judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
     assert response.error is not None
     assert (response.status, response.error.code) == ("failed", "model_not_found")
+
+
+async def test_what_is_for_other_processes_is_left_to_them(start: Start, tmp_path: Path) -> None:
+    bench = await start({})
+    theirs = SqliteStore(tmp_path / "store.db", home="there")
+    await theirs.open()
+    stored = StoredResponse(
+        response=Response(id="resp_" + "2" * 44, created_at=0, status="queued", model="theirs", background=True),
+        input=[],
+    )
+    await theirs.enqueue("default", stored, b"")
+    await theirs.renew("them", lease=100)
+    assert (await finish(bench, await ask(bench)))[0] == "completed"
+    last = await ask(bench)
+    await finish(bench, last)
+    await wait_for_status(last, "SUCCESS")
+    assert await list_statuses(stored.response.id) == []
+    assert [run.key.response_id for run in await theirs.list_runs("them", as_of=0)] == [stored.response.id]
+    await theirs.close()
+
+
+async def test_there_is_a_dbos_only_while_there_are_runs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.01)
+    bench = await start({})
+    for _ in range(2):
+        assert (await finish(bench, await ask(bench)))[0] == "completed"
+
+        async def is_gone() -> bool:
+            return not any(thread.name.startswith("queue-worker") for thread in threading.enumerate())
+
+        await wait_until(is_gone)
+
+
+def test_a_server_without_runs_does_not_load_dbos(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, sys
+from pathlib import Path
+from antiphon.config import DbosSettings, Settings
+from antiphon.engine.assemble import build_engine
+
+async def main():
+    store = "sqlite:///{tmp_path}/a.db"
+    engine = build_engine(Settings(data_dir=Path({str(tmp_path)!r}), store=store, backends={{}}, dbos=DbosSettings()))
+    await engine.start()
+    await engine.close()
+
+asyncio.run(main())
+print(sorted({{"dbos", "sqlalchemy", "psycopg"}} & sys.modules.keys()))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "[]\n"
 
 
 async def test_workflows_that_ended_long_ago_are_forgotten(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,14 +431,21 @@ async def test_a_second_engine_of_the_process_is_refused_and_a_later_one_is_not(
     assert (await finish(second, await ask(second)))[0] == "completed"
 
 
-async def test_an_application_with_a_dbos_of_its_own_keeps_it(start: Start, tmp_path: Path) -> None:
+async def test_an_application_with_a_dbos_of_its_own_keeps_it(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     theirs = DBOS(config={"name": "theirs", "system_database_url": f"sqlite:///{tmp_path}/theirs.db"})
-    try:
-        with pytest.raises(ConfigError, match="dbos: this process already uses DBOS"):
-            await start({})
-        assert DBOS(config={"name": "another"}) is theirs
-    finally:
-        DBOS.destroy()
+    bench = await start({})
+    with caplog.at_level(logging.WARNING):
+        response_id = await ask(bench)
+
+        async def is_told() -> bool:
+            return any("this process already uses DBOS for something else" in line for line in caplog.messages)
+
+        await wait_until(is_told)
+    assert DBOS(config={"name": "another"}) is theirs
+    DBOS.destroy()
+    assert (await finish(bench, response_id))[0] == "completed"
 
 
 async def test_a_database_that_cannot_be_used_is_a_configuration_error_and_leaves_nothing_behind(

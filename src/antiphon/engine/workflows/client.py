@@ -14,24 +14,27 @@ from antiphon.store.base import RunKey
 NAME = "antiphon"
 QUEUE = "antiphon.responses"
 WORKFLOW = "antiphon.respond"
-# Any of our versions goes on with the runs of another: a workflow has nothing of them but an id.
-VERSION = "1"
 # One for who announces, one for who compares.
 _THREADS = 2
 
 
 class Workflow(NamedTuple):
-    """What DBOS says of one: its status, whom it was handed out to, and when."""
+    """What DBOS says of one: its status, which processes it is for, whom it was handed out to, and when."""
 
     status: str
+    version: str | None
     executor_id: str | None
     dequeued_at: int | None
 
 
 class Client:
-    """Asks in threads of its own: a database that is locked keeps them for as long as it is."""
+    """Asks in threads of its own: a database that is locked keeps them for as long as it is.
 
-    def __init__(self, url: str, engine: sqlalchemy.Engine | None) -> None:
+    What it enqueues is for the processes of this `version`.
+    """
+
+    def __init__(self, url: str, engine: sqlalchemy.Engine | None, *, version: str) -> None:
+        self.version = version
         self._client = DBOSClient(
             system_database_url=url,
             system_database_engine=engine,
@@ -64,7 +67,7 @@ class Client:
             workflow_name=WORKFLOW,
             workflow_id=key.response_id,
             queue_partition_key=key.project,
-            app_version=VERSION,
+            app_version=self.version,
         )
         await self._ask(lambda: self._client.enqueue(options, *key))
 
@@ -73,7 +76,10 @@ class Client:
 
         def read() -> Mapping[str, Workflow]:
             found = self._client.list_workflows(name=WORKFLOW, load_input=False, load_output=False, **which)
-            return {each.workflow_id: Workflow(each.status, each.executor_id, each.dequeued_at) for each in found}
+            return {
+                each.workflow_id: Workflow(each.status, each.app_version, each.executor_id, each.dequeued_at)
+                for each in found
+            }
 
         listed: Mapping[str, Workflow] = await self._ask(read)
         return listed

@@ -1,15 +1,18 @@
 """What the store says of the runs, and what DBOS says: where they differ, the store is right.
 
 Processes are killed between two steps, databases are restored, tools of DBOS are used. So DBOS may not know of a run,
-may hold one that has ended, or may have handed one out to nobody.
+may hold one that has ended, may have handed one out to nobody, or keep one for processes that are gone.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from antiphon.engine.workflows.client import Client, Workflow
-from antiphon.store.base import RunKey, Store
+from antiphon.store.base import ListedRun, RunKey, Store
+
+if TYPE_CHECKING:  # it takes DBOS with it
+    from antiphon.engine.workflows.client import Client, Workflow
 
 # For so long DBOS's own tools can show a run that has ended.
 SHOWN_SECONDS = 24 * 3600
@@ -20,28 +23,46 @@ _MOST_AT_ONCE = 1000
 
 
 class Comparison:
-    """`cancel` ends a run that is worked on here."""
+    """Looks after the runs that are `ours`, as the owner says. `cancel` ends one that is worked on here."""
 
-    def __init__(self, store: Store, client: Client, owner: str, *, cancel: Callable[[RunKey], object]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        client: "Client",
+        owner: str,
+        *,
+        ours: Callable[[ListedRun], bool],
+        cancel: Callable[[RunKey], object],
+    ) -> None:
         self._store = store
         self._client = client
         self._owner = owner
+        self._is_ours = ours
         self._cancel = cancel
         # What may be about to begin or to end. If it looks the same the next time, it is not.
         self._suspects: set[tuple[str, Workflow]] = set()
 
-    async def look(self) -> None:
+    async def look(self) -> bool:
+        """Whether there are any runs of ours."""
         # In this order: what DBOS has was in the store before, and what has ended in the store ends there afterwards.
         active = await self._client.list(status=_ACTIVE)
-        listed = await self._store.list_runs(self._owner, as_of=time.time())
-        free = {key.response_id: is_free for key, is_free in listed}
-        await self._tell_again([key for key, _ in listed if key.response_id not in active])
+        runs = {run.key.response_id: run for run in await self._store.list_runs(self._owner, as_of=time.time())}
+        ours = {response_id: run for response_id, run in runs.items() if self._is_ours(run)}
+        await self._tell_again([run.key for response_id, run in ours.items() if response_id not in active])
         # Handed out, but the run is nobody's, or there is none.
-        suspects = {each for each in active.items() if each[1].status == "PENDING" and free.get(each[0], True)}
+        suspects = {
+            (response_id, workflow)
+            for response_id, workflow in active.items()
+            if workflow.status == "PENDING" and (response_id not in runs or runs[response_id].free)
+        }
         sure, self._suspects = {response_id for response_id, _ in suspects & self._suspects}, suspects
-        waiting = {response_id for response_id, workflow in active.items() if workflow.status == "ENQUEUED"}
-        await self._client.delete([each for each in waiting | sure if each not in free])
-        await self._client.resume([each for each in sure if each in free])
+        idle = sure | {response_id for response_id, workflow in active.items() if workflow.status == "ENQUEUED"}
+        await self._client.delete(idle - runs.keys())
+        kept_for_others = [each for each in idle & ours.keys() if active[each].version != self._client.version]
+        await self._client.delete(kept_for_others)
+        await self._tell_again([ours[each].key for each in kept_for_others])
+        await self._client.resume((sure & ours.keys()).difference(kept_for_others))
+        return bool(ours)
 
     async def clear(self) -> None:
         """Forget what ended long ago."""

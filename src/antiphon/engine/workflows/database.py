@@ -4,11 +4,12 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import sqlalchemy
+from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import ConfigError
+
+if TYPE_CHECKING:
+    import sqlalchemy
 
 _SQLITE = "sqlite:///"
 # How long a file may be locked by others that start at the same time.
@@ -16,18 +17,22 @@ _PATIENCE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
 
 
-def connect(url: str) -> sqlalchemy.Engine | None:
+def is_file(url: str) -> bool:
+    return url.startswith(_SQLITE)
+
+
+def connect(url: str) -> "sqlalchemy.Engine | None":
     """The engine for a SQLite file. For anything else None: DBOS makes that itself.
 
     The one that it would make begins a transaction with the first write. What it has read before that, how many are at
     work for instance, may not be so any more, and tables are made one by one.
     """
-    if not url.startswith(_SQLITE):
+    if not is_file(url):
         return None
-    try:
-        _prepare(Path(url.removeprefix(_SQLITE)))
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"dbos: its database cannot be used: {error}") from None
+    prepare(url)
+
+    import sqlalchemy  # takes a while
+
     engine = sqlalchemy.create_engine(url)
 
     @sqlalchemy.event.listens_for(engine, "connect")
@@ -37,13 +42,21 @@ def connect(url: str) -> sqlalchemy.Engine | None:
         connection.execute("PRAGMA foreign_keys = ON")
 
     @sqlalchemy.event.listens_for(engine, "begin")
-    def begin(connection: sqlalchemy.Connection) -> None:
+    def begin(connection: "sqlalchemy.Connection") -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
 
-def _prepare(path: Path) -> None:
+def prepare(url: str) -> None:
+    """Make the file if there is none. Raises ConfigError if it is of no use."""
+    try:
+        _make_file(Path(url.removeprefix(_SQLITE)))
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"dbos: its database cannot be used: {error}") from None
+
+
+def _make_file(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     deadline = time.monotonic() + _PATIENCE_SECONDS

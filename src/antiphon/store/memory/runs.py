@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from antiphon.errors import ServerError
-from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
+from antiphon.store.base import ClaimedRun, ListedRun, RunKey, StoredResponse
 from antiphon.store.memory.references import References
 from antiphon.store.memory.tables import RunRow
 from antiphon.store.record import find_foreign, pack
@@ -36,8 +36,17 @@ class RunQueue(References):
         run = self._tables.runs.get(key)
         return self._take(key, run, owner, lease) if run is not None and _is_free(run, owner, as_of) else None
 
-    async def list_runs(self, owner: str, *, as_of: float) -> list[tuple[RunKey, bool]]:
-        return [(RunKey(*key), _is_free(run, owner, as_of)) for key, run in self._tables.runs.items()]
+    async def list_runs(self, owner: str, *, as_of: float) -> list[ListedRun]:
+        return [
+            ListedRun(
+                key=RunKey(*key),
+                free=_is_free(run, owner, as_of),
+                ours=True,
+                model=run.model,
+                free_since=run.free_since if run.owner is None else run.leased_until,
+            )
+            for key, run in self._tables.runs.items()
+        ]
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         now = self._now()

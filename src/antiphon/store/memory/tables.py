@@ -4,6 +4,7 @@ No method of the store waits for anything, so each is a transaction of its own: 
 """
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterator
 
@@ -68,6 +69,7 @@ class Memory:
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self.home = secrets.token_hex(16)
         self._kept: Tables | None = None
 
     async def open(self) -> None:

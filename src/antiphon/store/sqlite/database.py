@@ -22,16 +22,12 @@ BUSY_SECONDS = 30.0
 
 
 class Database:
-    """The base of the store's parts. `now` tells what has expired.
-
-    `home` is what the processes that serve the same models are called together: what one of them has enqueued is ours
-    to all of them. Without it, this process is alone.
-    """
+    """The base of the store's parts. `now` tells what has expired. Without a `home`, this process is alone."""
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time, home: str | None = None) -> None:
         self.path = path
         self._now = now
-        self._home = home or secrets.token_hex(16)
+        self.home = home or secrets.token_hex(16)
         self._owners = Owners(path.with_name(f"{path.name}-owners"))
         self._workers: tuple[Worker, Worker] | None = None
 

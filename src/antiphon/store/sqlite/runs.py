@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
+from antiphon.store.base import ClaimedRun, ListedRun, RunKey, StoredResponse
 from antiphon.store.record import Foreign, find_foreign, pack
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.owners import Owners
@@ -41,7 +41,14 @@ SELECT place FROM runs
 WHERE project = ? AND response_id = ? AND (owner IS NULL OR (leased_until <= ? AND owner <> ?))
 """
 
-RUNS = "SELECT project, response_id, owner IS NULL OR (leased_until <= ? AND owner <> ?) FROM runs ORDER BY place"
+RUNS = """
+SELECT project, response_id, owner IS NULL OR (leased_until <= ? AND owner <> ?), home = ?, model,
+    max(
+        coalesce(leased_until, free_since),
+        coalesce((SELECT alive_until FROM homes WHERE homes.home = runs.home AND homes.home <> ?), 0)
+    )
+FROM runs ORDER BY place
+"""
 
 # Whoever still had an owner was not given back.
 TAKE = """
@@ -84,28 +91,28 @@ CANCEL = "UPDATE runs SET cancelled = 1 WHERE project = ? AND response_id = ?"
 
 class RunQueue(Database):
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        run = project, stored.response.id, request, stored.response.model, self._home, self._now()
+        run = project, stored.response.id, request, stored.response.model, self.home, self._now()
         await self._writer.submit(_enqueue, ((project, *pack(stored)), run, find_foreign(stored)))
 
     async def claim(
         self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
     ) -> list[ClaimedRun]:
-        free = _Free(as_of, self._home, patience or {})
+        free = _Free(as_of, self.home, patience or {})
         parameters = owner, self._owners, free, self._now, lease, limit
         claimed: list[ClaimedRun] = await self._writer.submit(_claim, parameters)
         return claimed
 
     async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
-        parameters = owner, self._owners, key, self._home, as_of, self._now, lease
+        parameters = owner, self._owners, key, self.home, as_of, self._now, lease
         claimed: ClaimedRun | None = await self._writer.submit(_claim_one, parameters)
         return claimed
 
-    async def list_runs(self, owner: str, *, as_of: float) -> list[tuple[RunKey, bool]]:
-        runs: list[tuple[RunKey, bool]] = await self._writer.submit(_list_runs, (owner, self._owners, as_of))
+    async def list_runs(self, owner: str, *, as_of: float) -> list[ListedRun]:
+        runs: list[ListedRun] = await self._writer.submit(_list_runs, (owner, self._owners, self.home, as_of))
         return runs
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
-        held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self._home, self._now, lease))
+        held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self.home, self._now, lease))
         return held
 
     async def release(self, owner: str) -> None:
@@ -195,9 +202,13 @@ def _claim_one(
     return None if row is None else _take(connection, row[0], owner, home, clock() + lease, lease)
 
 
-def _list_runs(connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float) -> list[tuple[RunKey, bool]]:
+def _list_runs(connection: sqlite3.Connection, owner: str, owners: Owners, home: str, as_of: float) -> list[ListedRun]:
     _bury(connection, owner, owners, as_of)
-    return [(RunKey(*key), bool(free)) for *key, free in connection.execute(RUNS, (as_of, owner))]
+    rows = connection.execute(RUNS, (as_of, owner, home, home))
+    return [
+        ListedRun(RunKey(project, response_id), bool(free), bool(ours), model, since)
+        for project, response_id, free, ours, model, since in rows
+    ]
 
 
 def _bury(connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float) -> None:
