@@ -14,8 +14,9 @@ from benchmarks.driving import Driver, drive
 
 # How many responses a round has, by how many of them there are at once.
 RESPONSES = {1: 32, 32: 128}
-# Long enough for whatever happens once a second.
+# Long enough for whatever happens once a second, after so long that DBOS has ended.
 IDLE_SECONDS = 2.0
+SETTLING_SECONDS = 12.0
 
 
 class Contestant(NamedTuple):
@@ -29,7 +30,7 @@ class Contestant(NamedTuple):
 _ENGINE = "from antiphon.engine.engine import Engine; from antiphon.store.sqlite.store import SqliteStore"
 CONTESTANTS = (
     Contestant("store", "lease_queue", _ENGINE),
-    Contestant("dbos", "dbos_queue", f"{_ENGINE}; from antiphon.engine.workflows.worker import WorkflowWorker"),
+    Contestant("dbos", "dbos_queue", f"{_ENGINE}; from antiphon.engine.workflows.instance import Instance"),
 )
 
 
@@ -67,6 +68,7 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
                     played = await play(driver, max(at_once, round(count * scale)), at_once)
                     if number:
                         found.rounds[at_once, driver.name].append(played)
+        await asyncio.sleep(SETTLING_SECONDS)
         for _ in range(rounds):
             used = await asyncio.gather(*(driver.ask("idle", IDLE_SECONDS) for driver in drivers))
             for driver, cpu in zip(drivers, used, strict=True):

@@ -40,7 +40,6 @@ def compile_requirements(uv: Path, *options: str | Path) -> None:
 def resolve(uv: Path, output: Path, options: list[str]) -> None:
     """Resolve for all platforms at once; `output` may hold an earlier result, whose versions are kept."""
     content = (
-        "--extra=dbos",
         "--extra=embedded",
         "--extra=mcp",
         "--group=dev",

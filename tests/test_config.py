@@ -36,6 +36,7 @@ def test_without_anything_the_defaults_stand() -> None:
         api_keys=(),
         max_body_bytes=64 * 1024 * 1024,
         shutdown_grace_seconds=10,
+        dbos=DbosSettings(),
         log_level="info",
         log_format="text",
         backends={"embedded": BackendSettings(kind="embedded")},
@@ -53,6 +54,7 @@ def test_a_file_sets_everything() -> None:
         shutdown_grace_seconds = 0.5
         log_level = "debug"
         log_format = "json"
+        dbos = false
 
         [[api_keys]]
         key = "sk-one"
@@ -75,6 +77,7 @@ def test_a_file_sets_everything() -> None:
         api_keys=(ApiKey("sk-one", "default"), ApiKey("sk-two", "b")),
         max_body_bytes=1024,
         shutdown_grace_seconds=0.5,
+        dbos=None,
         log_level="debug",
         log_format="json",
         backends={"small": BackendSettings(kind="embedded", options={"threads": 1, "token": "t"})},
@@ -155,6 +158,7 @@ def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
         ("retention_days = 36501", "settings.toml: retention_days: Expected `float` <= 36500.0."),
         ("background_slots = 0", "settings.toml: background_slots: Expected `int` >= 1."),
         ("background_lease_seconds = 0", "settings.toml: background_lease_seconds: Expected `float` >= 0.1."),
+        ("dbos = true", "settings.toml: dbos: Expected `object`, got `bool`."),
         ("dbos = 1", "settings.toml: dbos: Expected `object`, got `int`."),
         ("[dbos]\nconcurency = 1", "settings.toml: dbos: unknown setting 'concurency'. Did you mean concurrency?"),
         ("[dbos]\nconcurrency = 0", "settings.toml: dbos: Expected `int` >= 1 - at `$.concurrency`."),
@@ -237,6 +241,7 @@ def test_secrets_do_not_show() -> None:
     path = write(
         """
         store = "postgresql://user:hunter2@db/antiphon?password=hunter3"
+        dbos = false
         seal_keys = ["c2VhbA=="]
         [[api_keys]]
         key = "sk-secret"

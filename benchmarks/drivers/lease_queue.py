@@ -101,7 +101,7 @@ class LeaseQueue:
 
 
 async def open_queue(place: Place, dbos: DbosSettings | None = None) -> LeaseQueue:
-    store = HaltingStore(place.folder / "responses.db")
+    store = HaltingStore(place.folder / "responses.db", home="benchmarks")
     store.accepted = asyncio.Queue()
     model = desk.Model(place)
     policy = Policy(background_slots=1000, background_lease_seconds=place.lease, dbos=dbos)

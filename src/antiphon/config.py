@@ -43,7 +43,7 @@ class BackendSettings(Struct, frozen=True):
 
 
 class DbosSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Background responses as workflows of DBOS, within limits that all processes share.
+    """Background responses are workflows of DBOS, within limits that all processes share.
 
     `database`: the URL of its database; without one, a file beside the store.
     `concurrency`, `concurrency_per_project`: how many are worked on at once, in all processes together.
@@ -75,7 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     responses of the dead one; on the same machine, one does in a second. They are also looked after, three times as
     often, and a cancellation from elsewhere is seen then. What another process may rather serve is left to it for so
     long.
-    `dbos`: with this table, DBOS decides when a background response begins; without it, the store's own queue does.
+    `dbos`: how DBOS hands out the background responses; without it, each process takes what it has room for.
     `opening_seconds`: how long a stream waits for its model's first words before it begins without them.
     `models`: names for models, and who serves them: a backend, or `backend/model`, or several to be asked in turn.
     `seal_keys`: what sealed content is made with, newest first; without any, a file of keys in `data_dir` is used.
@@ -163,6 +163,7 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
             values[name] = _read_setting(name, value, env, origin=f"--{name.replace('_', '-')}")
     data_dir = values.setdefault("data_dir", _default_data_dir(env))
     values.setdefault("store", f"sqlite:///{data_dir}/antiphon.db")
+    values.setdefault("dbos", DbosSettings())
     return Settings(**values)
 
 
@@ -278,7 +279,9 @@ def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
     return models
 
 
-def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> DbosSettings:
+def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> DbosSettings | None:
+    if value is False:
+        return None
     table = _fill_in(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
     _check_names(table, DbosSettings.__struct_fields__, origin=origin)
     settings: DbosSettings = _convert(table, DbosSettings, origin=origin)

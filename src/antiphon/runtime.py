@@ -179,7 +179,8 @@ async def _start() -> "Engine":
     from antiphon.config import environment, load
     from antiphon.engine.assemble import build_engine
 
-    engine = build_engine(load(None, environment(), {}))
+    # DBOS is one for each process, and this one is not ours.
+    engine = build_engine(load(None, environment(), {"dbos": False}))
     await engine.start()
     return engine
 

@@ -40,11 +40,11 @@ def test_the_store_of_the_settings_is_opened(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}, {"dbos": {}}],
+    [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}, {"dbos": {"concurrency": 2}}],
     ids=["store", "backend", "dbos"],
 )
 def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
-    with pytest.raises(ConfigError, match=r"papyrus|oracle|dbos: .* need a store"):
+    with pytest.raises(ConfigError, match=r"papyrus|oracle|dbos: its limits are for a store"):
         build_engine(settings(tmp_path, **wrong))
 
 
@@ -64,7 +64,12 @@ def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
             Policy(stateless=True, id_prefix="AM-"),
         ),
         ({"retention_days": 0, "stateless_id_prefix": "AM-"}, Policy()),
-        ({"retention_days": 0, "stateless": True, "dbos": {}}, Policy(stateless=True)),
+        ({"retention_days": 0, "stateless": True, "dbos": {"concurrency": 2}}, Policy(stateless=True)),
+        (
+            {"retention_days": 0, "store": "sqlite:///a.db"},
+            Policy(dbos=DbosSettings(database="sqlite:///a.db-dbos")),
+        ),
+        ({"retention_days": 0, "store": "sqlite:///a.db", "dbos": False}, Policy()),
         (
             {"retention_days": 0, "store": "sqlite:///a.db", "dbos": {"concurrency": 2}},
             Policy(dbos=DbosSettings(database="sqlite:///a.db-dbos", concurrency=2)),

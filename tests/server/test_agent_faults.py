@@ -1,13 +1,15 @@
 """What goes wrong in a turn of an agent over HTTP, and the streams that tell of a turn."""
 
+import http.client
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from agent_client import PATH, TOOLS, AgentServer, read_events, results
-from live_server import Answer
+from live_server import PATIENCE, Answer
 
 Execute = Callable[..., Answer]
 
@@ -128,17 +130,25 @@ def test_a_client_that_leaves_stops_the_model(serve: Any) -> None:
         connection.sendall(
             b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
         )
-        while b"text.delta" not in connection.recv(65536):
-            pass
+        received = b""
+        while b"text.delta" not in received:
+            received += (came := connection.recv(65536))
+            assert came, received
     running.wait_for(running.backend.cancellation.wait)
 
 
 def test_a_silent_stream_gets_signs_of_life(serve: Any) -> None:
-    running = serve({"default": [{"text": "One "}, {"delay": 0.3}, {"text": "two"}]}, keepalive_seconds=0.05)
-    answer = running.ask("POST", PATH, {"Instruction": "hello", "Stream": True})
-    events = read_events(answer)
-    assert "keepalive" in {name for name, _ in events}
-    assert events[-1][1]["Text"] == "One two"
+    running = serve({"default": [{"text": "One "}, {"wait": "gate"}, {"text": "two"}]}, keepalive_seconds=0.05)
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=PATIENCE)
+    with closing(connection):
+        connection.request("POST", PATH, json.dumps({"Instruction": "hello", "Stream": True}))
+        told = []
+        for line in connection.getresponse():
+            told.append(line)
+            if line == b"event: keepalive\n":
+                running.do(lambda: running.backend.release("gate"))
+    assert b"event: keepalive\n" in told
+    assert json.loads(told[-2].removeprefix(b"data: "))["Text"] == "One two"
 
 
 def test_arguments_that_are_nested_too_deeply_are_the_models_to_mend(serve: Any) -> None:

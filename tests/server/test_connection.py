@@ -28,8 +28,53 @@ def read_answer(client: socket.socket) -> tuple[int, Any]:
         head += byte
     length = re.search(rb"content-length: (\d+)", head.lower())
     assert length is not None
-    body = client.recv(int(length[1]), socket.MSG_WAITALL)
+    body = b""
+    while part := client.recv(int(length[1]) - len(body)):
+        body += part
     return int(head.split()[1]), json.loads(body)
+
+
+def connect_with(running: Any, data: bytes) -> socket.socket:
+    """A client whose first bytes are there when the server first looks: it holds the server's loop until it has sent.
+
+    On a busy machine, there may be any time between connecting and sending.
+    """
+    clients: list[socket.socket] = []
+
+    def connect() -> None:
+        clients.append(running.connect())
+        clients[0].sendall(data)
+
+    running.do(connect)
+    return clients[0]
+
+
+def send_in_turn(running: Any, client: socket.socket, *parts: tuple[Callable[[Any], Any], bytes]) -> None:
+    """Send each part as soon as this is true of the connection. The server's own loop does it, so it is not late."""
+
+    async def send() -> None:
+        for is_due, part in parts:
+            while not any(map(is_due, running.server.server_state.connections)):
+                await asyncio.sleep(0)
+            client.sendall(part)
+
+    running.wait_for(send)
+
+
+def is_there(_: Any) -> bool:
+    return True
+
+
+def lacks_body(connection: Any) -> bool:
+    return bool(connection._body_is_open)
+
+
+def has_pipeline(connection: Any) -> bool:
+    return bool(connection.pipeline)
+
+
+def has_no_pipeline(connection: Any) -> bool:
+    return not connection.pipeline
 
 
 @pytest.mark.parametrize(
@@ -80,15 +125,13 @@ def impatient(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 def test_a_head_that_does_not_come_to_its_end_is_given_up(impatient: Any) -> None:
-    with impatient.connect() as client:
-        client.sendall(b"GET /healthz HT")
+    with connect_with(impatient, b"GET /healthz HT") as client:
         assert read_answer(client)[0] == 408
         assert client.recv(1) == b""
 
 
 def test_a_second_head_that_does_not_come_to_its_end_is_given_up_too(impatient: Any) -> None:
-    with impatient.connect() as client:
-        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    with connect_with(impatient, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as client:
         assert read_answer(client) == (200, {"status": "ok"})
         client.sendall(b"GET /healthz HT")
         assert read_answer(client)[0] == 408
@@ -101,8 +144,8 @@ def test_a_connection_on_which_nothing_comes_is_closed(impatient: Any) -> None:
 
 def test_an_answer_is_not_cut_off_by_a_slow_request_behind_it(impatient: Any) -> None:
     body = json.dumps({"model": "scripted", "input": "long"}).encode()
-    with impatient.connect() as client:
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    request = b"POST /v1/responses HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with connect_with(impatient, request) as client:
         client.sendall(b"GET /healthz HT")
         status, answer = read_answer(client)
         assert (status, answer["status"]) == (200, "completed")
@@ -139,8 +182,8 @@ def test_a_body_of_a_later_request_is_given_up_too(strict: Any) -> None:
     with strict.connect() as client:
         for _ in range(2):
             body = b'{"model": "scripted", "input": "hi"}'
-            client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
-            client.sendall(body)
+            head = HEAD.replace(b"1000", b"%d" % len(body))
+            send_in_turn(strict, client, (is_there, head), (lacks_body, body))
             assert read_answer(client)[0] == 200
         client.sendall(HEAD)
         assert read_answer(client) == (408, LATE)
@@ -157,8 +200,8 @@ def test_a_connection_whose_refused_body_stops_coming_is_closed_without_another_
 def test_a_model_may_take_longer_than_a_body(strict: Any) -> None:
     body = b'{"model": "scripted", "input": "long"}'
     with strict.connect() as client:
-        client.sendall(HEAD.replace(b"1000", b"%d" % len(body)))
-        client.sendall(body)
+        head = HEAD.replace(b"1000", b"%d" % len(body))
+        send_in_turn(strict, client, (is_there, head), (lacks_body, body))
         assert read_answer(client)[0] == 200
 
 
@@ -166,10 +209,10 @@ def test_a_body_that_is_not_read_yet_is_waited_for(strict: Any) -> None:
     body = b'{"model": "scripted", "input": "long"}'
     request = HEAD.replace(b"1000", b"%d" % len(body)) + body
     with strict.connect() as client:
-        client.sendall(request + request[:-1])
-        assert read_answer(client)[0] == 200
-        client.sendall(request[-1:])
-        assert read_answer(client)[0] == 200
+        send_in_turn(
+            strict, client, (is_there, request + request[:-1]), (has_pipeline, b""), (has_no_pipeline, request[-1:])
+        )
+        assert [read_answer(client)[0] for _ in range(2)] == [200, 200]
 
 
 def test_pipelined_requests_are_answered_in_order(server: Any) -> None:

@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture(params=["store", "dbos"])
 def queue(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The settings for whoever hands out the runs."""
-    return {"dbos": {}} if request.param == "dbos" else {}
+    return {} if request.param == "dbos" else {"dbos": False}
 
 
 def speak(words: list[str], *, slowly: float, to_the_end: bool) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: St
 
 
 def test_a_server_ends_though_the_database_of_dbos_does_not_answer(start: Start, tmp_path: Path) -> None:
-    server = start({"default": [{"delay": 0.5}, {"text": ["said"]}]}, dbos={})
+    server = start({"default": [{"delay": 0.5}, {"text": ["said"]}]})
     response_id = server.begin("hi")
     wait_until(lambda: server.status(response_id) == "in_progress")
     with contextlib.closing(sqlite3.connect(tmp_path / "store.db-dbos", isolation_level=None)) as other:

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter, access
+from live_server import PATIENCE
 
 LINE = AccessLine(
     request_id="req_1",
@@ -64,11 +65,17 @@ class Collector(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: SimpleQueue[AccessLine] = SimpleQueue()
+        self._lines: SimpleQueue[AccessLine] = SimpleQueue()
 
     def emit(self, record: logging.LogRecord) -> None:
         assert isinstance(record.msg, AccessLine)
-        self.lines.put(record.msg)
+        self._lines.put(record.msg)
+
+    def find(self, request_id: str) -> AccessLine:
+        """The line of this request: those of earlier ones may come first."""
+        while (line := self._lines.get(timeout=PATIENCE)).request_id != request_id:
+            pass
+        return line
 
 
 @pytest.mark.parametrize(
@@ -87,8 +94,8 @@ def test_a_response_that_failed_is_told_by_its_code(
     collector = Collector()
     access.addHandler(collector)
     try:
-        server.ask("POST", "/v1/responses", {"model": "scripted", **request_fields})
-        line = collector.lines.get(timeout=5)
+        answer = server.ask("POST", "/v1/responses", {"model": "scripted", **request_fields})
+        line = collector.find(answer.headers["x-request-id"])
     finally:
         access.removeHandler(collector)
     assert (line.status, line.error) == (status, "model_error")

@@ -34,7 +34,9 @@ def place_dbos(settings: Settings) -> DbosSettings | None:
     if dbos is None or settings.stateless:  # which runs nothing in the background
         return None
     if not settings.store.startswith("sqlite:"):
-        raise ConfigError("dbos: background responses that outlive the process need a store that does.")
+        if dbos != DbosSettings():
+            raise ConfigError("dbos: its limits are for a store that outlives the process.")
+        return None  # what is gone with the process needs nobody to go on with it
     return dbos if dbos.database else msgspec.structs.replace(dbos, database=f"{settings.store}-dbos")
 
 

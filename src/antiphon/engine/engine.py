@@ -29,7 +29,8 @@ from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.session import Session
 from antiphon.engine.stateless import StatelessRun, leave_state_aside
 from antiphon.engine.worker import Worker
-from antiphon.errors import ConfigError, InvalidRequest, NotFound, Unavailable
+from antiphon.engine.workflows.worker import WorkflowWorker
+from antiphon.errors import InvalidRequest, NotFound, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
@@ -289,10 +290,6 @@ def _make_worker(store: Store, ways: Ways, policy: Policy) -> Worker:
     slots, lease = policy.background_slots, policy.background_lease_seconds
     if policy.dbos is None:
         return Worker(store, ways, slots=slots, lease=lease)
-    try:
-        from antiphon.engine.workflows.worker import WorkflowWorker
-    except ImportError:
-        raise ConfigError("dbos: DBOS is not installed: pip install 'antiphon[dbos]'.") from None
     return WorkflowWorker(store, ways, policy.dbos, slots=slots, lease=lease)
 
 
