@@ -53,10 +53,11 @@ def send_in_turn(running: Any, client: socket.socket, *parts: tuple[Callable[[An
     """Send each part as soon as this is true of the connection. The server's own loop does it, so it is not late."""
 
     async def send() -> None:
-        for is_due, part in parts:
-            while not any(map(is_due, running.server.server_state.connections)):
-                await asyncio.sleep(0)
-            client.sendall(part)
+        left = list(parts)
+        while left:
+            if any(map(left[0][0], running.server.server_state.connections)):
+                client.sendall(left.pop(0)[1])
+            await asyncio.sleep(0)
 
     running.wait_for(send)
 
