@@ -209,7 +209,10 @@ def queue_rows(found: queues.Found) -> list[Row]:
         for at_once in queues.RESPONSES
         for unit, field in (("ms", "p50"), ("ms of CPU", "cpu"), ("responses a second", "rate"))
     ]
-    return [*rows, make_row(section, "none at all, ms of CPU a second", {name: found.idle[name] for name in names})]
+    return rows + [
+        make_row(section, f"{pause}, ms of CPU a second", {name: found.idle[pause, name] for name in names})
+        for pause in queues.PAUSES
+    ]
 
 
 def takeover_rows(found: Mapping[str, Sequence[Takeover]], lease: float) -> list[Row]:

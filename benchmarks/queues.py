@@ -14,9 +14,10 @@ from benchmarks.driving import Driver, drive
 
 # How many responses a round has, by how many of them there are at once.
 RESPONSES = {1: 32, 32: 128}
-# Long enough for whatever happens once a second, after so long that DBOS has ended.
-IDLE_SECONDS = 2.0
-SETTLING_SECONDS = 12.0
+# How long after the last response there is a look at what doing nothing takes. DBOS has ended in the second case.
+PAUSES = {"none since a moment": 0.0, "none for long": 12.0}
+# Long enough for whatever happens once a second.
+IDLE_SECONDS = 4.0
 
 
 class Contestant(NamedTuple):
@@ -43,12 +44,13 @@ class Round(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Rounds by how many there were at once, and the milliseconds of CPU that a second without work took, each by the
-    name of the queue too. All lists are equally long, and their n-th entries are neighbours.
+    """Rounds by how many there were at once, and the milliseconds of CPU that a second without work took, by how long
+    ago the last was; each by the name of the queue too. Lists of a kind are equally long, and their n-th entries are
+    neighbours.
     """
 
     rounds: dict[tuple[int, str], list[Round]]
-    idle: dict[str, list[float]]
+    idle: dict[tuple[str, str], list[float]]
 
 
 async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
@@ -68,11 +70,11 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
                     played = await play(driver, max(at_once, round(count * scale)), at_once)
                     if number:
                         found.rounds[at_once, driver.name].append(played)
-        await asyncio.sleep(SETTLING_SECONDS)
-        for _ in range(rounds):
+        for pause, settling in PAUSES.items():
+            await asyncio.sleep(settling)
             used = await asyncio.gather(*(driver.ask("idle", IDLE_SECONDS) for driver in drivers))
             for driver, cpu in zip(drivers, used, strict=True):
-                found.idle[driver.name].append(cpu / IDLE_SECONDS * 1e3)
+                found.idle[pause, driver.name].append(cpu / IDLE_SECONDS * 1e3)
     return found
 
 

@@ -72,7 +72,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     `retention_days`: how long responses and conversations are kept; 0 keeps them until they are deleted.
     `background_slots`: how many background responses are worked on at once.
     `background_lease_seconds`: how long after a crash a process on another machine goes on with the background
-    responses of the dead one; on the same machine, one does in a second. They are also looked after, three times as
+    responses of the dead one; on the same machine, one does in seconds. They are also looked after, three times as
     often, and a cancellation from elsewhere is seen then. What another process may rather serve is left to it for so
     long.
     `dbos`: how DBOS hands out the background responses; without it, each process takes what it has room for.

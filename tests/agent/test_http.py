@@ -22,6 +22,7 @@ from antiphon.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from idle_clock import count_idle_time
 from upstream_server import HANG_UP, RESET, STALL, Reply, UpstreamServer, json_of, serve, stream_of
 
 COMPLETED = b'data: {"type":"response.completed","response":{"id":"r","status":"completed","output":[]}}\n\n'
@@ -162,9 +163,10 @@ async def test_in_the_end_the_last_error_is_told() -> None:
 )
 async def test_a_stream_that_breaks_off_is_not_asked_for_again(reply: Reply, kind: Any, reason: str) -> None:
     """Whoever has read it knows what has come of it so far."""
+    count_idle_time(asyncio.get_running_loop())
     async with serve([reply, GOOD]) as upstream:
         with pytest.raises(kind, match=reason):
-            await ask(upstream, idle_timeout=0.2)
+            await ask(upstream, idle_timeout=0.05)
     assert len(upstream.requests) == 1
 
 

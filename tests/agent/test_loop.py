@@ -9,6 +9,7 @@ import pytest
 
 from agent_stage import DROP, HOLD, Stage, call, outputs_of, usage
 from antiphon import Limits, Prices, tool
+from antiphon.agent import loop
 from antiphon.agent.calls import CANCELLED, NO_ROOM, NOT_MADE
 from antiphon.agent.guard import STOPPED, WARNING
 from antiphon.agent.outcome import (
@@ -25,6 +26,7 @@ from antiphon.agent.outcome import (
     TurnStarted,
 )
 from antiphon.agent.steps import WRAP_UP
+from antiphon.agent.stopping import Stopwatch
 from antiphon.tools.base import Call, Tool, ToolContext
 
 
@@ -295,12 +297,23 @@ async def test_a_budget_that_is_used_up_by_the_answer_itself_is_no_matter(stage:
     assert (await stage.agent(limits=Limits(tokens=10, wrap_up=False)).run("Go.")).kind == "final"
 
 
-async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_continued(here: Stage) -> None:
-    stage, stopped = here, asyncio.Event()
+async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_continued(
+    here: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, stopped, watches = here, asyncio.Event(), []
+
+    class Seen(Stopwatch):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            watches.append(self)
+
+    monkeypatch.setattr(loop, "Stopwatch", Seen)
 
     @tool
     async def wait() -> str:
         """Wait."""
+        # However long it took to get here, the time is up now, as the stopwatch's timer would say.
+        asyncio.get_running_loop().call_soon(watches[0]._interrupt, "deadline")
         try:
             await asyncio.Event().wait()
         finally:
@@ -308,7 +321,7 @@ async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_conti
         return ""
 
     stage.play([{"text": "I wait."}, call("wait")], "Well.")
-    agent = stage.agent(tools=[wait], limits=Limits(seconds=1))
+    agent = stage.agent(tools=[wait], limits=Limits(seconds=600))
     told, outcome = await watch(agent.run_stream("Go."))
     assert (outcome.kind, outcome.text) == ("deadline", "I wait.")
     assert stopped.is_set()

@@ -92,7 +92,8 @@ ROWS = {
         "32 at once, ms",
         "32 at once, ms of CPU",
         "32 at once, responses a second",
-        "none at all, ms of CPU a second",
+        "none since a moment, ms of CPU a second",
+        "none for long, ms of CPU a second",
     ],
     "imports: the whole engine and its store": ["time, ms", "memory, MB"],
     "kill -9 with 16 runs: seconds until all have ended (the lease: 0.5)": [

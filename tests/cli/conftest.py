@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "antiphon"]
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 30
 SCRIPT = {
     "models": ["scripted"],
     "rules": [

@@ -270,7 +270,10 @@ async def test_cancelling_at_once_finds_the_run_wherever_it_is(
         assert both[0] == both[1] == await finish(bench, run.response.id)
 
 
-async def test_what_a_dead_process_has_left_is_cancelled_when_its_lease_has_run_out(make_bench: Any) -> None:
+async def test_what_a_dead_process_has_left_is_cancelled_when_its_lease_has_run_out(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "POLL_SECONDS", 5.0)  # it waits for four of them at the most
     bench = await make_bench(SLOW, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import ServerError
-from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.store.base import ClaimedRun, LeaseLost, ListedRun, RunKey, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]
 Claim = Callable[..., Awaitable[list[ClaimedRun]]]
@@ -293,14 +293,19 @@ async def test_one_run_can_be_claimed_by_its_key_if_it_is_free(queued: Store, cl
 
 
 async def test_all_runs_are_listed_with_whether_they_are_free(queued: Store, claim: Claim) -> None:
-    async def list_runs(now: float) -> list[tuple[str, bool]]:
-        return [(run.key.response_id, run.free) for run in await queued.list_runs("us", as_of=now)]
+    def listed(number: int, *, free: bool, owner: str | None = None, since: float = 0) -> ListedRun:
+        return ListedRun(RunKey("p", f"resp_{number}"), free, owner, ours=True, model="scripted", free_since=since)
 
     await claim("them", 6, limit=1)
     await claim("us", 7, limit=1)
     await queued.request_cancel("p", "resp_6")
-    assert await list_runs(15.9) == [("resp_9", False), ("resp_8", False), ("resp_7", True), ("resp_6", True)]
+    waiting = [listed(7, free=True), listed(6, free=True)]
+    held = [listed(9, free=False, owner="them", since=16), listed(8, free=False, owner="us", since=17)]
+    assert await queued.list_runs("us", as_of=15.9) == held + waiting
     # Theirs has run out, and ours: but that is with us.
-    assert await list_runs(17) == [("resp_9", True), ("resp_8", False), ("resp_7", True), ("resp_6", True)]
+    lost = held[0]._replace(free=True)
+    assert await queued.list_runs("us", as_of=17) == [lost, held[1], *waiting]
     await queued.delete("p", "resp_9")
-    assert await list_runs(17) == [("resp_8", False), ("resp_7", True), ("resp_6", True)]
+    await queued.abandon("us", "p", "resp_8")
+    abandoned = listed(8, free=True, since=17)
+    assert await queued.list_runs("us", as_of=17) == [abandoned, *waiting]

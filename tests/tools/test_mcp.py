@@ -36,11 +36,12 @@ births.set_forkserver_preload(["mcp.server.mcpserver", "mcp.server.streamable_ht
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserve_port() -> socket.socket:
+    """A socket that listens to nothing. As long as it is open, nobody is given its port but who asks for that one."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 class HttpProgram:
@@ -49,7 +50,8 @@ class HttpProgram:
     def __init__(self, folder: Path, era: str = "modern") -> None:
         self.folder = folder
         self._era = era
-        self._port = find_port()
+        self._reserved = reserve_port()
+        self._port = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}/mcp"
         self._process: ForkServerProcess | None = None
 
@@ -70,15 +72,19 @@ class HttpProgram:
         self._process.kill()
         self._process.join(PATIENCE)
 
+    def close(self) -> None:
+        self.kill()
+        self._reserved.close()
+
 
 @contextlib.contextmanager
 def running(folder: Path, era: str = "modern") -> Iterator[HttpProgram]:
     program = HttpProgram(folder, era)
-    program.start()
     try:
+        program.start()
         yield program
     finally:
-        program.kill()
+        program.close()
 
 
 @pytest.fixture(scope="module")
@@ -356,8 +362,8 @@ async def test_a_program_that_is_not_there_or_no_server_is_said_so() -> None:
     with pytest.raises(UpstreamError, match="'true' cannot be used"):
         async with McpServer.stdio("true"):
             raise AssertionError
-    with pytest.raises(UpstreamError, match="over HTTP cannot be used"):
-        async with McpServer.http(f"http://127.0.0.1:{find_port()}/mcp"):
+    with reserve_port() as reserved, pytest.raises(UpstreamError, match="over HTTP cannot be used"):
+        async with McpServer.http(f"http://127.0.0.1:{reserved.getsockname()[1]}/mcp"):
             raise AssertionError
 
 

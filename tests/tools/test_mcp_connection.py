@@ -12,6 +12,7 @@ import pytest
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.tools.mcp_connection import Connect, Connection, connect_http, connect_stdio
+from idle_clock import count_idle_time
 
 PROGRAM = Path(__file__).parent / "mcp_mute_program.py"
 PATIENCE_SECONDS = 20
@@ -91,5 +92,6 @@ def reply_to(message: dict[str, Any]) -> bytes:
 
 
 async def test_a_server_that_does_not_answer_a_goodbye_is_left() -> None:
+    count_idle_time(asyncio.get_running_loop())
     async with serve_clinging() as url, connected(connect_http(url, None), patience=0.2) as connection:
         assert await connection.list_tools() == []

@@ -89,12 +89,14 @@ class ClaimedRun(NamedTuple):
 class ListedRun(NamedTuple):
     """A run as anyone may see it. `free`: it can be claimed; `ours` and `model` are those of a `ClaimedRun`.
 
+    `owner` is who has it, or had it and has not given it back.
     `free_since` is when it became free, or will be if nothing is heard of its owner. A run of others is not free to us
     before the last of them is gone.
     """
 
     key: RunKey
     free: bool
+    owner: str | None
     ours: bool
     model: str
     free_since: float

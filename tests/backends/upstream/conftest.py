@@ -1,5 +1,6 @@
 """An upstream under test, in front of a scripted server, whose waits are noted and not waited."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from antiphon.backends.upstream.client import Upstream
 from antiphon.backends.upstream.options import UpstreamOptions
 from antiphon.stream.deltas import Delta, Finish, Text
 from antiphon.stream.sse import Message
+from idle_clock import count_idle_time
 from upstream_server import Reply, UpstreamServer, serve
 
 KEY = "sk-upstream-0123456789"
@@ -61,6 +63,7 @@ class Line:
 def connect() -> Callable[..., Any]:
     @asynccontextmanager
     async def connect(*replies: Reply, **options: Any) -> AsyncIterator[Line]:
+        count_idle_time(asyncio.get_running_loop())
         async with serve(replies) as server:
             line = Line(server)
             line.upstream = Upstream(

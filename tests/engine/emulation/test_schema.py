@@ -91,10 +91,10 @@ def test_items_are_unique_if_none_equals_another(value: list[Any], unique: bool)
 
 
 def test_a_schema_whose_parts_multiply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST", 0.1)
     parts: dict[str, Any] = {f"p{n}": {"anyOf": [{"$ref": f"#/$defs/p{n + 1}"}] * 2} for n in range(30)}
     schema = Schema({"$ref": "#/$defs/p0", "$defs": {**parts, "p30": {"type": "null"}}})
     assert schema.list_faults(None) == []
+    monkeypatch.setattr(module, "_LONGEST", 0.1)
     with pytest.raises(InvalidRequest, match="takes too long") as caught:
         schema.list_faults(1)
     assert (caught.value.param, caught.value.code) == ("text.format.schema", "invalid_value")

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from dbos import DBOS, SetWorkflowID, error
 
+from antiphon.backends.base import Deltas, Turn
+from antiphon.backends.scripted import ScriptedBackend
 from antiphon.config import DbosSettings
 from antiphon.engine.attempt import QueuedRequest
 from antiphon.engine.policy import Policy
 from antiphon.engine.workflows import comparison, instance, worker
 from antiphon.engine.workflows.client import Client
-from antiphon.errors import ConfigError, ServerError
+from antiphon.errors import ConfigError, ModelNotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
@@ -354,6 +356,27 @@ async def test_a_model_that_nobody_has_any_more_fails_when_others_have_had_their
     response = judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
     assert response.error is not None
     assert (response.status, response.error.code) == ("failed", "model_not_found")
+
+
+async def test_what_its_upstream_does_not_have_is_handed_out_again_when_others_have_had_their_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start({"models": ["alpha"], "default": [{"wait": "gate"}]})
+    run = await first.ask(background=True, model="alpha")
+    await first.backend.reached("gate")
+    await first.engine.close()
+    asked: list[str] = []
+
+    async def refuse(_: ScriptedBackend, turn: Turn) -> Deltas:
+        asked.append(turn.request.model or "")
+        raise ModelNotFound(f"no {turn.request.model}")
+
+    monkeypatch.setattr(ScriptedBackend, "stream", refuse)
+    second = await start({"models": ["alpha"]})
+    batches = await second.engine.follow("default", run.response.id, after=-1)
+    response = judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
+    assert response.error is not None
+    assert (response.status, response.error.code, asked) == ("failed", "model_not_found", ["alpha", "alpha"])
 
 
 async def test_what_is_for_other_processes_is_left_to_them(start: Start, tmp_path: Path) -> None:

@@ -260,6 +260,9 @@ async def test_a_run_is_left_to_its_home_for_as_long_as_that_lives(store: Sqlite
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     await store.renew("us", lease=10)
     now, patience = time.time(), {"scripted": 5.0}
+    (listed,) = await other.list_runs("them", as_of=now)
+    assert (listed.key.response_id, listed.free, listed.ours, listed.model) == ("resp_1", True, False, "scripted")
+    assert now + 9 < listed.free_since <= now + 10
     assert await other.claim("them", as_of=now + 14, lease=10, limit=9, patience=patience) == []
     (claimed,) = await other.claim("them", as_of=now + 16, lease=10, limit=9, patience=patience)
     assert now + 9 < claimed.free_since <= now + 10

@@ -55,7 +55,9 @@ class Comparison:
             for response_id, workflow in active.items()
             if workflow.status == "PENDING" and (response_id not in runs or runs[response_id].free)
         }
-        sure, self._suspects = {response_id for response_id, _ in suspects & self._suspects}, suspects
+        sure = {response_id for response_id, workflow in suspects if _has_died(workflow, runs.get(response_id))}
+        sure |= {response_id for response_id, _ in suspects & self._suspects}
+        self._suspects = suspects
         idle = sure | {response_id for response_id, workflow in active.items() if workflow.status == "ENQUEUED"}
         await self._client.delete(idle - runs.keys())
         kept_for_others = [each for each in idle & ours.keys() if active[each].version != self._client.version]
@@ -81,3 +83,8 @@ class Comparison:
             if status in _ENDED:
                 await self._client.delete([key.response_id])
             await self._client.enqueue(key)
+
+
+def _has_died(workflow: "Workflow", run: ListedRun | None) -> bool:
+    """Whether the process that this was handed out to had claimed the run, and is gone."""
+    return run is not None and run.free and run.owner == workflow.executor_id

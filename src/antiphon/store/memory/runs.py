@@ -41,6 +41,7 @@ class RunQueue(References):
             ListedRun(
                 key=RunKey(*key),
                 free=_is_free(run, owner, as_of),
+                owner=run.owner or None,
                 ours=True,
                 model=run.model,
                 free_since=run.free_since if run.owner is None else run.leased_until,

@@ -42,7 +42,7 @@ WHERE project = ? AND response_id = ? AND (owner IS NULL OR (leased_until <= ? A
 """
 
 RUNS = """
-SELECT project, response_id, owner IS NULL OR (leased_until <= ? AND owner <> ?), home = ?, model,
+SELECT project, response_id, owner IS NULL OR (leased_until <= ? AND owner <> ?), nullif(owner, ''), home = ?, model,
     max(
         coalesce(leased_until, free_since),
         coalesce((SELECT alive_until FROM homes WHERE homes.home = runs.home AND homes.home <> ?), 0)
@@ -206,8 +206,8 @@ def _list_runs(connection: sqlite3.Connection, owner: str, owners: Owners, home:
     _bury(connection, owner, owners, as_of)
     rows = connection.execute(RUNS, (as_of, owner, home, home))
     return [
-        ListedRun(RunKey(project, response_id), bool(free), bool(ours), model, since)
-        for project, response_id, free, ours, model, since in rows
+        ListedRun(RunKey(project, response_id), bool(free), holder, bool(ours), model, since)
+        for project, response_id, free, holder, ours, model, since in rows
     ]
 
 

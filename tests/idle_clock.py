@@ -1,0 +1,27 @@
+"""A clock for an event loop on which both sides of a test run: the time in which neither has anything to do."""
+
+import asyncio
+import time
+from typing import Any
+
+
+def count_idle_time(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on, time passes for the loop's timers only while it waits.
+
+    A machine may stand still for longer than the short time-outs of a test. Without this, they would run out before the
+    other side, which stood still as well, has had its turn.
+    """
+    selector: Any = loop._selector  # type: ignore[attr-defined]
+    select = selector.select
+    passed = loop.time()
+
+    def wait(timeout: float | None = None) -> Any:
+        nonlocal passed
+        began = time.monotonic()
+        ready = select(timeout)
+        waited = time.monotonic() - began
+        passed += waited if timeout is None else min(waited, max(timeout, 0.0))
+        return ready
+
+    selector.select = wait
+    loop.time = lambda: passed  # type: ignore[method-assign]
