@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,13 @@ def test_an_image_among_instructions_is_shown_where_it_stood(write: Any) -> None
     body = write(say("developer", [{"type": "input_text", "text": "Like this:"}, picture]))
     assert body["system"] == [text("Like this:")]
     assert body["messages"][0]["content"][0]["type"] == "image"
+
+
+def test_a_part_of_instructions_that_cannot_be_said_is_named_by_its_place(write: Any) -> None:
+    picture = {"type": "input_image", "image_url": "file:///etc/passwd"}
+    with pytest.raises(InvalidRequest) as caught:
+        write(say("developer", [{"type": "input_text", "text": "Like this:"}, picture]))
+    assert caught.value.param == "input[0].content[1].image_url"
 
 
 def test_what_one_side_says_in_a_row_is_one_message(write: Any) -> None:

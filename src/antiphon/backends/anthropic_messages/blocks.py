@@ -33,7 +33,7 @@ def write_parts(parts: str | Iterable[Part], place: str) -> list[Block]:
     """What a user, or a tool, says. `place` is for the error about a part that cannot be said."""
     if isinstance(parts, str):
         return write_text(parts)
-    return [block for index, part in enumerate(parts) for block in _write_part(part, f"{place}[{index}]")]
+    return [block for index, part in enumerate(parts) for block in write_part(part, f"{place}[{index}]")]
 
 
 def write_speech(parts: str | Iterable[Part]) -> list[Block]:
@@ -56,7 +56,7 @@ def _read_text(part: Part) -> str:
     return codec.encode(part).decode()
 
 
-def _write_part(part: Part, place: str) -> list[Block]:
+def write_part(part: Part, place: str) -> list[Block]:
     match part:
         case content.InputImage() | content.ComputerScreenshot():
             blocks = [_write_image(part.image_url, part.file_id, place)]

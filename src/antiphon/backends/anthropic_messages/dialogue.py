@@ -14,6 +14,7 @@ from antiphon.backends.anthropic_messages.blocks import (
     Block,
     is_text,
     write_json,
+    write_part,
     write_parts,
     write_speech,
     write_text,
@@ -85,7 +86,7 @@ class Dialogue:
         else:
             # Instructions are text; a picture that came with them is shown where they stood.
             for index, part in enumerate(message.content):
-                blocks = write_parts([part], f"{place}[{index}]")
+                blocks = write_part(part, f"{place}[{index}]")
                 if is_text(part) or isinstance(part, Unknown):
                     self.system += blocks
                 else:
