@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import warnings
 import weakref
 from contextlib import aclosing
@@ -192,12 +193,12 @@ async def test_a_character_that_the_server_has_cut_in_two_is_whole() -> None:
 
 
 async def test_a_server_that_is_not_there_is_told() -> None:
-    async with serve([]) as upstream:
-        url = upstream.url
-    transport = HttpTransport(url, retries=0)
-    with pytest.raises(UpstreamError, match="The server cannot be reached"):
-        await transport.stream({"model": "m"})
-    await transport.close()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
+        transport = HttpTransport(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", retries=0)
+        with pytest.raises(UpstreamError, match="The server cannot be reached"):
+            await transport.stream({"model": "m"})
+        await transport.close()
 
 
 async def test_a_server_that_does_not_answer_is_told() -> None:

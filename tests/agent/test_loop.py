@@ -300,14 +300,13 @@ async def test_a_budget_that_is_used_up_by_the_answer_itself_is_no_matter(stage:
 async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_continued(
     here: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, stopped, watches = here, asyncio.Event(), []
+    stage, stopped, watches = here, asyncio.Event(), list[Stopwatch]()
 
-    class Seen(Stopwatch):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            watches.append(self)
+    def make_watch(*arguments: Any) -> Stopwatch:
+        watches.append(Stopwatch(*arguments))
+        return watches[-1]
 
-    monkeypatch.setattr(loop, "Stopwatch", Seen)
+    monkeypatch.setattr(loop, "Stopwatch", make_watch)
 
     @tool
     async def wait() -> str:

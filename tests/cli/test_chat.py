@@ -27,9 +27,13 @@ def chat(monkeypatch, capsys):
 @pytest.fixture
 def settings(home, script):
     """A configuration whose server does not run, with the scripted model."""
-    with socket.create_server(("127.0.0.1", 0)) as unused:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
         port = unused.getsockname()[1]
-    (home / "antiphon.toml").write_text(f'port = {port}\n[backends.scripted]\nkind = "scripted"\nscript = "{script}"\n')
+        (home / "antiphon.toml").write_text(
+            f'port = {port}\n[backends.scripted]\nkind = "scripted"\nscript = "{script}"\n'
+        )
+        yield
 
 
 @pytest.fixture(params=["remote", "local"])

@@ -102,10 +102,11 @@ def test_a_connection_that_brings_nothing_more_ends_with_a_way_to_go_on(archive,
 
 
 def test_a_server_that_is_not_there_is_named_as_the_reason(target):
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    with pytest.raises(AntiphonError, match=r"stopped after 0 bytes: .*[Rr]efused"):
-        download(Archive(url=f"http://127.0.0.1:{port}/a.whl"), target, report=ignore)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/a.whl"
+        with pytest.raises(AntiphonError, match=r"stopped after 0 bytes: .*[Rr]efused"):
+            download(Archive(url=url), target, report=ignore)
 
 
 def test_a_missing_file_is_reported_with_the_servers_answer(target, file_server):

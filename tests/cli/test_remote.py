@@ -1,5 +1,6 @@
 """Servers that are not what they should be: each test plays one on a real socket."""
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,14 @@ def as_chunk(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(body), body)
 
 
+def read_request(connection: socket.socket) -> bytes:
+    """All of it: whoever closes a connection with something left to read breaks it off."""
+    with connection.makefile("rb") as file:
+        lines = list(itertools.takewhile(bytes.strip, file))
+        lengths = [int(line.split()[1]) for line in lines if line.lower().startswith(b"content-length:")]
+        return b"".join(lines) + b"\r\n" + file.read(sum(lengths))
+
+
 @contextmanager
 def answering(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
     """A server that gives this reply to one connection and hangs up. Its address, and what it was asked."""
@@ -29,7 +38,7 @@ def answering(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
     def answer() -> None:
         connection, _ = listener.accept()
         with connection:
-            asked.append(connection.recv(1 << 16))
+            asked.append(read_request(connection))
             connection.sendall(reply)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8484"
 PATIENCE_SECONDS = 30
 OPTIONS = {"scripted": ["--script", str(ROOT / "examples" / "scripted.json")], "embedded": []}
+# Most of its time, the embedded model would read examples of calls: on a busy machine, for minutes.
+QUICK = '[backends.embedded]\nkind = "embedded"\nbatch = 256\ntool_examples = false\n'
 
 _SERVER = re.compile(r"^<!-- server: (\w+) -->$", re.MULTILINE)
 _SNIPPET = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -87,6 +89,8 @@ def run(snippet: Snippet, path: Path, url: str, namespace: dict[str, Any]) -> st
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.snippets], ids=lambda page: page.path.name)
 def test_the_snippets_run_and_print_what_they_say(page: Page, tmp_path: Path) -> None:
+    if page.server == "embedded":
+        (tmp_path / "antiphon.toml").write_text(QUICK)
     with serving(OPTIONS[page.server], tmp_path) as url:
         namespace: dict[str, Any] = {"__name__": page.path.name}
         printed = [run(snippet, page.path, url, namespace) for snippet in page.snippets]

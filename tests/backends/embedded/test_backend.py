@@ -301,12 +301,12 @@ async def test_more_turns_than_slots_are_all_answered_while_the_loop_goes_on(bac
     turns = [asyncio.create_task(ask(backend, f"Count to {n}.", max_output_tokens=12)) for n in (3, 4, 5, 6)]
     wakeups = 0
     while not all(task.done() for task in turns):
-        await asyncio.wait(turns, timeout=0.005)
+        await asyncio.sleep(0)
         wakeups += 1
     said = [task.result() for task in turns]
     assert all(each.text for each in said)
-    # A loop that was held up for the length of a token would come round about once a token.
-    assert wakeups > sum(each.usage.output_tokens for each in said)
+    # A loop that was held up for the length of a token would come round a few times a token, not thousands of times.
+    assert wakeups > 50 * sum(each.usage.output_tokens for each in said)
 
 
 async def test_a_closed_answer_frees_its_slot(backend: EmbeddedBackend) -> None:
