@@ -17,7 +17,7 @@ RESPONSES = {1: 32, 32: 128}
 # How long after the last response there is a look at what doing nothing takes. DBOS has ended in the second case.
 PAUSES = {"none since a moment": 0.0, "none for long": 12.0}
 # Long enough for whatever happens once a second.
-IDLE_SECONDS = 4.0
+IDLE_SECONDS = 2.0
 
 
 class Contestant(NamedTuple):

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from antiphon.engine.workflows.database import connect
+from antiphon.engine.workflows import database
+from antiphon.engine.workflows.database import connect, identify, prepare
 from antiphon.errors import ConfigError
 
 
@@ -37,7 +38,27 @@ def test_other_databases_are_left_to_dbos() -> None:
     assert connect("postgresql://ada@127.0.0.1/dbos") is None
 
 
+def test_a_file_that_cannot_be_written_to_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database.time, "sleep", pytest.fail)
+    (tmp_path / "dbos.db").mkdir()
+    with pytest.raises(ConfigError, match=r"dbos: its database .*/dbos.db cannot be used: unable to open"):
+        connect(f"sqlite:///{tmp_path}/dbos.db")
+
+
+def test_another_file_of_the_same_name_is_another_one(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/dbos.db"
+    assert identify(url) is None
+    prepare(url)
+    first = identify(url)
+    (tmp_path / "dbos.db").rename(tmp_path / "old.db")
+    assert identify(url) is None
+    prepare(url)
+    assert None not in (first, identify(url))
+    assert first != identify(url)
+    assert identify("postgresql://ada@127.0.0.1/dbos") is None
+
+
 def test_a_file_that_is_no_database_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "dbos.db").write_text("this is no database, and long enough to be taken for one" * 100)
-    with pytest.raises(ConfigError, match="dbos: its database cannot be used: file is not a database"):
+    with pytest.raises(ConfigError, match=r"dbos: its database .*/dbos.db cannot be used: file is not a database"):
         connect(f"sqlite:///{tmp_path}/dbos.db")

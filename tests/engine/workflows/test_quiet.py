@@ -28,7 +28,22 @@ def test_it_is_told_without_its_traceback() -> None:
     assert (record.getMessage(), record.exc_info) == ("Exception listing queues: refused", None)
 
 
-@pytest.mark.parametrize("message", ["Asyncio task cancelled for workflow x", ""])
+def test_what_differs_only_in_the_response_is_of_one_kind() -> None:
+    quietly = Quiet()
+    told = [quietly.filter(make_record(f"Workflow resp_{number} has a fault")) for number in range(3)]
+    assert told == [True, False, False]
+
+
+def test_of_a_traceback_its_last_line_is_told() -> None:
+    record = make_record("Exception polling: Traceback (most recent call last):\n  File x\nOSError: no way")
+    assert Quiet().filter(record) is True
+    assert record.getMessage() == "Exception polling: OSError: no way"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["Asyncio task cancelled for workflow x", "Workflow resp_1 outcome was not recorded: no longer owned", ""],
+)
 def test_what_is_no_fault_is_not_told(message: str) -> None:
     assert Quiet().filter(make_record(message)) is (message == "")
 

@@ -346,6 +346,56 @@ async def test_a_store_that_fails_for_a_moment_does_not_lose_a_run(
     assert "a background response cannot be reached" in caplog.messages
 
 
+async def test_a_run_is_not_given_up_between_its_claim_and_its_beginning(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await start({})
+    claim_one, claimed = bench.store.claim_one, []
+
+    async def claim_and_renew(*args: Any, **options: Any) -> ClaimedRun | None:
+        run = await claim_one(*args, **options)
+        claimed.append(run)
+        assert worker._performing is not None
+        await worker._performing._renew()
+        return run
+
+    monkeypatch.setattr(bench.store, "claim_one", claim_and_renew)
+    assert (await finish(bench, await ask(bench)))[0] == "completed"
+    assert len(claimed) == 1
+
+
+async def test_a_run_that_was_claimed_for_nothing_is_free_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when DBOS ends at this moment."""
+    bench = await start({})
+    claim_one, claimed, gate = bench.store.claim_one, [], asyncio.Event()
+
+    async def claim_late(*args: Any, **options: Any) -> ClaimedRun | None:
+        claimed.append(await claim_one(*args, **options))
+        if len(claimed) == 1:
+            assert worker._performing is not None
+            (performance,) = worker._performing._performances
+            performance.cancel()
+            await gate.wait()
+        return claimed[-1]
+
+    monkeypatch.setattr(bench.store, "claim_one", claim_late)
+    response_id = await ask(bench)
+    put_back = bench.store.put_back
+    given: list[str] = []
+
+    async def give(owner: str, project: str, response_id: str, **options: Any) -> None:
+        await put_back(owner, project, response_id, **options)
+        given.append(response_id)
+
+    monkeypatch.setattr(bench.store, "put_back", give)
+    gate.set()
+    assert (await finish(bench, response_id))[0] == "completed"
+    assert given == [response_id]
+    assert [run.interruptions for run in claimed if run is not None] == [0, 0]
+
+
 async def test_a_model_that_nobody_has_any_more_fails_when_others_have_had_their_time(start: Start) -> None:
     first = await start({"models": ["old"], "default": [{"wait": "gate"}]})
     run = await first.ask(background=True, model="old")
@@ -396,6 +446,95 @@ async def test_what_is_for_other_processes_is_left_to_them(start: Start, tmp_pat
     assert await list_statuses(stored.response.id) == []
     assert [run.key.response_id for run in await theirs.list_runs("them", as_of=0)] == [stored.response.id]
     await theirs.close()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_database_that_is_lost_while_it_is_in_use_is_made_anew(
+    start: Start, tmp_path: Path, prepared: Path, replaced: bool
+) -> None:
+    bench = await start(SLOW)
+    running = await ask(bench)
+    await bench.backend.reached("gate")
+    for ending in ("", "-wal", "-shm"):
+        (tmp_path / f"dbos.db{ending}").unlink()
+    if replaced:
+        shutil.copy(prepared, tmp_path / "dbos.db")
+    others = [await ask(bench) for _ in range(5)]
+    for _ in others:
+        await bench.backend.reached("gate")
+    for _ in (running, *others):
+        bench.backend.release("gate")
+    assert [await finish(bench, each) for each in (running, *others)] == [DONE] * 6
+
+
+async def test_a_database_that_fails_for_long_is_opened_anew(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PATIENCE_SECONDS", 0.01)
+    bench = await start({})
+    broken: set[Client] = set()
+    list_workflows = Client.list
+
+    async def fail(client: Client, **which: Any) -> Any:
+        if not broken or client in broken:
+            broken.add(client)
+            raise OSError("malformed")
+        return await list_workflows(client, **which)
+
+    monkeypatch.setattr(Client, "list", fail)
+    assert (await finish(bench, await ask(bench)))[0] == "completed"
+    assert len(broken) == 1
+
+
+async def test_slow_looks_do_not_end_a_dbos_that_has_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends in good order leaves workflows that only a second look can tell from those that begin."""
+    first = await start(SLOW, home="here")
+    running = await ask(first)
+    await first.backend.reached("gate")
+    await first.engine.close()
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.0)
+    second = await start({"default": "so far and on"}, home="here")
+    assert await finish(second, running) == DONE
+
+
+async def test_no_more_are_worked_on_in_a_process_than_it_has_room_for(start: Start) -> None:
+    """Though another one, which has more, has told DBOS of it last."""
+    bench = await start(SLOW, slots=1)
+    first = await ask(bench)
+    await bench.backend.reached("gate")
+    queue = await asyncio.to_thread(DBOS.retrieve_queue, "antiphon.responses")
+    assert queue is not None
+    await queue.set_worker_concurrency_async(9)
+    second = await ask(bench)
+    await wait_for_status(second, "PENDING")
+    assert [(await bench.engine.retrieve("default", each)).status for each in (first, second)] == [
+        "in_progress",
+        "queued",
+    ]
+    bench.backend.release("gate")
+    await bench.backend.reached("gate")
+    bench.backend.release("gate")
+    assert [await finish(bench, each) for each in (first, second)] == [DONE, DONE]
+
+
+async def test_what_waits_is_handed_out_in_its_order_by_another_configuration(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(SLOW, home="here", slots=1)
+    await ask(first)
+    await first.backend.reached("gate")
+    waiting = [await ask(first) for _ in range(8)]
+    await first.engine.close()
+    begun: list[str | None] = []
+    stream = ScriptedBackend.stream
+
+    async def note(backend: ScriptedBackend, turn: Turn) -> Deltas:
+        begun.append(turn.response_id)
+        return await stream(backend, turn)
+
+    monkeypatch.setattr(ScriptedBackend, "stream", note)
+    second = await start({}, home="there", slots=1)
+    for each in waiting:
+        await finish(second, each)
+    assert [each for each in begun if each in waiting] == waiting
 
 
 async def test_there_is_a_dbos_only_while_there_are_runs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +614,7 @@ async def test_a_database_that_cannot_be_used_is_a_configuration_error_and_leave
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "dbos.db").write_text("this is no database, and long enough to be taken for one" * 100)
-    with pytest.raises(ConfigError, match=r"dbos: its database cannot be used: .*not a database"):
+    with pytest.raises(ConfigError, match=r"dbos: its database .* cannot be used: .*not a database"):
         await start({})
     (tmp_path / "dbos.db").unlink()
     bench = await start({})

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy
@@ -14,6 +15,8 @@ from antiphon.store.base import RunKey
 NAME = "antiphon"
 QUEUE = "antiphon.responses"
 WORKFLOW = "antiphon.respond"
+# A question to a database names only so many.
+_MOST_IDS = 1000
 # One for who announces, one for who compares.
 _THREADS = 2
 
@@ -84,13 +87,25 @@ class Client:
         listed: Mapping[str, Workflow] = await self._ask(read)
         return listed
 
+    async def find(self, ids: Collection[str]) -> Mapping[str, Workflow]:
+        """Those of these that there are, whatever became of them."""
+        found: dict[str, Workflow] = {}
+        for part in _divide(ids):
+            found |= await self.list(workflow_ids=part)
+        return found
+
     async def delete(self, ids: Collection[str]) -> None:
-        if ids:
-            await self._ask(lambda: self._client.delete_workflows([*ids]))
+        for part in _divide(ids):
+            await self._ask(partial(self._client.delete_workflows, part))
 
     async def resume(self, ids: Collection[str]) -> None:
-        if ids:
-            await self._ask(lambda: self._client.resume_workflows([*ids], queue_name=QUEUE))
+        for part in _divide(ids):
+            await self._ask(partial(self._client.resume_workflows, part, queue_name=QUEUE))
 
     async def _ask(self, question: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, question)
+
+
+def _divide(ids: Collection[str]) -> list[list[str]]:
+    every = [*ids]
+    return [every[start : start + _MOST_IDS] for start in range(0, len(every), _MOST_IDS)]

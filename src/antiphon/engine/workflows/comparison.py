@@ -28,27 +28,24 @@ class Comparison:
     def __init__(
         self,
         store: Store,
-        client: "Client",
         owner: str,
         *,
         ours: Callable[[ListedRun], bool],
         cancel: Callable[[RunKey], object],
     ) -> None:
         self._store = store
-        self._client = client
         self._owner = owner
         self._is_ours = ours
         self._cancel = cancel
         # What may be about to begin or to end. If it looks the same the next time, it is not.
         self._suspects: set[tuple[str, Workflow]] = set()
 
-    async def look(self) -> bool:
+    async def look(self, client: "Client") -> bool:
         """Whether there are any runs of ours."""
         # In this order: what DBOS has was in the store before, and what has ended in the store ends there afterwards.
-        active = await self._client.list(status=_ACTIVE)
+        active = await client.list(status=_ACTIVE)
         runs = {run.key.response_id: run for run in await self._store.list_runs(self._owner, as_of=time.time())}
         ours = {response_id: run for response_id, run in runs.items() if self._is_ours(run)}
-        await self._tell_again([run.key for response_id, run in ours.items() if response_id not in active])
         # Handed out, but the run is nobody's, or there is none.
         suspects = {
             (response_id, workflow)
@@ -59,21 +56,21 @@ class Comparison:
         sure |= {response_id for response_id, _ in suspects & self._suspects}
         self._suspects = suspects
         idle = sure | {response_id for response_id, workflow in active.items() if workflow.status == "ENQUEUED"}
-        await self._client.delete(idle - runs.keys())
-        kept_for_others = [each for each in idle & ours.keys() if active[each].version != self._client.version]
-        await self._client.delete(kept_for_others)
-        await self._tell_again([ours[each].key for each in kept_for_others])
-        await self._client.resume((sure & ours.keys()).difference(kept_for_others))
+        kept_for_others = {each for each in idle & ours.keys() if active[each].version != client.version}
+        await client.delete(kept_for_others | (idle - runs.keys()))
+        await client.resume((sure & ours.keys()) - kept_for_others)
+        unknown = kept_for_others | (ours.keys() - active.keys())
+        await self._tell_again(client, [run.key for response_id, run in ours.items() if response_id in unknown])
         return bool(ours)
 
-    async def clear(self) -> None:
+    async def clear(self, client: "Client") -> None:
         """Forget what ended long ago."""
         before = datetime.fromtimestamp(time.time() - SHOWN_SECONDS, UTC).isoformat()
-        while old := await self._client.list(status=_ENDED, end_time=before, limit=_MOST_AT_ONCE):
-            await self._client.delete(old)
+        while old := await client.list(status=_ENDED, end_time=before, limit=_MOST_AT_ONCE):
+            await client.delete(old)
 
-    async def _tell_again(self, keys: Sequence[RunKey]) -> None:
-        known = await self._client.list(workflow_ids=[key.response_id for key in keys]) if keys else {}
+    async def _tell_again(self, client: "Client", keys: Sequence[RunKey]) -> None:
+        known = await client.find([key.response_id for key in keys])
         for key in keys:
             status = known[key.response_id].status if key.response_id in known else None
             if status == "CANCELLED":  # with a tool of DBOS
@@ -81,8 +78,8 @@ class Comparison:
                 self._cancel(key)
                 continue
             if status in _ENDED:
-                await self._client.delete([key.response_id])
-            await self._client.enqueue(key)
+                await client.delete([key.response_id])
+            await client.enqueue(key)
 
 
 def _has_died(workflow: "Workflow", run: ListedRun | None) -> bool:

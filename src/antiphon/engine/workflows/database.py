@@ -50,10 +50,29 @@ def connect(url: str) -> "sqlalchemy.Engine | None":
 
 def prepare(url: str) -> None:
     """Make the file if there is none. Raises ConfigError if it is of no use."""
+    path = _find_path(url)
     try:
-        _make_file(Path(url.removeprefix(_SQLITE)))
+        _make_file(path)
     except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"dbos: its database cannot be used: {error}") from None
+        raise ConfigError(f"dbos: its database {path} cannot be used: {error}") from None
+
+
+def identify(url: str) -> tuple[int, int] | None:
+    """Which file this is, whatever its name. None if there is none, and for a database that is no file.
+
+    Connections that are open go on with a file that was deleted, and new ones make another.
+    """
+    if not is_file(url):
+        return None
+    try:
+        found = _find_path(url).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _find_path(url: str) -> Path:
+    return Path(url.removeprefix(_SQLITE))
 
 
 def _make_file(path: Path) -> None:
@@ -64,8 +83,8 @@ def _make_file(path: Path) -> None:
         while True:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")  # it stays with the file
-            except sqlite3.OperationalError:  # this does not wait for others that do the same
-                if time.monotonic() > deadline:
+            except sqlite3.OperationalError as error:  # this does not wait for others that do the same
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE_SECONDS)
             else:

@@ -9,7 +9,7 @@ from dbos import DBOS, DBOSConfig
 
 from antiphon.config import DbosSettings
 from antiphon.engine.workflows.client import NAME, WORKFLOW, Client
-from antiphon.engine.workflows.database import connect
+from antiphon.engine.workflows.database import connect, identify
 from antiphon.engine.workflows.quiet import quieten
 from antiphon.errors import ConfigError
 from antiphon.store.base import RunKey
@@ -39,6 +39,7 @@ class Instance:
         self._executor = executor
         self._slots = slots
         self._engine = connect(settings.database)
+        self._file = identify(settings.database)
         self.client = Client(settings.database, self._engine, version=version)
         try:
             self._make()
@@ -50,6 +51,10 @@ class Instance:
         except BaseException:
             self.end()
             raise
+
+    def is_lost(self) -> bool:
+        """Whether its file is gone, or another one has come in its place."""
+        return identify(self._settings.database) != self._file
 
     def end(self) -> None:
         DBOS.destroy()

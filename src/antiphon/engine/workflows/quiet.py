@@ -2,14 +2,21 @@
 
 import logging
 import math
+import re
 import time
+import warnings
 
 _SECONDS = 60.0
 # Of a line, what tells its kind.
 _KIND = 40
 _MOST_KINDS = 100
-# A workflow that is cancelled, and all of them when a server stops, are no faults.
-_HARMLESS = ("Asyncio task cancelled", "Exception encountered in asynchronous workflow", "Error executing workflow")
+_ID = re.compile(r"resp_\w+")
+_TRACEBACK = "Traceback (most recent call last):"
+# A workflow that is cancelled, all of them when a server stops, one that another process goes on with: no faults.
+_HARMLESS = re.compile(
+    r"Asyncio task cancelled|Exception encountered in asynchronous workflow|Error executing workflow"
+    r"|Workflow \S+ outcome was not recorded"
+)
 
 
 class Quiet(logging.Filter):
@@ -20,9 +27,11 @@ class Quiet(logging.Filter):
         self._told: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        line = (record.getMessage().splitlines() or [""])[0]
-        kind, now = line[:_KIND], time.monotonic()
-        if line.startswith(_HARMLESS) or now - self._told.get(kind, -math.inf) < _SECONDS:
+        line, *others = record.getMessage().splitlines() or [""]
+        if others and line.endswith(_TRACEBACK):  # whose last line says what it was
+            line = line.removesuffix(_TRACEBACK) + others[-1]
+        kind, now = _ID.sub("", line)[:_KIND], time.monotonic()
+        if _HARMLESS.match(line) or now - self._told.get(kind, -math.inf) < _SECONDS:
             return False
         if len(self._told) >= _MOST_KINDS:
             self._told.clear()
@@ -33,6 +42,7 @@ class Quiet(logging.Filter):
 
 def quieten() -> None:
     """Have DBOS log like the rest of us. Before it is made: it would add a handler of its own to a bare logger."""
+    warnings.filterwarnings("ignore", "coroutine .*execute_dequeued_workflow.* was never awaited", RuntimeWarning)
     logger = logging.getLogger("dbos")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())

@@ -8,14 +8,15 @@ import asyncio
 import hashlib
 import logging
 import math
-import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from antiphon.config import DbosSettings
 from antiphon.engine.attempt import LEASES_FOR_OTHERS, Ways
 from antiphon.engine.worker import LOOK_SECONDS, Worker, is_final, wait_for
+from antiphon.engine.workflows.apart import run_apart
 from antiphon.engine.workflows.comparison import Comparison
 from antiphon.engine.workflows.database import is_file, prepare
 from antiphon.errors import ConfigError
@@ -30,7 +31,9 @@ logger = logging.getLogger(__name__)
 CLEARING_SECONDS = 3600
 # DBOS looks for work many times in a second. So long after the last run it ends: to begin again does not take long.
 IDLE_SECONDS = 10.0
-# Its threads may be stuck in a database that does not answer.
+# A database that does not answer for so long is worth a line in the log; DBOS begins anew then.
+PATIENCE_SECONDS = 5.0
+# What is stuck in one is left behind when the server ends.
 ENDING_SECONDS = 2.0
 # Of its time, a process spends no more than one part in so many on comparing.
 COMPARING_SHARE = 4
@@ -45,10 +48,14 @@ class WorkflowWorker(Worker):
         super().__init__(store, ways, slots=slots, lease=lease)
         self._settings = settings
         self._performances: set[asyncio.Task[None]] = set()
+        # DBOS hands out as many as whoever has told it last can take.
+        self._places = asyncio.Semaphore(slots)
+        self._comparison = Comparison(store, self._owner, ours=self._is_ours, cancel=self.cancel)
         self._announced: asyncio.Queue[RunKey] = asyncio.Queue()
         self._news = asyncio.Event()
         # It waits for DBOS's database, which may be out of reach. Nobody else does.
         self._tending: asyncio.Task[None] | None = None
+        self._cleared = -math.inf
         self._out_of_reach = False
         self._closing = False
 
@@ -86,7 +93,7 @@ class WorkflowWorker(Worker):
         try:
             if not is_file(self._settings.database):
                 return await self._launch()
-            await asyncio.to_thread(prepare, self._settings.database)
+            await run_apart(lambda: prepare(self._settings.database))
         except ConfigError:
             raise
         except Exception as error:
@@ -99,7 +106,7 @@ class WorkflowWorker(Worker):
                 if instance is None:
                     await self._wait_for_runs()
                     instance = await self._launch()
-                await self._compare(instance.client)
+                await self._hand_out(instance)
             except Exception as error:
                 self._note(error)
                 await asyncio.sleep(LOOK_SECONDS)
@@ -111,13 +118,17 @@ class WorkflowWorker(Worker):
     async def _wait_for_runs(self) -> None:
         while True:
             self._news.clear()
-            if any(map(self._is_ours, await self._store.list_runs(self._owner, as_of=time.time()))):
-                return
+            with suppress(Exception):  # whoever renews the leases tells that the store fails
+                if any(map(self._is_ours, await self._store.list_runs(self._owner, as_of=time.time()))):
+                    return
             await wait_for(self._news, LOOK_SECONDS)
 
     async def _launch(self) -> "Instance":
-        making = asyncio.create_task(asyncio.to_thread(self._make_dbos))
+        making = run_apart(self._make_dbos)
         try:
+            await asyncio.wait([making], timeout=PATIENCE_SECONDS)
+            if not making.done():
+                self._note(TimeoutError("it does not answer"))
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             await asyncio.wait([making], timeout=ENDING_SECONDS)
@@ -138,17 +149,11 @@ class WorkflowWorker(Worker):
         )
 
     async def _end_dbos(self, instance: "Instance") -> None:
-        ended = asyncio.Event()
-
-        def end() -> None:
-            instance.end()
-            self._event_loop.call_soon_threadsafe(ended.set)
-
-        threading.Thread(target=end, daemon=True).start()
+        ending = run_apart(instance.end)
         try:
-            await wait_for(ended, ENDING_SECONDS if self._closing else None)
+            await asyncio.wait([ending], timeout=ENDING_SECONDS if self._closing else None)
         except asyncio.CancelledError:
-            await wait_for(ended, ENDING_SECONDS)
+            await asyncio.wait([ending], timeout=ENDING_SECONDS)
             raise
 
     def _is_ours(self, run: ListedRun) -> bool:
@@ -175,37 +180,49 @@ class WorkflowWorker(Worker):
             else:
                 self._note(None)
 
-    async def _compare(self, client: "Client") -> None:
-        """Until there has been nothing to do for a while."""
-        comparison = Comparison(self._store, client, self._owner, ours=self._is_ours, cancel=self.cancel)
+    async def _hand_out(self, instance: "Instance") -> None:
+        """Until there has been nothing to do for a while, or its database is lost."""
         self._announced = asyncio.Queue()  # what the first look finds need not be told twice
         announcing: asyncio.Task[None] | None = None
-        cleared, busy = -math.inf, time.monotonic()
+        heard = busy = time.monotonic()
         try:
-            while time.monotonic() - busy < IDLE_SECONDS:
+            while not instance.is_lost():
                 began = time.monotonic()
-                try:
-                    if await comparison.look():
-                        busy = began
-                    if began - cleared >= CLEARING_SECONDS:
-                        await comparison.clear()
-                        cleared = began
-                except Exception as error:
-                    busy = began
-                    self._note(error)
-                else:
-                    self._note(None)
+                found = await self._look(instance.client)
+                now = time.monotonic()
+                heard = heard if found is None else now
+                busy = busy if found is False else now
+                if now - heard >= PATIENCE_SECONDS or (now - busy >= IDLE_SECONDS and announcing is None):
+                    return
+                if now - busy >= IDLE_SECONDS and announcing is not None:
+                    announcing.cancel()
+                    announcing = None
+                    continue  # one more look, now that nothing comes in between
                 if announcing is None:  # those that were there before come first
-                    announcing = asyncio.create_task(self._announce(client))
-                await asyncio.sleep(max(LOOK_SECONDS, COMPARING_SHARE * (time.monotonic() - began)))
+                    announcing = asyncio.create_task(self._announce(instance.client))
+                await asyncio.sleep(max(LOOK_SECONDS, COMPARING_SHARE * (now - began)))
         finally:
             if announcing is not None:
                 announcing.cancel()
 
+    async def _look(self, client: "Client") -> bool | None:
+        """Whether there are runs of ours. None if DBOS's database cannot be asked."""
+        try:
+            found = await self._comparison.look(client)
+            if time.monotonic() - self._cleared >= CLEARING_SECONDS:
+                await self._comparison.clear(client)
+                self._cleared = time.monotonic()
+        except Exception as error:
+            self._note(error)
+            return None
+        self._note(None)
+        return found
+
     def _note(self, error: Exception | None) -> None:
         """Tell once that DBOS's database is out of reach, and once that it is not any more."""
         if error is not None and not self._out_of_reach:
-            logger.warning("background responses wait: DBOS's database cannot be used: %s", _shorten(error))
+            reason = error if isinstance(error, ConfigError) else f"DBOS's database cannot be used: {_shorten(error)}"
+            logger.warning("background responses wait: %s", reason)
         if error is None and self._out_of_reach:
             logger.warning("DBOS's database can be used again")
         self._out_of_reach = error is not None
@@ -227,19 +244,36 @@ class WorkflowWorker(Worker):
         while True:
             change = self.changed
             try:
-                claimed = await self._store.claim_one(self._owner, key, as_of=time.time(), lease=self._lease)
-                left = claimed is not None and await self._wait_for_attempt(claimed)
+                async with self._places:
+                    left = await self._attempt(key)
                 if left or is_final(await self._store.load(*key)):
                     return
             except Exception:
                 logger.exception("a background response cannot be reached", extra={"response_id": key.response_id})
             await wait_for(change, LOOK_SECONDS)
 
-    async def _wait_for_attempt(self, claimed: ClaimedRun) -> bool:
-        """Whether the run is left to others."""
+    async def _attempt(self, key: RunKey) -> bool:
+        """Work on the run if it is free. Whether it is left to others."""
+        claimed = await self._claim_one(key)
+        if claimed is None:
+            return False
         working = self._begin(claimed)
         await asyncio.wait([working])
         return not working.cancelled() and working.result()
+
+    async def _claim_one(self, key: RunKey) -> ClaimedRun | None:
+        claiming = asyncio.ensure_future(self._store.claim_one(self._owner, key, as_of=time.time(), lease=self._lease))
+        self._claiming.add(key)
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:  # DBOS ends: what is claimed all the same would be nobody's for a lease
+            with suppress(Exception):
+                claimed = await claiming
+                if claimed is not None:
+                    await self._store.put_back(self._owner, *key, free_since=claimed.free_since)
+            raise
+        finally:
+            self._claiming.discard(key)
 
     async def _take(self, began: float) -> None:
         """Leave the queue to DBOS, but for what is to end: that takes no turn."""
