@@ -34,10 +34,10 @@ def test_what_differs_only_in_the_response_is_of_one_kind() -> None:
     assert told == [True, False, False]
 
 
-def test_of_a_traceback_its_last_line_is_told() -> None:
-    record = make_record("Exception polling: Traceback (most recent call last):\n  File x\nOSError: no way")
+def test_of_a_traceback_the_failure_is_told() -> None:
+    record = make_record("Polling: Traceback (most recent call last):\n  File x\nos.Error: no way\n(See there)")
     assert Quiet().filter(record) is True
-    assert record.getMessage() == "Exception polling: OSError: no way"
+    assert record.getMessage() == "Polling: os.Error: no way"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ _KIND = 40
 _MOST_KINDS = 100
 _ID = re.compile(r"resp_\w+")
 _TRACEBACK = "Traceback (most recent call last):"
+_FAILURE = re.compile(r"[\w.]+: ")
 # A workflow that is cancelled, all of them when a server stops, one that another process goes on with: no faults.
 _HARMLESS = re.compile(
     r"Asyncio task cancelled|Exception encountered in asynchronous workflow|Error executing workflow"
@@ -28,8 +29,9 @@ class Quiet(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         line, *others = record.getMessage().splitlines() or [""]
-        if others and line.endswith(_TRACEBACK):  # whose last line says what it was
-            line = line.removesuffix(_TRACEBACK) + others[-1]
+        if line.endswith(_TRACEBACK):
+            told = [other for other in others if _FAILURE.match(other)]
+            line = line.removesuffix(_TRACEBACK) + (told[-1] if told else "")
         kind, now = _ID.sub("", line)[:_KIND], time.monotonic()
         if _HARMLESS.match(line) or now - self._told.get(kind, -math.inf) < _SECONDS:
             return False
