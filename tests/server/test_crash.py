@@ -146,13 +146,18 @@ def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: St
     assert check_stream(second.read(orphaned))["output"][0]["content"][0]["text"] == "second"
 
 
-def test_a_server_ends_though_the_database_of_dbos_does_not_answer(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_server_ends_though_the_database_of_dbos_does_not_answer(
+    start: Start, tmp_path: Path, launched: bool
+) -> None:
     server = start({"default": [{"delay": 0.5}, {"text": ["said"]}]})
-    response_id = server.begin("hi")
-    wait_until(lambda: server.status(response_id) == "in_progress")
+    if launched:
+        response_id = server.begin("hi")
+        wait_until(lambda: server.status(response_id) == "in_progress")
     with contextlib.closing(sqlite3.connect(tmp_path / "store.db-dbos", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        wait_until(lambda: server.status(response_id) == "completed")
+        if launched:
+            wait_until(lambda: server.status(response_id) == "completed")
         server.begin("and this is only accepted")
         assert server.end() == 0
 
