@@ -36,7 +36,7 @@ class Worker:
         self._lease = lease
         self._owner = secrets.token_hex(16)
         self._tasks: dict[RunKey, asyncio.Task[bool]] = {}
-        self._claiming: set[RunKey] = set()
+        self._claiming: list[RunKey] = []
         self._patience: dict[str, float] = {}
         self._renewed = -math.inf
         self._wake = asyncio.Event()
@@ -107,7 +107,7 @@ class Worker:
                 self._tasks[key].cancel()  # another process took over, or the response was deleted
             elif held[key]:
                 attempt.cancel()
-        for key in held.keys() - self.attempts.keys() - self._claiming:
+        for key in held.keys() - self.attempts.keys() - set(self._claiming):
             # We gave it up, and could not say so. Held on to by our name, it would never be anyone's.
             await self._store.abandon(self._owner, *key)
 

@@ -11,7 +11,7 @@ from dbos import DBOS, SetWorkflowID
 from antiphon.backends.base import Deltas, Turn
 from antiphon.backends.scripted import ScriptedBackend
 from antiphon.engine.attempt import QueuedRequest
-from antiphon.engine.workflows import comparison, instance, worker
+from antiphon.engine.workflows import comparison, instance, tending, worker
 from antiphon.engine.workflows.client import Client
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
@@ -191,7 +191,7 @@ async def test_workflows_that_ended_long_ago_are_forgotten(start: Start, monkeyp
     await finish(bench, response_id)
     await wait_for_status(response_id, "SUCCESS")
     monkeypatch.setattr(comparison, "SHOWN_SECONDS", -1)
-    monkeypatch.setattr(worker, "CLEARING_SECONDS", -1)
+    monkeypatch.setattr(tending, "CLEARING_SECONDS", -1)
 
     async def is_forgotten() -> bool:
         return await asyncio.to_thread(DBOS.list_workflows) == []

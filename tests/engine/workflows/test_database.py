@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy
 
 from antiphon.engine.workflows import database
-from antiphon.engine.workflows.database import connect, identify, prepare
+from antiphon.engine.workflows.database import complete, connect, identify, prepare
 from antiphon.errors import ConfigError
 
 
@@ -36,6 +36,14 @@ def test_tables_are_made_all_or_none(tmp_path: Path) -> None:
 
 def test_other_databases_are_left_to_dbos() -> None:
     assert connect("postgresql://ada@127.0.0.1/dbos") is None
+
+
+def test_a_connection_to_a_server_is_not_believed_in_for_ever() -> None:
+    assert complete("sqlite:///a.db") == "sqlite:///a.db"
+    assert complete("postgresql://ada:secret@db/dbos?sslmode=require&keepalives_idle=5") == (
+        "postgresql://ada:secret@db/dbos?keepalives_count=3&keepalives_idle=5&keepalives_interval=10&sslmode=require"
+        "&tcp_user_timeout=30000"
+    )
 
 
 def test_a_file_that_cannot_be_written_to_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,7 @@
-"""Background responses that DBOS hands out, within its limits, while there are any."""
+"""Background responses that DBOS hands out, within its limits."""
 
 import asyncio
 import logging
-import subprocess
-import sys
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +10,11 @@ from dbos import DBOS
 from antiphon.backends.base import Deltas, Turn
 from antiphon.backends.scripted import ScriptedBackend
 from antiphon.engine.workflows import worker
-from antiphon.engine.workflows.client import Client
 from antiphon.errors import ConfigError, ModelNotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.store.base import ClaimedRun
 from engine_bench import judge
-from workflow_bench import DONE, SLOW, Start, ask, finish, wait_for_status, wait_until
+from workflow_bench import DONE, SLOW, Start, ask, finish, wait_for_status
 
 # DBOS has made it, and ended before it began.
 pytestmark = pytest.mark.filterwarnings(
@@ -78,35 +73,6 @@ async def test_a_waiting_response_is_cancelled_without_waiting_for_its_turn(star
     assert (await bench.engine.cancel("default", second)).status == "cancelled"
     bench.backend.release("gate")
     assert await finish(bench, first) == DONE
-
-
-async def test_a_dbos_that_does_not_answer_holds_up_neither_clients_nor_runs(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = await start(SLOW)
-    running = await ask(bench)
-    await bench.backend.reached("gate")
-    with monkeypatch.context() as patch:
-        never = asyncio.Event()
-        patch.setattr(Client, "enqueue", lambda *args: never.wait())
-        patch.setattr(Client, "list", lambda *args, **options: never.wait())
-        waiting = await ask(bench)
-        renewed: asyncio.Queue[None] = asyncio.Queue()
-        renew = bench.store.renew
-
-        async def renew_and_tell(*args: Any, **options: Any) -> Any:
-            held = await renew(*args, **options)
-            renewed.put_nowait(None)
-            return held
-
-        patch.setattr(bench.store, "renew", renew_and_tell)
-        for _ in range(4):  # longer than a lease
-            await renewed.get()
-        bench.backend.release("gate")
-        assert await finish(bench, running) == DONE
-        await bench.engine.close()
-    second = await start({"default": "so far and on"})
-    assert await finish(second, waiting) == DONE
 
 
 async def test_a_store_that_fails_for_a_moment_does_not_lose_a_run(
@@ -209,34 +175,6 @@ async def test_what_its_upstream_does_not_have_is_handed_out_again_when_others_h
     assert (response.status, response.error.code, asked) == ("failed", "model_not_found", ["alpha", "alpha"])
 
 
-async def test_a_database_that_fails_for_long_is_opened_anew(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PATIENCE_SECONDS", 0.01)
-    bench = await start({})
-    broken: set[Client] = set()
-    list_workflows = Client.list
-
-    async def fail(client: Client, **which: Any) -> Any:
-        if not broken or client in broken:
-            broken.add(client)
-            raise OSError("malformed")
-        return await list_workflows(client, **which)
-
-    monkeypatch.setattr(Client, "list", fail)
-    assert (await finish(bench, await ask(bench)))[0] == "completed"
-    assert len(broken) == 1
-
-
-async def test_slow_looks_do_not_end_a_dbos_that_has_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that ends in good order leaves workflows that only a second look can tell from those that begin."""
-    first = await start(SLOW, home="here")
-    running = await ask(first)
-    await first.backend.reached("gate")
-    await first.engine.close()
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.0)
-    second = await start({"default": "so far and on"}, home="here")
-    assert await finish(second, running) == DONE
-
-
 async def test_no_more_are_worked_on_in_a_process_than_it_has_room_for(start: Start) -> None:
     """Though another one, which has more, has told DBOS of it last."""
     bench = await start(SLOW, slots=1)
@@ -257,38 +195,6 @@ async def test_no_more_are_worked_on_in_a_process_than_it_has_room_for(start: St
     assert [await finish(bench, each) for each in (first, second)] == [DONE, DONE]
 
 
-async def test_there_is_a_dbos_only_while_there_are_runs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.01)
-    bench = await start({})
-    for _ in range(2):
-        assert (await finish(bench, await ask(bench)))[0] == "completed"
-
-        async def is_gone() -> bool:
-            return not any(thread.name.startswith("queue-worker") for thread in threading.enumerate())
-
-        await wait_until(is_gone)
-
-
-def test_a_server_without_runs_does_not_load_dbos(tmp_path: Path) -> None:
-    program = f"""
-import asyncio, sys
-from pathlib import Path
-from antiphon.config import DbosSettings, Settings
-from antiphon.engine.assemble import build_engine
-
-async def main():
-    store = "sqlite:///{tmp_path}/a.db"
-    engine = build_engine(Settings(data_dir=Path({str(tmp_path)!r}), store=store, backends={{}}, dbos=DbosSettings()))
-    await engine.start()
-    await engine.close()
-
-asyncio.run(main())
-print(sorted({{"dbos", "sqlalchemy", "psycopg"}} & sys.modules.keys()))
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout == "[]\n"
-
-
 async def test_a_second_engine_of_the_process_is_refused_and_a_later_one_is_not(start: Start) -> None:
     first = await start({})
     with pytest.raises(ConfigError, match="dbos: DBOS is one for each process"):
@@ -297,14 +203,3 @@ async def test_a_second_engine_of_the_process_is_refused_and_a_later_one_is_not(
     assert await asyncio.to_thread(str, 1) == "1"
     second = await start({})
     assert (await finish(second, await ask(second)))[0] == "completed"
-
-
-async def test_a_database_that_cannot_be_used_is_a_configuration_error_and_leaves_nothing_behind(
-    start: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "dbos.db").write_text("this is no database, and long enough to be taken for one" * 100)
-    with pytest.raises(ConfigError, match=r"dbos: its database .* cannot be used: .*not a database"):
-        await start({})
-    (tmp_path / "dbos.db").unlink()
-    bench = await start({})
-    assert (await finish(bench, await ask(bench)))[0] == "completed"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # it takes DBOS with it
 # For so long DBOS's own tools can show a run that has ended.
 SHOWN_SECONDS = 24 * 3600
 
+# An executor is one of a process's instances of DBOS: the owner's name, this, and a number.
+EXECUTOR_MARK = "-"
+
 _ACTIVE = ["ENQUEUED", "PENDING"]
 _ENDED = ["SUCCESS", "ERROR", "CANCELLED"]
 _MOST_AT_ONCE = 1000
@@ -84,4 +87,5 @@ class Comparison:
 
 def _has_died(workflow: "Workflow", run: ListedRun | None) -> bool:
     """Whether the process that this was handed out to had claimed the run, and is gone."""
-    return run is not None and run.free and run.owner == workflow.executor_id
+    owner, _, _ = (workflow.executor_id or "").partition(EXECUTOR_MARK)
+    return run is not None and run.free and run.owner == owner

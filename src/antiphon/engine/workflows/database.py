@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     import sqlalchemy
 
 _SQLITE = "sqlite:///"
+# After a failover nobody answers on the old connections, and nobody closes them: seconds, but for the last.
+_CONNECTION_LIMITS = {
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
 # How long a file may be locked by others that start at the same time.
 _PATIENCE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
@@ -69,6 +76,18 @@ def identify(url: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def complete(url: str) -> str:
+    """For a server, with limits of how long a connection that has gone silent is waited for, unless it has its own."""
+    if is_file(url):
+        return url
+
+    import sqlalchemy
+
+    parsed = sqlalchemy.make_url(url)
+    missing = {name: value for name, value in _CONNECTION_LIMITS.items() if name not in parsed.query}
+    return parsed.update_query_dict(missing).render_as_string(hide_password=False)
 
 
 def _find_path(url: str) -> Path:

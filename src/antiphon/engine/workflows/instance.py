@@ -9,7 +9,7 @@ from dbos import DBOS, DBOSConfig
 
 from antiphon.config import DbosSettings
 from antiphon.engine.workflows.client import NAME, WORKFLOW, Client
-from antiphon.engine.workflows.database import connect, identify
+from antiphon.engine.workflows.database import complete, connect, identify
 from antiphon.engine.workflows.quiet import quieten
 from antiphon.errors import ConfigError
 from antiphon.store.base import RunKey
@@ -36,11 +36,12 @@ class Instance:
     def __init__(self, settings: DbosSettings, *, executor: str, version: str, slots: int, perform: Perform) -> None:
         global _perform  # noqa: PLW0603, workflows are functions of a module
         self._settings = settings
+        self._url = complete(settings.database)
         self._executor = executor
         self._slots = slots
         self._engine = connect(settings.database)
         self._file = identify(settings.database)
-        self.client = Client(settings.database, self._engine, version=version)
+        self.client = Client(self._url, self._engine, version=version)
         try:
             self._make()
             _perform = perform
@@ -65,7 +66,7 @@ class Instance:
         DBOS(
             config=DBOSConfig(
                 name=NAME,
-                system_database_url=self._settings.database,
+                system_database_url=self._url,
                 system_database_engine=self._engine,
                 application_version=self.client.version,
                 executor_id=self._executor,
