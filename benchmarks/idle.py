@@ -30,14 +30,17 @@ async def _open(port: int, count: int, stack: contextlib.AsyncExitStack, *, back
     body = {"model": IDLE, "input": ONE_MESSAGE, "stream": True, "background": background}
     request = post(json.dumps(body).encode())
     async with asyncio.timeout(_SECONDS):
-        for _ in range(count):
-            reader, writer = await asyncio.open_connection(HOST, port)
-            stack.push_async_callback(_leave, writer)
-            writer.write(request)
-            try:
-                await reader.readuntil(b"output_text.delta")
-            except asyncio.IncompleteReadError as error:
-                raise BadAnswer(f"An idle stream ended: {error.partial[:2000]!r}") from None
+        await asyncio.gather(*(_open_one(port, request, stack) for _ in range(count)))
+
+
+async def _open_one(port: int, request: bytes, stack: contextlib.AsyncExitStack) -> None:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    stack.push_async_callback(_leave, writer)
+    writer.write(request)
+    try:
+        await reader.readuntil(b"output_text.delta")
+    except asyncio.IncompleteReadError as error:
+        raise BadAnswer(f"An idle stream ended: {error.partial[:2000]!r}") from None
 
 
 async def _leave(writer: asyncio.StreamWriter) -> None:

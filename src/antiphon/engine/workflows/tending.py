@@ -163,7 +163,7 @@ class Tending:
         """However long that takes. If it is long, tell."""
         await asyncio.wait([question], timeout=PATIENCE_SECONDS)
         if not question.done():
-            self._note(TimeoutError("it does not answer"))
+            self._note(TimeoutError("it, or the store, does not answer"))
             await asyncio.wait([question])
 
     # What it is told
