@@ -97,6 +97,8 @@ class Tending:
             await run_apart(lambda: prepare(self._settings.database))
         except ConfigError:
             raise
+        except TimeoutError:
+            raise ConfigError("dbos: its database does not answer.") from None
         except Exception as error:
             raise ConfigError(f"dbos: its database cannot be used: {_shorten(error)}") from error
         return None
@@ -190,9 +192,10 @@ class Tending:
                 now = time.monotonic()
                 heard = heard if found is None else now
                 busy = busy if found is False else now
-                if now - heard >= PATIENCE_SECONDS or (now - busy >= IDLE_SECONDS and announcing is None):
+                is_idle = now - busy >= IDLE_SECONDS
+                if now - heard >= PATIENCE_SECONDS or (is_idle and announcing is None):
                     return
-                if now - busy >= IDLE_SECONDS and announcing is not None:
+                if is_idle and announcing is not None:
                     announcing.cancel()
                     announcing = None
                     continue  # one more look, now that nothing comes in between
