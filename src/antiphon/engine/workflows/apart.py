@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -14,18 +14,18 @@ def run_apart(step: Callable[[], T]) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def settle(found: T | None, error: Exception | None) -> None:
+    def settle(how: Callable[[Any], None], what: Any) -> None:
         if not outcome.cancelled():
-            outcome.set_result(found) if error is None else outcome.set_exception(error)  # type: ignore[arg-type]
+            how(what)
 
     def run() -> None:
-        found, failure = None, None
-        try:
-            found = step()
-        except Exception as error:
-            failure = error
         with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-            loop.call_soon_threadsafe(settle, found, failure)
+            try:
+                found = step()
+            except Exception as error:
+                loop.call_soon_threadsafe(settle, outcome.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(settle, outcome.set_result, found)
 
     threading.Thread(target=run, name="apart", daemon=True).start()
     return outcome
