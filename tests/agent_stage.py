@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from antiphon import tool
 from antiphon.agent.http import HttpTransport
 from antiphon.agent.local import LocalTransport
 from antiphon.agent.transport import Events, Transport
@@ -34,6 +35,12 @@ Step = dict[str, Any]
 Answer = str | list[Step]
 DROP: Step = {"drop": True}
 HOLD: Step = {"wait": "held"}
+
+
+@tool
+async def look_up(city: str) -> str:
+    """The weather of a city."""
+    return f"{city}: mild"
 
 
 def call(name: str, arguments: Any = None, call_id: str = "call_1") -> Step:

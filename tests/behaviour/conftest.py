@@ -1,11 +1,12 @@
 """A server that everyone may use who leaves nothing running on it, and what was collected, for the manifest."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_stage import OurStage, TheirStage, open_stage
 from antiphon.config import ApiKey
 from antiphon.store.location import locate_store
 from behaviour.wire import SCRIPT
@@ -54,3 +55,19 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     yield start
     for running in started:
         running.stop()
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[OurStage]:
+    """For agents on a model in this process."""
+    async with open_stage("in process") as opened:
+        assert isinstance(opened, OurStage)
+        yield opened
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[TheirStage]:
+    """For agents on a server that is not ours."""
+    async with open_stage("upstream") as opened:
+        assert isinstance(opened, TheirStage)
+        yield opened

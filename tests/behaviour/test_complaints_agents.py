@@ -6,13 +6,12 @@ Each test names the case that it is after. None of them is true here.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_stage import DROP, HOLD, OurStage, Stage, TheirStage, call, open_stage, outputs_of
+from agent_stage import DROP, HOLD, OurStage, Stage, TheirStage, call, look_up, outputs_of
 from antiphon import Limits, tool
 from antiphon.agent.outcome import (
     RunEnded,
@@ -26,26 +25,6 @@ from antiphon.agent.outcome import (
 from antiphon.protocol.items import LOST_OUTPUT
 from antiphon.store.ledger import SqliteLedger
 from antiphon.tools.base import ToolContext
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[OurStage]:
-    async with open_stage("in process") as opened:
-        assert isinstance(opened, OurStage)
-        yield opened
-
-
-@pytest.fixture
-async def upstream() -> AsyncIterator[TheirStage]:
-    async with open_stage("upstream") as opened:
-        assert isinstance(opened, TheirStage)
-        yield opened
-
-
-@tool
-async def look_up(city: str) -> str:
-    """The weather of a city."""
-    return f"{city}: mild"
 
 
 @tool

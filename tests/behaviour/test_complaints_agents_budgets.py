@@ -11,7 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_stage import OurStage, Recorder, Stage, TheirStage, call, make_backend, open_stage, outputs_of, usage
+from agent_stage import (
+    OurStage,
+    Recorder,
+    Stage,
+    TheirStage,
+    call,
+    look_up,
+    make_backend,
+    outputs_of,
+    usage,
+)
 from antiphon import Agent, Limits, Outcome, Prices, tool
 from antiphon.agent.local import LocalTransport
 from antiphon.agent.loop import UNCOUNTED
@@ -22,27 +32,6 @@ from antiphon.engine.engine import Engine
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import ContextLengthExceeded
 from antiphon.store.memory.store import MemoryStore
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[OurStage]:
-    async with open_stage("in process") as opened:
-        assert isinstance(opened, OurStage)
-        yield opened
-
-
-@pytest.fixture
-async def upstream() -> AsyncIterator[TheirStage]:
-    async with open_stage("upstream") as opened:
-        assert isinstance(opened, TheirStage)
-        yield opened
-
-
-@tool
-async def look_up(city: str) -> str:
-    """The weather of a city."""
-    return f"{city}: mild"
-
 
 LOOK = call("look_up", {"city": "Bern"})
 

@@ -17,7 +17,18 @@ from typing import Annotated
 
 import pytest
 
-from agent_stage import DROP, HOLD, OurStage, Stage, TheirStage, call, make_reply, open_stage, outputs_of, usage
+from agent_stage import (
+    DROP,
+    HOLD,
+    OurStage,
+    Stage,
+    TheirStage,
+    call,
+    look_up,
+    make_reply,
+    outputs_of,
+    usage,
+)
 from antiphon import Agent, ConfigError, Limits, tool
 from antiphon.agent.outcome import TextDelta, ToolStarted, TurnRestarted
 from antiphon.ledger import EntryTaken
@@ -28,30 +39,10 @@ from upstream_server import serve
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[OurStage]:
-    async with open_stage("in process") as opened:
-        assert isinstance(opened, OurStage)
-        yield opened
-
-
-@pytest.fixture
-async def upstream() -> AsyncIterator[TheirStage]:
-    async with open_stage("upstream") as opened:
-        assert isinstance(opened, TheirStage)
-        yield opened
-
-
-@pytest.fixture
 async def ledger(tmp_path: Path) -> AsyncIterator[SqliteLedger]:
     opened = SqliteLedger(tmp_path / "runs.db")
     yield opened
     await opened.close()
-
-
-@tool
-async def look_up(city: str) -> str:
-    """The weather of a city."""
-    return f"{city}: mild"
 
 
 LOOK = call("look_up", {"city": "Bern"})
