@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +166,18 @@ async def test_what_is_for_other_processes_is_left_to_them(start: Start, tmp_pat
 
 
 async def test_what_waits_is_handed_out_in_its_order_by_another_configuration(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await start(SLOW, home="here", slots=1)
     await ask(first)
     await first.backend.reached("gate")
-    waiting = [await ask(first) for _ in range(8)]
+    asked = [await ask(first) for _ in range(8)]
     await first.engine.close()
+    with closing(sqlite3.connect(tmp_path / "dbos.db")) as database:
+        pending = "SELECT workflow_uuid FROM workflow_status WHERE status = 'PENDING'"
+        handed_out = {response_id for (response_id,) in database.execute(pending)}
+    waiting = [each for each in asked if each not in handed_out]
+    assert len(waiting) > 4
     begun: list[str | None] = []
     stream = ScriptedBackend.stream
 

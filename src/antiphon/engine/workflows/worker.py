@@ -59,11 +59,11 @@ class WorkflowWorker(Worker):
         if _performing is not self:
             return
         self._closing = True
+        await self._tending.close()  # first: for what is left, DBOS would hand out something else
         for performance in self._performances:
             performance.cancel()
         await asyncio.gather(*self._performances, return_exceptions=True)
         await super().close()
-        await self._tending.close()
         _performing = None
 
     def announce(self, key: RunKey) -> None:
