@@ -1,14 +1,14 @@
-"""What Antiphon does of the Responses API, as data, and the tables that README.md and docs/behaviour.md show of it.
+"""The behaviour manifest: the state of every part of the Responses API, and the page generated from it.
 
-    python tests/manifest.py      writes both anew
+    python tests/manifest.py      writes docs/behaviour.md
 
 The data is in tests/behaviour/manifest, one file per family. A group of entries has a state, the names of the entries,
-and the ids of the tests that show it, in which `{name}` stands for the entry's own name:
+and the ids of the tests that show it. In a test id, `{name}` is replaced by the name of the entry. The states:
 
-    implemented   it does what the API says
-    carried       it is accepted, and echoed, kept or passed on unharmed
-    refused       it gets a clear error
-    planned       it is not there yet; the note says why, or what happens instead
+    implemented   follows the API
+    accepted      echoed, stored or forwarded without change
+    refused       an error names it
+    planned       not supported yet; the note gives the reason or the present behaviour
 """
 
 import functools
@@ -21,13 +21,11 @@ import msgspec
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "behaviour" / "manifest"
-README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "behaviour.md"
-BEGIN, END = "<!-- behaviour:begin -->\n", "<!-- behaviour:end -->"
 
-State = Literal["implemented", "carried", "refused", "planned"]
-STATES: tuple[State, ...] = ("implemented", "carried", "refused", "planned")
-# In the order in which they are shown.
+State = Literal["implemented", "accepted", "refused", "planned"]
+STATES: tuple[State, ...] = ("implemented", "accepted", "refused", "planned")
+# In the order of the page.
 FAMILIES = (
     "endpoints",
     "parameters",
@@ -60,13 +58,13 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A family. `gaps` says in words what is not there, if the names of the entries do not."""
+    """A family. `gaps` describes the missing parts in words, if the entry names do not."""
 
     title: str
     about: str = ""
     gaps: str = ""
     implemented: list[Group] = []
-    carried: list[Group] = []
+    accepted: list[Group] = []
     refused: list[Group] = []
     planned: list[Group] = []
 
@@ -91,27 +89,37 @@ def entries(family: str) -> Iterator[Entry]:
 
 
 def names(family: str, *states: State) -> list[str]:
-    """The names of a family's entries in any of these states, or of all of them."""
+    """Return the entry names of a family, in these states or in all."""
     return [entry.name for entry in entries(family) if not states or entry.state in states]
 
 
-# The tables
+# The page
+
+
+def render_page() -> str:
+    """Return the text of docs/behaviour.md."""
+    head = (
+        "# Supported behaviour\n\n"
+        "Every part of the Responses API and its state in Antiphon. `make format` generates this page from\n"
+        "`tests/behaviour/manifest`, which also names the tests of each entry.\n\n"
+        "*Implemented*: it follows the API. *Accepted*: it is echoed, stored or forwarded without change.\n"
+        "*Refused*: an error names it. *Planned*: it is not supported yet.\n"
+        "Every entry that is not planned has tests.\n"
+    )
+    return head + render_summary() + "".join(map(_render_family, FAMILIES))
 
 
 def render_summary() -> str:
-    """One line per family: how many of its entries are in which state, and which are not there."""
+    """Return the table of all families: the number of entries in each state, and the missing parts."""
     lines = [
-        "|  | implemented | carried | refused | planned | not there |",
+        "\n## Summary\n",
+        "|  | implemented | accepted | refused | planned | not supported |",
         "|---|---|---|---|---|---|",
     ]
     for family in FAMILIES:
         counts = " | ".join(str(len(names(family, state)) or "") for state in STATES)
         lines.append(f"| {load(family).title} | {counts} | {_list_gaps(family)} |")
-    legend = (
-        "*Carried*: accepted, and echoed, kept or passed on unharmed. *Refused*: with an error that names it.\n"
-        "What is not merely planned has its tests: [the whole list](docs/behaviour.md).\n"
-    )
-    return "\n".join([*lines, "", legend])
+    return "\n".join(lines) + "\n"
 
 
 def _list_gaps(family: str) -> str:
@@ -123,39 +131,17 @@ def _list_gaps(family: str) -> str:
     return ", ".join(shown + more)
 
 
-def render_page() -> str:
-    """The whole list."""
-    head = (
-        "# What works\n\n"
-        "Every name of the Responses API, and what becomes of it here. This page is made from\n"
-        "`tests/behaviour/manifest`, which also names the tests that show each line: `python tests/manifest.py`\n"
-        "writes it anew.\n\n"
-        "*Implemented*: it does what the API says. *Carried*: it is accepted, and echoed, kept or passed on unharmed.\n"
-        "*Refused*: it gets an error that names it. *Planned*: it is not there yet.\n"
-    )
-    return head + "".join(map(_render_family, FAMILIES))
-
-
 def _render_family(family: str) -> str:
     file = load(family)
-    lines = [f"\n## {file.title}\n", *([f"{file.about}\n"] if file.about else []), "|  |  |  |", "|---|---|---|"]
+    lines = [f"\n## {file.title}\n", *([f"{file.about}\n"] if file.about else [])]
+    lines += ["| name | state | note |", "|---|---|---|"]
     lines += [f"| `{entry.name}` | {entry.state} | {entry.note} |" for entry in entries(family)]
     return "\n".join(lines) + "\n"
 
 
-def put_summary(readme: str) -> str:
-    """The README with today's table between its markers, which are put at the end if it has none."""
-    if BEGIN not in readme:
-        readme = f"{readme.rstrip()}\n\n{BEGIN}{END}\n"
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{render_summary()}{END}{after}"
-
-
 def main() -> None:
-    README.write_text(put_summary(README.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(render_page(), encoding="utf-8")
-    sys.stdout.write(f"wrote {README.name} and {PAGE.relative_to(ROOT)}\n")
+    sys.stdout.write(f"wrote {PAGE.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":

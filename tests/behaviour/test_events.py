@@ -31,7 +31,7 @@ def test_nothing_else_is_told(server: Any) -> None:
     assert tell_all(server) == set(names("events", "implemented"))
 
 
-@pytest.mark.parametrize("name", names("events", "carried"))
+@pytest.mark.parametrize("name", names("events", "accepted"))
 def test_a_backends_own_event_is_forwarded_with_its_place_in_the_numbering(server: Any, name: str) -> None:
     for background in (False, True):
         events = stream(server, f"event {name}!", background=background)

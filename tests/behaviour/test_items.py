@@ -15,7 +15,7 @@ USER = {
     "status": "completed",
     "content": [{"type": "input_text", "text": "hi"}],
 }
-SENT = [name for name in names("input_items", "implemented", "carried") if name in ITEMS]
+SENT = [name for name in names("input_items", "implemented", "accepted") if name in ITEMS]
 
 
 @pytest.mark.parametrize("name", SENT)

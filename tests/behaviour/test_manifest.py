@@ -1,4 +1,4 @@
-"""The manifest is complete, names only what there is, and the pages made from it are up to date."""
+"""The manifest is complete, cites existing names and tests only, and the generated page is up to date."""
 
 import ast
 import functools
@@ -11,23 +11,23 @@ import manifest
 from behaviour.surface import LISTED, OWN, SHARED
 
 ROOT = manifest.ROOT
-STALE = "is not up to date with tests/behaviour/manifest: run `.venv/bin/python tests/manifest.py`"
+STALE = "docs/behaviour.md is not up to date with tests/behaviour/manifest: run `make format`"
 
 
 @pytest.mark.parametrize("family", manifest.FAMILIES)
-def test_every_name_of_the_lists_has_an_entry_and_every_entry_is_in_them(family: str) -> None:
+def test_entries_equal_the_names_of_the_reference_lists(family: str) -> None:
     if not SHARED.is_dir():
-        pytest.skip("the lists are not beside the repository")
+        pytest.skip("the reference lists are not beside the repository")
     assert set(manifest.names(family)) == LISTED[family]()
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_every_name_of_our_types_has_an_entry_and_every_entry_is_in_them(family: str) -> None:
+def test_entries_equal_the_names_of_the_types_in_src(family: str) -> None:
     assert set(manifest.names(family)) == OWN[family]()
 
 
 @pytest.mark.parametrize("family", manifest.FAMILIES)
-def test_a_name_has_one_entry(family: str) -> None:
+def test_name_has_one_entry(family: str) -> None:
     assert [name for name, times in Counter(manifest.names(family)).items() if times > 1] == []
 
 
@@ -36,7 +36,7 @@ def test_every_file_is_a_family() -> None:
 
 
 @pytest.mark.parametrize("family", manifest.FAMILIES)
-def test_an_entry_has_a_test_and_a_planned_one_a_reason(family: str) -> None:
+def test_entry_has_a_test_and_planned_entry_has_a_note(family: str) -> None:
     entries = list(manifest.entries(family))
     assert [entry.name for entry in entries if entry.state != "planned" and not entry.tests] == []
     assert [entry.name for entry in entries if entry.state == "planned" and not entry.note] == []
@@ -44,7 +44,7 @@ def test_an_entry_has_a_test_and_a_planned_one_a_reason(family: str) -> None:
 
 @functools.cache
 def find_tests(path: Path) -> set[str]:
-    """The tests in a file, as pytest names them behind the file's name."""
+    """Return the tests in a file, as pytest names them after the file name."""
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
     found = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     for node in body:
@@ -54,10 +54,10 @@ def find_tests(path: Path) -> set[str]:
     return {name for name in found if name.rpartition("::")[2].startswith("test_")}
 
 
-def is_there(test: str, collected: set[str]) -> bool:
-    """A test that was collected, or one in a file from which nothing was.
+def exists(test: str, collected: set[str]) -> bool:
+    """Return True if the test was collected, or is in a file that was not collected.
 
-    An id without its parameters stands for all of them.
+    An id without parameters matches all parameters.
     """
     file, _, name = test.partition("::")
     of_file = {each for each in collected if each.startswith(f"{file}::")}
@@ -67,13 +67,13 @@ def is_there(test: str, collected: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("family", manifest.FAMILIES)
-def test_every_test_that_is_named_is_there(family: str, collected: set[str]) -> None:
-    named = {test for entry in manifest.entries(family) for test in entry.tests}
-    assert sorted(test for test in named if not is_there(test, collected)) == []
+def test_every_cited_test_exists(family: str, collected: set[str]) -> None:
+    cited = {test for entry in manifest.entries(family) for test in entry.tests}
+    assert sorted(test for test in cited if not exists(test, collected)) == []
 
 
-def test_every_test_of_a_behaviour_is_named() -> None:
-    named = {
+def test_every_behaviour_test_is_cited() -> None:
+    cited = {
         test.partition("[")[0]
         for family in manifest.FAMILIES
         for each in manifest.entries(family)
@@ -82,52 +82,55 @@ def test_every_test_of_a_behaviour_is_named() -> None:
     here = Path(__file__)
     files = (path for path in here.parent.glob("test_*.py") if path != here)
     tests = {f"{path.relative_to(ROOT)}::{name}" for path in files for name in find_tests(path)}
-    assert sorted(tests - named - OF_THE_MANIFEST) == []
+    assert sorted(tests - cited - WHOLE_MANIFEST_TESTS) == []
 
 
-# They compare the manifest as a whole with what the server does.
-OF_THE_MANIFEST = {
+# These tests compare the whole manifest with the server.
+WHOLE_MANIFEST_TESTS = {
     "tests/behaviour/test_endpoints.py::test_the_implemented_ones_are_those_that_the_document_describes",
     "tests/behaviour/test_events.py::test_nothing_else_is_told",
     "tests/behaviour/test_parameters.py::test_a_parameter_that_nobody_knows_is_told_in_a_header",
 }
 
 
-def test_a_complaint_is_shown_by_a_test_of_its_name() -> None:
+def test_complaint_is_cited_with_a_test_that_has_its_id() -> None:
     for entry in manifest.entries("complaints"):
         label = f"_{entry.name[0].lower()}_{entry.name[1:]}_"
         assert entry.state == "planned" or any(label in test for test in entry.tests), entry.name
 
 
 @pytest.mark.parametrize("family", ["stateless", "contract"])
-def test_a_line_of_a_contract_is_shown_by_a_test_of_its_name(family: str) -> None:
+def test_contract_line_cites_only_tests_that_start_with_its_id(family: str) -> None:
     for entry in manifest.entries(family):
         label = f"::test_{entry.name.lower().replace('.', '_')}_"
         assert entry.state == "planned" or all(label in test for test in entry.tests), entry.name
 
 
 @pytest.mark.parametrize("family", ["requests", "results", "provider"])
-def test_a_line_is_named_by_its_tests_which_may_show_several(family: str) -> None:
+def test_contract_line_cites_only_tests_that_contain_its_id(family: str) -> None:
     for entry in manifest.entries(family):
         label = f"_{entry.name.lower().replace('.', '_')}_"
         assert all(label in test for test in entry.tests), entry.name
 
 
-def test_a_theme_of_complaints_is_shown_by_tests_that_are_named_after_its_cases() -> None:
+def test_agent_complaint_cites_a_test_of_a_reported_case() -> None:
     for entry in manifest.entries("agent_complaints"):
         assert any("::test_pain_agents_" in test for test in entry.tests), entry.name
 
 
-def test_the_readme_shows_the_manifest() -> None:
-    readme = manifest.README.read_text(encoding="utf-8")
-    assert readme == manifest.put_summary(readme), f"README.md {STALE}"
+def test_page_is_generated_from_the_manifest() -> None:
+    assert manifest.PAGE.read_text(encoding="utf-8") == manifest.render_page(), STALE
 
 
-def test_the_page_shows_the_manifest() -> None:
-    assert manifest.PAGE.read_text(encoding="utf-8") == manifest.render_page(), f"docs/behaviour.md {STALE}"
+def split_summary() -> list[list[str]]:
+    """Return the cells of the summary's rows, without the heading."""
+    return [line.split(" | ") for line in manifest.render_summary().partition("|---")[2].splitlines()[1:]]
 
 
-def test_markers_are_added_to_a_readme_without_them() -> None:
-    added = manifest.put_summary("# Title\n")
-    assert added == f"# Title\n\n{manifest.BEGIN}{manifest.render_summary()}{manifest.END}\n"
-    assert manifest.put_summary(added) == added
+def test_summary_has_one_row_per_family() -> None:
+    assert [row[0] for row in split_summary()] == [f"| {manifest.load(family).title}" for family in manifest.FAMILIES]
+
+
+def test_summary_counts_every_entry_once() -> None:
+    counts = [sum(int(cell) for cell in row[1:5] if cell.strip()) for row in split_summary()]
+    assert counts == [len(manifest.names(family)) for family in manifest.FAMILIES]

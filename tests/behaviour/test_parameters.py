@@ -10,7 +10,7 @@ from behaviour.upstreams import ask_through
 from behaviour.wire import ask, get, refuse
 from manifest import names
 
-TAKEN = [name for name in names("parameters", "implemented", "carried") if name in PARAMETERS]
+TAKEN = [name for name in names("parameters", "implemented", "accepted") if name in PARAMETERS]
 ECHOED = [name for name in TAKEN if name in Response.__struct_encode_fields__]
 
 
