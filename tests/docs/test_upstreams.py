@@ -1,4 +1,4 @@
-"""docs/guides/upstreams.md lists every option, with its true default, and its examples can be used."""
+"""docs/guides/upstreams.md lists every option with its default, and its examples are valid."""
 
 import json
 import re
@@ -28,13 +28,13 @@ def list_defaults(struct: type[msgspec.Struct], *, beyond: type[msgspec.Struct] 
 @pytest.mark.parametrize(
     ("heading", "defaults"),
     [
-        ("These options are the same for every kind", list_defaults(UpstreamOptions)),
-        ("Its own options", list_defaults(Options, beyond=UpstreamOptions)),
+        ("These options are common to all kinds", list_defaults(UpstreamOptions)),
+        ("Options of this kind", list_defaults(Options, beyond=UpstreamOptions)),
         ("### Quirks", list_defaults(Quirks)),
         ("| Responses option", list_defaults(ResponsesOptions, beyond=UpstreamOptions)),
     ],
 )
-def test_every_option_is_listed_with_its_default(heading: str, defaults: dict[str, Any]) -> None:
+def test_guide_lists_every_option_with_its_default(heading: str, defaults: dict[str, Any]) -> None:
     table = TEXT.split(heading, 1)[1].split("|---|", 1)[1].split("\n\n", 1)[0]
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, flags=re.MULTILINE))
     assert list(listed) == list(defaults)
@@ -44,7 +44,7 @@ def test_every_option_is_listed_with_its_default(heading: str, defaults: dict[st
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_makes_its_backends(example: str, tmp_path: Path) -> None:
+def test_guide_example_creates_its_backends(example: str, tmp_path: Path) -> None:
     path = tmp_path / "antiphon.toml"
     path.write_text(example)
     variables = dict.fromkeys(re.findall(r'_env = "(\w+)"', example), "sk-test")
