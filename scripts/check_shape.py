@@ -1,8 +1,8 @@
-"""Check what the linters do not: file and function length, vague file names, empty inner `__init__.py` files.
+"""Check rules that the linters lack: file and function length, vague file names, empty inner `__init__.py` files.
 
     python scripts/check_shape.py PATH ...
 
-Prints one line for each fault and exits with 1 if there is any. There are no exemptions, not for complexity either.
+Prints one line for each fault and exits with 1 if there is any. There are no exemptions, also not from complexity.
 """
 
 import ast
@@ -24,12 +24,12 @@ def check_file(path: Path) -> Iterator[str]:
     if len(lines) > MAX_FILE_LINES:
         yield f"{path}: {len(lines)} lines, at most {MAX_FILE_LINES} are allowed"
     if VAGUE_NAMES.intersection(path.stem.strip("_").split("_")) or path.parent.name in VAGUE_NAMES:
-        yield f"{path}: the name does not say what is inside"
+        yield f"{path}: the name is too vague: use a noun for the contents"
     if path.name == "__init__.py" and source.strip() and path != PUBLIC_SURFACE:
-        yield f"{path}: an inner __init__.py stays empty, re-exports hide imports"
+        yield f"{path}: an inner __init__.py must be empty: re-exports hide imports"
     for number, line in enumerate(lines, start=1):
         if COMPLEXITY_EXEMPTION.search(line):
-            yield f"{path}:{number}: complexity has no exemptions"
+            yield f"{path}:{number}: exemptions from the complexity limit are not allowed"
     yield from check_functions(path, source)
 
 

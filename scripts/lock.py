@@ -1,9 +1,9 @@
-"""Write requirements.lock: every package we install, by exact version and by the hashes of all files of its release.
+"""Write requirements.lock: the exact version of every package, and the hashes of all files of its release.
 
     python scripts/lock.py [--upgrade | --upgrade-package NAME ...]
 
-The resolver is uv, in an environment made for the occasion. Versions that are locked stay, unless an option says
-otherwise. The result names no index, and is written only if every platform we support can install it without compiling.
+The resolver is uv, in a temporary environment. Locked versions stay, unless an option upgrades them. The result names
+no index. It is written only if every supported platform can install it without compiling.
 """
 
 import itertools
@@ -27,7 +27,7 @@ PLATFORMS = (
 
 
 def install_resolver(directory: Path) -> Path:
-    """Make an environment that holds the resolver alone; answer the resolver's path."""
+    """Create an environment with the resolver in it, and return the path of the resolver."""
     venv.create(directory, with_pip=True)
     subprocess.run([directory / "bin" / "python", "-m", "pip", "install", "--quiet", RESOLVER], check=True)
     return directory / "bin" / "uv"
@@ -38,7 +38,7 @@ def compile_requirements(uv: Path, *options: str | Path) -> None:
 
 
 def resolve(uv: Path, output: Path, options: list[str]) -> None:
-    """Resolve for all platforms at once; `output` may hold an earlier result, whose versions are kept."""
+    """Resolve for all platforms at once. If `output` exists, its versions stay."""
     content = (
         "--extra=embedded",
         "--extra=mcp",
@@ -52,18 +52,18 @@ def resolve(uv: Path, output: Path, options: list[str]) -> None:
 
 
 def check_wheels(uv: Path, lock: Path) -> None:
-    """Fail where a supported platform would have to compile a package."""
+    """Exit with an error if a supported platform would have to compile a package."""
     for python, platform in itertools.product(PYTHONS, PLATFORMS):
         target = (f"--python-version={python}", f"--python-platform={platform}")
         compile_requirements(uv, lock, "--no-deps", "--only-binary=:all:", *target, "--output-file", os.devnull)
-        print(f"  {platform}, Python {python}: a wheel for everything")
+        print(f"  {platform}, Python {python}: a wheel for every package")
 
 
 def check_addresses(lock: Path) -> None:
-    """Fail if the lock names a place: who installs it chooses the index."""
+    """Exit with an error if the lock names an index. The index is a choice of the installing machine."""
     for number, line in enumerate(lock.read_text().splitlines(), start=1):
         if re.search(r"://|--(index|extra-index|find-links|trusted-host)", line):
-            raise SystemExit(f"{lock.name}:{number}: names an address: {line.strip()}")
+            raise SystemExit(f"{lock.name}:{number}: the line names an index: {line.strip()}")
 
 
 def main() -> None:

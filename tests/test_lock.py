@@ -1,4 +1,4 @@
-"""The locks install the same files everywhere, from whichever index their reader uses."""
+"""The lock files install the same files on every machine, from any index."""
 
 import json
 import re
@@ -15,12 +15,12 @@ NODE_LOCKS = sorted((ROOT / "tests/clients").glob("*/package-lock.json"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def locked() -> dict[str, Requirement]:
+def read_locked() -> dict[str, Requirement]:
     entries = [Requirement(line.removesuffix("\\")) for line in LOCK.splitlines() if line[:1].isalnum()]
     return {canonicalize_name(entry.name): entry for entry in entries}
 
 
-def declared() -> list[Requirement]:
+def read_declared() -> list[Requirement]:
     groups = [PROJECT["project"]["dependencies"], PROJECT["build-system"]["requires"]]
     groups += PROJECT["project"]["optional-dependencies"].values()
     groups += PROJECT["dependency-groups"].values()
@@ -31,9 +31,9 @@ def test_every_line_is_a_pinned_package_a_hash_or_a_comment() -> None:
     package = re.compile(r"[A-Za-z0-9._-]+==[^ ]+( ; .+)? \\")
     hash_ = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
     comment = re.compile(r" *#.*")
-    strange = [line for line in LOCK.splitlines() if not any(p.fullmatch(line) for p in (package, hash_, comment))]
+    unexpected = [line for line in LOCK.splitlines() if not any(p.fullmatch(line) for p in (package, hash_, comment))]
 
-    assert strange == []
+    assert unexpected == []
     assert "://" not in LOCK
 
 
@@ -43,16 +43,16 @@ def test_every_package_has_a_hash() -> None:
 
 
 def test_every_declared_dependency_is_locked_at_an_accepted_version() -> None:
-    entries = locked()
-    for requirement in declared():
+    entries = read_locked()
+    for requirement in read_declared():
         (pin,) = entries[canonicalize_name(requirement.name)].specifier
         assert requirement.specifier.contains(pin.version, prereleases=True), requirement
 
 
 @pytest.mark.parametrize("path", NODE_LOCKS, ids=lambda path: path.parent.name)
-def test_a_lock_for_node_names_no_index_and_has_a_hash_for_every_package(path: Path) -> None:
+def test_node_lock_names_no_index_and_has_a_hash_for_every_package(path: Path) -> None:
     text = path.read_text()
-    installed = [package for place, package in json.loads(text)["packages"].items() if place]
+    installed = [package for folder, package in json.loads(text)["packages"].items() if folder]
     assert "://" not in text
     assert len(installed) > 1
     assert all(package["integrity"].startswith("sha512-") for package in installed)

@@ -3,10 +3,11 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_shape.py"
-EXEMPTION = "noqa" + ": C901"  # in two parts, so that it does not count for this file
+EXEMPTION = "noqa" + ": C901"  # split, so that the check of this file does not find it
 
 
 def check(directory: Path) -> tuple[int, list[str]]:
+    """Return the exit code and the printed lines of a run in `directory`."""
     result = subprocess.run([sys.executable, SCRIPT, "src"], cwd=directory, capture_output=True, text=True, check=False)
     return result.returncode, result.stdout.splitlines()
 
@@ -25,7 +26,7 @@ def test_code_within_the_limits_passes(tmp_path: Path) -> None:
     assert check(tmp_path) == (0, ["shape: 4 files, 0 faults"])
 
 
-def test_every_fault_is_named(tmp_path: Path) -> None:
+def test_every_fault_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "src/antiphon/engine/__init__.py", "from antiphon.engine.run import run\n")
     write(tmp_path / "src/antiphon/long.py", "x = 1\n" * 501)
     write(tmp_path / "src/antiphon/run.py", "async def run():\n" + "    x = 1\n" * 80)
@@ -34,15 +35,15 @@ def test_every_fault_is_named(tmp_path: Path) -> None:
     assert check(tmp_path) == (
         1,
         [
-            "src/antiphon/engine/__init__.py: an inner __init__.py stays empty, re-exports hide imports",
+            "src/antiphon/engine/__init__.py: an inner __init__.py must be empty: re-exports hide imports",
             "src/antiphon/long.py: 501 lines, at most 500 are allowed",
             "src/antiphon/run.py:1: run has 81 lines, at most 80 are allowed",
-            "src/antiphon/stream_utils.py: the name does not say what is inside",
-            "src/antiphon/stream_utils.py:1: complexity has no exemptions",
+            "src/antiphon/stream_utils.py: the name is too vague: use a noun for the contents",
+            "src/antiphon/stream_utils.py:1: exemptions from the complexity limit are not allowed",
             "shape: 4 files, 5 faults",
         ],
     )
 
 
-def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     assert check(tmp_path) == (2, [])

@@ -1,0 +1,199 @@
+"""Check names, docstrings, comments and test names against the word list below.
+
+    python scripts/check_words.py PATH ...
+
+Prints one line for each fault and exits with 1 if there is any. CONTRIBUTING.md explains the rules.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Words that are not used in names, and the words to use instead. A name is split at underscores and capitals, so the
+# list does not match `keepalive`, `always` or `replace`.
+REPLACEMENTS = {
+    "abandon": "discard, release or give_up",
+    "abandoned": "discarded, released or expired",
+    "adherence": "strict_output",
+    "asked": "requested, or input_items",
+    "gathering": "reader or collect",
+    "hear": "receive or read",
+    "heard": "received or read",
+    "hearing": "receiving or reading",
+    "hears": "receives or reads",
+    "heed": "apply or respect",
+    "keeper": "sink or store",
+    "keeping": "persistence, or the verb save or store",
+    "keepsake": "opaque_state",
+    "kept": "stored, saved or retained",
+    "lifeline": "read_timeout",
+    "lowered": "translated, or lower_case for text",
+    "lowering": "translate_request",
+    "mend": "repair",
+    "mended": "repaired",
+    "nobody": "none, unknown or no_client",
+    "nudge": "wake or remind",
+    "place": "path, param, position or index",
+    "places": "paths, params, positions or indexes",
+    "raising": "translate_response, or failing for an exception",
+    "recollection": "events_to_deltas",
+    "retelling": "replay",
+    "said": "text, output or content",
+    "speak": "emit, write or answer",
+    "speaks": "emits, writes, or supports for a protocol",
+    "spoken": "text or output",
+    "tell": "emit, send, report or warn",
+    "tells": "emits, sends, reports or warns",
+    "tending": "supervisor or supervise",
+    "told": "events, deltas, warnings or payload",
+    "ways": "a noun for the choice, such as transports or routes",
+    "whoever": "client, caller or reader",
+}
+# Ordinary terms with one of the words in them.
+ALLOWED_TERMS = ("in_place",)
+
+# No docstring, comment, or sentence in them starts with one of these.
+BARE_OPENINGS = ("How", "Nobody", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whoever")
+BARE_TEST_PREFIXES = ("test_what_", "test_whatever_", "test_who_")
+MAX_TEST_NAME = 85
+
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_FIRST_WORD = re.compile(rf"\W*({'|'.join(BARE_OPENINGS)})\b", re.IGNORECASE)
+_SENTENCE = re.compile(rf"(?<=[a-z0-9`)][.!?]) +({'|'.join(BARE_OPENINGS)})\b")
+
+
+class Definition(NamedTuple):
+    line: int
+    name: str
+
+
+class Text(NamedTuple):
+    """A docstring, or the comments on consecutive lines."""
+
+    line: int
+    kind: str
+    content: str
+
+
+# Names
+
+
+def check_name(name: str) -> Iterator[str]:
+    """Yield the faults of one name."""
+    shortened = name
+    for term in ALLOWED_TERMS:
+        shortened = shortened.replace(term, "")
+    for word in dict.fromkeys(part.lower() for part in _PART.findall(shortened)):
+        if word in REPLACEMENTS:
+            prefix = "" if word == name else f"{name}: "
+            yield f"{prefix}`{word}` is not used as a name: use {REPLACEMENTS[word]}"
+
+
+def find_definitions(tree: ast.Module) -> Iterator[Definition]:
+    """Yield every name that a module defines: functions, classes, arguments, variables, attributes, imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield Definition(node.lineno, name)
+            case ast.arg(arg=name):
+                yield Definition(node.lineno, name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield Definition(node.lineno, name)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield Definition(node.lineno, name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                yield from (Definition(node.lineno, alias.asname) for alias in aliases if alias.asname)
+
+
+def check_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the faults of the names in a module, each name once."""
+    first: dict[str, int] = {}
+    for definition in find_definitions(tree):
+        first[definition.name] = min(definition.line, first.get(definition.name, definition.line))
+    for name, line in first.items():
+        yield from ((line, fault) for fault in check_name(name))
+
+
+def check_test_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            if node.name.startswith(BARE_TEST_PREFIXES):
+                yield node.lineno, f"{node.name}: a test name states its subject and the outcome"
+            if len(node.name) > MAX_TEST_NAME:
+                yield node.lineno, f"{node.name} has {len(node.name)} characters, at most {MAX_TEST_NAME} are allowed"
+
+
+# Texts
+
+
+def find_docstrings(tree: ast.Module) -> Iterator[Text]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield Text(node.body[0].lineno, "docstring", docstring)
+
+
+def find_comments(source: str) -> Iterator[Text]:
+    """Yield the comments of a module. Comments alone on consecutive lines are one text."""
+    block: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            continues = block and token.start == (block[-1].start[0] + 1, block[-1].start[1])
+            alone = not token.line[: token.start[1]].strip()
+            if block and not (continues and alone):
+                yield _join_comments(block)
+                block = []
+            block.append(token)
+    if block:
+        yield _join_comments(block)
+
+
+def _join_comments(block: list[tokenize.TokenInfo]) -> Text:
+    return Text(block[0].start[0], "comment", "\n".join(token.string.lstrip("#").strip() for token in block))
+
+
+def check_text(text: Text) -> Iterator[tuple[int, str]]:
+    """Yield a fault if the text, or a sentence in it, starts with a bare What, Who and the like."""
+    start = _FIRST_WORD.match(text.content)
+    if start:
+        yield text.line, f"a {text.kind} starts with a noun or a verb, not with {start[1].capitalize()!r}"
+    for sentence in _SENTENCE.finditer(text.content.replace("\n", " ")):
+        line = text.line + text.content.count("\n", 0, sentence.start(1))
+        yield line, f"a sentence starts with a noun or a verb, not with {sentence[1]!r}"
+
+
+# Files
+
+
+def check_file(path: Path, root: Path) -> Iterator[str]:
+    for part in path.relative_to(root).with_suffix("").parts:
+        yield from (f"{path}: {fault}" for fault in check_name(part))
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source, filename=str(path))
+    faults = [*check_names(tree), *check_test_names(tree)]
+    for text in (*find_docstrings(tree), *find_comments(source)):
+        faults.extend(check_text(text))
+    yield from (f"{path}:{line}: {fault}" for line, fault in sorted(faults))
+
+
+def main(arguments: list[str]) -> int:
+    missing = [argument for argument in arguments if not Path(argument).is_dir()]
+    if missing or not arguments:
+        print(f"not a directory: {', '.join(missing)}" if missing else "name the directories to check", file=sys.stderr)
+        return 2
+    files = [(path, Path(argument)) for argument in arguments for path in sorted(Path(argument).rglob("*.py"))]
+    faults = [fault for path, root in files for fault in check_file(path, root)]
+    for fault in faults:
+        print(fault)
+    print(f"words: {len(files)} files, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
