@@ -1,4 +1,4 @@
-"""Who hands out background responses, beside each other, each in a process of its own: what a response costs."""
+"""The cost of a background response, with and without shared limits, each in a process of its own."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from benchmarks.driving import Driver, drive
 
 # How many responses a round has, by how many of them there are at once.
 RESPONSES = {1: 32, 32: 128}
-# How long after the last response there is a look at what doing nothing takes. DBOS has ended in the second case.
+# Seconds between the last response and the measurement of an idle process.
 PAUSES = {"none since a moment": 0.0, "none for long": 12.0}
 # Long enough for whatever happens once a second.
 IDLE_SECONDS = 2.0
@@ -31,7 +31,7 @@ class Contestant(NamedTuple):
 _ENGINE = "from antiphon.engine.engine import Engine; from antiphon.store.sqlite.store import SqliteStore"
 CONTESTANTS = (
     Contestant("store", "lease_queue", _ENGINE),
-    Contestant("dbos", "dbos_queue", f"{_ENGINE}; from antiphon.engine.workflows.instance import Instance"),
+    Contestant("limited", "limited_queue", _ENGINE),
 )
 
 

@@ -40,11 +40,6 @@ class Crashing:
         _, errors = self._process.communicate()
         assert "Traceback" not in errors, errors
 
-    def end(self) -> int:
-        """Ask it to end, and wait until it has. Gives its exit code."""
-        self._process.terminate()
-        return self._process.wait(PATIENCE)
-
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         with contextlib.closing(http.client.HTTPConnection(self.address, timeout=PATIENCE)) as connection:
             connection.request(method, path, None if body is None else json.dumps(body))

@@ -2,9 +2,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from antiphon.config import ApiKey, BackendSettings, DbosSettings, Settings, hide_password, load
+from antiphon.config import ApiKey, BackendSettings, Settings, hide_password, load
 from antiphon.errors import ConfigError
 
 HOME = {"HOME": "/home/ada"}
@@ -36,7 +37,6 @@ def test_without_anything_the_defaults_stand() -> None:
         api_keys=(),
         max_body_bytes=64 * 1024 * 1024,
         shutdown_grace_seconds=10,
-        dbos=DbosSettings(),
         log_level="info",
         log_format="text",
         backends={"embedded": BackendSettings(kind="embedded")},
@@ -54,7 +54,9 @@ def test_a_file_sets_everything() -> None:
         shutdown_grace_seconds = 0.5
         log_level = "debug"
         log_format = "json"
-        dbos = false
+        background_concurrency = 20
+        background_concurrency_per_project = 5
+        background_starts_per_minute = 600
 
         [[api_keys]]
         key = "sk-one"
@@ -77,7 +79,9 @@ def test_a_file_sets_everything() -> None:
         api_keys=(ApiKey("sk-one", "default"), ApiKey("sk-two", "b")),
         max_body_bytes=1024,
         shutdown_grace_seconds=0.5,
-        dbos=None,
+        background_concurrency=20,
+        background_concurrency_per_project=5,
+        background_starts_per_minute=600,
         log_level="debug",
         log_format="json",
         backends={"small": BackendSettings(kind="embedded", options={"threads": 1, "token": "t"})},
@@ -158,6 +162,15 @@ def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
         ("retention_days = 36501", "settings.toml: retention_days: Expected `float` <= 36500.0."),
         ("background_slots = 0", "settings.toml: background_slots: Expected `int` >= 1."),
         ("background_lease_seconds = 0", "settings.toml: background_lease_seconds: Expected `float` >= 0.1."),
+        ("background_concurrency = 0", "settings.toml: background_concurrency: Expected `int` >= 1."),
+        (
+            "background_concurrency = 1\nbackground_concurrency_per_project = 2",
+            "background_concurrency_per_project cannot be more than background_concurrency.",
+        ),
+        (
+            "background_concurrency = 1\n[dbos]\nconcurrency_per_project = 2",
+            "background_concurrency_per_project cannot be more than background_concurrency.",
+        ),
         ("dbos = true", "settings.toml: dbos: Expected `object`, got `bool`."),
         ("dbos = 1", "settings.toml: dbos: Expected `object`, got `int`."),
         ("[dbos]\nconcurency = 1", "settings.toml: dbos: unknown setting 'concurency'. Did you mean concurrency?"),
@@ -241,7 +254,6 @@ def test_secrets_do_not_show() -> None:
     path = write(
         """
         store = "postgresql://user:hunter2@db/antiphon?password=hunter3"
-        dbos = false
         seal_keys = ["c2VhbA=="]
         [[api_keys]]
         key = "sk-secret"
@@ -255,7 +267,8 @@ def test_secrets_do_not_show() -> None:
         "store='postgresql://user:***@db/antiphon', api_keys=(ApiKey(key='***', project='default'),), "
         "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, websocket_max_seconds=3600, "
         "inherit_tools=True, retention_days=30, background_slots=64, background_lease_seconds=15, "
-        "dbos=None, opening_seconds=5, models={}, "
+        "background_concurrency=None, background_concurrency_per_project=None, background_starts_per_minute=None, "
+        "opening_seconds=5, models={}, "
         "seal_keys='<1>', compat='openai', unsupported_tools='default', stateless=False, stateless_id_prefix='', "
         "agent_model='', agent_system='', agent_temperature=0.7, agent_tools=(), "
         "log_level='info', log_format='text', "
@@ -282,16 +295,44 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert hide_password(url) == shown
 
 
-def test_what_dbos_is_given_is_read_and_its_password_does_not_show() -> None:
-    path = write("[dbos]\ndatabase_env = 'DBOS_URL'\nconcurrency = 8\nconcurrency_per_project = 2")
-    settings = load(path, HOME | {"DBOS_URL": "postgresql://ada:hunter2@db/dbos"}, {}).dbos
-    assert settings == DbosSettings(
-        database="postgresql://ada:hunter2@db/dbos", concurrency=8, concurrency_per_project=2
+def test_dbos_false_of_version_0_1_0_is_accepted_with_a_warning() -> None:
+    settings = load(write("dbos = false"), HOME, {})
+    assert settings == msgspec.structs.replace(load(None, HOME, {}), warnings=settings.warnings)
+    assert settings.warnings == ("settings.toml: dbos: deprecated and without effect. Remove it.",)
+
+
+def test_dbos_table_of_version_0_1_0_sets_the_limits_with_a_warning() -> None:
+    path = write("[dbos]\nconcurrency = 8\nconcurrency_per_project = 2\nstarts_per_minute = 60")
+    settings = load(path, HOME, {})
+    assert settings == msgspec.structs.replace(
+        load(None, HOME, {}),
+        background_concurrency=8,
+        background_concurrency_per_project=2,
+        background_starts_per_minute=60,
+        warnings=settings.warnings,
     )
-    assert repr(settings) == (
-        "DbosSettings(database='postgresql://ada:***@db/dbos', concurrency=8, concurrency_per_project=2, "
-        "starts_per_minute=None, polling_seconds=0.1)"
+    (warning,) = settings.warnings
+    assert warning == (
+        "settings.toml: dbos: this table is deprecated. Use background_concurrency, "
+        "background_concurrency_per_project, background_starts_per_minute instead."
     )
+
+
+def test_dbos_database_of_version_0_1_0_has_no_effect_and_is_not_shown() -> None:
+    path = write("[dbos]\ndatabase_env = 'DBOS_URL'\npolling_seconds = 1")
+    settings = load(path, HOME | {"DBOS_URL": "postgresql://ada:hunter2@db/dbos"}, {})
+    assert settings.warnings == (
+        "settings.toml: dbos: this table is deprecated. Remove it.",
+        "settings.toml: dbos.database has no effect: background responses are queued in the store itself.",
+        "settings.toml: dbos.polling_seconds has no effect: background responses are queued in the store itself.",
+    )
+    assert "hunter2" not in repr(settings)
+
+
+def test_new_limit_names_win_over_the_dbos_table() -> None:
+    path = write("[dbos]\nconcurrency = 8\nstarts_per_minute = 60")
+    settings = load(path, HOME | {"ANTIPHON_BACKGROUND_CONCURRENCY": "4"}, {})
+    assert (settings.background_concurrency, settings.background_starts_per_minute) == (4, 60)
 
 
 def test_models_are_names_for_one_target_or_for_several_in_turn() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from antiphon.backends.base import Capabilities, Deltas, Model, Turn
-from antiphon.config import DbosSettings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
 from antiphon.protocol.response import FINAL_STATUSES, Usage
-from antiphon.store.base import StoredResponse
+from antiphon.store.base import NO_LIMITS, StoredResponse
+from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.deltas import Finish, Text, Tokens
 from benchmarks.drivers import desk
@@ -100,11 +100,11 @@ class LeaseQueue:
         return Record(text if response.status in FINAL_STATUSES else None, len(events))
 
 
-async def open_queue(place: Place, dbos: DbosSettings | None = None) -> LeaseQueue:
+async def open_queue(place: Place, limits: RunLimits = NO_LIMITS) -> LeaseQueue:
     store = HaltingStore(place.folder / "responses.db", home="benchmarks")
     store.accepted = asyncio.Queue()
     model = desk.Model(place)
-    policy = Policy(background_slots=1000, background_lease_seconds=place.lease, dbos=dbos)
+    policy = Policy(background_slots=1000, background_lease_seconds=place.lease, background_limits=limits)
     engine = Engine(backends={"speaker": Speaker(model)}, store=store, policy=policy)
     await engine.start()
     return LeaseQueue(engine, store, model)

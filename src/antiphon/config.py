@@ -42,25 +42,14 @@ class BackendSettings(Struct, frozen=True):
         return f"BackendSettings(kind={self.kind!r}, options=<{', '.join(self.options)}>)"
 
 
-class DbosSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Background responses are workflows of DBOS, within limits that all processes share.
-
-    `database`: the URL of its database; without one, a file beside the store.
-    `concurrency`, `concurrency_per_project`: how many are worked on at once, in all processes together.
-    `starts_per_minute`: how many begin in any minute.
-    `polling_seconds`: how often a process looks for what it may begin.
-    """
+class _DbosTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[dbos]` of version 0.1.0. The limits are settings of their own now; the rest has no effect."""
 
     database: str = ""
     concurrency: Annotated[int, Meta(ge=1)] | None = None
     concurrency_per_project: Annotated[int, Meta(ge=1)] | None = None
     starts_per_minute: Annotated[int, Meta(ge=1)] | None = None
     polling_seconds: Annotated[float, Meta(ge=0.01, le=60)] = 0.1
-
-    def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__struct_fields__}
-        shown |= {"database": hide_password(self.database)}
-        return f"DbosSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -75,7 +64,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     responses of the dead one; on the same machine, one does in seconds. They are also looked after, three times as
     often, and a cancellation from elsewhere is seen then. What another process may rather serve is left to it for so
     long.
-    `dbos`: how DBOS hands out the background responses; without it, each process takes what it has room for.
+    `background_concurrency`, `background_concurrency_per_project`: how many background responses are in progress at
+    once, in all processes that share the store, and of one project there. `background_starts_per_minute`: how many
+    begin in any minute, in all of these processes.
     `opening_seconds`: how long a stream waits for its model's first words before it begins without them.
     `models`: names for models, and who serves them: a backend, or `backend/model`, or several to be asked in turn.
     `seal_keys`: what sealed content is made with, newest first; without any, a file of keys in `data_dir` is used.
@@ -85,6 +76,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     `stateless`: requests bring their whole history, and nothing is kept; `stateless_id_prefix` marks the ids then.
     `agent_model`, `agent_system`, `agent_temperature`: what the agent's turns begin from, if the client says nothing
     else; without a model, the first there is. `agent_tools`: modules, or `module:name`, with the tools it runs itself.
+    `warnings` is no setting: it has messages about deprecated settings, for the log.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -100,7 +92,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
     background_slots: Annotated[int, Meta(ge=1)] = 64
     background_lease_seconds: Annotated[float, Meta(ge=0.1, le=3600)] = 15
-    dbos: DbosSettings | None = None
+    background_concurrency: Annotated[int, Meta(ge=1)] | None = None
+    background_concurrency_per_project: Annotated[int, Meta(ge=1)] | None = None
+    background_starts_per_minute: Annotated[int, Meta(ge=1)] | None = None
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 5
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
@@ -117,9 +111,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     backends: dict[str, BackendSettings] = msgspec.field(
         default_factory=lambda: {"embedded": BackendSettings(kind="embedded")}
     )
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown = {name: getattr(self, name) for name in _TYPES}
         shown |= {"store": hide_password(self.store), "seal_keys": f"<{len(self.seal_keys)}>"}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
@@ -134,9 +129,12 @@ def hide_password(url: str) -> str:
     return shown.replace(f":{password}@", ":***@", 1) if password else shown
 
 
-_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name != "warnings"}
+# Settings of version 0.1.0 that a file may still have.
+_DEPRECATED = frozenset({"dbos"})
 # A table does not fit into a variable.
-_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "dbos", "models"}
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models"}
+_LIMITS = ("concurrency", "concurrency_per_project", "starts_per_minute")
 
 
 def environment() -> Mapping[str, str]:
@@ -163,8 +161,13 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
             values[name] = _read_setting(name, value, env, origin=f"--{name.replace('_', '-')}")
     data_dir = values.setdefault("data_dir", _default_data_dir(env))
     values.setdefault("store", f"sqlite:///{data_dir}/antiphon.db")
-    values.setdefault("dbos", DbosSettings())
-    return Settings(**values)
+    dbos: _Dbos | None = values.pop("dbos", None)
+    if dbos is not None:
+        values = dbos.limits | values
+    settings = Settings(**values, warnings=() if dbos is None else dbos.warnings)
+    if (settings.background_concurrency_per_project or 0) > (settings.background_concurrency or math.inf):
+        raise ConfigError("background_concurrency_per_project cannot be more than background_concurrency.")
+    return settings
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -178,7 +181,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_table(table: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
-    _check_names(table, _TYPES, origin=origin)
+    _check_names(table, _TYPES, origin=origin, deprecated=_DEPRECATED)
     return {name: _read_setting(name, value, env, origin=f"{origin}: {name}") for name, value in table.items()}
 
 
@@ -279,15 +282,30 @@ def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
     return models
 
 
-def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> DbosSettings | None:
+class _Dbos(Struct, frozen=True):
+    """The setting `dbos` of version 0.1.0 in terms of today's settings."""
+
+    limits: dict[str, int] = {}
+    warnings: tuple[str, ...] = ()
+
+
+def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> _Dbos:
     if value is False:
-        return None
+        return _Dbos(warnings=(f"{origin}: deprecated and without effect. Remove it.",))
     table = _fill_in(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
-    _check_names(table, DbosSettings.__struct_fields__, origin=origin)
-    settings: DbosSettings = _convert(table, DbosSettings, origin=origin)
+    _check_names(table, _DbosTable.__struct_fields__, origin=origin)
+    settings: _DbosTable = _convert(table, _DbosTable, origin=origin)
     if (settings.concurrency_per_project or 0) > (settings.concurrency or math.inf):
         raise ConfigError(f"{origin}: concurrency_per_project cannot be more than concurrency.")
-    return settings
+    limits = {f"background_{name}": getattr(settings, name) for name in _LIMITS if name in table}
+    advice = f"Use {', '.join(limits)} instead." if limits else "Remove it."
+    warnings = [f"{origin}: this table is deprecated. {advice}"]
+    warnings += [
+        f"{origin}.{name} has no effect: background responses are queued in the store itself."
+        for name in ("database", "polling_seconds")
+        if name in table
+    ]
+    return _Dbos(limits=limits, warnings=tuple(warnings))
 
 
 def _fill_in(options: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
@@ -322,9 +340,11 @@ def _named_variables(value: Any) -> Iterable[str]:
             yield from _named_variables(inner)
 
 
-def _check_names(names: Iterable[str], known: Collection[str], *, origin: str) -> None:
+def _check_names(
+    names: Iterable[str], known: Collection[str], *, origin: str, deprecated: Collection[str] = ()
+) -> None:
     for name in names:
-        if name not in known:
+        if name not in known and name not in deprecated:
             raise ConfigError(f"{origin}: unknown setting '{name}'. {_suggest(name, known)}")
 
 

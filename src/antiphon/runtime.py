@@ -179,8 +179,7 @@ async def _start() -> "Engine":
     from antiphon.config import environment, load
     from antiphon.engine.assemble import build_engine
 
-    # DBOS is one for each process, and this one is not ours.
-    engine = build_engine(load(None, environment(), {"dbos": False}))
+    engine = build_engine(load(None, environment(), {}))
     await engine.start()
     return engine
 

@@ -2,12 +2,13 @@ import asyncio
 
 import pytest
 
-from antiphon.config import DbosSettings, load
+from antiphon.config import load
 from antiphon.engine.assemble import build_engine, make_home, make_policy
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import ConfigError
 from antiphon.protocol import codec
+from antiphon.store.limits import RunLimits
 from upstream_server import STALL, json_of, serve, stream_of
 
 
@@ -40,11 +41,11 @@ def test_the_store_of_the_settings_is_opened(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}, {"dbos": {"concurrency": 2}}],
-    ids=["store", "backend", "dbos"],
+    [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}],
+    ids=["store", "backend"],
 )
 def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
-    with pytest.raises(ConfigError, match=r"papyrus|oracle|dbos: its limits are for a store"):
+    with pytest.raises(ConfigError, match=r"papyrus|oracle"):
         build_engine(settings(tmp_path, **wrong))
 
 
@@ -64,24 +65,28 @@ def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
             Policy(stateless=True, id_prefix="AM-"),
         ),
         ({"retention_days": 0, "stateless_id_prefix": "AM-"}, Policy()),
-        ({"retention_days": 0, "stateless": True, "dbos": {"concurrency": 2}}, Policy(stateless=True)),
         (
-            {"retention_days": 0, "store": "sqlite:///a.db"},
-            Policy(dbos=DbosSettings(database="sqlite:///a.db-dbos")),
-        ),
-        ({"retention_days": 0, "store": "sqlite:///a.db", "dbos": False}, Policy()),
-        (
-            {"retention_days": 0, "store": "sqlite:///a.db", "dbos": {"concurrency": 2}},
-            Policy(dbos=DbosSettings(database="sqlite:///a.db-dbos", concurrency=2)),
+            {"retention_days": 0, "background_concurrency": 3, "background_concurrency_per_project": 2},
+            Policy(background_limits=RunLimits(concurrency=3, concurrency_per_project=2)),
         ),
         (
-            {"retention_days": 0, "store": "sqlite:///a.db", "dbos": {"database": "postgresql://db/dbos"}},
-            Policy(dbos=DbosSettings(database="postgresql://db/dbos")),
+            {"retention_days": 0, "background_starts_per_minute": 60},
+            Policy(background_limits=RunLimits(starts_per_minute=60)),
+        ),
+        ({"retention_days": 0, "dbos": False}, Policy()),
+        (
+            {"retention_days": 0, "dbos": {"database": "postgresql://db/dbos", "concurrency": 2}},
+            Policy(background_limits=RunLimits(concurrency=2)),
         ),
     ],
 )
 def test_the_settings_become_a_policy(tmp_path, given, policy):
     assert make_policy(settings(tmp_path, **given)) == policy
+
+
+def test_warnings_of_the_settings_are_logged_at_start(tmp_path, caplog):
+    build_engine(settings(tmp_path, dbos=False))
+    assert caplog.messages == ["--dbos: deprecated and without effect. Remove it."]
 
 
 async def test_a_stateless_engine_leaves_the_store_alone(tmp_path):

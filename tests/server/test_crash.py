@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,12 +29,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start_server
     for server in started:
         server.kill()
-
-
-@pytest.fixture(params=["store", "dbos"])
-def queue(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The settings for whoever hands out the runs."""
-    return {} if request.param == "dbos" else {"dbos": False}
 
 
 def speak(words: list[str], *, slowly: float, to_the_end: bool) -> list[dict[str, Any]]:
@@ -72,10 +65,8 @@ def make_script(life: int) -> dict[str, Any]:
 KINDS = [("repeat", {1, 2}), ("repeat", set()), ("change", {1}), ("change", set()), ("call", {2})]
 
 
-def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(
-    start: Start, queue: dict[str, Any]
-) -> None:
-    settings = {"background_slots": 60, "background_lease_seconds": 0.5, **queue}
+def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(start: Start) -> None:
+    settings = {"background_slots": 60, "background_lease_seconds": 0.5}
     server = start(make_script(1), **settings)
     asked = [KINDS[number % len(KINDS)] for number in range(50)]
     responses = {server.begin(words): (words, watched) for words, watched in asked}
@@ -116,8 +107,8 @@ def check_stream(told: list[bytes]) -> dict[str, Any]:
     return final
 
 
-def test_a_response_that_was_only_queued_is_run_after_the_crash(start: Start, queue: dict[str, Any]) -> None:
-    settings = {"background_slots": 1, "background_lease_seconds": 0.1, **queue}
+def test_a_response_that_was_only_queued_is_run_after_the_crash(start: Start) -> None:
+    settings = {"background_slots": 1, "background_lease_seconds": 0.1}
     script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}]}
     server = start(script, **settings)
     blocking, waiting = server.begin("block"), server.begin("hello")
@@ -127,9 +118,9 @@ def test_a_response_that_was_only_queued_is_run_after_the_crash(start: Start, qu
         assert check_stream(server.read(response_id))["output"][0]["content"][0]["text"] == text
 
 
-def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: Start, queue: dict[str, Any]) -> None:
+def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: Start) -> None:
     """And it cancels what the first one works on, through the store they share."""
-    settings = {"background_lease_seconds": 2, **queue}
+    settings = {"background_lease_seconds": 2}
     slow = speak([" first"] * 6, slowly=0.5, to_the_end=True)  # longer than a lease
     script = {"rules": [{"user": "slow", "answers": [slow]}, {"user": "block", "answers": [[{"wait": "for ever"}]]}]}
     first = start(script, **settings)
@@ -146,26 +137,28 @@ def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: St
     assert check_stream(second.read(orphaned))["output"][0]["content"][0]["text"] == "second"
 
 
-@pytest.mark.parametrize("launched", [True, False])
-def test_a_server_ends_though_the_database_of_dbos_does_not_answer(
-    start: Start, tmp_path: Path, launched: bool
-) -> None:
-    server = start({"default": [{"delay": 0.5}, {"text": ["said"]}]})
-    if launched:
-        response_id = server.begin("hi")
-        wait_until(lambda: server.status(response_id) == "in_progress")
-    with contextlib.closing(sqlite3.connect(tmp_path / "store.db-dbos", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        if launched:
-            wait_until(lambda: server.status(response_id) == "completed")
-        server.begin("and this is only accepted")
-        assert server.end() == 0
+def test_two_servers_share_the_limits_and_the_second_takes_over(start: Start) -> None:
+    settings = {"background_lease_seconds": 2, "background_concurrency": 1, "background_starts_per_minute": 2}
+    script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}], "default": "done"}
+    first = start(script, **settings)
+    blocking = first.begin("block")
+    wait_until(lambda: first.status(blocking) == "in_progress")
+    second = start({"default": "second"}, **settings)
+    waiting, late = second.begin("wait"), second.begin("late")
+    # Two checks of the queue by the second server: it ends a cancelled run, which needs no slot, and starts no other.
+    for _ in range(2):
+        cancelled = second.begin("cancel")
+        assert second.ask("POST", f"/v1/responses/{cancelled}/cancel")["status"] == "cancelled"
+    assert [second.status(each) for each in (blocking, waiting, late)] == ["in_progress", "queued", "queued"]
+    first.kill()
+    for response_id in (blocking, waiting):
+        assert check_stream(second.read(response_id))["output"][0]["content"][0]["text"] == "second"
+    # The takeover was no start, and the two starts of this minute are used up.
+    assert second.status(late) == "queued"
 
 
-def test_a_server_without_the_model_leaves_the_runs_of_a_dead_one_to_whoever_has_it(
-    start: Start, queue: dict[str, Any]
-) -> None:
-    settings = {"background_lease_seconds": 10, **queue}  # four of them are longer than any start takes
+def test_a_server_without_the_model_leaves_the_runs_of_a_dead_one_to_whoever_has_it(start: Start) -> None:
+    settings = {"background_lease_seconds": 10}  # four of them are longer than any start takes
     first = start({"default": [{"text": ["so "]}, {"wait": "for ever"}]}, **settings)
     response_id = first.begin("hi")
     wait_until(lambda: first.status(response_id) == "in_progress")

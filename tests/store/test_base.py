@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.errors import Unavailable
 from antiphon.protocol.conversation import Conversation
-from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.store.base import Store, StoredResponse
 from antiphon.store.location import locate_store
 
 MakeStored = Callable[..., StoredResponse]
@@ -34,8 +34,6 @@ QUESTIONS = {
     "drop_events": lambda store, _: store.drop_events("p", "resp_1"),
     "enqueue": lambda store, stored: store.enqueue("p", stored, b"{}"),
     "claim": lambda store, _: store.claim("us", as_of=0, lease=1, limit=1),
-    "claim_one": lambda store, _: store.claim_one("us", RunKey("p", "resp_1"), as_of=0, lease=1),
-    "list_runs": lambda store, _: store.list_runs("us", as_of=0),
     "renew": lambda store, _: store.renew("us", lease=1),
     "release": lambda store, _: store.release("us"),
     "put_back": lambda store, _: store.put_back("us", "p", "resp_1", free_since=0),

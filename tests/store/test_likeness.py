@@ -13,7 +13,8 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import Response
-from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.store.base import Store, StoredResponse
+from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
 
 Question = tuple[str, Callable[[Store], Awaitable[Any]]]
@@ -98,9 +99,14 @@ questions = st.one_of(
     ask("read_events", projects, response_ids, st.integers(-1, 6)),
     ask("drop_events", projects, response_ids, owner=st.none() | owners),
     ask("enqueue", projects, responses.filter(lambda stored: stored.response.status == "queued"), st.just(b"{}")),
-    ask("claim", owners, as_of=times, lease=st.sampled_from([5, 10]), limit=st.integers(0, 2)),
-    ask("claim_one", owners, st.builds(RunKey, projects, response_ids), as_of=times, lease=st.sampled_from([5, 10])),
-    ask("list_runs", owners, as_of=times),
+    ask(
+        "claim",
+        owners,
+        as_of=times,
+        lease=st.sampled_from([5, 10]),
+        limit=st.integers(0, 2),
+        limits=st.builds(RunLimits, *[st.none() | st.integers(1, 3)] * 3),
+    ),
     ask("renew", owners, lease=st.sampled_from([5, 10])),
     ask("release", owners),
     ask("put_back", owners, projects, response_ids, free_since=times),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import ServerError
-from antiphon.store.base import ClaimedRun, LeaseLost, ListedRun, RunKey, Store, StoredResponse
+from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]
 Claim = Callable[..., Awaitable[list[ClaimedRun]]]
@@ -271,41 +271,3 @@ async def test_a_clock_that_is_set_back_does_not_lengthen_a_lease(queued: Store,
     assert await claim("us", 9.9, limit=2) == [run(7), run(6)]
     await queued.renew("alive", lease=10)
     assert await claim("us", 10, limit=2) == [lost(9, since=10)]
-
-
-async def test_one_run_can_be_claimed_by_its_key_if_it_is_free(queued: Store, claim: Claim, clock: Any) -> None:
-    key = RunKey("p", "resp_7")
-
-    async def claim_seven(owner: str, now: float) -> ClaimedRun | None:
-        clock.time = now
-        return await queued.claim_one(owner, key, as_of=now, lease=10)
-
-    assert await claim_seven("us", 1) == run(7)
-    assert await claim_seven("us", 2) is None
-    assert await claim_seven("them", 10.9) is None
-    assert await claim_seven("them", 11) == lost(7, since=11)
-    await queued.request_cancel(*key)
-    await queued.release("them")
-    assert await claim_seven("us", 12) == run(7, attempt=3, interruptions=1, since=11, cancelled=True)
-    assert await queued.claim_one("us", RunKey("p", "resp_1"), as_of=12, lease=10) is None
-    assert await queued.claim_one("us", RunKey("q", "resp_9"), as_of=12, lease=10) is None
-    assert await claim("us", 12, limit=4) == [run(9), run(8), run(6)]
-
-
-async def test_all_runs_are_listed_with_whether_they_are_free(queued: Store, claim: Claim) -> None:
-    def listed(number: int, *, free: bool, owner: str | None = None, since: float = 0) -> ListedRun:
-        return ListedRun(RunKey("p", f"resp_{number}"), free, owner, ours=True, model="scripted", free_since=since)
-
-    await claim("them", 6, limit=1)
-    await claim("us", 7, limit=1)
-    await queued.request_cancel("p", "resp_6")
-    waiting = [listed(7, free=True), listed(6, free=True)]
-    held = [listed(9, free=False, owner="them", since=16), listed(8, free=False, owner="us", since=17)]
-    assert await queued.list_runs("us", as_of=15.9) == held + waiting
-    # Theirs has run out, and ours: but that is with us.
-    lost = held[0]._replace(free=True)
-    assert await queued.list_runs("us", as_of=17) == [lost, held[1], *waiting]
-    await queued.delete("p", "resp_9")
-    await queued.abandon("us", "p", "resp_8")
-    abandoned = listed(8, free=True, since=17)
-    assert await queued.list_runs("us", as_of=17) == [abandoned, *waiting]

@@ -1,12 +1,7 @@
 """`antiphon serve`: the settings become an engine, the engine a server."""
 
 import json
-import logging
-import os
 import shlex
-import sys
-import threading
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -19,9 +14,6 @@ from antiphon.engine.assemble import build_engine
 from antiphon.engine.engine import Engine
 from antiphon.server.log import configure
 from antiphon.server.process import serve
-
-# How long threads may take to end after everything is closed.
-_THREADS_SECONDS = 2.0
 
 
 def run(arguments: Namespace) -> int:
@@ -37,23 +29,7 @@ def run(arguments: Namespace) -> int:
     configure(settings)
     engine = build_engine(settings)
     serve(engine, settings, on_ready=lambda url: print(introduce(url, engine, settings), flush=True))
-    _leave_threads()
     return 0
-
-
-def _leave_threads() -> None:
-    """End the process if Python would wait for ever to do so.
-
-    Everything is closed, but threads of DBOS may be stuck in a database that does not answer.
-    """
-    deadline = time.monotonic() + _THREADS_SECONDS
-    for thread in threading.enumerate() if "dbos" in sys.modules else ():
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                logging.shutdown()
-                sys.stdout.flush()
-                os._exit(0)
 
 
 def _choose_backends(arguments: Namespace) -> dict[str, dict[str, Any]] | None:

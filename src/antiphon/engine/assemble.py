@@ -1,23 +1,29 @@
 """From settings to an engine: the one place where backends and the store are put together."""
 
 import hashlib
-
-import msgspec
+import logging
 
 from antiphon.backends.registry import create
-from antiphon.config import DbosSettings, Settings
+from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer, load_secrets, read_secrets
-from antiphon.errors import ConfigError
+from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
+
+logger = logging.getLogger(__name__)
 
 SEAL_FILE = "seal.keys"
 _DAY = 24 * 60 * 60
 
 
 def build_engine(settings: Settings) -> Engine:
-    """An engine, not yet started. Raises ConfigError for what cannot be made."""
+    """Return an engine, not yet started. Log the warnings of the settings.
+
+    Raises ConfigError for an unknown backend or store.
+    """
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
     backends = {
         name: create(backend.kind, name=name, options=backend.options, data_dir=settings.data_dir)
         for name, backend in settings.backends.items()
@@ -26,18 +32,6 @@ def build_engine(settings: Settings) -> Engine:
     # A stateless server must not show what another one has left in the store.
     store = locate_store("memory:" if settings.stateless else settings.store, home=make_home(settings, sealer))
     return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
-
-
-def place_dbos(settings: Settings) -> DbosSettings | None:
-    """Where DBOS keeps what it knows, unless the settings say so: beside the store."""
-    dbos = settings.dbos
-    if dbos is None or settings.stateless:  # which runs nothing in the background
-        return None
-    if not settings.store.startswith("sqlite:"):
-        if dbos != DbosSettings():
-            raise ConfigError("dbos: its limits are for a store that outlives the process.")
-        return None  # what is gone with the process needs nobody to go on with it
-    return dbos if dbos.database else msgspec.structs.replace(dbos, database=f"{settings.store}-dbos")
 
 
 def make_home(settings: Settings, sealer: Sealer) -> str:
@@ -65,7 +59,11 @@ def make_policy(settings: Settings) -> Policy:
         retention_seconds=max(1, round(settings.retention_days * _DAY)) if settings.retention_days else None,
         background_slots=settings.background_slots,
         background_lease_seconds=settings.background_lease_seconds,
-        dbos=place_dbos(settings),
+        background_limits=RunLimits(
+            concurrency=settings.background_concurrency,
+            concurrency_per_project=settings.background_concurrency_per_project,
+            starts_per_minute=settings.background_starts_per_minute,
+        ),
         opening_seconds=settings.opening_seconds,
         models=settings.models,
         unsupported_tools=settings.unsupported_tools,

@@ -1,6 +1,7 @@
 """Background responses: they are queued, run without their client, and can be read again from any event.
 
-The queue is the store's, so accepting a response and queueing its run are one transaction. `worker.py` works it off.
+The queue is part of the store, so accepting a response and queueing its run are one transaction. A `Scheduler` decides
+when and where a queued run begins.
 """
 
 import time
@@ -10,7 +11,8 @@ import msgspec
 
 from antiphon.engine.journal import announce
 from antiphon.engine.run import Events
-from antiphon.engine.worker import Worker, is_final, wait_for
+from antiphon.engine.scheduler import Scheduler
+from antiphon.engine.worker import is_final, wait_for
 from antiphon.errors import NotFound, Unavailable
 from antiphon.protocol.events import TERMINAL, Event
 from antiphon.protocol.open import Unknown
@@ -38,45 +40,44 @@ class BackgroundRun:
 
 
 class Background:
-    """The queue as clients meet it: they add to it, read what its runs tell, and cancel them.
+    """Queues background responses, reads their events and cancels them.
 
-    `lease` is for how long a dead process may keep the worker from a run.
+    `lease` is the time after which the run of a dead process is free.
     """
 
-    def __init__(self, store: Store, worker: Worker, *, lease: float) -> None:
+    def __init__(self, store: Store, scheduler: Scheduler, *, lease: float) -> None:
         self._store = store
-        self._worker = worker
+        self._scheduler = scheduler
         self._lease = lease
         self._dismissed = False
 
     async def start(self) -> None:
-        await self._worker.start()
+        await self._scheduler.start()
 
     async def close(self) -> None:
-        await self._worker.close()
+        await self._scheduler.close()
 
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        """Keep a response that somebody here, or elsewhere, will work on."""
+        """Save a response together with its run, for this or another process."""
         await self._store.enqueue(project, stored, request)
-        self._worker.announce(RunKey(project, stored.response.id))
+        self._scheduler.announce(RunKey(project, stored.response.id))
 
     def dismiss_readers(self) -> None:
         """Let every `follow` end: the server stops, and they can go on reading elsewhere or later."""
         self._dismissed = True
-        self._worker.tell_change()
-        for attempt in self._worker.attempts.values():
+        self._scheduler.notify_change()
+        for attempt in self._scheduler.attempts.values():
             attempt.journal.nudge()
 
     def stop(self, key: RunKey) -> None:
-        """The response is gone: whoever works on it here need not go on."""
-        self._worker.stop(key)
+        """Stop the attempt at a run whose response was deleted."""
+        self._scheduler.stop(key)
 
     async def cancel(self, key: RunKey) -> None:
-        """Ask for the end of a run, and wait until whoever has it has seen to that."""
-        self._worker.cancel(key)  # first of all: the store may not be able to take it down
+        """Request the end of a run and wait until it has ended."""
+        self._scheduler.cancel(key)  # before the request: the store may fail
         await self._store.request_cancel(*key)
-        if not self._worker.cancel(key):
-            self._worker.heed_cancellations()  # it may be claiming it at this moment
+        self._scheduler.cancel(key)  # it may have been claimed meanwhile
         await self._wait_for_end(key)
 
     async def follow(self, key: RunKey, after: int) -> Events:
@@ -87,10 +88,10 @@ class Background:
         # Once is enough: a run keeps this mark, whoever goes on with it.
         await self._store.watch(*key)
         while not self._dismissed:
-            attempt = self._worker.attempts.get(key)
+            attempt = self._scheduler.attempts.get(key)
             # The order matters: what happens while we read must not be waited for. The log alone is read: an attempt
             # may have lost its lease without knowing it, and then its events are not those of the response.
-            change = self._worker.changed if attempt is None else attempt.journal.news
+            change = self._scheduler.changed if attempt is None else attempt.journal.news
             stored = None if attempt is not None else await self._store.load(*key)
             # A response that is final before its events are read has all of them in the log.
             final = attempt is None and is_final(stored)
@@ -116,8 +117,8 @@ class Background:
         # If its process has just died, it is ours to end when the lease has run out.
         deadline = time.monotonic() + self._lease + 4 * POLL_SECONDS
         while time.monotonic() < deadline:
-            change = self._worker.changed
-            self._worker.look()
+            change = self._scheduler.changed
+            self._scheduler.wake()
             if is_final(await self._store.load(*key)):
                 return
             await wait_for(change, POLL_SECONDS)

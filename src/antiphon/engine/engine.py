@@ -29,7 +29,6 @@ from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.session import Session
 from antiphon.engine.stateless import StatelessRun, leave_state_aside
 from antiphon.engine.worker import Worker
-from antiphon.engine.workflows.worker import WorkflowWorker
 from antiphon.errors import InvalidRequest, NotFound, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item
@@ -63,7 +62,13 @@ class Engine:
         self._store = store
         self._running: dict[RunKey, Run] = {}
         ways = Ways(self._router.classify, self._make_turn, self._start_turn)
-        worker = _make_worker(store, ways, self._policy)
+        worker = Worker(
+            store,
+            ways,
+            slots=self._policy.background_slots,
+            lease=self._policy.background_lease_seconds,
+            limits=self._policy.background_limits,
+        )
         self._background = Background(store, worker, lease=self._policy.background_lease_seconds)
         self.conversations = Conversations(store, self._policy)
         self.prompts = Prompts(store)
@@ -284,13 +289,6 @@ class Engine:
         if stored is None:
             raise _not_found(response_id)
         return stored
-
-
-def _make_worker(store: Store, ways: Ways, policy: Policy) -> Worker:
-    slots, lease = policy.background_slots, policy.background_lease_seconds
-    if policy.dbos is None:
-        return Worker(store, ways, slots=slots, lease=lease)
-    return WorkflowWorker(store, ways, policy.dbos, slots=slots, lease=lease)
 
 
 def _not_found(response_id: str) -> NotFound:

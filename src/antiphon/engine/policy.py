@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from antiphon.config import DbosSettings, UnsupportedTools
+from antiphon.config import UnsupportedTools
+from antiphon.store.limits import RunLimits
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,11 +15,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `background_slots`: how many background responses this process works on at once.
     `background_lease_seconds`: when a process on another machine dies, its background responses are taken over after
     this time; on this machine, in a second. What another process may rather serve is left to it for so long.
+    `background_limits`: limits on background responses, shared by all processes that use the store.
     `opening_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
     `models`: the names that models have here, see `routing.Router`.
     `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and others
     are refused.
-    `dbos`: who decides when a background response begins, if not the store's own queue.
     `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
     """
 
@@ -26,9 +27,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     retention_seconds: int | None = None
     background_slots: int = 64
     background_lease_seconds: float = 15.0
+    background_limits: RunLimits = RunLimits()
     opening_seconds: float = 5.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"
-    dbos: DbosSettings | None = None
     stateless: bool = False
     id_prefix: str = ""

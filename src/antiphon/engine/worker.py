@@ -1,7 +1,7 @@
-"""Working off the queue of background responses: claiming runs, holding on to them, and giving them back.
+"""The scheduler on the store's own queue: claims runs under leases and works on them.
 
-A run belongs to the process that claimed it for as long as that process renews its lease; when it dies, another one
-claims the run and goes on.
+A run belongs to the process that claimed it for as long as that process renews its lease. When the process dies,
+another one claims the run and continues it.
 """
 
 import asyncio
@@ -13,30 +13,31 @@ from contextlib import suppress
 
 from antiphon.engine.attempt import Attempt, LeftToOthers, Ways
 from antiphon.protocol.response import FINAL_STATUSES
-from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.store.limits import RunLimits
 
 logger = logging.getLogger(__name__)
 
-# How often the queue is looked at for what a dead process has left.
+# Interval between checks of the queue, for runs that other processes queued or left.
 LOOK_SECONDS = 1.0
-# More names of models than this that others have, and we have not, are not remembered at once.
+# Maximum number of unserved model names to cache.
 MOST_NAMES = 100
 
 
 class Worker:
-    """Works on up to `slots` runs at a time, each held by a lease of so many seconds.
+    """Works on up to `slots` runs at a time, each under a lease of so many seconds. Implements `Scheduler`.
 
-    `attempts` are those at work here; `changed` is set, and replaced, when that changes.
+    `limits` are shared with all other processes. The store counts them when it hands out runs.
     """
 
-    def __init__(self, store: Store, ways: Ways, *, slots: int, lease: float) -> None:
+    def __init__(self, store: Store, ways: Ways, *, slots: int, lease: float, limits: RunLimits = NO_LIMITS) -> None:
         self._store = store
         self._ways = ways
         self._slots = slots
         self._lease = lease
+        self._limits = limits
         self._owner = secrets.token_hex(16)
-        self._tasks: dict[RunKey, asyncio.Task[bool]] = {}
-        self._claiming: list[RunKey] = []
+        self._tasks: dict[RunKey, asyncio.Task[None]] = {}
         self._patience: dict[str, float] = {}
         self._renewed = -math.inf
         self._wake = asyncio.Event()
@@ -49,7 +50,7 @@ class Worker:
         self._loop = asyncio.create_task(self._work_off())
 
     async def close(self) -> None:
-        """Stop, and give the runs back: the next process, or the next start, goes on with them."""
+        """Stop all attempts and release their runs: another process, or the next start, continues them."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -60,30 +61,23 @@ class Worker:
         await self._store.release(self._owner)
 
     def announce(self, key: RunKey) -> None:
-        """This run is new in the queue."""
         self._wake.set()
 
-    def look(self) -> None:
-        """See what there is to do, without waiting for the next time."""
+    def wake(self) -> None:
         self._wake.set()
 
     def stop(self, key: RunKey) -> None:
-        """The response is gone: whoever works on it here need not go on."""
         if key in self._tasks:
             self._tasks[key].cancel()
 
-    def cancel(self, key: RunKey) -> bool:
-        """End a run as cancelled if it is worked on here: False if it is not."""
+    def cancel(self, key: RunKey) -> None:
         attempt = self.attempts.get(key)
         if attempt is not None:
             attempt.cancel()
-        return attempt is not None
+        else:
+            self._renewed = -math.inf  # renewing reads the cancellation requests
 
-    def heed_cancellations(self) -> None:
-        """Somebody has asked the store for one: the next look asks it about all that we hold."""
-        self._renewed = -math.inf
-
-    def tell_change(self) -> None:
+    def notify_change(self) -> None:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
@@ -107,39 +101,39 @@ class Worker:
                 self._tasks[key].cancel()  # another process took over, or the response was deleted
             elif held[key]:
                 attempt.cancel()
-        for key in held.keys() - self.attempts.keys() - set(self._claiming):
-            # We gave it up, and could not say so. Held on to by our name, it would never be anyone's.
+        for key in held.keys() - self.attempts.keys():
+            # Its attempt ended, but the release failed. Under our name it would never be free.
             await self._store.abandon(self._owner, *key)
 
     async def _take(self, began: float) -> None:
-        """Claim what there is room for."""
+        """Claim as many runs as there are free slots."""
         free = max(0, self._slots - len(self.attempts))
-        self._full = await self._claim(began, free) >= free
-
-    async def _claim(self, began: float, limit: int) -> int:
         claimed = await self._store.claim(
-            self._owner, as_of=began, lease=self._lease, limit=limit, patience=self._patience
+            self._owner,
+            as_of=began,
+            lease=self._lease,
+            limit=free,
+            patience=self._patience,
+            limits=self._limits,
         )
+        self._full = len(claimed) >= free
         for run in claimed:
             self._begin(run)
-        return len(claimed)
 
-    def _begin(self, claimed: ClaimedRun) -> asyncio.Task[bool]:
+    def _begin(self, claimed: ClaimedRun) -> None:
         key = RunKey(claimed.project, claimed.response_id)
         attempt = Attempt(claimed, self._owner, self._store, self._ways, lease=self._lease)
-        # We may have lost the run and got it back before our first attempt noticed: it writes under the same name.
+        # We may have lost the run and claimed it again before our first attempt noticed: both write under one owner.
         stale = self._tasks.get(key)
         if stale is not None:
             stale.cancel()
         self.attempts[key] = attempt
         task = self._tasks[key] = asyncio.create_task(self._work(claimed, attempt, stale))
-        # Not in the task itself: if it is cancelled before its first step, it takes none.
+        # Not in the task itself: a task that is cancelled before its first step runs no step.
         task.add_done_callback(lambda _: self._end(key, attempt))
-        self.tell_change()
-        return task
+        self.notify_change()
 
-    async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[bool] | None) -> bool:
-        """Whether the run is left to others."""
+    async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
         key = RunKey(claimed.project, claimed.response_id)
         try:
             if stale is not None:
@@ -154,31 +148,29 @@ class Worker:
             if len(self._patience) >= MOST_NAMES:
                 del self._patience[next(iter(self._patience))]
             self._patience[claimed.model] = left.patience
-            with suppress(Exception):  # then renewing does it
+            with suppress(Exception):  # the next renewal releases it
                 await self._store.put_back(self._owner, *key, free_since=claimed.free_since)
-            return True
         except Exception:
             logger.exception("a background response could not be worked on", extra={"response_id": key.response_id})
-            with suppress(Exception):  # then renewing does it
+            with suppress(Exception):  # the next renewal releases it
                 await self._store.abandon(self._owner, *key)
-        return False
 
     def _end(self, key: RunKey, attempt: Attempt) -> None:
         if self.attempts.get(key) is attempt:
             del self.attempts[key], self._tasks[key]
         attempt.journal.end()
-        self.tell_change()
-        if self._full:  # somebody may have waited for this place
+        self.notify_change()
+        if self._full or self._limits.counts_active:  # a queued run may have waited for this slot
             self._wake.set()
 
 
 def is_final(stored: StoredResponse | None) -> bool:
-    """Whether nothing is left to do for a response: it has ended, or is gone."""
+    """Return True if the response has ended or was deleted."""
     return stored is None or stored.response.status in FINAL_STATUSES
 
 
 async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Until it happens, or for so long."""
+    """Wait for the event, at most so many seconds."""
     with suppress(TimeoutError):
         # Not asyncio.wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
         async with asyncio.timeout(seconds):

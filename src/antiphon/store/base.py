@@ -15,8 +15,11 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.store.limits import RunLimits
 
 Order = Literal["asc", "desc"]
+
+NO_LIMITS = RunLimits()
 
 
 class LeaseLost(AntiphonError):
@@ -83,22 +86,6 @@ class ClaimedRun(NamedTuple):
     interruptions: int
     model: str
     ours: bool
-    free_since: float
-
-
-class ListedRun(NamedTuple):
-    """A run as anyone may see it. `free`: it can be claimed; `ours` and `model` are those of a `ClaimedRun`.
-
-    `owner` is who has it, or had it and has not given it back.
-    `free_since` is when it became free, or will be if nothing is heard of its owner. A run of others is not free to us
-    before the last of them is gone.
-    """
-
-    key: RunKey
-    free: bool
-    owner: str | None
-    ours: bool
-    model: str
     free_since: float
 
 
@@ -271,8 +258,7 @@ class RunQueue(Protocol):
     An owner is one life of one process, with a name that never comes again. Its hold on a run is a lease: if it does
     not renew it in time, another owner may claim the run, and from then on nothing that the first one writes is kept.
 
-    `home` is what the processes that serve the same models are called together: what one of them has enqueued is ours
-    to all of them.
+    `home` names all processes that serve the same models: a run that one of them enqueued is ours to each of them.
     """
 
     home: str
@@ -281,21 +267,30 @@ class RunQueue(Protocol):
         """Keep a new response and its run, in one transaction. `request` is handed back by `claim` as it is."""
 
     async def claim(
-        self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
+        self,
+        owner: str,
+        *,
+        as_of: float,
+        lease: float,
+        limit: int,
+        patience: Mapping[str, float] | None = None,
+        limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        """Take up to `limit` runs, oldest first, that nobody has, or whose other owner's lease had run out `as_of` this
-        time, or is known to have died. They are the owner's for `lease` seconds from the moment they are taken.
+        """Take up to `limit` runs for `lease` seconds, oldest first.
 
-        `as_of` is when the caller began to wait for the store: whoever else had to wait could not renew meanwhile.
-        Runs of the models in `patience` are left to others, unless they are ours, until they have been free for so many
-        seconds. Those whose cancellation was requested do not count, and are all taken: to end them takes no model.
+        A run can be taken if it has no owner, if another owner's lease had expired at `as_of`, or if that owner's
+        process is known to be dead. `as_of` is the time at which the caller began to wait for the store: other owners
+        that had to wait too could not renew meanwhile. The lease begins when the run is taken.
+
+        Runs of the models in `patience` are left to other processes, unless they are ours, until they have been free
+        for that many seconds.
+
+        `limits` are counted over all processes, in the transaction that takes the runs. A run in progress is one whose
+        owner holds its lease. Runs of a project at its limit are skipped. Taking over or repeating a run is not a
+        start.
+
+        Runs whose cancellation was requested are all taken: they count against no limit, because they need no model.
         """
-
-    async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
-        """Take this run, if it is free in the sense of `claim`, whatever model it has. None if it is not."""
-
-    async def list_runs(self, owner: str, *, as_of: float) -> list[ListedRun]:
-        """All runs, oldest first. They are free in the sense of `claim`."""
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         """Hold all runs of this owner for `lease` seconds more. Which they are, and whether their cancellation was

@@ -4,12 +4,14 @@ import asyncio
 import itertools
 import resource
 import sys
+import time
 from pathlib import Path
 
 from antiphon.errors import ServerError
 from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
 from antiphon.store.base import StoredResponse
+from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.store import SqliteStore
 
 FILLER = Unknown(b'{"type":"filler","text":"%b"}' % (b"x" * 8000))
@@ -75,6 +77,13 @@ async def claim_all(store: SqliteStore, arguments: list[str]) -> None:
             report(f"{run.response_id} {run.attempt}")
 
 
+async def claim_starts(store: SqliteStore, arguments: list[str]) -> None:
+    limits = RunLimits(starts_per_minute=int(arguments[1]))
+    for _ in range(20):
+        for run in await store.claim(arguments[0], as_of=time.time(), lease=60, limit=1, limits=limits):
+            report(run.response_id)
+
+
 async def claim_and_stay(store: SqliteStore, _: list[str]) -> None:
     for run in await store.claim("child", as_of=0, lease=3600, limit=9):
         report(run.response_id)
@@ -96,7 +105,16 @@ async def fill_the_disk(store: SqliteStore, _: list[str]) -> None:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (save_for_ever, change_for_ever, save_many, append_many, claim_all, claim_and_stay, fill_the_disk)
+    for program in (
+        save_for_ever,
+        change_for_ever,
+        save_many,
+        append_many,
+        claim_all,
+        claim_starts,
+        claim_and_stay,
+        fill_the_disk,
+    )
 }
 
 

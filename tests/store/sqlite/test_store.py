@@ -60,12 +60,13 @@ def explain(connection: sqlite3.Connection, statement: str) -> list[str]:
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * statement.count("?"))]
 
 
-@pytest.mark.parametrize("name", [name for name in STATEMENTS if name != "runs.RUNS"])  # which asks for all
+@pytest.mark.parametrize("name", STATEMENTS)
 async def test_every_statement_finds_its_rows_by_index(store: SqliteStore, name: str) -> None:
     with connected(store.path) as other:
         plan = explain(other, STATEMENTS[name])
-    # The walk of a chain reads through the rows it has found itself, and nothing else.
-    assert [step for step in plan if step.startswith("SCAN") and step not in ("SCAN walked", "SCAN CONSTANT ROW")] == []
+    # The walk of a chain reads the rows it has found itself, and json_each() a list among the parameters.
+    allowed = ("SCAN walked", "SCAN CONSTANT ROW", "SCAN json_each ")
+    assert [step for step in plan if step.startswith("SCAN") and not step.startswith(allowed)] == []
     assert [step for step in plan if "TEMP B-TREE" in step or "AUTOMATIC" in step] == []
 
 
@@ -260,9 +261,6 @@ async def test_a_run_is_left_to_its_home_for_as_long_as_that_lives(store: Sqlite
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     await store.renew("us", lease=10)
     now, patience = time.time(), {"scripted": 5.0}
-    (listed,) = await other.list_runs("them", as_of=now)
-    assert (listed.key.response_id, listed.free, listed.ours, listed.model) == ("resp_1", True, False, "scripted")
-    assert now + 9 < listed.free_since <= now + 10
     assert await other.claim("them", as_of=now + 14, lease=10, limit=9, patience=patience) == []
     (claimed,) = await other.claim("them", as_of=now + 16, lease=10, limit=9, patience=patience)
     assert now + 9 < claimed.free_since <= now + 10

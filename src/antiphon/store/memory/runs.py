@@ -1,9 +1,11 @@
 """The queue of background runs in memory. A dictionary keeps its keys in the order in which they came."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from antiphon.errors import ServerError
-from antiphon.store.base import ClaimedRun, ListedRun, RunKey, StoredResponse
+from antiphon.store.base import NO_LIMITS, ClaimedRun, RunKey, StoredResponse
+from antiphon.store.limits import START_WINDOW, Admission, RunLimits
 from antiphon.store.memory.references import References
 from antiphon.store.memory.tables import RunRow
 from antiphon.store.record import find_foreign, pack
@@ -20,34 +22,38 @@ class RunQueue(References):
         self._note_items(key, find_foreign(stored))
 
     async def claim(
-        self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
+        self,
+        owner: str,
+        *,
+        as_of: float,
+        lease: float,
+        limit: int,
+        patience: Mapping[str, float] | None = None,
+        limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        free = [(RunKey(*key), run) for key, run in self._tables.runs.items() if _is_free(run, owner, as_of)]
+        admission = self._open_admission(owner, as_of, limit, limits)
         claimed = []
-        for key, run in free:
+        for key, run in self._tables.runs.items():
+            if not _is_free(run, owner, as_of):
+                continue
+            project, response_id = key
             if not run.cancelled:
-                if limit <= 0:
+                if not admission.admit(project, attempt=run.attempt):
                     continue
-                limit -= 1
-            claimed.append(self._take(key, run, owner, lease))
+                if run.attempt == 0 and limits.starts_per_minute is not None:
+                    self._tables.run_starts.append(self._now())
+            claimed.append(self._take(RunKey(project, response_id), run, owner, lease))
         return claimed
 
-    async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
-        run = self._tables.runs.get(key)
-        return self._take(key, run, owner, lease) if run is not None and _is_free(run, owner, as_of) else None
-
-    async def list_runs(self, owner: str, *, as_of: float) -> list[ListedRun]:
-        return [
-            ListedRun(
-                key=RunKey(*key),
-                free=_is_free(run, owner, as_of),
-                owner=run.owner or None,
-                ours=True,
-                model=run.model,
-                free_since=run.free_since if run.owner is None else run.leased_until,
-            )
-            for key, run in self._tables.runs.items()
-        ]
+    def _open_admission(self, owner: str, as_of: float, limit: int, limits: RunLimits) -> Admission:
+        active = Counter(
+            project for (project, _), run in self._tables.runs.items() if run.owner and not _is_free(run, owner, as_of)
+        )
+        now = self._now()
+        # A start later than now was recorded before the clock was set back.
+        recent = (min(each, now) for each in self._tables.run_starts)
+        self._tables.run_starts = [each for each in recent if each > now - START_WINDOW]
+        return Admission(limits, slots=limit, active=active, starts=len(self._tables.run_starts))
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         now = self._now()

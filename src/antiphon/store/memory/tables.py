@@ -52,7 +52,8 @@ class PromptRow(msgspec.Struct, kw_only=True):
 class Tables(msgspec.Struct):
     """Events are kept in batches, a prompt's versions in their order.
 
-    `foreign` has, by response, the ids of the items that were not made in it.
+    `foreign` has, by response, the ids of the items that were not made in it. `run_starts` has the times at which runs
+    began in the last minute.
     """
 
     responses: dict[Key, Record] = {}
@@ -60,6 +61,7 @@ class Tables(msgspec.Struct):
     foreign: dict[Key, frozenset[str]] = {}
     events: dict[Key, list[Batch]] = {}
     runs: dict[Key, RunRow] = {}
+    run_starts: list[float] = []
     prompts: dict[Key, dict[str, PromptRow]] = {}
     places: Iterator[int] = msgspec.field(default_factory=itertools.count)
 

@@ -1,12 +1,15 @@
 """The queue of background runs in SQLite. It lies with the responses, so both are written in one transaction."""
 
+import heapq
+import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from antiphon.store.base import ClaimedRun, ListedRun, RunKey, StoredResponse
+from antiphon.store.base import NO_LIMITS, ClaimedRun, RunKey, StoredResponse
+from antiphon.store.limits import START_WINDOW, Admission, RunLimits
 from antiphon.store.record import Foreign, find_foreign, pack
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.owners import Owners
@@ -15,7 +18,25 @@ from antiphon.store.sqlite.responses import INSERT
 
 ENQUEUE = "INSERT INTO runs (project, response_id, request, model, home, free_since) VALUES (?, ?, ?, ?, ?, ?)"
 
-WAITING = "SELECT place, model, home, free_since FROM runs WHERE owner IS NULL AND NOT cancelled ORDER BY place"
+# The index covers all columns, so skipped runs cost no row.
+WAITING = """
+SELECT place, project, attempt, model, home, free_since FROM runs
+WHERE owner IS NULL AND NOT cancelled AND place > ? AND (attempt > 0 OR ?)
+    AND project NOT IN (SELECT value FROM json_each(?))
+ORDER BY place
+"""
+
+# The plus signs keep SQLite on the index of owned runs.
+ACTIVE = "SELECT project FROM runs WHERE owner > '' AND (+owner = ? OR +leased_until > ?)"
+
+FORGET_STARTS = "DELETE FROM run_starts WHERE started_at <= ?"
+
+# A start later than now was recorded before the clock was set back.
+CORRECT_STARTS = "UPDATE run_starts SET started_at = ? WHERE started_at > ?"
+
+COUNT_STARTS = "SELECT count(*) FROM run_starts WHERE started_at > ?"
+
+NOTE_START = "INSERT INTO run_starts (started_at) VALUES (?)"
 
 HOMES = "SELECT home, alive_until FROM homes WHERE home > ''"
 
@@ -31,26 +52,15 @@ OWNERS = "SELECT DISTINCT owner FROM runs WHERE owner > ''"
 END_LEASES = "UPDATE runs SET leased_until = ? WHERE owner = ? AND leased_until > ?"
 
 # As many as dead processes have left behind; never the queue itself.
-ABANDONED = "SELECT place, model, home, leased_until FROM runs WHERE leased_until <= ? AND owner <> ? AND NOT cancelled"
+ABANDONED = """
+SELECT place, project, attempt, model, home, leased_until FROM runs
+WHERE leased_until <= ? AND owner <> ? AND NOT cancelled
+"""
 
 # The plus keeps SQLite from looking through the whole queue for them: there are few.
 UNWANTED = "SELECT place FROM runs WHERE cancelled = 1 AND (+owner IS NULL OR (+leased_until <= ? AND owner <> ?))"
 
-FREE = """
-SELECT place FROM runs
-WHERE project = ? AND response_id = ? AND (owner IS NULL OR (leased_until <= ? AND owner <> ?))
-"""
-
-RUNS = """
-SELECT project, response_id, owner IS NULL OR (leased_until <= ? AND owner <> ?), nullif(owner, ''), home = ?, model,
-    max(
-        coalesce(leased_until, free_since),
-        coalesce((SELECT alive_until FROM homes WHERE homes.home = runs.home AND homes.home <> ?), 0)
-    )
-FROM runs ORDER BY place
-"""
-
-# Whoever still had an owner was not given back.
+# A run that still has an owner was not given back.
 TAKE = """
 UPDATE runs SET
     attempt = attempt + 1,
@@ -95,21 +105,18 @@ class RunQueue(Database):
         await self._writer.submit(_enqueue, ((project, *pack(stored)), run, find_foreign(stored)))
 
     async def claim(
-        self, owner: str, *, as_of: float, lease: float, limit: int, patience: Mapping[str, float] | None = None
+        self,
+        owner: str,
+        *,
+        as_of: float,
+        lease: float,
+        limit: int,
+        patience: Mapping[str, float] | None = None,
+        limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        free = _Free(as_of, self.home, patience or {})
-        parameters = owner, self._owners, free, self._now, lease, limit
-        claimed: list[ClaimedRun] = await self._writer.submit(_claim, parameters)
+        claim = _Claim(owner, self.home, as_of, lease, limit, patience or {}, limits)
+        claimed: list[ClaimedRun] = await self._writer.submit(_claim, (claim, self._owners, self._now))
         return claimed
-
-    async def claim_one(self, owner: str, key: RunKey, *, as_of: float, lease: float) -> ClaimedRun | None:
-        parameters = owner, self._owners, key, self.home, as_of, self._now, lease
-        claimed: ClaimedRun | None = await self._writer.submit(_claim_one, parameters)
-        return claimed
-
-    async def list_runs(self, owner: str, *, as_of: float) -> list[ListedRun]:
-        runs: list[ListedRun] = await self._writer.submit(_list_runs, (owner, self._owners, self.home, as_of))
-        return runs
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         held: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self.home, self._now, lease))
@@ -141,22 +148,33 @@ class RunQueue(Database):
         return marked > 0
 
 
-class _Free(NamedTuple):
-    """Which runs a process may take: those that it need not leave to others."""
-
-    as_of: float
+class _Candidate(NamedTuple):
+    place: int
+    project: str
+    attempt: int
+    model: str
     home: str
-    patience: Mapping[str, float]
+    free_since: float
 
-    def choose(self, rows: Iterable[tuple[int, str, str, float]], homes: Mapping[str, float]) -> Iterator[int]:
-        """The places of those it may take, of rows of a place, a model, a home, and when it became free.
+
+class _Claim(NamedTuple):
+    """The arguments of one claim."""
+
+    owner: str
+    home: str
+    as_of: float
+    lease: float
+    slots: int
+    patience: Mapping[str, float]
+    limits: RunLimits
+
+    def is_left_to_others(self, run: _Candidate, homes: Mapping[str, float]) -> bool:
+        """Return True while other processes should take this run.
 
         As long as processes of its home live, a run waits for them, however long their queue is.
         """
-        for place, model, home, since in rows:
-            waited = self.as_of - max(since, homes.get(home, since))
-            if home == self.home or waited >= self.patience.get(model, -math.inf):
-                yield place
+        waited = self.as_of - max(run.free_since, homes.get(run.home, run.free_since))
+        return run.home != self.home and waited < self.patience.get(run.model, -math.inf)
 
 
 def _enqueue(connection: sqlite3.Connection, row: Sequence[Any], run: Sequence[object], foreign: list[Foreign]) -> None:
@@ -167,52 +185,69 @@ def _enqueue(connection: sqlite3.Connection, row: Sequence[Any], run: Sequence[o
 
 
 def _claim(
-    connection: sqlite3.Connection,
-    owner: str,
-    owners: Owners,
-    free: _Free,
-    clock: Callable[[], float],
-    lease: float,
-    limit: int,
+    connection: sqlite3.Connection, claim: _Claim, owners: Owners, clock: Callable[[], float]
 ) -> list[ClaimedRun]:
-    _bury(connection, owner, owners, free.as_of)
-    homes: dict[str, float] = dict(connection.execute(HOMES).fetchall())
-    places = list(islice(free.choose(connection.execute(WAITING), homes), limit))
-    places += free.choose(connection.execute(ABANDONED, (free.as_of, owner)), homes)
-    unwanted = [place for (place,) in connection.execute(UNWANTED, (free.as_of, owner))]
+    _bury(connection, claim.owner, owners, claim.as_of)
     # Only now that nobody else writes: a lease must not have run out while we waited for our turn.
-    until = clock() + lease
-    return [
-        _take(connection, place, owner, free.home, until, lease) for place in sorted(unwanted + sorted(places)[:limit])
-    ]
+    now = clock()
+    chosen = _choose(connection, claim, now)
+    unwanted = [place for (place,) in connection.execute(UNWANTED, (claim.as_of, claim.owner))]
+    if claim.limits.starts_per_minute is not None:
+        connection.executemany(NOTE_START, [(now,) for run in chosen if run.attempt == 0])
+    places = sorted([*unwanted, *(run.place for run in chosen)])
+    return [_take(connection, place, claim.owner, claim.home, now + claim.lease, claim.lease) for place in places]
 
 
-def _claim_one(
-    connection: sqlite3.Connection,
-    owner: str,
-    owners: Owners,
-    key: RunKey,
-    home: str,
-    as_of: float,
-    clock: Callable[[], float],
-    lease: float,
-) -> ClaimedRun | None:
-    _bury(connection, owner, owners, as_of)
-    row = connection.execute(FREE, (*key, as_of, owner)).fetchone()
-    return None if row is None else _take(connection, row[0], owner, home, clock() + lease, lease)
+def _choose(connection: sqlite3.Connection, claim: _Claim, now: float) -> list[_Candidate]:
+    """Return the runs that this claim takes within its limits, oldest first."""
+    admission = _open_admission(connection, claim, now)
+    if admission.room <= 0:
+        return []
+    homes: dict[str, float] = dict(connection.execute(HOMES).fetchall())
+    abandoned = sorted(_Candidate(*row) for row in connection.execute(ABANDONED, (claim.as_of, claim.owner)))
+    chosen: list[_Candidate] = []
+    for run in heapq.merge(abandoned, _list_waiting(connection, admission)):
+        if claim.is_left_to_others(run, homes) or not admission.admit(run.project, attempt=run.attempt):
+            continue
+        chosen.append(run)
+        if admission.room <= 0:
+            break
+    return chosen
 
 
-def _list_runs(connection: sqlite3.Connection, owner: str, owners: Owners, home: str, as_of: float) -> list[ListedRun]:
-    _bury(connection, owner, owners, as_of)
-    rows = connection.execute(RUNS, (as_of, owner, home, home))
-    return [
-        ListedRun(RunKey(project, response_id), bool(free), holder, bool(ours), model, since)
-        for project, response_id, free, holder, ours, model, since in rows
-    ]
+def _open_admission(connection: sqlite3.Connection, claim: _Claim, now: float) -> Admission:
+    active: Counter[str] = Counter()
+    if claim.limits.counts_active:
+        active.update(project for (project,) in connection.execute(ACTIVE, (claim.owner, claim.as_of)))
+    starts = 0
+    if claim.limits.starts_per_minute is not None:
+        connection.execute(FORGET_STARTS, (now - START_WINDOW,))
+        connection.execute(CORRECT_STARTS, (now, now))
+        (starts,) = connection.execute(COUNT_STARTS, (now - START_WINDOW,)).fetchone()
+    return Admission(claim.limits, slots=claim.slots, active=active, starts=starts)
+
+
+def _list_waiting(connection: sqlite3.Connection, admission: Admission) -> Iterator[_Candidate]:
+    """Yield the waiting runs, oldest first, without those that the limits exclude.
+
+    The query begins again behind the last run when a limit is reached: SQLite skips excluded runs faster than Python.
+    """
+    place = 0
+    while admission.room > 0:
+        excluded = len(admission.full_projects), admission.allows_starts
+        full = json.dumps([*admission.full_projects])
+        for row in connection.execute(WAITING, (place, admission.allows_starts, full)):
+            run = _Candidate(*row)
+            yield run
+            if excluded != (len(admission.full_projects), admission.allows_starts):
+                place = run.place
+                break
+        else:
+            return
 
 
 def _bury(connection: sqlite3.Connection, owner: str, owners: Owners, as_of: float) -> None:
-    """Let the leases of the dead end, and hold our own lock."""
+    """Expire the leases of dead processes, and hold our own lock."""
     for (other,) in connection.execute(OWNERS).fetchall():
         if other != owner and owners.is_dead(other):
             connection.execute(END_LEASES, (as_of, other, as_of))

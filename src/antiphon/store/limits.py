@@ -1,0 +1,60 @@
+"""Limits on background runs, shared by all processes that use one store."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# The window of `starts_per_minute`, in seconds.
+START_WINDOW = 60.0
+
+
+class RunLimits(NamedTuple):
+    """Limits for all processes together. None is no limit.
+
+    `concurrency` and `concurrency_per_project`: the number of runs in progress. `starts_per_minute`: the number of runs
+    that begin in any 60 seconds. Only the first attempt at a run is a start.
+    """
+
+    concurrency: int | None = None
+    concurrency_per_project: int | None = None
+    starts_per_minute: int | None = None
+
+    @property
+    def counts_active(self) -> bool:
+        return self.concurrency is not None or self.concurrency_per_project is not None
+
+
+class Admission:
+    """The runs that one claim may still take.
+
+    `active` has the number of runs in progress by project, `starts` the starts of the last minute, and `slots` the
+    number of runs that the claiming process has room for.
+    """
+
+    def __init__(self, limits: RunLimits, *, slots: int, active: Mapping[str, int], starts: int) -> None:
+        self._per_project = limits.concurrency_per_project
+        self._active = dict(active)
+        self.room = slots
+        if limits.concurrency is not None:
+            self.room = min(slots, limits.concurrency - sum(active.values()))
+        self.starts_left = None if limits.starts_per_minute is None else limits.starts_per_minute - starts
+        self.full_projects = {project for project in active if self._is_full(project)}
+
+    @property
+    def allows_starts(self) -> bool:
+        return self.starts_left is None or self.starts_left > 0
+
+    def admit(self, project: str, *, attempt: int) -> bool:
+        """Count a run with so many earlier attempts as taken. Return False if it exceeds a limit."""
+        is_start = attempt == 0
+        if self.room <= 0 or project in self.full_projects or (is_start and not self.allows_starts):
+            return False
+        self.room -= 1
+        if is_start and self.starts_left is not None:
+            self.starts_left -= 1
+        self._active[project] = self._active.get(project, 0) + 1
+        if self._is_full(project):
+            self.full_projects.add(project)
+        return True
+
+    def _is_full(self, project: str) -> bool:
+        return self._per_project is not None and self._active[project] >= self._per_project

@@ -1,0 +1,112 @@
+"""Shared limits on background responses, as clients see them."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.engine import worker
+from antiphon.protocol import codec
+from antiphon.store.base import Store
+from antiphon.store.limits import RunLimits
+from antiphon.store.memory.store import MemoryStore
+from antiphon.store.sqlite.store import SqliteStore
+from engine_bench import Bench, judge
+
+SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
+DONE = ("completed", "so far and on")
+LONG = 3600.0
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    return MemoryStore if request.param == "memory" else lambda: SqliteStore(tmp_path / "store.db")
+
+
+async def ask(bench: Bench, project: str = "default") -> str:
+    return (await bench.ask(project=project, background=True)).response.id
+
+
+async def finish(bench: Bench, response_id: str, project: str = "default") -> tuple[str, str]:
+    """Return the final status and text of a response."""
+    batches = await bench.engine.follow(project, response_id, after=-1)
+    response = judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
+    return response.status, response.output_text
+
+
+async def test_next_run_begins_as_soon_as_one_ends(
+    make_bench: Any, make_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LOOK_SECONDS", LONG)
+    bench = await make_bench(
+        SLOW, store=make_store(), background_limits=RunLimits(concurrency=1), background_lease_seconds=LONG
+    )
+    first, second = await ask(bench), await ask(bench)
+    await bench.backend.reached("gate")
+    assert [(await bench.engine.retrieve("default", each)).status for each in (first, second)] == [
+        "in_progress",
+        "queued",
+    ]
+    bench.backend.release("gate")
+    assert await finish(bench, first) == DONE
+    await bench.backend.reached("gate")
+    bench.backend.release("gate")
+    assert await finish(bench, second) == DONE
+
+
+async def test_full_project_does_not_block_other_projects(make_bench: Any, make_store: Any) -> None:
+    bench = await make_bench(SLOW, store=make_store(), background_limits=RunLimits(concurrency_per_project=1))
+    first, second, other = await ask(bench), await ask(bench), await ask(bench, "other")
+    await bench.backend.reached("gate")
+    await bench.backend.reached("gate")
+    statuses = [(await bench.engine.retrieve("default", each)).status for each in (first, second)]
+    statuses.append((await bench.engine.retrieve("other", other)).status)
+    assert statuses == ["in_progress", "queued", "in_progress"]
+    for _ in range(3):
+        bench.backend.release("gate")
+    ended = [await finish(bench, first), await finish(bench, second), await finish(bench, other, "other")]
+    assert ended == [DONE] * 3
+
+
+async def test_starts_beyond_the_limit_of_a_minute_wait(
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.02)
+    ahead = 0.0
+    store = SqliteStore(tmp_path / "store.db", now=lambda: time.time() + ahead)
+    bench = await make_bench(
+        {"default": "done"},
+        store=store,
+        background_limits=RunLimits(starts_per_minute=2),
+        background_lease_seconds=LONG,
+    )
+    first, second, third = await ask(bench), await ask(bench), await ask(bench)
+    assert [await finish(bench, each) for each in (first, second)] == [("completed", "done")] * 2
+    assert (await bench.engine.retrieve("default", third)).status == "queued"
+    ahead = 60.0
+    assert await finish(bench, third) == ("completed", "done")
+
+
+async def test_waiting_response_is_cancelled_without_a_free_slot(make_bench: Any, make_store: Any) -> None:
+    bench = await make_bench(SLOW, store=make_store(), background_limits=RunLimits(concurrency=1))
+    first = await ask(bench)
+    await bench.backend.reached("gate")
+    second = await ask(bench)
+    assert (await bench.engine.cancel("default", second)).status == "cancelled"
+    bench.backend.release("gate")
+    assert await finish(bench, first) == DONE
+
+
+async def test_restarted_engine_continues_within_the_limits(make_bench: Any, tmp_path: Path) -> None:
+    policy = {"background_limits": RunLimits(concurrency=1, starts_per_minute=2)}
+    first = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", home="here"), **policy)
+    running, waiting = await ask(first), await ask(first)
+    await first.backend.reached("gate")
+    await first.engine.close()
+    second = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", home="here"), **policy)
+    for response_id in (running, waiting):
+        await second.backend.reached("gate")
+        second.backend.release("gate")
+        assert await finish(second, response_id) == DONE
