@@ -1,4 +1,4 @@
-"""docs/configuration.md lists every setting, with its true default."""
+"""docs/configuration.md lists every setting and its default."""
 
 import json
 import re
@@ -16,13 +16,13 @@ TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-
 
 
 def read_table(heading: str) -> dict[str, str]:
-    """The rows of the table with this heading: the name in the first column, and the second column."""
+    """Return the first two columns of the table with this heading: names and defaults."""
     rows = TEXT.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0]
     return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", rows, flags=re.MULTILINE))
 
 
-def plain_defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """The defaults that can be spelled as one value."""
+def find_plain_defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the defaults that are a single value."""
     found = {field.name: field.default for field in msgspec.structs.fields(struct)}
     return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
 
@@ -30,12 +30,14 @@ def plain_defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
 @pytest.mark.parametrize(("heading", "struct"), [("setting", Settings), ("option", Options)])
 def test_every_setting_is_listed_with_its_default(heading: str, struct: type[msgspec.Struct]) -> None:
     listed = read_table(heading)
-    assert list(listed) == [name for name in struct.__struct_fields__ if name != "warnings"]  # which is no setting
-    for name, value in plain_defaults(struct).items():
+    assert list(listed) == [
+        name for name in struct.__struct_fields__ if name != "warnings"
+    ]  # `warnings` is not a setting
+    for name, value in find_plain_defaults(struct).items():
         assert listed[name] == f"`{json.dumps(value)}`", name
 
 
-def test_the_example_is_a_valid_file(tmp_path: Path) -> None:
+def test_example_file_is_valid(tmp_path: Path) -> None:
     example = re.search(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL)
     assert example is not None
     path = tmp_path / "antiphon.toml"

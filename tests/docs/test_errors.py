@@ -1,4 +1,4 @@
-"""docs/errors.md lists every error that a client can get."""
+"""docs/errors.md lists every error code of the API."""
 
 import re
 from pathlib import Path
@@ -10,16 +10,16 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "errors.md").read_text("utf-8")
 
 
-def wire_errors(base: type[AntiphonError] = AntiphonError) -> list[type[AntiphonError]]:
-    """All of the tree that reach a client; other modules may derive some for themselves."""
+def find_api_errors(base: type[AntiphonError] = AntiphonError) -> list[type[AntiphonError]]:
+    """Return the error classes that a client can get, without subclasses in other modules."""
     found = [each for each in base.__subclasses__() if each.__module__ == errors.__name__ and each is not ConfigError]
-    return found + [inner for each in found for inner in wire_errors(each)]
+    return found + [inner for each in found for inner in find_api_errors(each)]
 
 
-def test_every_error_of_the_tree_is_listed_with_its_status_and_type() -> None:
+def test_every_error_class_is_listed_with_status_and_type() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| `?(\w+)`?", TEXT, flags=re.MULTILINE)
     listed = {(int(status), kind, code) for status, kind, code in rows}
-    tree = {(each.status, each.type, each.default_code) for each in wire_errors() if each.default_code}
+    tree = {(each.status, each.type, each.default_code) for each in find_api_errors() if each.default_code}
     assert tree - listed == set()
 
 

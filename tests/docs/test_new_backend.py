@@ -1,4 +1,4 @@
-"""The adapter of docs/guides/new-backend.md, taken from the page and installed like any other package."""
+"""Tests of the backend in docs/guides/new-backend.md, extracted from the page and installed as a package."""
 
 import ast
 import json
@@ -40,15 +40,15 @@ def event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
-def say(text: str) -> bytes:
+def send_text(text: str) -> bytes:
     return event("content-delta", index=0, delta={"message": {"content": {"text": text}}})
 
 
-def call(kind: str, **fields: Any) -> bytes:
+def send_call(kind: str, **fields: Any) -> bytes:
     return event(kind, index=0, delta={"message": {"tool_calls": fields}})
 
 
-def end(reason: str) -> bytes:
+def send_end(reason: str) -> bytes:
     return event(
         "message-end", delta={"finish_reason": reason, "usage": {"tokens": {"input_tokens": 9.0, "output_tokens": 3.0}}}
     )
@@ -56,16 +56,16 @@ def end(reason: str) -> bytes:
 
 CALLING = (
     event("message-start", id="1", delta={"message": {"role": "assistant", "content": []}}),
-    call("tool-call-start", id="w_1", type="function", function={"name": "get_weather", "arguments": ""}),
-    call("tool-call-delta", function={"arguments": '{"city":'}),
-    call("tool-call-delta", function={"arguments": ' "Oslo"}'}),
-    end("TOOL_CALL"),
+    send_call("tool-call-start", id="w_1", type="function", function={"name": "get_weather", "arguments": ""}),
+    send_call("tool-call-delta", function={"arguments": '{"city":'}),
+    send_call("tool-call-delta", function={"arguments": ' "Oslo"}'}),
+    send_end("TOOL_CALL"),
 )
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's module and its entry point, where Python finds them."""
+    """Install the module of the page and its entry point."""
     points = ENTRY["project"]["entry-points"][registry.GROUP]
     info = tmp_path / "antiphon_cohere-1.0.dist-info"
     info.mkdir()
@@ -74,7 +74,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{lines}")
     (tmp_path / "antiphon_cohere.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    # monkeypatch forgets the module again when the test is over.
+    # monkeypatch removes the module from sys.modules after the test.
     monkeypatch.setitem(sys.modules, "antiphon_cohere", None)
     del sys.modules["antiphon_cohere"]
 
@@ -99,20 +99,20 @@ async def ask(engine: Engine, **parameters: Any) -> list[Any]:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_the_adapter_streams_a_call_and_the_answer_after_it() -> None:
-    answer: Reply = stream_of(say("It "), say("rains."), end("COMPLETE"))
+async def test_adapter_streams_a_call_and_the_answer_after_it() -> None:
+    answer: Reply = stream_of(send_text("It "), send_text("rains."), send_end("COMPLETE"))
     async with serve([stream_of(*CALLING), answer]) as upstream, engine_on(upstream.url) as engine:
         first = engine_bench.judge(await ask(engine, input="Weather?", tools=[TOOL], instructions="Be brief."))
         (called,) = first.output
         output = {"type": "function_call_output", "call_id": called.call_id, "output": "rain"}
         events = await ask(engine, input=[output], previous_response_id=first.id, tools=[TOOL])
-        told, after = (request.json["messages"] for request in upstream.requests)
+        before, after = (request.json["messages"] for request in upstream.requests)
         request = upstream.requests[0]
     assert (called.call_id, called.name, called.arguments) == ("w_1", "get_weather", '{"city": "Oslo"}')
     assert (request.path, request.headers["authorization"]) == ("/v1/chat", "Bearer key-1")
     described = {"name": "get_weather", "description": "", "parameters": {"type": "object"}}
     assert request.json["tools"] == [{"type": "function", "function": described}]
-    assert told == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]
+    assert before == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]
     function = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
     assert after == [
         {"role": "user", "content": "Weather?"},
@@ -125,11 +125,11 @@ async def test_the_adapter_streams_a_call_and_the_answer_after_it() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_the_adapters_calls_are_raised_to_custom_tools() -> None:
+async def test_adapter_calls_become_custom_tool_calls() -> None:
     patch = (
-        call("tool-call-start", id="p_1", type="function", function={"name": "note", "arguments": ""}),
-        call("tool-call-delta", function={"arguments": '{"input": "free text"}'}),
-        end("TOOL_CALL"),
+        send_call("tool-call-start", id="p_1", type="function", function={"name": "note", "arguments": ""}),
+        send_call("tool-call-delta", function={"arguments": '{"input": "free text"}'}),
+        send_end("TOOL_CALL"),
     )
     async with serve([stream_of(*patch)]) as upstream, engine_on(upstream.url) as engine:
         *_, last = await ask(engine, input="Note it.", tools=[{"type": "custom", "name": "note"}])
@@ -138,7 +138,7 @@ async def test_the_adapters_calls_are_raised_to_custom_tools() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_the_adapters_upstream_errors_are_errors_of_the_api() -> None:
+async def test_adapter_upstream_errors_become_api_errors() -> None:
     refusal = json_of({"message": "Too many."}, 429, Retry_After="9999")
     async with serve([refusal] * 9) as upstream, engine_on(upstream.url) as engine:
         with pytest.raises(RateLimited, match="Too many"):
@@ -146,21 +146,21 @@ async def test_the_adapters_upstream_errors_are_errors_of_the_api() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_adapters_reader_does_not_mind_where_a_stream_is_cut() -> None:
+def test_adapter_reader_accepts_any_chunk_boundary() -> None:
     from antiphon_cohere import Reader
 
     raw = b"".join(CALLING)
     whole = replay(Reader, [raw])
-    assert all(replay(Reader, cut(raw, place)) == whole for place in range(1, len(raw)))
+    assert all(replay(Reader, cut(raw, position)) == whole for position in range(1, len(raw)))
 
 
-def test_the_adapter_is_about_sixty_lines_and_the_page_is_one() -> None:
+def test_adapter_and_page_are_short() -> None:
     lines = [line for line in CODE.splitlines() if line.strip()]
     assert ast.parse(CODE)
     assert len(lines) <= 70
     assert len(TEXT.splitlines()) <= 170
 
 
-def test_the_page_links_to_files_that_are_there() -> None:
+def test_page_links_to_existing_files() -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", TEXT)
     assert [link for link in links if not (PAGE.parent / link).exists()] == []

@@ -1,8 +1,8 @@
 """Every Python snippet of the documentation runs, in order, against a real server.
 
-A page says with a comment which backend its snippets are written for: `<!-- server: scripted -->`, on the example
-script, or `<!-- server: embedded -->`, which is also meant when it says nothing. On the scripted backend, which answers
-the same way every time, a text block that follows a snippet is what the snippet prints.
+A comment on a page selects the backend for its snippets: `<!-- server: scripted -->` with the example script, or
+`<!-- server: embedded -->`, the default. The scripted backend answers the same way every time, so a text block after a
+snippet must equal the output of the snippet.
 """
 
 import io
@@ -21,10 +21,10 @@ from openai import OpenAI
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8484"
-PATIENCE_SECONDS = 30
+STOP_TIMEOUT_SECONDS = 30
 OPTIONS = {"scripted": ["--script", str(ROOT / "examples" / "scripted.json")], "embedded": []}
-# Most of its time, the embedded model would read examples of calls: on a busy machine, for minutes.
-QUICK = '[backends.embedded]\nkind = "embedded"\nbatch = 256\ntool_examples = false\n'
+# Without example tool calls in the prompt: the embedded model needs minutes for them on a busy machine.
+FAST_CONFIG = '[backends.embedded]\nkind = "embedded"\nbatch = 256\ntool_examples = false\n'
 
 _SERVER = re.compile(r"^<!-- server: (\w+) -->$", re.MULTILINE)
 _SNIPPET = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -33,7 +33,7 @@ _SNIPPET = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed
 class Snippet(NamedTuple):
     line: int
     code: str
-    printed: str | None
+    expected: str | None
 
 
 class Page(NamedTuple):
@@ -58,7 +58,7 @@ PAGES = [read_page(path) for path in (ROOT / "README.md", *sorted(DOCS))]
 
 @contextmanager
 def serving(options: list[str], home: Path) -> Iterator[str]:
-    """The address of `antiphon serve` in a process of its own, without anyone's settings."""
+    """Start `antiphon serve` in another process, without the settings of this machine, and yield its URL."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "XDG_"))}
     command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", "--store", "memory:", *options]
     with subprocess.Popen(
@@ -73,13 +73,13 @@ def serving(options: list[str], home: Path) -> Iterator[str]:
         try:
             yield process.stdout.readline().strip().rpartition(" ")[2]
             process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE_SECONDS) == 0
+            assert process.wait(STOP_TIMEOUT_SECONDS) == 0
         finally:
             process.kill()
 
 
 def run(snippet: Snippet, path: Path, url: str, namespace: dict[str, Any]) -> str:
-    """What the snippet prints. Its lines have the numbers that they have on the page."""
+    """Run a snippet and return its output. Its line numbers are those of the page."""
     code = "\n" * snippet.line + snippet.code.replace(ADDRESS, url)
     printed = io.StringIO()
     with redirect_stdout(printed):
@@ -88,28 +88,17 @@ def run(snippet: Snippet, path: Path, url: str, namespace: dict[str, Any]) -> st
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.snippets], ids=lambda page: page.path.name)
-def test_the_snippets_run_and_print_what_they_say(page: Page, tmp_path: Path) -> None:
+def test_snippets_run_and_print_the_expected_output(page: Page, tmp_path: Path) -> None:
     if page.server == "embedded":
-        (tmp_path / "antiphon.toml").write_text(QUICK)
+        (tmp_path / "antiphon.toml").write_text(FAST_CONFIG)
     with serving(OPTIONS[page.server], tmp_path) as url:
         namespace: dict[str, Any] = {"__name__": page.path.name}
         printed = [run(snippet, page.path, url, namespace) for snippet in page.snippets]
         for client in (value for value in namespace.values() if isinstance(value, OpenAI)):
-            client.close()  # a page need not say it, but a test leaves no socket open
+            client.close()  # pages omit it, but a test must not leave a socket open
     if page.server == "scripted":
-        said = [snippet.printed or "" for snippet in page.snippets]
-        assert printed == said
+        assert printed == [snippet.expected or "" for snippet in page.snippets]
 
 
-def test_there_are_pages_with_snippets() -> None:
+def test_pages_with_snippets_are_found() -> None:
     assert {page.path.name for page in PAGES if page.snippets} >= {"state.md", "background.md", "errors.md"}
-
-
-def test_the_pages_link_to_files_that_are_there() -> None:
-    broken = [
-        f"{page.path.name}: {link}"
-        for page in PAGES
-        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.path.read_text("utf-8"))
-        if not (page.path.parent / link).exists()
-    ]
-    assert broken == []
