@@ -1,4 +1,4 @@
-"""Agents beside each other on one upstream, each in a process of its own that runs it when it is told to."""
+"""CPU time of agents on one upstream. Each agent runs in a driver process of its own."""
 
 import contextlib
 from collections import defaultdict
@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.client import HOST, BadAnswer
-from benchmarks.driving import Driver, drive
-from benchmarks.servers import UPSTREAM, run
+from benchmarks.client import HOST, InvalidAnswer
+from benchmarks.driver_process import DriverProcess, start_driver
+from benchmarks.servers import UPSTREAM, start_server
 from benchmarks.tasks import TASKS, Task
 
 
-class Contestant(NamedTuple):
-    """An agent: the driver that runs it, and what its users import: the package, and all that it needs over HTTP."""
+class Implementation(NamedTuple):
+    """An agent implementation.
+
+    `imports` are the import statements of its users: of the package, and of everything an agent over HTTP needs.
+    """
 
     name: str
     driver: str
@@ -21,42 +24,44 @@ class Contestant(NamedTuple):
 
 
 OURS = (
-    Contestant("antiphon", "antiphon", ("from antiphon import Agent", "from antiphon import Agent, tool")),
-    # What it imports is the same.
-    Contestant("in process", "in_process", ()),
+    Implementation("antiphon", "antiphon", ("from antiphon import Agent", "from antiphon import Agent, tool")),
+    # Its imports are the same.
+    Implementation("in process", "in_process", ()),
 )
 PEERS = (
-    Contestant("openai-agents", "openai_agents", ("import agents", "import agents, openai")),
-    Contestant("pydantic-ai", "pydantic_ai", ("import pydantic_ai", "import pydantic_ai.models.openai")),
+    Implementation("openai-agents", "openai_agents", ("import agents", "import agents, openai")),
+    Implementation("pydantic-ai", "pydantic_ai", ("import pydantic_ai", "import pydantic_ai.models.openai")),
 )
 
 Costs = dict[tuple[str, str], list[float]]
-"""Microseconds of CPU that a run took, by the names of the task and the agent; n-th rounds are neighbours."""
+"""CPU time of a run in microseconds, by task and agent name. Entries of the same index are from the same round."""
 
 
-async def play(driver: Driver, task: Task, *, scale: float) -> float:
-    """Microseconds of the driver's CPU that a run takes."""
+async def run_round(driver: DriverProcess, task: Task, *, scale: float) -> float:
+    """Return the CPU time of the driver per run, in microseconds."""
     count = max(1, round(task.runs * scale))
-    cpu, heard = await driver.ask(task.name, count)
+    cpu, results = await driver.send(task.name, count)
     expected = ["".join(task.pieces), task.deltas if task.streamed else 0]
-    if heard != [expected] * count:
-        raise BadAnswer(f"{driver.name}, {task.name}: {heard[0]!r} is not {expected!r}")
+    if results != [expected] * count:
+        raise InvalidAnswer(f"{driver.name}, {task.name}: {results[0]!r} is not {expected!r}")
     return float(cpu) / count * 1e6
 
 
-async def measure(contestants: Sequence[tuple[Contestant, Path]], folder: Path, *, rounds: int, scale: float) -> Costs:
-    """Each contestant comes with the interpreter that has it."""
+async def measure(
+    implementations: Sequence[tuple[Implementation, Path]], folder: Path, *, rounds: int, scale: float
+) -> Costs:
+    """Measure each implementation with its interpreter."""
     found: Costs = defaultdict(list)
-    async with run(UPSTREAM, folder / "agents-upstream") as upstream, contextlib.AsyncExitStack() as stack:
+    async with start_server(UPSTREAM, folder / "agents-upstream") as upstream, contextlib.AsyncExitStack() as stack:
         url = f"http://{HOST}:{upstream.port}/v1"
         drivers = [
-            await stack.enter_async_context(drive(each.name, python, each.driver, [url], folder))
-            for each, python in contestants
+            await stack.enter_async_context(start_driver(each.name, python, each.driver, [url], folder))
+            for each, python in implementations
         ]
-        for number in range(rounds + 1):  # the first one warms up
+        for number in range(rounds + 1):  # the first round is a warm-up
             for task in TASKS:
                 for driver in drivers:
-                    cost = await play(driver, task, scale=scale)
+                    cost = await run_round(driver, task, scale=scale)
                     if number:
                         found[task.name, driver.name].append(cost)
     return dict(found)

@@ -1,4 +1,4 @@
-"""How long it takes to lay out a turn that continues a chain of responses, in this process, on a store in a file."""
+"""Time to prepare a turn that continues a chain of responses, in this process, on a store in a file."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ _SEALER = Sealer([make_secret()])
 
 
 async def measure(folder: Path, *, rounds: int) -> dict[int, list[tuple[float, float]]]:
-    """By the length of the chain, pairs of milliseconds: without the chain, and with it."""
+    """Return pairs of milliseconds by chain length: without the chain, and with it."""
     store = SqliteStore(folder / "chains.db")
     await store.open()
     try:

@@ -1,4 +1,4 @@
-"""A lean HTTP client: it keeps its connections, reads no more of an answer than it must, and takes the time."""
+"""A minimal HTTP client with persistent connections. It parses as little as possible and measures times."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
-class BadAnswer(Exception):
-    """A server did not answer as it should; nothing that was measured would mean anything."""
+class InvalidAnswer(Exception):
+    """A server gave a wrong answer, so the measurement is invalid."""
 
 
 class Answer(NamedTuple):
-    """What came back, with its head, and seconds since it was asked for: to the first part of the body, to the end."""
+    """Head and body of an answer, and the seconds to the first byte of the body and to its end."""
 
     head: bytes
     body: bytes
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The body without the frames of its chunks."""
+        """The body without chunked framing."""
         if not _CHUNKED.search(self.head):
             return self.body
         content, rest = b"", self.body
@@ -55,15 +55,15 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(BadAnswer(f"The server closed the connection: {exc or 'no reason given'}."))
+            self._waiter.set_exception(InvalidAnswer(f"The server closed the connection: {exc or 'no reason given'}."))
 
-    def ask(self, request: bytes) -> asyncio.Future[Answer]:
+    def send(self, request: bytes) -> asyncio.Future[Answer]:
         assert self._transport is not None
         self._waiter = asyncio.get_running_loop().create_future()
         self._received = bytearray()
         self._body_at = self._length = 0
         self._first = 0.0
-        self._asked = time.perf_counter()
+        self._sent_at = time.perf_counter()
         self._transport.write(request)
         return self._waiter
 
@@ -73,10 +73,10 @@ class Connection(asyncio.Protocol):
             return
         size = len(self._received) - self._body_at
         if size and not self._first:
-            self._first = time.perf_counter() - self._asked
+            self._first = time.perf_counter() - self._sent_at
         done = size >= self._length if self._length else self._received.endswith(_LAST_CHUNK)
         if done and self._waiter is not None and not self._waiter.done():
-            whole = time.perf_counter() - self._asked
+            whole = time.perf_counter() - self._sent_at
             head, body = bytes(self._received[: self._body_at]), bytes(self._received[self._body_at :])
             self._waiter.set_result(Answer(head, body, self._first, whole))
 
@@ -102,7 +102,10 @@ class Client:
         self._connections: list[Connection] = []
 
     async def load(self, request: bytes, *, count: int, concurrency: int, seconds: float) -> list[Answer]:
-        """Send the request `count` times, `concurrency` at once. More than `seconds` for all of it is a failure."""
+        """Send the request `count` times, with `concurrency` requests in flight.
+
+        Raises InvalidAnswer after `seconds`.
+        """
         await self._connect(concurrency)
         turns = iter(range(count))
         try:
@@ -111,10 +114,10 @@ class Client:
                     *(_repeat(connection, request, turns) for connection in self._connections[:concurrency])
                 )
         except TimeoutError:
-            raise BadAnswer(f"The server did not give {count} answers in {seconds:g} seconds.") from None
+            raise InvalidAnswer(f"The server did not give {count} answers in {seconds:g} seconds.") from None
         return [answer for part in parts for answer in part]
 
-    async def ask(self, request: bytes, *, seconds: float = 10) -> Answer:
+    async def send(self, request: bytes, *, seconds: float = 10) -> Answer:
         return (await self.load(request, count=1, concurrency=1, seconds=seconds))[0]
 
     async def _connect(self, count: int) -> None:
@@ -129,7 +132,7 @@ class Client:
 
 
 async def _repeat(connection: Connection, request: bytes, turns: Iterator[int]) -> list[Answer]:
-    return [await connection.ask(request) for _ in turns]
+    return [await connection.send(request) for _ in turns]
 
 
 def post(body: bytes, *, key: str = "") -> bytes:
@@ -144,8 +147,8 @@ def get(path: str) -> bytes:
 
 
 async def is_up(port: int, path: str) -> bool:
-    """Whether a server answers 200 there by now."""
+    """Return True if a server answers the path with status 200."""
     client = Client(port)
-    with contextlib.suppress(OSError, BadAnswer), contextlib.closing(client):
-        return (await client.ask(get(path))).status == 200
+    with contextlib.suppress(OSError, InvalidAnswer), contextlib.closing(client):
+        return (await client.send(get(path))).status == 200
     return False

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.driving import Driver, drive
-from benchmarks.queues import CONTESTANTS, Contestant
+from benchmarks.driver_process import DriverProcess, start_driver
+from benchmarks.queues import IMPLEMENTATIONS, Implementation
 
 RUNS = 16
 _PAUSE = 0.05
@@ -37,9 +37,9 @@ class Fate(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Where a contestant plays: every scene in a new folder."""
+    """Where a implementation plays: every scene in a new folder."""
 
-    contestant: Contestant
+    implementation: Implementation
     folder: Path
     lease: float
 
@@ -49,7 +49,7 @@ class Stage(NamedTuple):
         return self.lease * 4 / 3 + 2
 
     def scene(self, name: str) -> "Scene":
-        folder = self.folder / f"{self.contestant.driver}-{name}"
+        folder = self.folder / f"{self.implementation.driver}-{name}"
         folder.mkdir()
         return Scene(self, folder)
 
@@ -58,16 +58,18 @@ class Scene(NamedTuple):
     stage: Stage
     folder: Path
 
-    def start(self, process: str, *, holds: bool = False) -> contextlib.AbstractAsyncContextManager[Driver]:
+    def start(self, process: str, *, holds: bool = False) -> contextlib.AbstractAsyncContextManager[DriverProcess]:
         stage = self.stage
         arguments = [str(self.folder), process, "holds" if holds else "says", str(stage.lease)]
-        return drive(stage.contestant.name, Path(sys.executable), stage.contestant.driver, arguments, self.folder)
+        return start_driver(
+            stage.implementation.name, Path(sys.executable), stage.implementation.driver, arguments, self.folder
+        )
 
 
 async def measure_takeovers(folder: Path, *, rounds: int, lease: float) -> dict[str, list[Takeover]]:
-    found: dict[str, list[Takeover]] = {each.name: [] for each in CONTESTANTS}
+    found: dict[str, list[Takeover]] = {each.name: [] for each in IMPLEMENTATIONS}
     for number in range(rounds):
-        for each in CONTESTANTS:
+        for each in IMPLEMENTATIONS:
             stage = Stage(each, folder, lease)
             # Both wait most of the time.
             restart, alive = await asyncio.gather(
@@ -79,7 +81,7 @@ async def measure_takeovers(folder: Path, *, rounds: int, lease: float) -> dict[
 
 async def measure_fates(folder: Path, *, lease: float) -> Mapping[str, Fate]:
     found: dict[str, Fate] = {}
-    for each in CONTESTANTS:
+    for each in IMPLEMENTATIONS:
         stage = Stage(each, folder, lease)
         lost, late = await asyncio.gather(_lose(stage.scene("between")), _write_late(stage.scene("stopped")))
         found[each.name] = Fate(lost, *late)
@@ -88,7 +90,7 @@ async def measure_fates(folder: Path, *, lease: float) -> Mapping[str, Fate]:
 
 async def _restart(scene: Scene) -> float:
     async with scene.start("a", holds=True) as first:
-        ids = await first.ask("begin", RUNS)
+        ids = await first.send("begin", RUNS)
         await first.kill()
     began = time.monotonic()
     async with scene.start("a") as second:
@@ -98,7 +100,7 @@ async def _restart(scene: Scene) -> float:
 
 async def _take_over(scene: Scene) -> float:
     async with scene.start("a", holds=True) as first:
-        ids = await first.ask("begin", RUNS)
+        ids = await first.send("begin", RUNS)
         async with scene.start("b") as second:
             await first.kill()
             began = time.monotonic()
@@ -108,7 +110,7 @@ async def _take_over(scene: Scene) -> float:
 
 async def _lose(scene: Scene) -> int:
     async with scene.start("a", holds=True) as first:
-        ids = await first.ask("stop_short", RUNS)
+        ids = await first.send("stop_short", RUNS)
         await first.kill()
     async with scene.start("a") as second:
         return RUNS - await _wait_for_ends(second, ids, scene.stage.patience)
@@ -117,24 +119,24 @@ async def _lose(scene: Scene) -> int:
 async def _write_late(scene: Scene) -> tuple[int, int]:
     """A process is stopped, another one takes over and ends everything; then the first one goes on."""
     async with scene.start("a", holds=True) as first:
-        ids = await first.ask("begin", RUNS)
+        ids = await first.send("begin", RUNS)
         async with scene.start("b") as second:
-            first.halt()
+            first.suspend()
             await _wait_for_ends(second, ids, scene.stage.patience + 30)
-            before = await second.ask("look", ids)
+            before = await second.send("look", ids)
             (scene.folder / "go").touch()
             first.resume()
             await asyncio.sleep(_LATE_SECONDS)
-            after = await second.ask("look", ids)
-            resumed = await first.ask("count_resumed")
+            after = await second.send("look", ids)
+            resumed = await first.send("count_resumed")
     return resumed, sum(one != other for one, other in zip(before, after, strict=True))
 
 
-async def _wait_for_ends(driver: Driver, ids: Sequence[str], seconds: float) -> int:
+async def _wait_for_ends(driver: DriverProcess, ids: Sequence[str], seconds: float) -> int:
     """How many have ended when all have, or when so much time has gone by."""
     deadline = time.monotonic() + seconds
     while True:
-        ended = sum(text is not None for text, _ in await driver.ask("look", ids))
+        ended = sum(text is not None for text, _ in await driver.send("look", ids))
         if ended == len(ids) or time.monotonic() > deadline:
             return ended
         await asyncio.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""How long imports take, each in an interpreter of its own."""
+"""Time and memory of imports, each in a new interpreter."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ _SECONDS = 30.0
 
 
 def measure(*, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """For each module, pairs of milliseconds: msgspec's and its own."""
+    """Return pairs of milliseconds for each module: for msgspec, and for the module."""
     found: dict[str, list[tuple[float, float]]] = {module: [] for module in MODULES}
     for _ in range(rounds):
         base = _time(f"import {BASE}")
@@ -20,10 +20,10 @@ def measure(*, rounds: int) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def compare(statements: Mapping[str, tuple[Path, str]], *, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds by name, in turns, of statements that each have an interpreter to run in."""
+def measure_time(statements: Mapping[str, tuple[Path, str]], *, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each statement, run in its interpreter. The statements take turns."""
     found: dict[str, list[float]] = {name: [] for name in statements}
-    for number in range(rounds + 1):  # the first one reads the files from the disk
+    for number in range(rounds + 1):  # the first round fills the file cache
         for name, (python, statement) in statements.items():
             took = _time(statement, python)
             if number:
@@ -31,14 +31,15 @@ def compare(statements: Mapping[str, tuple[Path, str]], *, rounds: int) -> dict[
     return found
 
 
-def weigh(statements: Mapping[str, tuple[Path, str]], *, rounds: int) -> dict[str, list[float]]:
-    """Megabytes by name that the same statements add to an interpreter."""
+def measure_memory(statements: Mapping[str, tuple[Path, str]], *, rounds: int) -> dict[str, list[float]]:
+    """Return the megabytes that each statement adds to its interpreter."""
     return {
-        name: [_weigh(statement, python) for _ in range(rounds)] for name, (python, statement) in statements.items()
+        name: [_measure_memory(statement, python) for _ in range(rounds)]
+        for name, (python, statement) in statements.items()
     }
 
 
-def _weigh(statement: str, python: Path) -> float:
+def _measure_memory(statement: str, python: Path) -> float:
     read = "int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')"
     code = f"import os; before = {read}; {statement}; print({read} - before)"
     done = subprocess.run([python, "-c", code], capture_output=True, check=True, timeout=_SECONDS, text=True)

@@ -1,4 +1,4 @@
-"""What we are compared with, in environments of its own. Nothing of it is a dependency of this project."""
+"""Virtual environments for the packages we compare with. They are not dependencies of this project."""
 
 import platform
 import subprocess
@@ -13,12 +13,12 @@ _FOLDER = ROOT / ".peers"
 _SECONDS = 300.0
 
 
-class Missing(Exception):
-    """An environment could not be made; the message says why."""
+class PeersUnavailable(Exception):
+    """An environment could not be created. The message gives the reason."""
 
 
 class Environment(NamedTuple):
-    """A folder of `.peers`, and the file beside this one that lists what it holds."""
+    """A folder in `.peers`, and the requirements file of its packages in this folder."""
 
     name: str
     requirements: str
@@ -33,10 +33,10 @@ BRIDGE = Environment("bridge", "requirements-peers-bridge.txt")
 
 
 def prepare(environment: Environment) -> Path:
-    """The interpreter of an environment, which is made if it is not there, or not as it should be."""
+    """Return the interpreter of an environment. Create the environment if it is missing or out of date."""
     folder = _FOLDER / environment.name
     requirements = Path(__file__).with_name(environment.requirements)
-    # Written last, so that an interrupted set-up starts over.
+    # Written last, so that an interrupted installation is repeated.
     stamp = folder / "made-for"
     wanted = f"Python {platform.python_version()}\n{requirements.read_text()}"
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -48,16 +48,16 @@ def prepare(environment: Environment) -> Path:
 
 
 def install(python: Path, requirements: Path) -> None:
-    """Into the environment of this interpreter, or raise Missing."""
+    """Install the requirements for this interpreter. Raises PeersUnavailable."""
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--retries=1", "--timeout=15"]
     command = [str(python), "-m", "pip", "install", *options, "--only-binary=:all:", f"--requirement={requirements}"]
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=_SECONDS, text=True)
     except subprocess.TimeoutExpired:
-        raise Missing(f"installing {requirements.name} took more than {_SECONDS:g} seconds") from None
+        raise PeersUnavailable(f"installing {requirements.name} took more than {_SECONDS:g} seconds") from None
     if done.returncode:
-        told = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-        reason = told[-1] if told else "no reason"
-        raise Missing(
-            f"{requirements.name} cannot be installed (is the package index within reach? pip says: {reason})"
+        errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        reason = errors[-1] if errors else "no reason given"
+        raise PeersUnavailable(
+            f"{requirements.name} cannot be installed (is the package index reachable? pip: {reason})"
         )

@@ -8,9 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.client import BadAnswer
+from benchmarks.client import InvalidAnswer
+from benchmarks.driver_process import DriverProcess, start_driver
 from benchmarks.drivers.desk import WORDS
-from benchmarks.driving import Driver, drive
 
 # How many responses a round has, by how many of them there are at once.
 RESPONSES = {1: 32, 32: 128}
@@ -20,7 +20,7 @@ PAUSES = {"none since a moment": 0.0, "none for long": 12.0}
 IDLE_SECONDS = 2.0
 
 
-class Contestant(NamedTuple):
+class Implementation(NamedTuple):
     """A queue: its driver, and what it imports."""
 
     name: str
@@ -29,9 +29,9 @@ class Contestant(NamedTuple):
 
 
 _ENGINE = "from antiphon.engine.engine import Engine; from antiphon.store.sqlite.store import SqliteStore"
-CONTESTANTS = (
-    Contestant("store", "lease_queue", _ENGINE),
-    Contestant("limited", "limited_queue", _ENGINE),
+IMPLEMENTATIONS = (
+    Implementation("store", "lease_queue", _ENGINE),
+    Implementation("limited", "limited_queue", _ENGINE),
 )
 
 
@@ -56,13 +56,15 @@ class Found(NamedTuple):
 async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
     found = Found(defaultdict(list), defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
-        drivers: list[Driver] = []
-        for each in CONTESTANTS:
+        drivers: list[DriverProcess] = []
+        for each in IMPLEMENTATIONS:
             place = folder / f"queue-{each.driver}"
             place.mkdir()
             arguments = [str(place), "a", "says", "15"]
             drivers.append(
-                await stack.enter_async_context(drive(each.name, Path(sys.executable), each.driver, arguments, folder))
+                await stack.enter_async_context(
+                    start_driver(each.name, Path(sys.executable), each.driver, arguments, folder)
+                )
             )
         for number in range(rounds + 1):  # the first one warms up
             for at_once, count in RESPONSES.items():
@@ -72,15 +74,15 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
                         found.rounds[at_once, driver.name].append(played)
         for pause, settling in PAUSES.items():
             await asyncio.sleep(settling)
-            used = await asyncio.gather(*(driver.ask("idle", IDLE_SECONDS) for driver in drivers))
+            used = await asyncio.gather(*(driver.send("idle", IDLE_SECONDS) for driver in drivers))
             for driver, cpu in zip(drivers, used, strict=True):
                 found.idle[pause, driver.name].append(cpu / IDLE_SECONDS * 1e3)
     return found
 
 
-async def play(driver: Driver, count: int, at_once: int) -> Round:
-    cpu, clock, took, texts = await driver.ask("answer", count, at_once)
+async def play(driver: DriverProcess, count: int, at_once: int) -> Round:
+    cpu, clock, took, texts = await driver.send("answer", count, at_once)
     expected = "".join(["a", *WORDS])
     if not texts or set(texts) != {expected}:
-        raise BadAnswer(f"{driver.name}: {texts[:1]} is not {expected!r}")
+        raise InvalidAnswer(f"{driver.name}: {texts[:1]} is not {expected!r}")
     return Round(cpu / len(texts) * 1e3, statistics.median(took) * 1e3, len(texts) / clock)

@@ -1,4 +1,4 @@
-"""Rows of figures side by side, and the table and the file they end up in."""
+"""Rows of figures, and their formatting as a table and as JSON."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """Medians by server. Ratios are medians too, of neighbouring rounds: they hold when the whole machine drifts."""
+    """Medians by server.
+
+    Ratios are medians of the ratios of each round, so a slow phase of the machine does not change them. `target` limits
+    the ratio, `added_target` the difference.
+    """
 
     section: str
     name: str
     values: Mapping[str, float]
     ratios: Mapping[str, float]
-    aim: float | None
+    target: float | None
     shows_added: bool
-    added_aim: float | None = None
+    added_target: float | None = None
     remark: str = ""
 
     @property
@@ -23,13 +27,13 @@ class Row(NamedTuple):
         if self.shows_added:
             base, *others = self.values.values()
             notes.append(", ".join(f"{other - base:+.2f}" for other in others))
-        if self.aim is not None:
-            verdict = "met" if max(self.ratios.values()) <= self.aim else "missed"
-            notes.append(f"at most {self.aim:g}: {verdict}")
-        if self.added_aim is not None:
+        if self.target is not None:
+            verdict = "met" if max(self.ratios.values()) <= self.target else "missed"
+            notes.append(f"at most {self.target:g}: {verdict}")
+        if self.added_target is not None:
             base, *others = self.values.values()
-            verdict = "met" if max(others) - base <= self.added_aim else "missed"
-            notes.append(f"at most {self.added_aim:+g}: {verdict}")
+            verdict = "met" if max(others) - base <= self.added_target else "missed"
+            notes.append(f"at most {self.added_target:+g}: {verdict}")
         return " ".join([*notes, self.remark]).strip()
 
 
@@ -38,27 +42,27 @@ def make_row(
     name: str,
     samples: Mapping[str, Sequence[float]],
     *,
-    aim: float | None = None,
+    target: float | None = None,
     shows_added: bool = False,
-    added_aim: float | None = None,
+    added_target: float | None = None,
     remark: str = "",
 ) -> Row:
-    """A row from samples by server; the first server is what the others are compared with."""
+    """Build a row from samples by server. The first server is the base of the ratios."""
     (_, base), *others = samples.items()
     return Row(
         section,
         name,
         {server: statistics.median(found) for server, found in samples.items()},
         {server: _median_ratio(found, base) for server, found in others},
-        aim,
+        target,
         shows_added,
-        added_aim,
+        added_target,
         remark,
     )
 
 
 def make_count_row(section: str, name: str, counts: Mapping[str, float], *, remark: str = "") -> Row:
-    """A row of counts, which have no ratio: most of them are to be 0."""
+    """Build a row of counts. Counts have no ratio, because most of them should be 0."""
     return Row(section, name, counts, {}, None, False, None, remark)
 
 
@@ -87,7 +91,10 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def _align(lines: Sequence[list[str] | str]) -> str:
-    """Cells in columns: the first and the last to the left, figures to the right. A plain line heads what follows."""
+    """Align cells in columns: first and last to the left, figures to the right.
+
+    A line that is a string is a section heading.
+    """
     cells = [line for line in lines if not isinstance(line, str)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     aligned = []

@@ -1,4 +1,4 @@
-"""Rounds of load on running servers, in turns: what disturbs one server disturbs the others as much."""
+"""Load rounds on running servers. The servers take turns, so that disturbances affect all of them."""
 
 import json
 import statistics
@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from benchmarks.client import Answer, BadAnswer, Client, post
-from benchmarks.servers import Running
+from benchmarks.client import Answer, Client, InvalidAnswer, post
+from benchmarks.servers import RunningServer
 from benchmarks.workloads import Workload
 
 _SECONDS = 30.0
 
 
 class Round(NamedTuple):
-    """What one round showed: microseconds of the server's CPU and answers a second; latencies in milliseconds."""
+    """Results of a round: CPU microseconds per request, answers per second, latencies in milliseconds."""
 
     cpu: float
     rate: float
@@ -25,11 +25,11 @@ class Round(NamedTuple):
 
 Check = Callable[[str, Workload, Answer], None]
 Rounds = dict[tuple[str, str], list[Round]]
-"""By the names of the workload and the server; all lists are equally long, and their n-th rounds are neighbours."""
+"""Rounds by workload and server name. All lists have the same length; equal indexes are from the same time."""
 
 
 async def measure(
-    servers: Sequence[Running],
+    servers: Sequence[RunningServer],
     clients: dict[str, Client],
     workloads: Sequence[Workload],
     *,
@@ -42,15 +42,15 @@ async def measure(
         for workload in workloads:
             for server in servers:
                 found[workload.name, server.name].append(
-                    await play(server, clients[server.name], workload, scale=scale, check=check)
+                    await run_round(server, clients[server.name], workload, scale=scale, check=check)
                 )
     return dict(found)
 
 
-async def play(
-    server: Running, client: Client, workload: Workload, *, scale: float = 1, check: Check | None = None
+async def run_round(
+    server: RunningServer, client: Client, workload: Workload, *, scale: float = 1, check: Check | None = None
 ) -> Round:
-    """One round, with a part of the workload's requests. `check` raises for an answer that is not right."""
+    """Run one round with a fraction `scale` of the requests. `check` raises InvalidAnswer."""
     count = max(workload.concurrency, round(workload.requests * scale))
     request = post(workload.body, key=workload.key)
     before = server.cpu
@@ -69,32 +69,32 @@ async def play(
 
 
 def _check(name: str, workload: Workload, answer: Answer) -> None:
-    """Cheap signs of a right answer, for every one of them."""
+    """Check status and completion only, because every answer is checked."""
     if workload.stream:
         right = answer.body.count(b"\ndata: {") == workload.events
     else:
         right = b'"status":"completed"' in answer.body
     if answer.status != 200 or not right:
-        raise BadAnswer(f"{name}, {workload.name}: {answer.head + answer.body[:2000]!r}")
+        raise InvalidAnswer(f"{name}, {workload.name}: {answer.head + answer.body[:2000]!r}")
 
 
-async def compare(servers: Sequence[Running], clients: dict[str, Client], workload: Workload) -> None:
-    """Raise unless every server does the same work: the events in their order, the text, every required field."""
-    told = {server.name: _read(await clients[server.name].ask(post(workload.body)), workload) for server in servers}
-    measure_name = servers[0].name
-    for name, (kinds, text, fields) in told.items():
-        expected_kinds, _, expected_fields = told[measure_name]
-        if kinds != expected_kinds or text != workload.text or not fields >= expected_fields:
-            raise BadAnswer(f"{name} does not do the work of {measure_name} ({workload.name}): {told[name]}")
+async def check_equivalence(servers: Sequence[RunningServer], clients: dict[str, Client], workload: Workload) -> None:
+    """Raise InvalidAnswer unless all servers return the same event types, text and required fields."""
+    answers = {server.name: _read(await clients[server.name].send(post(workload.body)), workload) for server in servers}
+    base = servers[0].name
+    expected_types, _, expected_fields = answers[base]
+    for name, (types, text, fields) in answers.items():
+        if types != expected_types or text != workload.text or not fields >= expected_fields:
+            raise InvalidAnswer(f"{name} does not do the same work as {base} ({workload.name}): {answers[name]}")
 
 
 def _read(answer: Answer, workload: Workload) -> tuple[list[str], str, set[str]]:
-    _check("compared", workload, answer)
+    _check("equivalence", workload, answer)
     if not workload.stream:
         response = json.loads(answer.content)
         return [], response["output"][0]["content"][0]["text"], set(response)
     messages = [message.split(b"\ndata: ") for message in answer.content.split(b"\n\n")]
     events = [json.loads(message[1]) for message in messages if len(message) == 2]
-    kinds = [event["type"] for event in events]
+    types = [event["type"] for event in events]
     response = events[-1]["response"]
-    return kinds, "".join(event.get("delta", "") for event in events), set(response)
+    return types, "".join(event.get("delta", "") for event in events), set(response)

@@ -1,4 +1,4 @@
-"""The servers that are compared, each a process of its own with a start command. The first one is the measure."""
+"""The servers under test, each in a process of its own. The first one is the base of the ratios."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import replay
+from benchmarks import batch_backend
 from benchmarks.client import HOST, is_up
 from benchmarks.workloads import ANSWERS, IDLE
 
@@ -21,17 +21,17 @@ _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 
 
-class DidNotStart(Exception):
-    """A server's process ended or stayed silent; the message holds what it wrote."""
+class ProcessFailed(Exception):
+    """A process exited or did not answer. The message contains its output."""
 
 
 class Server(NamedTuple):
-    """`prepare` is given a folder of the server's own and a port, and returns the command."""
+    """A server to start. `prepare` takes a folder for the server and a port, and returns the command."""
 
     name: str
     ready_path: str
     prepare: Callable[[Path, int], list[str]]
-    patience: float = _START_SECONDS
+    start_timeout: float = _START_SECONDS
 
 
 def _prepare_skeleton(folder: Path, port: int) -> list[str]:
@@ -39,9 +39,11 @@ def _prepare_skeleton(folder: Path, port: int) -> list[str]:
 
 
 def _prepare_antiphon(folder: Path, port: int) -> list[str]:
-    """With the settings of every day, but for the places in the background: an access log, and a store in a file."""
+    """Default settings (access log, store in a file), except for the number of background slots."""
     rules = [
-        {"model": model, "answers": [_steps(pieces)]} for model, pieces in ANSWERS.items() if model not in replay.MODELS
+        {"model": model, "answers": [_make_steps(pieces)]}
+        for model, pieces in ANSWERS.items()
+        if model not in batch_backend.MODELS
     ]
     rules.append({"model": IDLE, "answers": [[{"text": "Wait."}, {"wait": "for ever"}]]})
     script = {"models": [rule["model"] for rule in rules], "rules": rules}
@@ -49,26 +51,28 @@ def _prepare_antiphon(folder: Path, port: int) -> list[str]:
     (folder / "antiphon.toml").write_text(
         f'data_dir = "{folder}"\nbackground_slots = 1000\n'
         f'[backends.scripted]\nkind = "scripted"\nscript = "{folder}/script.json"\n'
-        f'[backends.replay]\nkind = "{replay.KIND}"\n'
+        f'[backends.batches]\nkind = "{batch_backend.KIND}"\n'
     )
-    # Backends are found through the entry points of installed packages. This is all that makes a folder one.
-    package = folder / "benchmark_replay-0.dist-info"
+    # Backends are entry points of installed packages. These two files make the folder a package.
+    package = folder / "benchmark_batches-0.dist-info"
     package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark-replay\nVersion: 0\n")
-    (package / "entry_points.txt").write_text(f"[antiphon.backends]\n{replay.KIND} = benchmarks.replay:create\n")
-    return serve_antiphon(folder, port)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark-batches\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(
+        f"[antiphon.backends]\n{batch_backend.KIND} = benchmarks.batch_backend:create\n"
+    )
+    return make_antiphon_command(folder, port)
 
 
-def _steps(reads: list[list[str]]) -> list[dict[str, object]]:
-    """A step for each read, and a turn of the event loop between them, as between the reads of a real upstream."""
+def _make_steps(reads: list[list[str]]) -> list[dict[str, object]]:
+    """Return one step per read, with one event-loop iteration between them, as with a real upstream."""
     steps: list[dict[str, object]] = []
     for pieces in reads:
         steps += [{"text": pieces}, {"delay": 0}]
     return steps if len(reads) > 1 else steps[:1]
 
 
-def serve_antiphon(folder: Path, port: int) -> list[str]:
-    """The command for our server, with the settings in this folder."""
+def make_antiphon_command(folder: Path, port: int) -> list[str]:
+    """Return the command of our server, with the settings in this folder."""
     start = "import sys; from antiphon.cli.main import main; sys.exit(main())"
     config = str(folder / "antiphon.toml")
     return [sys.executable, "-c", start, "serve", "--config", config, "--host", HOST, "--port", str(port)]
@@ -87,8 +91,8 @@ def _prepare_upstream(folder: Path, port: int) -> list[str]:
 UPSTREAM = Server("upstream", "/", _prepare_upstream)
 
 
-class Running(NamedTuple):
-    """A started server, and what its process has used so far. `started` is the seconds until it answered."""
+class RunningServer(NamedTuple):
+    """A running server. `started` is the time until its first answer, in seconds."""
 
     name: str
     port: int
@@ -97,32 +101,32 @@ class Running(NamedTuple):
 
     @property
     def cpu(self) -> float:
-        """Seconds on a core, of all threads together."""
-        # Linux numbers the CPU clocks of processes so; /proc counts in hundredths of a second, too coarse here.
+        """CPU time of all threads, in seconds."""
+        # The Linux id of a process's CPU clock. /proc counts in hundredths of a second, which is too coarse.
         return time.clock_gettime((~self.pid << 3) | 2)
 
     @property
     def megabytes(self) -> float:
-        """The memory that is resident."""
+        """Resident memory."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextlib.asynccontextmanager
-async def run(server: Server, folder: Path) -> AsyncIterator[Running]:
-    """Start a server in a new folder; stop it on the way out, whatever happens."""
-    port = _free_port()
-    with _process(server, folder, port) as process:
+async def start_server(server: Server, folder: Path) -> AsyncIterator[RunningServer]:
+    """Start a server in a new folder, and stop it on exit."""
+    port = _find_free_port()
+    with _start_process(server, folder, port) as process:
         began = time.perf_counter()
         while not await is_up(port, server.ready_path):
-            if process.poll() is not None or time.perf_counter() - began > server.patience:
-                raise DidNotStart(f"{server.name} did not start:\n{_read_log(folder)}")
+            if process.poll() is not None or time.perf_counter() - began > server.start_timeout:
+                raise ProcessFailed(f"{server.name} did not start:\n{_read_log(folder)}")
             await asyncio.sleep(0.002)
-        yield Running(server.name, port, process.pid, time.perf_counter() - began)
+        yield RunningServer(server.name, port, process.pid, time.perf_counter() - began)
 
 
 @contextlib.contextmanager
-def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def _start_process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     folder.mkdir()
     command = server.prepare(folder, port)
     with (folder / "log").open("wb") as log:
@@ -146,17 +150,17 @@ def _process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Pop
 
 
 def make_environment(folder: Path) -> dict[str, str]:
-    """The environment of a process that works in this folder: without settings of ours, and without proxies."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
-    kept = {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    """Return the environment of a process in this folder, without Antiphon settings and proxies."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
+    environment = {name: value for name, value in environment.items() if not name.lower().endswith("_proxy")}
+    return environment | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
 def _read_log(folder: Path) -> str:
     return (folder / "log").read_text(errors="replace")[-4000:]
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
-"""What any server of this kind must do, and nothing else: the measure for the real one.
+"""The minimal work of a Responses API server, as the base of comparison.
 
-It reads the body into tiny structs, tells the answer as the same ladder of events, encoded one by one from structs, and
-sends each batch in one piece. It has no keys, log, errors or store.
+It decodes the body into small structs, encodes the same sequence of events one by one, and sends each batch in one
+write. It has no authentication, log, error handling or store.
 
     python -m benchmarks.skeleton PORT
 """
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from benchmarks.workloads import ANSWERS
 
-# What comes in
+# Request types
 
 
 class InputPart(Struct):
@@ -44,7 +44,7 @@ class Request(Struct):
     store: bool = True
 
 
-# What goes out
+# Response types
 
 
 class Part(Struct, tag_field="type", tag="output_text"):
@@ -85,7 +85,7 @@ class Text(Struct, frozen=True):
 
 
 class Response(Struct, kw_only=True):
-    """The fields that every response has to have."""
+    """A response with all required fields."""
 
     id: str
     object: str = "response"
@@ -197,22 +197,22 @@ def finish(response: Response, item: Item) -> Response:
     )
 
 
-def tell(request: Request) -> Iterator[tuple[bytes, bool]]:
-    """The event stream, a piece for each read from the upstream, and whether there is more."""
+def encode_stream(request: Request) -> Iterator[tuple[bytes, bool]]:
+    """Yield the event stream, one piece per upstream read. The boolean is True if more pieces follow."""
     numbers = itertools.count()
     response = begin(request)
     yield encode_event(Created(next(numbers), response)) + encode_event(InProgress(next(numbers), response)), True
     item_id = f"msg_{secrets.token_hex(22)}"
     written: list[str] = []
     for pieces in ANSWERS[request.model]:
-        told: list[Event] = []
+        events: list[Event] = []
         if not written:
-            told.append(ItemAdded(next(numbers), 0, Item(item_id, "in_progress", [])))
-            told.append(PartAdded(next(numbers), item_id, 0, 0, Part("")))
+            events.append(ItemAdded(next(numbers), 0, Item(item_id, "in_progress", [])))
+            events.append(PartAdded(next(numbers), item_id, 0, 0, Part("")))
         for piece in pieces:
             written.append(piece)
-            told.append(TextDelta(next(numbers), item_id, 0, 0, piece))
-        yield b"".join(map(encode_event, told)), True
+            events.append(TextDelta(next(numbers), item_id, 0, 0, piece))
+        yield b"".join(map(encode_event, events)), True
     part = Part("".join(written))
     item = Item(item_id, "completed", [part])
     last = (
@@ -245,9 +245,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def stream(request: Request, send: Any) -> None:
     headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    for piece, more in tell(request):
+    for piece, more in encode_stream(request):
         await send({"type": "http.response.body", "body": piece, "more_body": more})
-        # The reads of a real upstream come in turns of the event loop, between those of other requests.
+        # The reads of a real upstream arrive in separate event-loop iterations.
         await asyncio.sleep(0)
 
 

@@ -1,22 +1,22 @@
-"""The work that every agent gets: to call a tool a few times, and to answer with a text.
+"""The tasks of every agent: call a tool a number of times, then answer with a text.
 
-Nothing here needs more than the standard library: the processes of others read it too.
+Uses only the standard library, because the processes of other packages import it.
 """
 
 from typing import NamedTuple
 
-from benchmarks.workloads import say
+from benchmarks.workloads import make_words
 
-QUESTION = "Look up the figures that you need, one after the other, and tell what they say."
+QUESTION = "Look up the figures that you need, one after the other, and summarise them."
 OUTPUT = "From the main station: 18:04 from platform 7, 18:19 from platform 2, both on time."
-"""What the tool gives. The upstream counts it to know how far a run is."""
+"""Output of the tool. The upstream counts it to find the turn of a run."""
 
 
 class Task(NamedTuple):
-    """A run of an agent, `runs` times in a round. The model that it is asked of has the task's name.
+    """A task, with `runs` runs per round. The model has the name of the task.
 
-    It takes a turn for each of its calls, and one for the text. What the model says comes with one read for each turn,
-    or, `paced`, with one read for each piece of the text.
+    A run has one turn per call, and one for the text. An answer arrives in one read per turn. If `paced`, each piece of
+    the text arrives in a read of its own.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Task(NamedTuple):
 
     @property
     def pieces(self) -> list[str]:
-        return say(self.deltas)
+        return make_words(self.deltas)
 
 
 FEW_CALLS = Task("few-calls", calls=1, deltas=2, runs=5)

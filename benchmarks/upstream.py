@@ -1,7 +1,7 @@
-"""A server that has every answer ready in bytes, for what asks another server: agents and bridges.
+"""An upstream with prepared answers, for agents and bridges.
 
-It speaks the Responses API and Chat Completions, streamed and whole, looks at nothing of a request but its model and
-how often its tool was called, and does no work for an answer but to write it.
+It supports the Responses API and Chat Completions, streamed and not streamed. It reads only the model and the number of
+tool outputs of a request, and writes prepared bytes.
 
     python -m benchmarks.upstream PORT
 """
@@ -20,12 +20,12 @@ from antiphon.protocol.response import Response
 from antiphon.stream import sse
 from antiphon.stream.composer import Composer
 from benchmarks.client import HOST
-from benchmarks.rehearsal import PAUSE, Reads, rehearse
+from benchmarks.task_backend import READ_INTERVAL, Reads, make_turns
 from benchmarks.tasks import OUTPUT, TASKS
 from benchmarks.workloads import ANSWERS
 
 Answer = Sequence[bytes]
-"""What is written at once, one after the other."""
+"""The writes of an answer, in order."""
 
 _CREATED = 1_760_000_000
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -36,7 +36,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 def _frame(events: Sequence[bytes]) -> bytes:
-    """Each event in an HTTP chunk of its own, as servers send them."""
+    """Encode each event as an HTTP chunk, as servers do."""
     return b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
 
 
@@ -52,46 +52,46 @@ def _whole(body: bytes, *, status: str = "200 OK") -> Answer:
     return [head.encode() + body]
 
 
-def answer_response(model: str, number: int, reads: Reads) -> tuple[Answer, Answer]:
-    """A turn in the Responses API: streamed, and whole."""
+def make_response_answers(model: str, number: int, reads: Reads) -> tuple[Answer, Answer]:
+    """Return a turn in the Responses API: streamed, and not streamed."""
     response = Response(id=f"resp_{number:044x}", created_at=_CREATED, model=model)
     composer = Composer(response, new_id=lambda prefix: f"{prefix}_{number:044x}", now=lambda: _CREATED)
-    begun = composer.start()
-    told = [[sse.encode_event(event) for event in composer.compose(batch)] for batch in reads]
-    told[0] = [*map(sse.encode_event, begun), *told[0]]
-    return _stream(told), _whole(codec.encode(composer.response))
+    first = composer.start()
+    events = [[sse.encode_event(event) for event in composer.compose(batch)] for batch in reads]
+    events[0] = [*map(sse.encode_event, first), *events[0]]
+    return _stream(events), _whole(codec.encode(composer.response))
 
 
-def answer_chat(model: str, reads: Sequence[Sequence[str]]) -> tuple[Answer, Answer]:
-    """A turn in Chat Completions: streamed, and whole."""
+def make_chat_answers(model: str, reads: Sequence[Sequence[str]]) -> tuple[Answer, Answer]:
+    """Return a turn in Chat Completions: streamed, and not streamed."""
     usage = {"prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30}
 
     def encode(choices: list[dict[str, Any]], kind: str, **more: Any) -> bytes:
         answer = {"id": "chatcmpl-1", "object": kind, "created": _CREATED, "model": model, "choices": choices}
         return json.dumps(answer | more, separators=(",", ":")).encode()
 
-    def tell(delta: dict[str, str], reason: str | None = None) -> bytes:
+    def encode_chunk(delta: dict[str, str], reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         return b"data: %b\n\n" % encode([choice], "chat.completion.chunk")
 
-    told = [[tell({"content": piece}) for piece in pieces] for pieces in reads]
-    told[0] = [tell({"role": "assistant", "content": ""}), *told[0]]
+    chunks = [[encode_chunk({"content": piece}) for piece in pieces] for pieces in reads]
+    chunks[0] = [encode_chunk({"role": "assistant", "content": ""}), *chunks[0]]
     last = b"data: %b\n\n" % encode([], "chat.completion.chunk", usage=usage)
-    told[-1] = [*told[-1], tell({}, "stop"), last, sse.DONE]
+    chunks[-1] = [*chunks[-1], encode_chunk({}, "stop"), last, sse.DONE]
     message = {"role": "assistant", "content": "".join(piece for pieces in reads for piece in pieces)}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-    return _stream(told), _whole(encode([choice], "chat.completion", usage=usage))
+    return _stream(chunks), _whole(encode([choice], "chat.completion", usage=usage))
 
 
-def prepare() -> dict[tuple[str, str, int, bool], Answer]:
-    """Every answer, by the path, the model, the calls that have been made, and whether it is streamed."""
+def prepare_answers() -> dict[tuple[str, str, int, bool], Answer]:
+    """Return every answer by path, model, number of finished calls, and `stream`."""
     answers: dict[tuple[str, str, int, bool], Answer] = {}
     for task in TASKS:
-        for made, reads in enumerate(rehearse(task)):
-            pair = answer_response(task.name, made, reads)
-            answers |= {("/v1/responses", task.name, made, not whole): pair[whole] for whole in (False, True)}
-    for model, told in ANSWERS.items():
-        pair = answer_chat(model, told)
+        for calls, reads in enumerate(make_turns(task)):
+            pair = make_response_answers(task.name, calls, reads)
+            answers |= {("/v1/responses", task.name, calls, not whole): pair[whole] for whole in (False, True)}
+    for model, reads_of_text in ANSWERS.items():
+        pair = make_chat_answers(model, reads_of_text)
         answers |= {("/v1/chat/completions", model, 0, not whole): pair[whole] for whole in (False, True)}
     return answers
 
@@ -121,9 +121,9 @@ class Connection(asyncio.Protocol):
         if len(self._received) >= size:
             request = bytes(self._received[:size])
             del self._received[:size]
-            self._write(self._choose(request, end))
+            self._write(self._find_answer(request, end))
 
-    def _choose(self, request: bytes, end: int) -> Answer:
+    def _find_answer(self, request: bytes, end: int) -> Answer:
         method, target = request.split(b" ", 2)[:2]
         if method == b"GET":
             return _whole(b"{}")
@@ -134,18 +134,18 @@ class Connection(asyncio.Protocol):
             request.count(OUTPUT.encode(), end),
             bool(_STREAM.search(request, end)),
         )
-        refusal = json.dumps({"error": {"message": f"There is no answer for {key}.", "type": "invalid_request_error"}})
+        refusal = json.dumps({"error": {"message": f"no answer for {key}", "type": "invalid_request_error"}})
         return self._answers.get(key) or _whole(refusal.encode(), status="400 Bad Request")
 
     def _write(self, answer: Answer) -> None:
         first, *rest = answer
         self._transport.write(first)
         if rest:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._write, rest)
+            self._timer = asyncio.get_running_loop().call_later(READ_INTERVAL, self._write, rest)
 
 
 async def serve(port: int) -> None:
-    answers = prepare()
+    answers = prepare_answers()
     server = await asyncio.get_running_loop().create_server(lambda: Connection(answers), HOST, port)
     await server.serve_forever()
 

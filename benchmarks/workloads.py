@@ -1,4 +1,4 @@
-"""The work that every server gets: what the models say, what the clients ask, and how often."""
+"""The workloads of every server: the answers of the models, and the requests."""
 
 import json
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ SENTENCE = "The rain has passed, the roads are dry, and the evening train leaves
 _WORDS = SENTENCE.split()
 
 
-def say(count: int) -> list[str]:
+def make_words(count: int) -> list[str]:
     return [f"{' ' if number else ''}{_WORDS[number % len(_WORDS)]}" for number in range(count)]
 
 
@@ -15,16 +15,16 @@ def _group(pieces: list[str], size: int) -> list[list[str]]:
     return [pieces[start : start + size] for start in range(0, len(pieces), size)]
 
 
-# What each model says: one list of texts for each read from its upstream.
+# The answer of each model: one list of texts per upstream read.
 ANSWERS: dict[str, list[list[str]]] = {
     "short": [[SENTENCE]],
-    "brief": _group(say(2), 1),
-    "brief-batched": _group(say(10), 10),
-    "long": _group(say(200), 1),
-    "long-batched": _group(say(200), 10),
+    "brief": _group(make_words(2), 1),
+    "brief-batched": _group(make_words(10), 10),
+    "long": _group(make_words(200), 1),
+    "long-batched": _group(make_words(200), 10),
 }
 
-# The model that says a word, and then nothing more.
+# The model that sends one delta and then nothing.
 IDLE = "idle"
 
 ONE_MESSAGE: list[dict[str, Any]] = [
@@ -46,7 +46,10 @@ TEN_ITEMS: list[dict[str, Any]] = [
 
 
 class Workload(NamedTuple):
-    """Requests that are all alike. `requests` of them, `concurrency` at once, make a round. `key` is sent along."""
+    """Identical requests. A round has `requests` of them, with `concurrency` in flight.
+
+    `key` is the API key.
+    """
 
     name: str
     model: str
@@ -60,21 +63,22 @@ class Workload(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        asked = {"model": self.model, "input": self.input, "stream": self.stream, "store": self.store}
+        fields = {"model": self.model, "input": self.input, "stream": self.stream, "store": self.store}
         if self.background:
-            asked["background"] = True
-        return json.dumps(asked, separators=(",", ":")).encode()
+            fields["background"] = True
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @property
     def text(self) -> str:
-        """What the answer has to say."""
+        """The expected text."""
         return "".join(piece for pieces in ANSWERS[self.model] for piece in pieces)
 
     @property
     def events(self) -> int:
-        """Created, in progress, item added, part added; the deltas; text done, part done, item done, completed.
+        """The expected number of events.
 
-        A background response says that it was queued, too.
+        Created, in progress, item added, part added; the deltas; text done, part done, item done, completed. A
+        background response also has a queued event.
         """
         return 4 + sum(map(len, ANSWERS[self.model])) + 4 + self.background
 
@@ -106,5 +110,5 @@ WORKLOADS = (
     LONG_BATCHED,
 )
 
-# What only a server with a memory can do, each beside the same without it.
+# Features that need state, each with the same work without it.
 STATEFUL = (BRIEF, BRIEF_BACKGROUND, LONG, LONG_BACKGROUND)

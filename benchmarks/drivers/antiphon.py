@@ -1,4 +1,4 @@
-"""Our agent, over HTTP.
+"""Driver of our agent, over HTTP.
 
 python -m benchmarks.drivers.antiphon URL
 """
@@ -9,14 +9,14 @@ from antiphon import Agent, Limits, tool
 from antiphon.agent.http import HttpTransport
 from antiphon.agent.outcome import RunEnded, TextDelta
 from antiphon.agent.transport import Transport
-from benchmarks.drivers.stage import Heard, Run, look_up, perform
+from benchmarks.drivers.agent_driver import Run, RunResult, look_up, serve_tasks
 from benchmarks.tasks import QUESTION, Task
 
 
-def make(transport: Transport, task: Task) -> Run:
+def make_run(transport: Transport, task: Task) -> Run:
     agent = Agent(model=task.name, transport=transport, tools=[tool(look_up)], limits=Limits(turns=100))
 
-    async def run_streamed() -> Heard:
+    async def run_streamed() -> RunResult:
         pieces = 0
         text = ""
         async for event in agent.run_stream(QUESTION):
@@ -24,18 +24,18 @@ def make(transport: Transport, task: Task) -> Run:
                 pieces += 1
             elif isinstance(event, RunEnded):
                 text = event.outcome.text
-        return Heard(text, pieces)
+        return RunResult(text, pieces)
 
-    async def run() -> Heard:
-        return Heard((await agent.run(QUESTION)).text, 0)
+    async def run() -> RunResult:
+        return RunResult((await agent.run(QUESTION)).text, 0)
 
     return run_streamed if task.streamed else run
 
 
 async def connect(base_url: str) -> Callable[[Task], Run]:
     transport = HttpTransport(base_url, api_key="none")
-    return lambda task: make(transport, task)
+    return lambda task: make_run(transport, task)
 
 
 if __name__ == "__main__":
-    perform(connect)
+    serve_tasks(connect)

@@ -1,4 +1,4 @@
-"""Our agent on an engine of its own process, which says the same: there is no upstream.
+"""Driver of our agent on an engine in the same process, without an upstream.
 
 python -m benchmarks.drivers.in_process URL
 """
@@ -9,17 +9,17 @@ from antiphon.agent.local import LocalTransport
 from antiphon.engine.engine import Engine
 from antiphon.store.location import locate_store
 from benchmarks.drivers import antiphon
-from benchmarks.drivers.stage import Run, perform
-from benchmarks.rehearsal import Rehearsal
+from benchmarks.drivers.agent_driver import Run, serve_tasks
+from benchmarks.task_backend import TaskBackend
 from benchmarks.tasks import Task
 
 
 async def connect(base_url: str) -> Callable[[Task], Run]:
-    engine = Engine(backends={"rehearsal": Rehearsal()}, store=locate_store("memory:"))
+    engine = Engine(backends={"tasks": TaskBackend()}, store=locate_store("memory:"))
     await engine.start()
     transport = LocalTransport(engine)
-    return lambda task: antiphon.make(transport, task)
+    return lambda task: antiphon.make_run(transport, task)
 
 
 if __name__ == "__main__":
-    perform(connect)
+    serve_tasks(connect)

@@ -1,4 +1,4 @@
-"""The agent of openai-agents.
+"""Driver of openai-agents.
 
 python -m benchmarks.drivers.openai_agents URL
 """
@@ -8,36 +8,36 @@ from collections.abc import Callable
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
-from benchmarks.drivers.stage import Heard, Run, look_up, perform
+from benchmarks.drivers.agent_driver import Run, RunResult, look_up, serve_tasks
 from benchmarks.tasks import QUESTION, Task
 
 _TURNS = 100
 
 
-def make(client: AsyncOpenAI, task: Task) -> Run:
+def make_run(client: AsyncOpenAI, task: Task) -> Run:
     model = OpenAIResponsesModel(task.name, client)
     agent = Agent(name="agent", model=model, tools=[function_tool(look_up)])
 
-    async def run_streamed() -> Heard:
+    async def run_streamed() -> RunResult:
         pieces = 0
         running = Runner.run_streamed(agent, QUESTION, max_turns=_TURNS)
         async for event in running.stream_events():
             if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
                 pieces += 1
-        return Heard(running.final_output, pieces)
+        return RunResult(running.final_output, pieces)
 
-    async def run() -> Heard:
-        return Heard((await Runner.run(agent, QUESTION, max_turns=_TURNS)).final_output, 0)
+    async def run() -> RunResult:
+        return RunResult((await Runner.run(agent, QUESTION, max_turns=_TURNS)).final_output, 0)
 
     return run_streamed if task.streamed else run
 
 
 async def connect(base_url: str) -> Callable[[Task], Run]:
-    # It would send what it does to a service.
+    # Tracing sends data to a service.
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=base_url, api_key="none")
-    return lambda task: make(client, task)
+    return lambda task: make_run(client, task)
 
 
 if __name__ == "__main__":
-    perform(connect)
+    serve_tasks(connect)

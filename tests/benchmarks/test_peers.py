@@ -1,4 +1,4 @@
-"""What we are compared with is installed aside, or it is told why not."""
+"""Peers are installed into separate environments. If that fails, the message gives the reason."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from pathlib import Path
 from benchmarks import peers
 try:
     peers.install(Path(sys.executable), Path(sys.argv[1]))
-except peers.Missing as error:
+except peers.PeersUnavailable as error:
     print(error)
 """
 
 
-def test_an_index_out_of_reach_is_told_with_the_words_of_pip(tmp_path: Path) -> None:
+def test_unreachable_index_is_reported_with_the_error_of_pip(tmp_path: Path) -> None:
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("antiphon-has-no-such-peer==1.0\n")
     done = subprocess.run(
@@ -31,6 +31,6 @@ def test_an_index_out_of_reach_is_told_with_the_words_of_pip(tmp_path: Path) -> 
         check=True,
     )
     assert done.stdout == (
-        "requirements.txt cannot be installed (is the package index within reach? "
-        "pip says: No matching distribution found for antiphon-has-no-such-peer==1.0)\n"
+        "requirements.txt cannot be installed (is the package index reachable? "
+        "pip: No matching distribution found for antiphon-has-no-such-peer==1.0)\n"
     )

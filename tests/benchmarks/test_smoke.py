@@ -1,4 +1,4 @@
-"""The benchmarks run to their end and clean up. What they measure is never asserted: machines differ."""
+"""The benchmarks run to their end and clean up. The figures are not asserted, because machines differ."""
 
 import json
 import os
@@ -50,7 +50,7 @@ ROWS = {
             "encode a text delta",
             "compose a text delta",
         ],
-        "imports, ms (beside the import of msgspec)": [
+        "imports, ms (compared with msgspec)": [
             "antiphon",
             "antiphon.protocol.codec",
             "antiphon.server.process",
@@ -60,11 +60,11 @@ ROWS = {
             "storing a response, 10 items",
             "in the background, 2 tokens",
             "in the background, 200 tokens",
-            "the log of events, a token",
+            "event log, a token",
         ],
-        "resolving a chain, ms": ["1 turn", "20 turns", "1,000 turns"],
+        "loading a chain, ms": ["1 turn", "20 turns", "1,000 turns"],
         "resident memory with 50 idle streams, MB": ["foreground", "background"],
-        "resident memory with 50 idle WebSockets, MB": ["after a turn each"],
+        "resident memory with 50 idle WebSockets, MB": ["after one turn each"],
         "turns over a WebSocket": [
             "turns a second, 1 at once",
             "turns a second, 32 at once",
@@ -81,7 +81,7 @@ ROWS = {
             "a text delta, 1 a read",
             "a text delta, all in one read",
         ],
-        "imports of an agent, ms": ["the package", "all that an agent over HTTP needs"],
+        "imports of an agent, ms": ["package", "everything an HTTP agent needs"],
     },
     "bridge": {
         "bridge from Chat Completions: CPU of the server, µs": [
@@ -92,7 +92,7 @@ ROWS = {
         ],
     },
     "queue": {
-        "a background response, from accepting it to its last event": [
+        "background response, from acceptance to last event": [
             "1 at once, ms",
             "1 at once, ms of CPU",
             "1 at once, responses a second",
@@ -102,30 +102,30 @@ ROWS = {
             "none since a moment, ms of CPU a second",
             "none for long, ms of CPU a second",
         ],
-        "imports: the whole engine and its store": ["time, ms", "memory, MB"],
-        "kill -9 with 16 runs: seconds until all have ended (the lease: 0.5)": [
-            "the process is started again",
+        "imports: engine and store": ["time, ms", "memory, MB"],
+        "kill -9 with 16 runs: seconds until all have ended (lease: 0.5)": [
+            "the process restarts",
             "another process takes over",
         ],
         "of 16 runs": [
             "lost when killed after the first commit",
-            "gone on with by a stopped process after the takeover",
-            "changed by it",
+            "continued by a suspended process after the takeover",
+            "changed by the suspended process",
         ],
     },
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read what Linux tells of processes")
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc of Linux")
 @pytest.mark.parametrize("part", ROWS)
-def test_a_quick_run_prints_every_row_and_leaves_nothing_behind(tmp_path: Path, part: str) -> None:
-    place = tmp_path / "temporary"
-    place.mkdir()
+def test_quick_run_prints_every_row_and_leaves_no_files(tmp_path: Path, part: str) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     figures = tmp_path / "figures.json"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--only", part, "--json", str(figures)],
         cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(place)},
+        env=os.environ | {"TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         timeout=110,
@@ -140,4 +140,4 @@ def test_a_quick_run_prints_every_row_and_leaves_nothing_behind(tmp_path: Path, 
     for section, names in ROWS[part].items():
         assert section in printed
         assert all(any(line.startswith(f"{name}  ") for line in printed) for name in names)
-    assert list(place.iterdir()) == []
+    assert list(temporary.iterdir()) == []

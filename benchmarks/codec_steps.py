@@ -1,4 +1,4 @@
-"""The steps of the translation alone, in this process: ours beside the skeleton's."""
+"""CPU time of single decoding, encoding and composing steps in this process, compared with the skeleton."""
 
 import itertools
 import json
@@ -19,19 +19,19 @@ Step = Callable[[], object]
 ITEM_ID = "msg_019a8a3c6f2b0123456789abcdef0123456789abcdef"
 
 
-def steps() -> dict[str, tuple[Step, Step]]:
-    """The skeleton's step and ours, by name."""
+def make_steps() -> dict[str, tuple[Step, Step]]:
+    """Return the skeleton's step and ours, by name."""
     body = json.dumps({"model": "short", "input": TEN_ITEMS}).encode()
-    tiny = skeleton.TextDelta(7, ITEM_ID, 0, 0, " platform")
+    small = skeleton.TextDelta(7, ITEM_ID, 0, 0, " platform")
     event = OutputTextDelta(7, ITEM_ID, 0, 0, " platform")
     return {
         "decode a request of 10 items": (lambda: skeleton.decode(body), lambda: decode_request(body)),
-        "encode a text delta": (lambda: skeleton.encode_event(tiny), lambda: sse.encode_event(event)),
-        "compose a text delta": (_make_tiny_event(), _compose()),
+        "encode a text delta": (lambda: skeleton.encode_event(small), lambda: sse.encode_event(event)),
+        "compose a text delta": (_make_skeleton_compose(), _make_compose()),
     }
 
 
-def _make_tiny_event() -> Step:
+def _make_skeleton_compose() -> Step:
     numbers = itertools.count()
     written: list[str] = []
 
@@ -42,7 +42,7 @@ def _make_tiny_event() -> Step:
     return make
 
 
-def _compose() -> Step:
+def _make_compose() -> Step:
     response = Response(id="resp_1", created_at=0, model="short")
     composer = Composer(response, new_id=lambda prefix: ITEM_ID, now=lambda: 0)
     composer.start()
@@ -51,8 +51,8 @@ def _compose() -> Step:
 
 
 def measure(*, rounds: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """For each step, pairs of microseconds: the skeleton's and ours."""
-    compared = steps()
+    """Return pairs of microseconds for each step: of the skeleton, and of our code."""
+    compared = make_steps()
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in compared}
     for _ in range(rounds):
         for name, (base, ours) in compared.items():

@@ -1,6 +1,6 @@
-"""A backend that plays prepared batches: several deltas a read, as a busy upstream gives them.
+"""A backend with several deltas per batch, as a fast upstream sends them.
 
-The scripted backend, which serves all other models here, says one delta at a time.
+The scripted backend, which serves the other models, yields one delta at a time.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Text, Tokens
 from benchmarks.workloads import ANSWERS
 
-KIND = "benchmark-replay"
+KIND = "benchmark-batches"
 MODELS = ("brief-batched", "long-batched")
 
 
-class Replay:
+class BatchBackend:
     capabilities = Capabilities()
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class Replay:
         return [Model(id=model, created=0, owned_by="benchmarks") for model in MODELS]
 
     async def stream(self, turn: Turn) -> Deltas:
-        return self._play(self._batches[turn.request.model or ""])
+        return self._emit(self._batches[turn.request.model or ""])
 
-    async def _play(self, batches: list[list[Delta]]) -> Deltas:
+    async def _emit(self, batches: list[list[Delta]]) -> Deltas:
         for batch in batches:
             yield batch
             await asyncio.sleep(0)
@@ -47,5 +47,5 @@ class Replay:
         return 0
 
 
-def create(name: str, options: Mapping[str, Any], data_dir: Path) -> Replay:
-    return Replay()
+def create(name: str, options: Mapping[str, Any], data_dir: Path) -> BatchBackend:
+    return BatchBackend()

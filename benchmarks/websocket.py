@@ -1,4 +1,4 @@
-"""The same turns over HTTP and over WebSockets, and the memory of WebSockets on which nothing happens."""
+"""The same turns over HTTP and over WebSockets, and the memory of idle WebSockets."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks import rounds
-from benchmarks.client import HOST, Answer, BadAnswer, Client
+from benchmarks.client import HOST, Answer, Client, InvalidAnswer
 from benchmarks.rounds import Round, Rounds
-from benchmarks.servers import Running, Server, run
+from benchmarks.servers import RunningServer, Server, start_server
 from benchmarks.workloads import BRIEF, LONG, Workload
 
 ONE = BRIEF._replace(name="one at once", concurrency=1, requests=120)
@@ -30,8 +30,8 @@ _LAST = b'{"type":"response.completed"'
 _ERROR = b'{"type":"error"'
 
 
-class Socket(asyncio.Protocol):
-    """A WebSocket for one turn at a time. It is as lean as the HTTP client that it is compared with."""
+class WebSocket(asyncio.Protocol):
+    """A WebSocket for one turn at a time, as minimal as the HTTP client it is compared with."""
 
     def __init__(self) -> None:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -47,12 +47,12 @@ class Socket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("The server closed a WebSocket.")
 
-    def ask(self, frame: bytes) -> asyncio.Future[Answer]:
+    def send(self, frame: bytes) -> asyncio.Future[Answer]:
         assert self._transport is not None
         self._waiter = asyncio.get_running_loop().create_future()
         self._messages = []
         self._first = 0.0
-        self._asked = time.perf_counter()
+        self._sent_at = time.perf_counter()
         self._transport.write(frame)
         return self._waiter
 
@@ -63,12 +63,12 @@ class Socket(asyncio.Protocol):
             return
         while (message := self._read_message()) is not None:
             if not self._messages:
-                self._first = time.perf_counter() - self._asked
+                self._first = time.perf_counter() - self._sent_at
             self._messages.append(message)
             if message.startswith(_ERROR):
                 self._fail(f"A turn on a WebSocket failed: {message!r}")
             elif message.startswith(_LAST) and self._waiter is not None:
-                whole = time.perf_counter() - self._asked
+                whole = time.perf_counter() - self._sent_at
                 self._waiter.set_result(Answer(b"", b"\n".join(self._messages), self._first, whole))
 
     def _read_head(self) -> None:
@@ -77,10 +77,10 @@ class Socket(asyncio.Protocol):
                 self._received.clear()
                 self.opened.set_result(None)
             else:
-                self._fail(f"The server has no WebSockets: {bytes(self._received)!r}")
+                self._fail(f"The server rejected the WebSocket: {bytes(self._received)!r}")
 
     def _read_message(self) -> bytes | None:
-        """The next message, if it is there. What the server sends is whole and not masked."""
+        """Return the next message, or None if it is incomplete. Server messages are not fragmented or masked."""
         received = self._received
         if len(received) < 10:
             return None
@@ -98,47 +98,47 @@ class Socket(asyncio.Protocol):
     def _fail(self, reason: str) -> None:
         for waiter in (self.opened, self._waiter):
             if waiter is not None and not waiter.done():
-                waiter.set_exception(BadAnswer(reason))
+                waiter.set_exception(InvalidAnswer(reason))
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
 
-async def connect(port: int) -> Socket:
-    _, socket = await asyncio.get_running_loop().create_connection(Socket, HOST, port)
+async def connect(port: int) -> WebSocket:
+    _, socket = await asyncio.get_running_loop().create_connection(WebSocket, HOST, port)
     await socket.opened
     return socket
 
 
 def make_frame(workload: Workload) -> bytes:
-    """The workload's request as a message. Its mask is all zeros, so that it stays as it is."""
+    """Return the workload's request as a frame. The mask is zero, so the payload is unchanged."""
     body = json.dumps({"type": "response.create"} | json.loads(workload.body)).encode()
     return b"\x81\xfe" + struct.pack("!H", len(body)) + bytes(4) + body
 
 
 async def measure(server: Server, folder: Path, *, repeats: int, scale: float) -> Rounds:
-    """Rounds by the names of the workload and the way it went."""
+    """Return rounds by workload and transport."""
     found: Rounds = defaultdict(list)
-    async with run(server, folder / "sockets") as running, contextlib.AsyncExitStack() as stack:
+    async with start_server(server, folder / "sockets") as running, contextlib.AsyncExitStack() as stack:
         client = stack.enter_context(contextlib.closing(Client(running.port)))
         sockets = [await connect(running.port) for _ in range(MANY.concurrency)]
         for socket in sockets:
             stack.callback(socket.close)
-        for number in range(repeats + 1):  # the first one warms up
+        for number in range(repeats + 1):  # the first round is a warm-up
             for workload in _WORKLOADS:
                 pair = (
-                    await rounds.play(running, client, workload, scale=scale),
-                    await _play(running, sockets, workload, scale=scale),
+                    await rounds.run_round(running, client, workload, scale=scale),
+                    await _run_round(running, sockets, workload, scale=scale),
                 )
-                for way, each in zip(("http", "websocket"), pair, strict=True):
+                for transport, each in zip(("http", "websocket"), pair, strict=True):
                     if number:
-                        found[workload.name, way].append(each)
+                        found[workload.name, transport].append(each)
     return dict(found)
 
 
-async def _play(server: Running, sockets: list[Socket], workload: Workload, *, scale: float) -> Round:
-    """One round like `rounds.play`, on WebSockets that are open already."""
+async def _run_round(server: RunningServer, sockets: list[WebSocket], workload: Workload, *, scale: float) -> Round:
+    """Run one round like `rounds.run_round`, on open WebSockets."""
     count = max(workload.concurrency, round(workload.requests * scale))
     frame, turns = make_frame(workload), iter(range(count))
     before = server.cpu
@@ -147,7 +147,7 @@ async def _play(server: Running, sockets: list[Socket], workload: Workload, *, s
     cpu = server.cpu - before
     answers = [answer for part in parts for answer in part]
     if any(answer.body.count(b"\n") + 1 != workload.events for answer in answers):
-        raise BadAnswer(f"WebSocket, {workload.name}: {answers[0].body[:2000]!r}")
+        raise InvalidAnswer(f"WebSocket, {workload.name}: {answers[0].body[:2000]!r}")
     wholes = sorted(answer.whole * 1e3 for answer in answers)
     return Round(
         cpu=cpu / count * 1e6,
@@ -158,22 +158,22 @@ async def _play(server: Running, sockets: list[Socket], workload: Workload, *, s
     )
 
 
-async def _repeat(socket: Socket, frame: bytes, turns: Iterator[int]) -> list[Answer]:
-    return [await socket.ask(frame) for _ in turns]
+async def _repeat(socket: WebSocket, frame: bytes, turns: Iterator[int]) -> list[Answer]:
+    return [await socket.send(frame) for _ in turns]
 
 
 async def measure_idle(server: Server, folder: Path, *, sockets: int) -> tuple[float, float]:
-    """Megabytes without idle WebSockets and with them. Each has had a turn."""
+    """Return the megabytes without and with idle WebSockets. Each has completed one turn."""
     frame = make_frame(BRIEF)
-    async with run(server, folder / "idle-sockets") as running, contextlib.AsyncExitStack() as stack:
+    async with start_server(server, folder / "idle-sockets") as running, contextlib.AsyncExitStack() as stack:
 
         async def open_some(count: int) -> None:
             for _ in range(count):
                 socket = await connect(running.port)
                 stack.callback(socket.close)
-                await socket.ask(frame)
+                await socket.send(frame)
 
-        # The first ones bring what all share.
+        # The first sockets allocate the shared memory.
         await open_some(32)
         before = running.megabytes
         await open_some(sockets)

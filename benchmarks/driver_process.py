@@ -1,4 +1,4 @@
-"""Processes of their own that do what they are told: a line goes in, a line comes out."""
+"""Driver processes, controlled over pipes: one JSON line per request and per result."""
 
 import asyncio
 import contextlib
@@ -9,20 +9,20 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.servers import DidNotStart, make_environment
+from benchmarks.servers import ProcessFailed, make_environment
 
 _SECONDS = 60.0
 
 
-class Driver:
-    """A started process."""
+class DriverProcess:
+    """A running driver."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: IO[bytes]) -> None:
         self.name = name
         self._process = process
         self._log = log
 
-    async def ask(self, *message: Any) -> Any:
+    async def send(self, *message: Any) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         return json.loads(await self.read())
@@ -36,16 +36,16 @@ class Driver:
             line = b""
         if not line:
             self._log.seek(0)
-            raise DidNotStart(f"{self.name} fell silent:\n{self._log.read()[-4000:].decode(errors='replace')}")
+            raise ProcessFailed(f"{self.name} does not answer:\n{self._log.read()[-4000:].decode(errors='replace')}")
         return line
 
     async def kill(self) -> None:
-        """As kill -9: it gets no chance to put anything away."""
+        """Send SIGKILL and wait. The process cannot clean up."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
 
-    def halt(self) -> None:
+    def suspend(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -53,8 +53,10 @@ class Driver:
 
 
 @contextlib.asynccontextmanager
-async def drive(name: str, python: Path, driver: str, arguments: Sequence[str], folder: Path) -> AsyncIterator[Driver]:
-    """Start a driver that works in this folder; stop it on the way out, whatever happens."""
+async def start_driver(
+    name: str, python: Path, driver: str, arguments: Sequence[str], folder: Path
+) -> AsyncIterator[DriverProcess]:
+    """Start a driver in this folder, and kill it on exit."""
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             *(str(python), "-m", f"benchmarks.drivers.{driver}", *arguments),
@@ -64,10 +66,10 @@ async def drive(name: str, python: Path, driver: str, arguments: Sequence[str], 
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
         )
-        driven = Driver(name, process, log)
+        driven = DriverProcess(name, process, log)
         try:
             await driven.read()
             yield driven
         finally:
-            # It holds nothing that it would have to put away.
+            # A driver has nothing to clean up.
             await driven.kill()

@@ -1,4 +1,4 @@
-"""What the model of a task says, and a backend that says it in this process."""
+"""The model turns of each task, and a backend that yields them in this process."""
 
 import asyncio
 import json
@@ -10,14 +10,14 @@ from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Text, Tokens, ToolCall
 from benchmarks.tasks import TASKS, Task
 
-PAUSE = 0.002
-"""Seconds between the reads of a paced answer: whoever hears it is done with one before the next one comes."""
+READ_INTERVAL = 0.002
+"""Seconds between the reads of a paced answer. A client finishes one read before the next arrives."""
 
 Reads = list[list[Delta]]
 
 
-def rehearse(task: Task) -> list[Reads]:
-    """The turns of a task: the n-th is for a conversation in which n calls have been made."""
+def make_turns(task: Task) -> list[Reads]:
+    """Return the turns of a task. Turn n follows n tool calls."""
     turns: list[Reads] = [[[_call(number)]] for number in range(task.calls)]
     words: list[Delta] = [Text(piece) for piece in task.pieces]
     turns.append([[word] for word in words] if task.paced else [words])
@@ -27,17 +27,17 @@ def rehearse(task: Task) -> list[Reads]:
 
 
 def _call(number: int) -> ToolCall:
-    # No call is like another: that would be taken for a model that has lost its way.
+    # Calls must differ: agents stop a model that repeats a call.
     return ToolCall(key=0, name="look_up", arguments=json.dumps({"number": number}), call_id=f"call_{number}")
 
 
-class Rehearsal:
-    """Serves the models of the tasks."""
+class TaskBackend:
+    """A backend with one model per task."""
 
     capabilities = Capabilities(tools=frozenset({"function"}))
 
     def __init__(self) -> None:
-        self._turns = {task.name: rehearse(task) for task in TASKS}
+        self._turns = {task.name: make_turns(task) for task in TASKS}
 
     async def start(self) -> None:
         pass
@@ -49,14 +49,14 @@ class Rehearsal:
         return [Model(id=name, created=0, owned_by="benchmarks") for name in self._turns]
 
     async def stream(self, turn: Turn) -> Deltas:
-        made = sum(isinstance(item, FunctionCallOutput) for item in turn.items)
-        return self._play(self._turns[turn.request.model or ""][made])
+        calls = sum(isinstance(item, FunctionCallOutput) for item in turn.items)
+        return self._emit(self._turns[turn.request.model or ""][calls])
 
-    async def _play(self, reads: Reads) -> Deltas:
+    async def _emit(self, reads: Reads) -> Deltas:
         first, *others = reads
         yield first
         for read in others:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(READ_INTERVAL)
             yield read
 
     async def count_tokens(self, turn: Turn) -> int:

@@ -1,4 +1,4 @@
-"""From what was measured to the rows of the report."""
+"""Rows of the report, built from the measurements."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from benchmarks.agents import Costs
 from benchmarks.crashes import RUNS, Fate, Takeover
 from benchmarks.report import Row, make_count_row, make_row
 from benchmarks.rounds import Round, Rounds
-from benchmarks.sockets import LENGTHY, MANY, ONE
+from benchmarks.websocket import LENGTHY, MANY, ONE
 from benchmarks.workloads import (
     ALONE,
     BRIEF,
@@ -27,29 +27,29 @@ from benchmarks.workloads import (
     Workload,
 )
 
-REQUEST_AIM = 2.5
-EVENT_AIM = 2.0
-STORING_AIM = 45.0
-SOCKET_AIM = 40
+REQUEST_TARGET = 2.5
+EVENT_TARGET = 2.0
+STORING_TARGET = 45.0
+SOCKET_TARGET = 40
 
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def load_rows(rounds: Rounds, servers: Sequence[str]) -> list[Row]:
-    """Everything that the rounds of load tell."""
+def make_load_rows(rounds: Rounds, servers: Sequence[str]) -> list[Row]:
+    """Build the rows of the load rounds: CPU, throughput and latency."""
 
     def collect(workload: Workload, read: Callable[[Round], float]) -> dict[str, list[float]]:
         return {server: [read(each) for each in rounds[workload.name, server]] for server in servers}
 
     cpu, rate = attrgetter("cpu"), attrgetter("rate")
     rows = [
-        make_row("CPU of the server, µs a request", each.name, collect(each, cpu), aim=REQUEST_AIM)
+        make_row("CPU of the server, µs a request", each.name, collect(each, cpu), target=REQUEST_TARGET)
         for each in WORKLOADS
         if each not in (LONG, LONG_BATCHED)
     ]
     for name, long, brief in (("1 delta a read", LONG, BRIEF), ("10 deltas a read", LONG_BATCHED, BRIEF_BATCHED)):
         samples = _subtract(collect(long, cpu), collect(brief, cpu), long.events - brief.events)
-        rows.append(make_row("CPU of the server, µs an event", name, samples, aim=EVENT_AIM))
+        rows.append(make_row("CPU of the server, µs an event", name, samples, target=EVENT_TARGET))
     rows += [
         make_row("requests a second, 32 at once", each.name, collect(each, rate))
         for each in WORKLOADS
@@ -72,15 +72,15 @@ def load_rows(rounds: Rounds, servers: Sequence[str]) -> list[Row]:
 
 
 def _subtract(longs: dict[str, list[float]], briefs: dict[str, list[float]], more: int) -> dict[str, list[float]]:
-    """What an event costs: what a long stream takes more than a brief one, for each event that it has more."""
+    """Return the cost per event: the difference of a long and a short stream, divided by the additional events."""
     return {
         server: [(long - brief) / more for long, brief in zip(found, briefs[server], strict=True)]
         for server, found in longs.items()
     }
 
 
-def state_rows(plain: Rounds, stateful: Rounds, server: str) -> list[Row]:
-    """What memory costs: the same work without it and with it, on the same server."""
+def make_state_rows(plain: Rounds, stateful: Rounds, server: str) -> list[Row]:
+    """Build the rows for the cost of state: the same work without and with it, on the same server."""
 
     def pair(rounds: Rounds, without: Workload, having: Workload, *, share: int = 1) -> dict[str, list[float]]:
         pairs = {"without": without, "with": having}
@@ -88,7 +88,7 @@ def state_rows(plain: Rounds, stateful: Rounds, server: str) -> list[Row]:
 
     section = "CPU of the server, µs"
     rows = [
-        make_row(section, name, pair(plain, without, having), shows_added=True, added_aim=STORING_AIM)
+        make_row(section, name, pair(plain, without, having), shows_added=True, added_target=STORING_TARGET)
         for name, without, having in (
             ("storing a response, 1 message", UNSTORED, STORED),
             ("storing a response, 10 items", TEN_UNSTORED, TEN_STORED),
@@ -99,21 +99,21 @@ def state_rows(plain: Rounds, stateful: Rounds, server: str) -> list[Row]:
     rows.append(make_row(section, "in the background, 2 tokens", brief, shows_added=True))
     rows.append(make_row(section, "in the background, 200 tokens", long, shows_added=True))
     tokens = _subtract(long, brief, LONG.events - BRIEF.events)
-    return [*rows, make_row(section, "the log of events, a token", tokens, shows_added=True)]
+    return [*rows, make_row(section, "event log, a token", tokens, shows_added=True)]
 
 
-def chain_rows(found: Mapping[int, Sequence[tuple[float, float]]]) -> list[Row]:
+def make_chain_rows(found: Mapping[int, Sequence[tuple[float, float]]]) -> list[Row]:
     rows = []
     for turns, pairs in found.items():
         samples = {"without": [pair[0] for pair in pairs], "with": [pair[1] for pair in pairs]}
         added = statistics.median(pair[1] - pair[0] for pair in pairs)
         name = f"{turns:,} turn{'s' if turns > 1 else ''}"
         remark = f"{added / turns * 1e3:.0f} µs a turn"
-        rows.append(make_row("resolving a chain, ms", name, samples, shows_added=True, remark=remark))
+        rows.append(make_row("loading a chain, ms", name, samples, shows_added=True, remark=remark))
     return rows
 
 
-def idle_rows(found: Mapping[str, tuple[float, float]], streams: int) -> list[Row]:
+def make_idle_rows(found: Mapping[str, tuple[float, float]], streams: int) -> list[Row]:
     section = f"resident memory with {streams} idle streams, MB"
     return [
         make_row(
@@ -127,24 +127,26 @@ def idle_rows(found: Mapping[str, tuple[float, float]], streams: int) -> list[Ro
     ]
 
 
-def idle_socket_row(found: tuple[float, float], sockets: int) -> Row:
+def make_idle_socket_row(found: tuple[float, float], sockets: int) -> Row:
     before, after = found
     each = (after - before) / sockets * 1024
-    verdict = "met" if each <= SOCKET_AIM else "missed"
+    verdict = "met" if each <= SOCKET_TARGET else "missed"
     return make_row(
         f"resident memory with {sockets} idle WebSockets, MB",
-        "after a turn each",
+        "after one turn each",
         {"without": [before], "with": [after]},
         shows_added=True,
-        remark=f"{each:.0f} kB a WebSocket, at most {SOCKET_AIM}: {verdict}",
+        remark=f"{each:.0f} kB a WebSocket, at most {SOCKET_TARGET}: {verdict}",
     )
 
 
-def socket_rows(found: Rounds) -> list[Row]:
-    """The same turns over HTTP and over WebSockets that are open already."""
+def make_socket_rows(found: Rounds) -> list[Row]:
+    """Build the rows of turns over HTTP and over open WebSockets."""
 
     def collect(workload: Workload, read: Callable[[Round], float]) -> dict[str, list[float]]:
-        return {way: [read(each) for each in found[workload.name, way]] for way in ("http", "websocket")}
+        return {
+            transport: [read(each) for each in found[workload.name, transport]] for transport in ("http", "websocket")
+        }
 
     cpu, rate, first = attrgetter("cpu"), attrgetter("rate"), attrgetter("first")
     section = "turns over a WebSocket"
@@ -158,8 +160,8 @@ def socket_rows(found: Rounds) -> list[Row]:
     ]
 
 
-def agent_rows(costs: Costs, agents: Sequence[str]) -> list[Row]:
-    """What a turn and a delta cost: what a task with more of them takes more, for each of them."""
+def make_agent_rows(costs: Costs, agents: Sequence[str]) -> list[Row]:
+    """Build the rows for the cost of a run, a turn and a delta."""
 
     def collect(task: tasks.Task) -> dict[str, list[float]]:
         return {agent: costs[task.name, agent] for agent in agents}
@@ -179,8 +181,8 @@ def agent_rows(costs: Costs, agents: Sequence[str]) -> list[Row]:
     return rows
 
 
-def bridge_rows(found: Rounds) -> list[Row]:
-    """What a request and an event cost on the way from Chat Completions to the Responses API."""
+def make_bridge_rows(found: Rounds) -> list[Row]:
+    """Build the rows for the cost of a request and an event over Chat Completions."""
     servers = list(dict.fromkeys(server for _, server in found))
 
     def collect(workload: Workload) -> dict[str, list[float]]:
@@ -196,14 +198,14 @@ def bridge_rows(found: Rounds) -> list[Row]:
     return rows
 
 
-def queue_rows(found: queues.Found) -> list[Row]:
-    """What a background response costs from its being accepted to its last event."""
-    names = [each.name for each in queues.CONTESTANTS]
+def make_queue_rows(found: queues.Found) -> list[Row]:
+    """Build the rows for the cost of a background response, from acceptance to its last event."""
+    names = [each.name for each in queues.IMPLEMENTATIONS]
 
     def collect(at_once: int, read: Callable[[queues.Round], float]) -> dict[str, list[float]]:
         return {name: [read(each) for each in found.rounds[at_once, name]] for name in names}
 
-    section = "a background response, from accepting it to its last event"
+    section = "background response, from acceptance to last event"
     rows = [
         make_row(section, f"{at_once} at once, {unit}", collect(at_once, attrgetter(field)))
         for at_once in queues.RESPONSES
@@ -215,34 +217,34 @@ def queue_rows(found: queues.Found) -> list[Row]:
     ]
 
 
-def takeover_rows(found: Mapping[str, Sequence[Takeover]], lease: float) -> list[Row]:
-    section = f"kill -9 with {RUNS} runs: seconds until all have ended (the lease: {lease:g})"
+def make_takeover_rows(found: Mapping[str, Sequence[Takeover]], lease: float) -> list[Row]:
+    section = f"kill -9 with {RUNS} runs: seconds until all have ended (lease: {lease:g})"
     return [
         make_row(section, name, {queue: [read(each) for each in takeovers] for queue, takeovers in found.items()})
         for name, read in (
-            ("the process is started again", attrgetter("restart")),
+            ("the process restarts", attrgetter("restart")),
             ("another process takes over", attrgetter("alive")),
         )
     ]
 
 
-def fate_rows(fates: Mapping[str, Fate]) -> list[Row]:
+def make_fate_rows(fates: Mapping[str, Fate]) -> list[Row]:
     return [
         make_count_row(f"of {RUNS} runs", name, {queue: getattr(fate, field) for queue, fate in fates.items()})
         for name, field in (
             ("lost when killed after the first commit", "lost"),
-            ("gone on with by a stopped process after the takeover", "resumed"),
-            ("changed by it", "changed"),
+            ("continued by a suspended process after the takeover", "resumed"),
+            ("changed by the suspended process", "changed"),
         )
     ]
 
 
-def process_rows(readings: Sequence[tuple[str, Mapping[str, Sequence[float]]]]) -> list[Row]:
+def make_process_rows(readings: Sequence[tuple[str, Mapping[str, Sequence[float]]]]) -> list[Row]:
     return [make_row("process", name, samples, shows_added=True) for name, samples in readings]
 
 
-def pair_rows(section: str, pairs: Pairs, servers: Sequence[str]) -> list[Row]:
-    """Rows of what is compared pair by pair: the base's, then ours."""
+def make_pair_rows(section: str, pairs: Pairs, servers: Sequence[str]) -> list[Row]:
+    """Build the rows of pairs: the base, then ours."""
     base, ours = servers
     rows = []
     for name, found in pairs.items():
