@@ -171,12 +171,12 @@ async def measure_queues(effort: Effort, folder: Path) -> list[list[Row]]:
         make_row(_SECTION_QUEUE_IMPORTS, "memory, MB", imports.measure_memory(statements, rounds=effort.imports)),
     ]
     takeovers = await crashes.measure_takeovers(folder, rounds=effort.crashes, lease=effort.lease)
-    fates = await crashes.measure_fates(folder, lease=effort.lease)
+    counts = await crashes.count_lost_and_changed(folder, lease=effort.lease)
     return [
         rows.make_queue_rows(costs),
         import_rows,
         rows.make_takeover_rows(takeovers, effort.lease),
-        rows.make_fate_rows(fates),
+        rows.make_crash_count_rows(counts),
     ]
 
 

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 from benchmarks.client import InvalidAnswer
 from benchmarks.driver_process import DriverProcess, start_driver
-from benchmarks.drivers.desk import WORDS
+from benchmarks.drivers.queue_driver import WORDS
 
-# How many responses a round has, by how many of them there are at once.
+# Responses per round, by concurrency.
 RESPONSES = {1: 32, 32: 128}
 # Seconds between the last response and the measurement of an idle process.
-PAUSES = {"none since a moment": 0.0, "none for long": 12.0}
-# Long enough for whatever happens once a second.
+PAUSES = {"idle, just after a response": 0.0, "idle, 12 s after a response": 12.0}
+# Long enough to include tasks that run once a second.
 IDLE_SECONDS = 2.0
 
 
 class Implementation(NamedTuple):
-    """A queue: its driver, and what it imports."""
+    """A queue implementation: its driver, and its import statement."""
 
     name: str
     driver: str
@@ -36,42 +36,43 @@ IMPLEMENTATIONS = (
 
 
 class Round(NamedTuple):
-    """Milliseconds of CPU for a response, those from accepting it to its last event, and responses a second."""
+    """CPU milliseconds per response, median milliseconds from acceptance to last event, responses per second."""
 
     cpu: float
     p50: float
     rate: float
 
 
-class Found(NamedTuple):
-    """Rounds by how many there were at once, and the milliseconds of CPU that a second without work took, by how long
-    ago the last was; each by the name of the queue too. Lists of a kind are equally long, and their n-th entries are
-    neighbours.
+class Measurements(NamedTuple):
+    """The measurements of all queues.
+
+    `rounds` is keyed by concurrency and queue name. `idle` has the CPU milliseconds per idle second, by pause and queue
+    name. Lists of a kind have the same length; equal indexes are from the same time.
     """
 
     rounds: dict[tuple[int, str], list[Round]]
     idle: dict[tuple[str, str], list[float]]
 
 
-async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
-    found = Found(defaultdict(list), defaultdict(list))
+async def measure(folder: Path, *, rounds: int, scale: float) -> Measurements:
+    found = Measurements(defaultdict(list), defaultdict(list))
     async with contextlib.AsyncExitStack() as stack:
         drivers: list[DriverProcess] = []
         for each in IMPLEMENTATIONS:
-            place = folder / f"queue-{each.driver}"
-            place.mkdir()
-            arguments = [str(place), "a", "says", "15"]
+            database_folder = folder / f"queue-{each.driver}"
+            database_folder.mkdir()
+            arguments = [str(database_folder), "a", "answers", "15"]
             drivers.append(
                 await stack.enter_async_context(
                     start_driver(each.name, Path(sys.executable), each.driver, arguments, folder)
                 )
             )
-        for number in range(rounds + 1):  # the first one warms up
+        for number in range(rounds + 1):  # the first round is a warm-up
             for at_once, count in RESPONSES.items():
                 for driver in drivers:
-                    played = await play(driver, max(at_once, round(count * scale)), at_once)
+                    measured = await run_round(driver, max(at_once, round(count * scale)), at_once)
                     if number:
-                        found.rounds[at_once, driver.name].append(played)
+                        found.rounds[at_once, driver.name].append(measured)
         for pause, settling in PAUSES.items():
             await asyncio.sleep(settling)
             used = await asyncio.gather(*(driver.send("idle", IDLE_SECONDS) for driver in drivers))
@@ -80,7 +81,7 @@ async def measure(folder: Path, *, rounds: int, scale: float) -> Found:
     return found
 
 
-async def play(driver: DriverProcess, count: int, at_once: int) -> Round:
+async def run_round(driver: DriverProcess, count: int, at_once: int) -> Round:
     cpu, clock, took, texts = await driver.send("answer", count, at_once)
     expected = "".join(["a", *WORDS])
     if not texts or set(texts) != {expected}:

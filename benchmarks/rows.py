@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import bridge, queues, tasks
 from benchmarks.agents import Costs
-from benchmarks.crashes import RUNS, Fate, Takeover
+from benchmarks.crashes import RUNS, CrashCounts, Takeover
 from benchmarks.report import Row, make_count_row, make_row
 from benchmarks.rounds import Round, Rounds
 from benchmarks.websocket import LENGTHY, MANY, ONE
@@ -198,7 +198,7 @@ def make_bridge_rows(found: Rounds) -> list[Row]:
     return rows
 
 
-def make_queue_rows(found: queues.Found) -> list[Row]:
+def make_queue_rows(found: queues.Measurements) -> list[Row]:
     """Build the rows for the cost of a background response, from acceptance to its last event."""
     names = [each.name for each in queues.IMPLEMENTATIONS]
 
@@ -228,9 +228,9 @@ def make_takeover_rows(found: Mapping[str, Sequence[Takeover]], lease: float) ->
     ]
 
 
-def make_fate_rows(fates: Mapping[str, Fate]) -> list[Row]:
+def make_crash_count_rows(counts: Mapping[str, CrashCounts]) -> list[Row]:
     return [
-        make_count_row(f"of {RUNS} runs", name, {queue: getattr(fate, field) for queue, fate in fates.items()})
+        make_count_row(f"of {RUNS} runs", name, {queue: getattr(each, field) for queue, each in counts.items()})
         for name, field in (
             ("lost when killed after the first commit", "lost"),
             ("continued by a suspended process after the takeover", "resumed"),

@@ -1,4 +1,4 @@
-"""The engine on the store's own queue. See desk.py for the command."""
+"""Driver of the store's lease queue. See queue_driver.py for the command."""
 
 import asyncio
 import json
@@ -14,21 +14,21 @@ from antiphon.store.base import NO_LIMITS, StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.deltas import Finish, Text, Tokens
-from benchmarks.drivers import desk
-from benchmarks.drivers.desk import Place, Record, serve
+from benchmarks.drivers import queue_driver
+from benchmarks.drivers.queue_driver import Arguments, Record, serve
 
 PROJECT = "benchmarks"
 REQUEST = codec.decode_request(
-    b'{"model":"speaker","input":"When does it leave?","background":true,"stream":true}'
+    b'{"model":"timetable","input":"When does it leave?","background":true,"stream":true}'
 ).request
 
 
-class Speaker:
-    """Serves the model of the desk."""
+class TimetableBackend:
+    """A backend for the model of the driver."""
 
     capabilities = Capabilities()
 
-    def __init__(self, model: desk.Model) -> None:
+    def __init__(self, model: queue_driver.Model) -> None:
         self._model = model
 
     async def start(self) -> None:
@@ -38,13 +38,13 @@ class Speaker:
         pass
 
     def models(self) -> Sequence[Model]:
-        return [Model(id="speaker", created=0, owned_by="benchmarks")]
+        return [Model(id="timetable", created=0, owned_by="benchmarks")]
 
     async def stream(self, turn: Turn) -> Deltas:
-        return self._speak()
+        return self._emit()
 
-    async def _speak(self) -> Deltas:
-        async for pieces in self._model.speak():
+    async def _emit(self) -> Deltas:
+        async for pieces in self._model.answer():
             yield [Text(piece) for piece in pieces]
         yield [Tokens(Usage(10, 20, 30)), Finish()]
 
@@ -53,7 +53,7 @@ class Speaker:
 
 
 class HaltingStore(SqliteStore):
-    """A store that, told so, accepts a response and then lets nothing more happen."""
+    """A store that blocks after it has accepted a response, if `halts` is set."""
 
     halts = False
     accepted: asyncio.Queue[str]
@@ -66,7 +66,7 @@ class HaltingStore(SqliteStore):
 
 
 class LeaseQueue:
-    def __init__(self, engine: Engine, store: HaltingStore, model: desk.Model) -> None:
+    def __init__(self, engine: Engine, store: HaltingStore, model: queue_driver.Model) -> None:
         self._engine = engine
         self._store = store
         self._halted: list[asyncio.Task[object]] = []
@@ -85,27 +85,27 @@ class LeaseQueue:
     async def accept(self) -> str:
         return (await self._engine.create(REQUEST, project=PROJECT)).response.id
 
-    async def stop_short(self) -> str:
+    async def accept_only(self) -> str:
         self._store.halts = True
         self._halted.append(asyncio.create_task(self._engine.create(REQUEST, project=PROJECT)))
         return await self._store.accepted.get()
 
-    async def look(self, ids: list[str]) -> list[Record]:
-        return [await self._look(response_id) for response_id in ids]
+    async def read_records(self, ids: list[str]) -> list[Record]:
+        return [await self._read_record(response_id) for response_id in ids]
 
-    async def _look(self, response_id: str) -> Record:
+    async def _read_record(self, response_id: str) -> Record:
         response = await self._engine.retrieve(PROJECT, response_id)
         events = [json.loads(line) for _, line in await self._store.read_events(PROJECT, response_id, -1)]
         text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
         return Record(text if response.status in FINAL_STATUSES else None, len(events))
 
 
-async def open_queue(place: Place, limits: RunLimits = NO_LIMITS) -> LeaseQueue:
-    store = HaltingStore(place.folder / "responses.db", home="benchmarks")
+async def open_queue(arguments: Arguments, limits: RunLimits = NO_LIMITS) -> LeaseQueue:
+    store = HaltingStore(arguments.folder / "responses.db", home="benchmarks")
     store.accepted = asyncio.Queue()
-    model = desk.Model(place)
-    policy = Policy(background_slots=1000, background_lease_seconds=place.lease, background_limits=limits)
-    engine = Engine(backends={"speaker": Speaker(model)}, store=store, policy=policy)
+    model = queue_driver.Model(arguments)
+    policy = Policy(background_slots=1000, background_lease_seconds=arguments.lease, background_limits=limits)
+    engine = Engine(backends={"timetable": TimetableBackend(model)}, store=store, policy=policy)
     await engine.start()
     return LeaseQueue(engine, store, model)
 

@@ -99,8 +99,8 @@ ROWS = {
             "32 at once, ms",
             "32 at once, ms of CPU",
             "32 at once, responses a second",
-            "none since a moment, ms of CPU a second",
-            "none for long, ms of CPU a second",
+            "idle, just after a response, ms of CPU a second",
+            "idle, 12 s after a response, ms of CPU a second",
         ],
         "imports: engine and store": ["time, ms", "memory, MB"],
         "kill -9 with 16 runs: seconds until all have ended (lease: 0.5)": [
