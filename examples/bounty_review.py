@@ -1,10 +1,9 @@
-"""A reviewer that reads what was submitted for a bounty, and decides.
+"""An agent that reviews a bounty submission and returns a decision.
 
-    antiphon serve                          # or any other server of the Responses API
+    antiphon serve                          # or any other Responses API server
     python examples/bounty_review.py --url http://127.0.0.1:8484/v1 --model NAME
 
-The model gets the bounty's terms and two tools. It may look at the submission as often as it likes; its call of
-`submit_decision` ends the review.
+The model gets the bounty's terms and two tools to read the submission. Its call of `submit_decision` ends the review.
 """
 
 import argparse
@@ -33,7 +32,7 @@ def list_files() -> dict[str, list[str]]:
 
 
 def read_file(path: str) -> dict[str, str]:
-    return {"path": path, "content": SUBMISSION[path]}  # a wrong path raises: the model is told, and goes on
+    return {"path": path, "content": SUBMISSION[path]}  # the model gets a KeyError as the tool output
 
 
 TOOLS = [
@@ -48,7 +47,7 @@ TOOLS = [
         description="Read one file of the submission.",
         parameters={
             "type": "object",
-            "properties": {"path": {"type": "string", "description": "As list_files names it."}},
+            "properties": {"path": {"type": "string", "description": "A path from list_files."}},
             "required": ["path"],
             "additionalProperties": False,
         },

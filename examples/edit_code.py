@@ -1,9 +1,9 @@
-"""An agent that edits code, and hands over what it changed as a FileBundle: nothing on disk is touched.
+"""An agent that edits code and returns its changes as a FileBundle. It does not write to disk.
 
     python examples/edit_code.py --url http://127.0.0.1:8484/v1 --model NAME --folder src "Rename parse to read."
 
-Its tools read the folder and write into a draft in memory. What the draft has come to is printed as the envelope's
-`FileBundle`: for each file whether it was added, changed or deleted, and its new contents.
+Its tools read the folder and write to a draft in memory. The example prints the draft as the envelope's `FileBundle`:
+the action (create, update or delete) and the new contents of each file.
 """
 
 import argparse
@@ -21,30 +21,30 @@ one sentence what you have changed.
 
 
 class Draft:
-    """The folder as the agent would have it. Paths that lead out of it are refused."""
+    """A copy of the folder with the agent's changes. Paths outside the folder are rejected."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         self._changed: dict[str, str | None] = {}
 
-    def find(self, path: str) -> Path:
-        found = (self._root / path).resolve()
-        if not found.is_relative_to(self._root):
-            raise PermissionError(f"{path} is outside of the folder")
-        return found
+    def resolve(self, path: str) -> Path:
+        resolved = (self._root / path).resolve()
+        if not resolved.is_relative_to(self._root):
+            raise PermissionError(f"{path} is outside the folder")
+        return resolved
 
     def list(self) -> list[str]:
-        there = {str(file.relative_to(self._root)) for file in self._root.rglob("*") if file.is_file()}
-        return sorted((there | set(self._changed)) - {path for path, text in self._changed.items() if text is None})
+        existing = {str(file.relative_to(self._root)) for file in self._root.rglob("*") if file.is_file()}
+        return sorted((existing | set(self._changed)) - {path for path, text in self._changed.items() if text is None})
 
     def read(self, path: str) -> str:
-        text = self._changed[path] if path in self._changed else self.find(path).read_text("utf-8")
+        text = self._changed[path] if path in self._changed else self.resolve(path).read_text("utf-8")
         if text is None:
             raise FileNotFoundError(f"{path} was deleted")
         return text
 
     def change(self, path: str, text: str | None) -> None:
-        self.find(path)
+        self.resolve(path)
         self._changed[path] = text
 
     def bundle(self) -> FileBundle:
@@ -58,7 +58,7 @@ class Draft:
     def _action(self, path: str) -> str:
         if self._changed[path] is None:
             return "delete"
-        return "update" if self.find(path).exists() else "create"
+        return "update" if self.resolve(path).exists() else "create"
 
 
 def make_tools(draft: Draft) -> list[Tool]:
@@ -74,7 +74,7 @@ def make_tools(draft: Draft) -> list[Tool]:
 
     @tool
     def write_file(path: str, contents: str) -> str:
-        """Write a file whole: a new one, or over one that is there."""
+        """Write a complete file. An existing file is replaced."""
         draft.change(path, contents)
         return "written"
 
@@ -112,8 +112,10 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--url", default="http://127.0.0.1:8484/v1")
     parser.add_argument("--model", required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     key = os.environ.get("OPENAI_API_KEY")
-    said, bundle = asyncio.run(edit(given.task, folder=given.folder, url=given.url, model=given.model, key=key))
-    print(said)
+    text, bundle = asyncio.run(
+        edit(arguments.task, folder=arguments.folder, url=arguments.url, model=arguments.model, key=key)
+    )
+    print(text)
     print(encode(bundle).decode())

@@ -1,4 +1,4 @@
-"""The examples run as they stand, against a real server with a scripted model."""
+"""The examples run unchanged against a real server with a scripted model."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from live_server import Running, make_settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE_SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -21,14 +21,14 @@ def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def run() -> Iterator[Callable[..., str]]:
-    """What an example prints on a server with this script."""
+    """Return a function that runs an example on a server with a script and returns its output."""
     started: list[Running] = []
 
     def start(name: str, script: dict[str, Any], *arguments: str) -> str:
         started.append(Running(script, make_settings()))
         command = [sys.executable, str(EXAMPLES / name), "--url", f"{started[-1].url}/v1", "--model", "scripted"]
         done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+            [*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -43,7 +43,7 @@ def test_every_example_has_a_test() -> None:
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tested] == []
 
 
-def test_the_bounty_is_reviewed_and_decided(run: Callable[..., str]) -> None:
+def test_bounty_review_prints_the_decision(run: Callable[..., str]) -> None:
     reads = [call("read_file", path=path) for path in ("dates.py", "nowhere.py", "test_dates.py")]
     decision = {"is_approved": True, "reason": "It parses, and there is a test."}
     script = {
@@ -52,7 +52,7 @@ def test_the_bounty_is_reviewed_and_decided(run: Callable[..., str]) -> None:
     assert json.loads(run("bounty_review.py", script)) == decision
 
 
-def test_edited_code_ends_in_a_bundle_and_nothing_on_disk_is_touched(run: Callable[..., str], tmp_path: Path) -> None:
+def test_edit_code_prints_a_bundle_and_writes_no_file(run: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "dates.py").write_text("def parse(): ...\n")
     (tmp_path / "old.py").write_text("")
     answers = [
@@ -66,8 +66,8 @@ def test_edited_code_ends_in_a_bundle_and_nothing_on_disk_is_touched(run: Callab
     printed = run(
         "edit_code.py", {"rules": [{"user": "Rename", "answers": answers}]}, "--folder", str(tmp_path), "Rename it."
     )
-    said, bundle = printed.splitlines()
-    assert said == "I have renamed parse to read."
+    text, bundle = printed.splitlines()
+    assert text == "I have renamed parse to read."
     assert json.loads(bundle) == {
         "Root": ".",
         "Files": [
@@ -79,8 +79,8 @@ def test_edited_code_ends_in_a_bundle_and_nothing_on_disk_is_touched(run: Callab
     assert (tmp_path / "dates.py").read_text() == "def parse(): ...\n"
 
 
-def test_a_question_is_answered_with_its_sources(run: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "keeping.md").write_text("# Keeping\n\nResponses are kept for 30 days.\n\nSomething else.\n")
-    script = {"rules": [{"user": "kept for 30 days", "answers": ["For 30 days (keeping.md:3)."]}]}
-    printed = run("rag_question.py", script, "--folder", str(tmp_path), "How long are responses kept?")
-    assert printed == "For 30 days (keeping.md:3).\n  keeping.md:3: keeping.md, lines 3 to 3\n"
+def test_rag_question_is_answered_with_its_sources(run: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "retention.md").write_text("# Retention\n\nResponses are stored for 30 days.\n\nSomething else.\n")
+    script = {"rules": [{"user": "stored for 30 days", "answers": ["For 30 days (retention.md:3)."]}]}
+    printed = run("rag_question.py", script, "--folder", str(tmp_path), "How long are responses stored?")
+    assert printed == "For 30 days (retention.md:3).\n  retention.md:3: retention.md, lines 3 to 3\n"
