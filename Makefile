@@ -14,6 +14,7 @@ test test-clients: export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --no-input --disable-pip-version-check
 CODE := src tests scripts $(wildcard benchmarks examples)
+PAGES := $(wildcard *.md docs/*.md docs/*/*.md benchmarks/*.md)
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
@@ -63,7 +64,7 @@ check-shape: setup
 	@$(BIN)/python scripts/check_shape.py $(CODE)
 
 check-words: setup
-	@$(BIN)/python scripts/check_words.py $(CODE)
+	@$(BIN)/python scripts/check_words.py $(CODE) $(PAGES)
 
 format: setup
 	@$(BIN)/ruff check --fix-only $(CODE)

@@ -1,8 +1,9 @@
-"""Check names, docstrings, comments and test names against the word list below.
+"""Check names, test names, docstrings, comments and Markdown pages against the word lists below.
 
     python scripts/check_words.py PATH ...
 
-Prints one line for each fault and exits with 1 if there is any. CONTRIBUTING.md explains the rules.
+A path is a directory with Python modules, or a Markdown page. Prints one line for each fault and exits with 1 if there
+is any. CONTRIBUTING.md explains the rules.
 """
 
 import ast
@@ -57,12 +58,13 @@ REPLACEMENTS = {
 # Ordinary terms with one of the words in them.
 ALLOWED_TERMS = ("in_place",)
 
-# No docstring, comment, or sentence in them starts with one of these.
+# No docstring, comment, heading, paragraph, or sentence in them starts with one of these.
 BARE_OPENINGS = ("How", "Nobody", "Those", "What", "Whatever", "Where", "Whether", "Which", "Who", "Whoever")
 BARE_TEST_PREFIXES = ("test_what_", "test_whatever_", "test_who_")
 MAX_TEST_NAME = 85
 
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_PART_START = re.compile(r"\s*(#|[-*] |\d+\. |\|)")
 _FIRST_WORD = re.compile(rf"\W*({'|'.join(BARE_OPENINGS)})\b", re.IGNORECASE)
 _SENTENCE = re.compile(rf"(?<=[a-z0-9`)][.!?]) +({'|'.join(BARE_OPENINGS)})\b")
 
@@ -73,7 +75,7 @@ class Definition(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A docstring, or the comments on consecutive lines."""
+    """A docstring, the comments on consecutive lines, or a part of a page."""
 
     line: int
     kind: str
@@ -168,10 +170,34 @@ def check_text(text: Text) -> Iterator[tuple[int, str]]:
         yield line, f"a sentence starts with a noun or a verb, not with {sentence[1]!r}"
 
 
+def find_parts(page: str) -> Iterator[Text]:
+    """Yield the headings, table cells, paragraphs and list items of a Markdown page, without code blocks."""
+    in_code = False
+    first, block = 0, ""
+    for number, line in enumerate([*page.splitlines(), ""], start=1):
+        is_fence = line.lstrip().startswith("```")
+        in_code ^= is_fence
+        content = "" if in_code or is_fence else line
+        if block and (not content.strip() or _PART_START.match(content)):
+            yield Text(first, "paragraph", block)
+            block = ""
+        if content.startswith("|"):
+            yield from (Text(number, "table cell", cell) for cell in content.split("|"))
+        elif content.startswith("#"):
+            yield Text(number, "heading", content)
+        elif content.strip():
+            first, block = (first, f"{block}\n{content}") if block else (number, content)
+
+
 # Files
 
 
-def check_file(path: Path, root: Path) -> Iterator[str]:
+def check_page(path: Path) -> Iterator[str]:
+    for text in find_parts(path.read_text(encoding="utf-8")):
+        yield from (f"{path}:{line}: {fault}" for line, fault in check_text(text))
+
+
+def check_module(path: Path, root: Path) -> Iterator[str]:
     for part in path.relative_to(root).with_suffix("").parts:
         yield from (f"{path}: {fault}" for fault in check_name(part))
     source = path.read_text(encoding="utf-8")
@@ -183,15 +209,19 @@ def check_file(path: Path, root: Path) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    missing = [argument for argument in arguments if not Path(argument).is_dir()]
-    if missing or not arguments:
-        print(f"not a directory: {', '.join(missing)}" if missing else "name the directories to check", file=sys.stderr)
+    paths = [Path(argument) for argument in arguments]
+    missing = [str(path) for path in paths if not (path.is_dir() or (path.is_file() and path.suffix == ".md"))]
+    if missing or not paths:
+        wrong = f"neither a directory nor a Markdown page: {', '.join(missing)}"
+        print(wrong if missing else "name the paths to check", file=sys.stderr)
         return 2
-    files = [(path, Path(argument)) for argument in arguments for path in sorted(Path(argument).rglob("*.py"))]
-    faults = [fault for path, root in files for fault in check_file(path, root)]
+    pages = [path for path in paths if path.is_file()]
+    modules = [(path, root) for root in paths if root.is_dir() for path in sorted(root.rglob("*.py"))]
+    faults = [fault for path, root in modules for fault in check_module(path, root)]
+    faults += [fault for page in pages for fault in check_page(page)]
     for fault in faults:
         print(fault)
-    print(f"words: {len(files)} files, {len(faults)} faults")
+    print(f"words: {len(modules) + len(pages)} files, {len(faults)} faults")
     return 1 if faults else 0
 
 

@@ -145,5 +145,32 @@ def test_test_names_have_a_subject_and_a_limit(tmp_path: Path) -> None:
     ]
 
 
+def test_pages_are_checked_outside_of_code(tmp_path: Path) -> None:
+    page = (
+        "# What it is\n\n"
+        "A page has **Who** in it. Whoever reads it\n"
+        "is a reader. A line may start with\n"
+        "What it likes.\n\n"
+        "- Where it is\n"
+        "- 1. Not here: which is fine\n\n"
+        "| a | b |\n|---|---|\n| x | How it works |\n\n"
+        "```text\nWhat is printed\n\n| What |\n# What\n```\n\n"
+        "**Those** are bold.\n"
+    )
+    write(tmp_path / "docs/page.md", page)
+
+    assert check(tmp_path, "docs/page.md") == (
+        1,
+        [
+            "docs/page.md:1: a heading starts with a noun or a verb, not with 'What'",
+            "docs/page.md:3: a sentence starts with a noun or a verb, not with 'Whoever'",
+            "docs/page.md:7: a paragraph starts with a noun or a verb, not with 'Where'",
+            "docs/page.md:12: a table cell starts with a noun or a verb, not with 'How'",
+            "docs/page.md:21: a paragraph starts with a noun or a verb, not with 'Those'",
+            "words: 1 files, 5 faults",
+        ],
+    )
+
+
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     assert check(tmp_path) == (2, [])
