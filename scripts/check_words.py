@@ -19,7 +19,6 @@ from typing import NamedTuple
 # list does not match `keepalive`, `always` or `replace`.
 REPLACEMENTS = {
     "abandon": "discard, release or give_up",
-    "abandoned": "discarded, released or expired",
     "adherence": "strict_output",
     "asked": "requested, or input_items",
     "gathering": "reader or collect",

@@ -19,11 +19,12 @@ def write(path: Path, text: str) -> None:
 
 def test_code_within_the_limits_passes(tmp_path: Path) -> None:
     write(tmp_path / "src/antiphon/__init__.py", "from antiphon.errors import AntiphonError\n")
+    write(tmp_path / "src/antiphon/backends/__init__.py", "from antiphon.backends.base import Backend\n")
     write(tmp_path / "src/antiphon/server/__init__.py", "")
     write(tmp_path / "src/antiphon/long.py", "x = 1\n" * 500)
     write(tmp_path / "src/antiphon/function.py", "def run():\n" + "    x = 1\n" * 79)
 
-    assert check(tmp_path) == (0, ["shape: 4 files, 0 faults"])
+    assert check(tmp_path) == (0, ["shape: 5 files, 0 faults"])
 
 
 def test_every_fault_is_reported(tmp_path: Path) -> None:
