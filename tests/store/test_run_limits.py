@@ -82,7 +82,7 @@ async def test_both_concurrency_limits_hold_together(queue: Queue, claim: Claim)
     assert await claim("them", 0, **limits) == []
 
 
-async def test_lowered_limit_takes_no_more_runs(queue: Queue, claim: Claim, end: Any) -> None:
+async def test_limit_below_active_runs_takes_no_more(queue: Queue, claim: Claim, end: Any) -> None:
     await queue("aaaa")
     assert await claim("us", 0, limit=3) == ["a1", "a2", "a3"]
     assert await claim("them", 0, concurrency=2) == []
@@ -115,7 +115,7 @@ async def test_own_expired_runs_still_count(queue: Queue, claim: Claim) -> None:
     assert await claim("us", 50, concurrency=1) == []
 
 
-async def test_abandoned_run_does_not_count(store: Store, queue: Queue, claim: Claim) -> None:
+async def test_run_without_owner_does_not_count(store: Store, queue: Queue, claim: Claim) -> None:
     await queue("aa")
     assert await claim("us", 0, concurrency=1) == ["a1"]
     await store.abandon("us", "a", "resp_a1")
