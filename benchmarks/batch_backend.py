@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.backends.base import Capabilities, Deltas, Model, Turn
+from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Finish, Text, Tokens
+from antiphon.stream.deltas import Delta, Deltas, Finish, Text, Tokens
 from benchmarks.workloads import ANSWERS
 
 KIND = "benchmark-batches"

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from antiphon.backends.base import Capabilities, Model
-from antiphon.engine.conversation import resolve
 from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.prepare import resolve
 from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.items import Message

@@ -4,10 +4,10 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from antiphon.backends.base import Capabilities, Deltas, Model, Turn
+from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.protocol.items import FunctionCallOutput
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import Delta, Deltas, Finish, Text, Tokens, ToolCall
 from benchmarks.tasks import TASKS, Task
 
 READ_INTERVAL = 0.002

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from antiphon import Agent, Limits, Tool, tool
-from antiphon.agent.envelope import BundledFile, FileBundle, encode
+from antiphon.agent.execute.envelope import BundledFile, FileBundle, encode
 
 INSTRUCTIONS = """\
 You edit the code of one folder. Read a file before you change it, and write it whole. When everything is done, say in

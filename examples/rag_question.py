@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from antiphon.agent.builder import ResponsesRequestBuilder
-from antiphon.agent.envelope import AgentExecuteRequest, AgentExecuteResponse, ConversationContext
-from antiphon.agent.mapper import map_response
-from antiphon.agent.rag import Chunk, build_context, count_candidates
+from antiphon.agent.execute.builder import ResponsesRequestBuilder
+from antiphon.agent.execute.envelope import AgentExecuteRequest, AgentExecuteResponse, ConversationContext
+from antiphon.agent.execute.mapper import map_response
+from antiphon.agent.execute.rag import Chunk, build_context, count_candidates
 
 MAX_CHUNKS = 4
 SYSTEM = "Answer only from the chunks in [CONTEXT], and cite each chunk by its Id. Say so if they have no answer."

@@ -6,19 +6,20 @@ from typing import Any
 
 import msgspec
 
-from antiphon.backends.base import EVERYTHING, Deltas, Model, Turn
-from antiphon.engine.compaction.compactor import Compactor
-from antiphon.engine.compaction.expansion import expand, strip
-from antiphon.engine.compaction.memory import Memory, unseal
-from antiphon.engine.routing import Candidate, Route
+from antiphon.backends.base import EVERYTHING, Model, Turn
 from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.compaction.compaction_item import Memory, unseal
+from antiphon.engine.serve.compaction.compactor import Compactor
+from antiphon.engine.serve.compaction.expansion import expand, strip
+from antiphon.engine.serve.routing import Candidate, Route
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Usage
+from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
+from antiphon.stream.deltas import Deltas
 
 PROJECT = "default"
 SEALER = Sealer([bytes(32)])

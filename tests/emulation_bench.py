@@ -7,13 +7,15 @@ import msgspec
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from antiphon.backends import scripted
-from antiphon.backends.base import Deltas, Turn
+from antiphon.backends.base import Turn
+from antiphon.backends.scripted.backend import ScriptedBackend
+from antiphon.backends.scripted.script import Script
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.memory.store import MemoryStore
+from antiphon.stream.deltas import Deltas
 from antiphon.stream.fold import fold
 
 Json = dict[str, Any]
@@ -23,11 +25,11 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _OWN_EVENTS = {"error", "response.failed"}
 
 
-class Recorder(scripted.ScriptedBackend):
+class Recorder(ScriptedBackend):
     """Keeps the turns it was given."""
 
     def __init__(self, script: Json) -> None:
-        super().__init__("recorder", msgspec.convert({"native_tools": ["function"]} | script, scripted.Script))
+        super().__init__("recorder", msgspec.convert({"native_tools": ["function"]} | script, Script))
         self.turns: list[Turn] = []
 
     async def stream(self, turn: Turn) -> Deltas:

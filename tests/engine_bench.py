@@ -5,26 +5,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import openresponses
-from antiphon.backends import scripted
-from antiphon.backends.scripted import ScriptedBackend
+from antiphon.backends.scripted.backend import ScriptedBackend
+from antiphon.backends.scripted.backend import create as create_scripted
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
-from antiphon.engine.run import Run
+from antiphon.engine.respond.run import Run
 from antiphon.engine.sealing import Sealer
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
 from antiphon.stream.fold import fold
+from support import openresponses
 
 
 class Bench:
     """A started engine with its script's backend and its store at hand."""
 
     def __init__(self, script: dict[str, Any], store: Store, policy: Policy | None = None) -> None:
-        self.backend: ScriptedBackend = scripted.create("test", {"script": script}, Path())
+        self.backend: ScriptedBackend = create_scripted("test", {"script": script}, Path())
         self.store = store
         # One server has one key, in all its processes.
         sealer = Sealer([bytes(32)])

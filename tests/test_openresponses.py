@@ -4,13 +4,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import openresponses
 from antiphon.protocol.content import OutputText
 from antiphon.protocol.events import Completed, OutputTextDelta
 from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
-from live_server import JudgedEngine
+from support import openresponses
+from support.live_server import JudgedEngine
 
 needs_document = pytest.mark.skipif(not openresponses.available(), reason="the document is not beside the repository")
 

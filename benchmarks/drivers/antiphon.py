@@ -6,9 +6,9 @@ python -m benchmarks.drivers.antiphon URL
 from collections.abc import Callable
 
 from antiphon import Agent, Limits, tool
-from antiphon.agent.http import HttpTransport
 from antiphon.agent.outcome import RunEnded, TextDelta
-from antiphon.agent.transport import Transport
+from antiphon.agent.transports.base import Transport
+from antiphon.agent.transports.http import HttpTransport
 from benchmarks.drivers.agent_driver import Run, RunResult, look_up, serve_tasks
 from benchmarks.tasks import QUESTION, Task
 

@@ -5,7 +5,7 @@ python -m benchmarks.drivers.in_process URL
 
 from collections.abc import Callable
 
-from antiphon.agent.local import LocalTransport
+from antiphon.agent.transports.engine import LocalTransport
 from antiphon.engine.engine import Engine
 from antiphon.store.location import locate_store
 from benchmarks.drivers import antiphon

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from antiphon.backends.base import Capabilities, Deltas, Model, Turn
+from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
@@ -13,7 +13,7 @@ from antiphon.protocol.response import FINAL_STATUSES, Usage
 from antiphon.store.base import NO_LIMITS, StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.store import SqliteStore
-from antiphon.stream.deltas import Finish, Text, Tokens
+from antiphon.stream.deltas import Deltas, Finish, Text, Tokens
 from benchmarks.drivers import queue_driver
 from benchmarks.drivers.queue_driver import Arguments, Record, serve
 

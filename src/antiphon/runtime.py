@@ -9,10 +9,10 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from antiphon.agent import agent
-from antiphon.agent.transport import Events, Transport
+from antiphon.agent.transports.base import Events, Transport
 from antiphon.errors import Unavailable
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 if TYPE_CHECKING:
     from antiphon.engine.engine import Engine
@@ -138,7 +138,7 @@ class _Reading:
             self._here.call_soon_threadsafe(self._told.put_nowait, told)
 
     async def _read(self) -> None:
-        from antiphon.agent.local import LocalTransport
+        from antiphon.agent.transports.engine import LocalTransport
 
         engine = await self._home.find_engine()
         async with aclosing(await LocalTransport(engine).stream(self._request)) as events:
@@ -177,7 +177,7 @@ def _has_failed(starting: "asyncio.Task[Engine]") -> bool:
 async def _start() -> "Engine":
     # An engine takes longer to load than an agent that talks to a server should have to wait.
     from antiphon.config import environment, load
-    from antiphon.engine.assemble import build_engine
+    from antiphon.engine.assembly import build_engine
 
     engine = build_engine(load(None, environment(), {}))
     await engine.start()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_stage import WAYS, Stage, Theatre, open_stage
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import MemoryLedger, SqliteLedger
+from support.agent_stage import WAYS, Stage, Theatre, open_stage
 
 
 @pytest.fixture(scope="package")

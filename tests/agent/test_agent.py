@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from agent_stage import DROP, Stage, TheirStage, call, open_stage, outputs_of, usage
 from antiphon import Agent, ConfigError, InvalidRequest, Limits, Prices, tool
 from antiphon.agent.agent import Agent as BareAgent
-from antiphon.agent.calls import CANCELLED
 from antiphon.agent.outcome import RunEnded, RunEvent, TextDelta, ToolProgress, ToolStarted, TurnRestarted
+from antiphon.agent.tool_calls import CANCELLED
 from antiphon.errors import PreviousResponseNotFound, RateLimited, UnsupportedParameter
 from antiphon.ledger import Ledger
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.tools.base import ToolContext
+from support.agent_stage import DROP, Stage, TheirStage, call, open_stage, outputs_of, usage
 
 
 @tool

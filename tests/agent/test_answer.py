@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.answer import Answer, Spoken, hear, make_answer
+from antiphon.agent.model import Answer, Spoken, hear, make_answer
 from antiphon.protocol import codec
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 

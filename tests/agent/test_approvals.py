@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent_stage import Stage, TheirStage, call, open_stage, outputs_of
 from antiphon import Agent, InvalidRequest, Limits, tool
-from antiphon.agent.calls import DENIED
 from antiphon.agent.outcome import ToolFinished
+from antiphon.agent.tool_calls import DENIED
 from antiphon.ledger import EntryTaken, Ledger
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import Call, Tool
+from support.agent_stage import Stage, TheirStage, call, open_stage, outputs_of
 
 
 def make_pay(paid: list[int], **options: Any) -> Tool:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from agent_stage import OurStage, Stage, call, open_stage, outputs_of, usage
 from antiphon import Agent, Limits, Outcome, Prices, tool
 from antiphon.ledger import Ledger
 from antiphon.protocol.response import Usage
+from support.agent_stage import OurStage, Stage, call, open_stage, outputs_of, usage
 
 
 @tool

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.calls import INTERRUPTED
+from antiphon.agent.tool_calls import INTERRUPTED
 from antiphon.store.ledger import SqliteLedger
-from crashing_agent import AT_ONCE, CALLS, RUN_ID
+from support.crashing_agent import AT_ONCE, CALLS, RUN_ID
 
 KILLED = -9
 # Two for each entry (a run of 12 calls, 3 at once, has 31: its beginning, 5 turns, 2 for each call, and its end), and
@@ -28,7 +28,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parents[1] / "crashing_agent.py")],
+            [sys.executable, str(Path(__file__).parents[1] / "support" / "crashing_agent.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

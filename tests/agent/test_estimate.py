@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from agent_stage import DROP, Stage, TheirStage, call, open_stage, usage
 from antiphon import Limits, Prices, tool
 from antiphon.agent.estimate import estimate_usage
 from antiphon.agent.loop import UNCOUNTED
 from antiphon.agent.outcome import Notice, RunEnded, RunEvent, TurnFinished
 from antiphon.protocol.response import Usage
+from support.agent_stage import DROP, Stage, TheirStage, call, open_stage, usage
 
 TEXT = "seven b" * 50  # 350 bytes, which are 100 tokens
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXT}]}

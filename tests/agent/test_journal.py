@@ -5,18 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.entries import (
-    Answered,
-    Began,
-    Ended,
-    Entry,
-    Intended,
-    Judgement,
-    Paused,
-    Resulted,
-    Resumed,
-    Wasted,
-)
+from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, Judgement, Paused, Resulted, Resumed, Wasted
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.outcome import RunError
 from antiphon.ledger import EntryTaken, Ledger

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent_stage import DROP, HOLD, Stage, call, outputs_of, usage
 from antiphon import Limits, Prices, tool
 from antiphon.agent import loop
-from antiphon.agent.calls import CANCELLED, NO_ROOM, NOT_MADE
-from antiphon.agent.guard import STOPPED, WARNING
+from antiphon.agent.budget import Stopwatch
+from antiphon.agent.journal import STOPPED, WARNING
 from antiphon.agent.outcome import (
     Notice,
     Outcome,
@@ -26,8 +25,9 @@ from antiphon.agent.outcome import (
     TurnStarted,
 )
 from antiphon.agent.steps import WRAP_UP
-from antiphon.agent.stopping import Stopwatch
+from antiphon.agent.tool_calls import CANCELLED, NO_ROOM, NOT_MADE
 from antiphon.tools.base import Call, Tool, ToolContext
+from support.agent_stage import DROP, HOLD, Stage, call, outputs_of, usage
 
 
 @tool

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from agent_stage import Stage, TheirStage, call, open_stage, outputs_of
 from antiphon import Agent, tool
+from antiphon.agent.history import LOST, SEALED
 from antiphon.agent.outcome import Notice, RunEnded, RunEvent
-from antiphon.agent.sealing import LOST, SEALED
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol import codec
+from support.agent_stage import Stage, TheirStage, call, open_stage, outputs_of
 
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
 THOUGHT = {"type": "reasoning", "summary": [], "encrypted_content": "old"}

@@ -7,8 +7,8 @@ import msgspec
 import pydantic
 import pytest
 
-from agent_stage import Stage, call
 from antiphon import ConfigError, Limits, tool
+from support.agent_stage import Stage, call
 
 
 @tool

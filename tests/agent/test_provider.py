@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.gathering import Gathering
-from antiphon.agent.http import HttpTransport
-from antiphon.agent.local import LocalTransport
+from antiphon.agent.history import LOST
 from antiphon.agent.provider import Provider, ToolCall, Turn
-from antiphon.agent.sealing import LOST
-from antiphon.agent.transport import Events, Transport
+from antiphon.agent.transports.base import Events, Gathering, Transport
+from antiphon.agent.transports.engine import LocalTransport
+from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.store.memory.store import MemoryStore
 from engine_bench import Bench
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 SCRIPT: dict[str, Any] = {
     "rules": [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.agent.sealing import cannot_open, refuses_to_seal, unseal
+from antiphon.agent.history import cannot_open, refuses_to_seal, unseal
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UnsupportedParameter, UpstreamError
 
 OPEN = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from antiphon.agent.stopping import Stop, Stopwatch
+from antiphon.agent.budget import Stop, Stopwatch
 
 
 def make(seconds: float | None = None, cancel: asyncio.Event | None = None) -> Stopwatch:

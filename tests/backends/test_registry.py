@@ -8,7 +8,7 @@ from antiphon.backends import registry
 from antiphon.errors import ConfigError
 
 MODULE = """
-from antiphon.backends.scripted import create as create_scripted
+from antiphon.backends.scripted.backend import create as create_scripted
 
 def create(name, options, data_dir):
     backend = create_scripted(name, {}, data_dir)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from agent_stage import OurStage, TheirStage, open_stage
 from antiphon.config import ApiKey
 from antiphon.store.location import locate_store
 from behaviour.wire import SCRIPT
-from live_server import Running, make_settings
+from support.agent_stage import OurStage, TheirStage, open_stage
+from support.live_server import Running, make_settings
 
 COLLECTED = pytest.StashKey[set[str]]()
 

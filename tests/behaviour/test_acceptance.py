@@ -6,8 +6,8 @@ The suite's WebSocket cases are in tests/server, with the rest of that transport
 import json
 from typing import Any
 
-import openresponses
-from live_server import Answer, Running
+from support import openresponses
+from support.live_server import Answer, Running
 
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from agent_stage import DROP, HOLD, OurStage, Stage, TheirStage, call, look_up, outputs_of
 from antiphon import Limits, tool
 from antiphon.agent.outcome import (
     RunEnded,
@@ -25,6 +24,7 @@ from antiphon.agent.outcome import (
 from antiphon.protocol.items import LOST_OUTPUT
 from antiphon.store.ledger import SqliteLedger
 from antiphon.tools.base import ToolContext
+from support.agent_stage import DROP, HOLD, OurStage, Stage, TheirStage, call, look_up, outputs_of
 
 
 @tool

@@ -11,27 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_stage import (
-    OurStage,
-    Recorder,
-    Stage,
-    TheirStage,
-    call,
-    look_up,
-    make_backend,
-    outputs_of,
-    usage,
-)
 from antiphon import Agent, Limits, Outcome, Prices, tool
-from antiphon.agent.local import LocalTransport
 from antiphon.agent.loop import UNCOUNTED
 from antiphon.agent.outcome import Notice, RunEnded
-from antiphon.backends.base import Deltas, Model, Turn
-from antiphon.backends.scripted import ScriptedBackend
+from antiphon.agent.transports.engine import LocalTransport
+from antiphon.backends.base import Model, Turn
+from antiphon.backends.scripted.backend import ScriptedBackend
 from antiphon.engine.engine import Engine
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import ContextLengthExceeded
 from antiphon.store.memory.store import MemoryStore
+from antiphon.stream.deltas import Deltas
+from support.agent_stage import OurStage, Recorder, Stage, TheirStage, call, look_up, make_backend, outputs_of, usage
 
 LOOK = call("look_up", {"city": "Bern"})
 

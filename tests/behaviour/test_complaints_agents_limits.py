@@ -17,25 +17,14 @@ from typing import Annotated
 
 import pytest
 
-from agent_stage import (
-    DROP,
-    HOLD,
-    OurStage,
-    Stage,
-    TheirStage,
-    call,
-    look_up,
-    make_reply,
-    outputs_of,
-    usage,
-)
 from antiphon import Agent, ConfigError, Limits, tool
 from antiphon.agent.outcome import TextDelta, ToolStarted, TurnRestarted
 from antiphon.ledger import EntryTaken
 from antiphon.store.ledger import SqliteLedger
 from antiphon.testing.scripted import serve_script
 from antiphon.tools.schema import is_strict
-from upstream_server import serve
+from support.agent_stage import DROP, HOLD, OurStage, Stage, TheirStage, call, look_up, make_reply, outputs_of, usage
+from support.upstream_server import serve
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from antiphon import Agent, Limits, tool
-from antiphon.agent.http import HttpTransport
 from antiphon.agent.outcome import RunEvent
-from antiphon.agent.transport import Transport
+from antiphon.agent.transports.base import Transport
+from antiphon.agent.transports.http import HttpTransport
 from antiphon.testing.cassette import Cassette, CassetteMiss
 from antiphon.testing.network import forbid_network
 from antiphon.testing.scripted import ScriptedTransport, serve_script

@@ -15,8 +15,8 @@ from antiphon.backends.chat_completions.backend import create
 from antiphon.backends.responses.backend import create as create_responses
 from behaviour.upstreams import bridge, recorded, streamed
 from behaviour.wire import Json, of_type, say
-from live_server import Running, make_settings
-from upstream_server import RESET, STALL, Reply, json_of, serve, stream_of
+from support.live_server import Running, make_settings
+from support.upstream_server import RESET, STALL, Reply, json_of, serve, stream_of
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 PICTURE = "data:image/png;base64,aGk="

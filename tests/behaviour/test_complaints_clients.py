@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from live_server import Running
-from websocket_client import Client
+from support.live_server import Running
+from support.websocket_client import Client
 
 # What Codex sends with every turn.
 CODEX: dict[str, Any] = {

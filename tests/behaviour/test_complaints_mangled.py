@@ -17,8 +17,8 @@ from antiphon.backends.responses.backend import create
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.stream.fold import fold
 from behaviour.wire import Json, of_type, read_stream, say
-from live_server import Running, make_settings
-from upstream_server import Reply, serve, stream_of
+from support.live_server import Running, make_settings
+from support.upstream_server import Reply, serve, stream_of
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 THOUGHT = {"type": "reasoning", "id": "rs_u", "summary": [{"type": "summary_text", "text": "Think hard."}]}

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphon.backends import scripted
+from antiphon.backends.scripted.backend import create as create_scripted
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
 from antiphon.protocol.items import Reasoning
 from antiphon.store.memory.store import MemoryStore
-from live_server import Running
+from support.live_server import Running
 
 SCRIPT: dict[str, Any] = {
     "rules": [
@@ -58,7 +58,7 @@ def test_pain_e_56_reasoning_that_cannot_be_opened_does_not_kill_the_session(ser
 async def test_pain_e_55_reasoning_of_one_backend_is_no_error_at_another(tmp_path: Path) -> None:
     opaque = {"default": [{"reasoning": "The word is plinth."}, {"seal": "signed-by-one"}, {"text": "I have a word."}]}
     scripts = {"one": opaque, "two": SCRIPT}
-    backends = {name: scripted.create(name, {"script": script}, tmp_path) for name, script in scripts.items()}
+    backends = {name: create_scripted(name, {"script": script}, tmp_path) for name, script in scripts.items()}
     names = {"first": ["one/scripted"], "second": ["two/scripted"]}
     engine = Engine(backends=backends, store=MemoryStore(), policy=Policy(models=names))
     await engine.start()

@@ -11,8 +11,8 @@ import pytest
 from antiphon.backends.registry import create
 from behaviour.upstreams import NO_RETRIES, answered, bridge, recorded, refuse
 from behaviour.wire import Json, say
-from live_server import Running, make_settings
-from upstream_server import json_of, serve, stream_of
+from support.live_server import Running, make_settings
+from support.upstream_server import json_of, serve, stream_of
 
 
 async def test_pain_c_42_a_server_that_refuses_reasoning_is_asked_without_and_not_twice() -> None:

@@ -9,7 +9,7 @@ import pytest
 from behaviour.item_samples import ITEMS
 from behaviour.wire import Json, ask, refuse, say
 from emulation_bench import Recorder, call
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 GET = {
     "type": "function",

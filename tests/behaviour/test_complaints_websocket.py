@@ -3,7 +3,7 @@
 from typing import Any
 
 from behaviour.samples import FUNCTION
-from websocket_client import Client, text_of
+from support.websocket_client import Client, text_of
 
 # As Codex opens its connection.
 CODEX = {"OpenAI-Beta": "responses_websockets=2026-02-06", "session-id": "s1", "x-codex-beta-features": "x"}

@@ -11,8 +11,8 @@ from openai import AsyncOpenAI
 
 from antiphon.backends.registry import create
 from behaviour.wire import Json, read_stream
-from live_server import Answer, Running, make_settings
-from upstream_server import Reply, UpstreamServer, json_of, serve, stream_of
+from support.live_server import Answer, Running, make_settings
+from support.upstream_server import Reply, UpstreamServer, json_of, serve, stream_of
 
 # Each kind of backend, and where the recorded answers of its servers are.
 KINDS = {"anthropic_messages": "anthropic", "chat_completions": "chat", "responses": "responses"}

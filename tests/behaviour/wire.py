@@ -8,7 +8,7 @@ from antiphon.stream.sse import Decoder
 from behaviour.event_samples import make_event
 from behaviour.item_samples import ITEMS
 from behaviour.samples import ANNOTATIONS, CALLED
-from live_server import Running
+from support.live_server import Running
 
 Json = dict[str, Any]
 

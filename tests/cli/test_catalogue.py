@@ -1,4 +1,4 @@
-from antiphon.cli.catalogue import Piece, load_catalogue
+from antiphon.cli.pull import Piece, load_catalogue
 
 
 def test_the_default_comes_in_one_piece():

@@ -1,7 +1,7 @@
 import io
 from itertools import count
 
-from antiphon.cli.progress import Progress
+from antiphon.cli.download import Progress
 
 
 class Terminal(io.StringIO):

@@ -5,10 +5,9 @@ import zipfile
 
 import pytest
 
-from antiphon.cli.catalogue import Weights
 from antiphon.cli.main import main
 from antiphon.cli.packages import Archive
-from antiphon.cli.pull import pull
+from antiphon.cli.pull import Weights, pull
 from antiphon.errors import AntiphonError
 
 FILE = random.Random(2).randbytes(250_000)

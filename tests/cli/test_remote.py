@@ -11,8 +11,8 @@ import pytest
 from antiphon.cli.remote import Remote
 from antiphon.errors import AntiphonError
 from antiphon.protocol.events import OutputTextDelta
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
 
 REQUEST = CreateRequest(model="m", input="hi", stream=True)
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

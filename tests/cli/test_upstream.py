@@ -6,8 +6,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from antiphon.cli.main import build_parser, main
-from antiphon.cli.upstream import KINDS, choose_upstream
-from upstream_server import json_of, serve, stream_of
+from antiphon.cli.settings import KINDS, choose_upstream
+from support.upstream_server import json_of, serve, stream_of
 
 LISTED = json_of({"object": "list", "data": [{"id": "qwen3", "object": "model"}, {"id": "gemma4", "object": "model"}]})
 HELLO = stream_of(

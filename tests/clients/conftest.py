@@ -9,7 +9,7 @@ import pytest
 from antiphon.backends.embedded.backend import create
 from antiphon.store.location import locate_store
 from clients.recorder import Recorder
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 Serve = Callable[..., Running]
 # Quick: no examples of calls are read, since the tools that clients offer it have to be called.

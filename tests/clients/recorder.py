@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
-from antiphon.backends.base import Capabilities, Deltas, Turn
-from antiphon.backends.scripted import ScriptedBackend
+from antiphon.backends.base import Capabilities, Turn
+from antiphon.backends.scripted.backend import ScriptedBackend
+from antiphon.backends.scripted.script import Script
 from antiphon.protocol import codec
-from antiphon.stream.script import Script
+from antiphon.stream.deltas import Deltas
 
 
 class Recorder(ScriptedBackend):

@@ -5,13 +5,9 @@ from typing import Any
 
 import pytest
 from openai.resources.responses.responses import AsyncResponsesConnection
-from openai.types.responses import (
-    ResponseSteerAcceptedEvent,
-    ResponseSteerFailedEvent,
-    ResponseSteerPendingEvent,
-)
+from openai.types.responses import ResponseSteerAcceptedEvent, ResponseSteerFailedEvent, ResponseSteerPendingEvent
 
-from live_server import Running
+from support.live_server import Running
 
 CALL = {"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}
 SCRIPT = {

@@ -19,8 +19,8 @@ from antiphon.errors import RateLimited
 from antiphon.protocol import codec
 from antiphon.protocol.response import Usage
 from antiphon.store.memory.store import MemoryStore
-from replay import cut, replay
-from upstream_server import Reply, json_of, serve, stream_of
+from support.replay import cut, replay
+from support.upstream_server import Reply, json_of, serve, stream_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "new-backend.md"
 TEXT = PAGE.read_text("utf-8")

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.backends.chat_completions.options import Options
+from antiphon.backends.chat_completions.backend import Options
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.registry import create
-from antiphon.backends.responses.options import Options as ResponsesOptions
-from antiphon.backends.upstream.options import UpstreamOptions
+from antiphon.backends.responses.backend import Options as ResponsesOptions
 from antiphon.config import load
+from antiphon.upstream.options import UpstreamOptions
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "upstreams.md"
 TEXT = GUIDE.read_text("utf-8")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine import attempt, background, journal
+from antiphon.engine.background import attempt, event_writer, queue
 from antiphon.errors import NotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import FINAL_STATUSES, Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
@@ -112,7 +112,7 @@ async def test_what_a_model_has_said_to_the_end_is_kept_once_the_store_is_back(
 async def test_events_that_could_not_be_stored_come_with_the_next(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(event_writer, "RETRY_SECONDS", 0.01)
     bench = await make_bench(SLOW, store=Frail(append_events=3), background_lease_seconds=LONG)
     run = await bench.ask(background=True)
     await wait_until_logged(bench, run.response.id, b" far")
@@ -259,7 +259,7 @@ async def test_a_queued_response_is_cancelled_though_every_place_is_taken(make_b
 async def test_cancelling_at_once_finds_the_run_wherever_it_is(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "POLL_SECONDS", LONG)
+    monkeypatch.setattr(queue, "POLL_SECONDS", LONG)
     bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
     for turns in range(12):
         run = await bench.ask(background=True)
@@ -273,7 +273,7 @@ async def test_cancelling_at_once_finds_the_run_wherever_it_is(
 async def test_what_a_dead_process_has_left_is_cancelled_when_its_lease_has_run_out(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "POLL_SECONDS", 5.0)  # it waits for four of them at the most
+    monkeypatch.setattr(queue, "POLL_SECONDS", 5.0)  # it waits for four of them at the most
     bench = await make_bench(SLOW, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -324,7 +324,7 @@ async def test_no_more_runs_are_worked_on_than_there_are_places(make_bench: Any,
 async def test_whoever_streams_along_never_waits_for_the_next_look(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "POLL_SECONDS", LONG)
+    monkeypatch.setattr(queue, "POLL_SECONDS", LONG)
     bench = await make_bench({"default": "a word"}, store=SqliteStore(tmp_path / "store.db"))
     for _ in range(12):
         run = await bench.ask(background=True)

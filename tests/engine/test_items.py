@@ -2,13 +2,13 @@
 
 import pytest
 
-from antiphon.engine.ids import Mint
 from antiphon.engine.items import check_named, identify
+from antiphon.engine.respond.ids import Mint
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import FunctionCallOutput, Item, ItemReference, Message
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine import worker
+from antiphon.engine.background import worker
 from antiphon.protocol import codec
 from antiphon.store.base import Store
 from antiphon.store.limits import RunLimits

@@ -7,9 +7,9 @@ import pytest
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol.content import InputImage, InputText
 from antiphon.protocol.items import Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest, PromptRef
+from antiphon.protocol.unions import Unknown
 from engine_bench import Bench
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_SECONDS = 30

@@ -18,9 +18,9 @@ from antiphon.protocol.codec import (
 from antiphon.protocol.events import OutputItemAdded, OutputTextDelta
 from antiphon.protocol.hosted_events import AudioDone
 from antiphon.protocol.items import FunctionCall, Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 
 
 def refusal(body: Any) -> tuple[str | None, str | None, str]:

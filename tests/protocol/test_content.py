@@ -16,7 +16,7 @@ from antiphon.protocol.content import (
     UrlCitation,
     text_of,
 )
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from antiphon.protocol import codec
 from antiphon.protocol.codec import Decoded
 from antiphon.protocol.conversation import AddItems, Conversation, CreateConversation, UpdateConversation
 from antiphon.protocol.items import Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import ConversationRef, CountRequest
 from antiphon.protocol.tools import FunctionChoice
+from antiphon.protocol.unions import Unknown
 
 MESSAGE = {"role": "user", "content": "hi"}
 STRANGE = b'{"type":"acme:thing","x":1}'

@@ -6,7 +6,6 @@ from msgspec import inspect
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-import openresponses
 from antiphon.protocol.codec import EVENTS, decode_event, encode
 from antiphon.protocol.content import OutputText, SummaryText, UrlCitation
 from antiphon.protocol.events import (
@@ -22,8 +21,9 @@ from antiphon.protocol.events import (
 )
 from antiphon.protocol.hosted_events import HOSTED_EVENTS
 from antiphon.protocol.items import FunctionCall, Message, Reasoning
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
+from support import openresponses
 
 ALL = {event.__struct_config__.tag: event for event in (*CORE_EVENTS, *HOSTED_EVENTS)}
 RESPONSE = Response(id="resp_1", created_at=1, model="m")

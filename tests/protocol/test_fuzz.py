@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strategies
 from antiphon.errors import InvalidRequest, MissingParameter
 from antiphon.protocol.codec import decode_request, encode
 from antiphon.protocol.request import CreateRequest
+from support import strategies
 
 
 def look_up(value: Any, path: str) -> Any:

@@ -18,7 +18,7 @@ from antiphon.protocol.items import (
     Message,
     Reasoning,
 )
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 EASY = Message("user", "hi")
 FULL = Message("developer", [InputText("hi"), InputImage(image_url="data:,")], status="completed")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, inspect
 
-import strategies
 from antiphon.protocol import codec, content, events, hosted, items, request, response, tools
-from antiphon.protocol.open import Family, Unknown
+from antiphon.protocol.unions import Family, Unknown
+from support import strategies
 
 FAMILIES = {
     "items": items.ITEMS,

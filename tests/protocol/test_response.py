@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 from openai.types import responses as sdk
 
-import openresponses
 from antiphon.protocol.codec import decode_response, encode
 from antiphon.protocol.content import LogProb, OutputText, ReasoningText, Refusal, SummaryText, UrlCitation
 from antiphon.protocol.items import Compaction, FunctionCall, FunctionCallOutput, Message, Reasoning
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import JsonObjectFormat, JsonSchemaFormat, ReasoningConfig, TextConfig
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.protocol.tools import AllowedToolsChoice, FunctionChoice, FunctionTool
+from antiphon.protocol.unions import Unknown
+from support import openresponses
 
 BARE = {
     "id": "resp_1",

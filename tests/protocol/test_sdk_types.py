@@ -13,10 +13,10 @@ from pydantic import BaseModel
 from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.content import PARTS
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Family, Holds, find_holds
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import ErrorCode, IncompleteReason, Response, Status
 from antiphon.protocol.tools import TOOLS
+from antiphon.protocol.unions import Family, Holds, find_holds
 
 # What differs on purpose, and why.
 EXPLAINED = {

@@ -17,8 +17,8 @@ from antiphon.protocol import request, response
 from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.content import ANNOTATIONS, PARTS
 from antiphon.protocol.items import ITEMS, OutputItem
-from antiphon.protocol.open import Family
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
+from antiphon.protocol.unions import Family
 
 SURFACE = Path(__file__).parents[3] / "shared" / "protocol" / "surface.md"
 pytestmark = pytest.mark.skipif(not SURFACE.is_file(), reason=f"{SURFACE.name} is not beside the repository")

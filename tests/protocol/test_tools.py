@@ -4,7 +4,6 @@ import pytest
 
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.codec import DecodedRequest, decode_request, encode
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import (
     AllowedToolsChoice,
@@ -16,6 +15,7 @@ from antiphon.protocol.tools import (
     NamespaceTool,
     WebSearchPreviewTool20250311,
 )
+from antiphon.protocol.unions import Unknown
 
 F = FunctionTool("f", "d", {"type": "object"}, True)
 FLAT = b'{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":true}'

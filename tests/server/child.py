@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from antiphon.config import load
-from antiphon.engine.assemble import build_engine
+from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
 from antiphon.server.log import configure
 from antiphon.server.process import serve

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from antiphon.config import ApiKey
-from antiphon.server.exchange import Exchange, Message, Scope
+from antiphon.server.http import Exchange, Message, Scope
 from antiphon.store.base import Store
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 
 @pytest.fixture

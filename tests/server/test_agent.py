@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from agent_client import CLIENT_TOOL, PATH, AgentServer, results, texts
-from antiphon.agent.execution import MAX_ITERATIONS
-from antiphon.agent.guard import WARNING
-from antiphon.agent.suppression import SUPPRESSED
+from antiphon.agent.execute.execution import MAX_ITERATIONS, SUPPRESSED
+from antiphon.agent.journal import WARNING
 from antiphon.errors import ConfigError
 from antiphon.server.agent import choose_tools
-from live_server import Answer, make_settings
+from support.agent_client import CLIENT_TOOL, PATH, AgentServer, results, texts
+from support.live_server import Answer, make_settings
 
 Execute = Callable[..., Answer]
 

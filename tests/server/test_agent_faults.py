@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_client import PATH, TOOLS, AgentServer, read_events, results
-from live_server import PATIENCE, Answer
+from support.agent_client import PATH, TOOLS, AgentServer, read_events, results
+from support.live_server import PATIENCE, Answer
 
 Execute = Callable[..., Answer]
 

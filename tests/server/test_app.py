@@ -11,7 +11,7 @@ from antiphon.server.app import App
 from antiphon.server.routes import make_router
 from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
-from live_server import make_settings
+from support.live_server import make_settings
 
 
 class BrokenStore(MemoryStore):

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-import openresponses
 from antiphon.config import ApiKey
-from live_server import Running
+from support import openresponses
+from support.live_server import Running
 
 NOTES = "Goal: a red bridge."
 SCRIPT = {

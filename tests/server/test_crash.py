@@ -13,7 +13,7 @@ import pytest
 from antiphon.protocol import codec
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.stream.fold import fold
-from crashing_server import PATIENCE, Crashing, Reader, read_events, wait_until
+from support.crashing_server import PATIENCE, Crashing, Reader, read_events, wait_until
 
 Start = Callable[..., Crashing]
 

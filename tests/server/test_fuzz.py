@@ -15,11 +15,11 @@ from schemathesis.checks import (
 )
 
 from antiphon.engine.engine import Engine
-from antiphon.engine.parameters import OF_WEBSOCKETS, UNIMPLEMENTED
+from antiphon.engine.prepare.parameters import OF_WEBSOCKETS, UNIMPLEMENTED
 from antiphon.server.openapi import make_document
 from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
-from live_server import PATIENCE, Running, make_settings
+from support.live_server import PATIENCE, Running, make_settings
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # The same requests every time: what is found here must not depend on luck.

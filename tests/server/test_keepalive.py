@@ -3,8 +3,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from antiphon.protocol.open import Unknown
-from antiphon.server.exchange import Exchange, Message
+from antiphon.protocol.unions import Unknown
+from antiphon.server.http import Exchange, Message
 from antiphon.server.keepalive import Keepalive, encode_beat
 
 GAP = 0.004

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import AntiphonError, BodyTooLarge
-from antiphon.server.exchange import ClientGone
-from antiphon.server.limits import read_body
+from antiphon.server.http import ClientGone, read_body
 
 
 def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter, access
-from live_server import PATIENCE
+from support.live_server import PATIENCE
 
 LINE = AccessLine(
     request_id="req_1",

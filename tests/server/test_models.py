@@ -4,9 +4,9 @@ from typing import Any
 import msgspec
 
 from antiphon.backends.base import Model
-from antiphon.backends.scripted import ScriptedBackend
-from antiphon.stream.script import Script
-from live_server import Running, make_settings
+from antiphon.backends.scripted.backend import ScriptedBackend
+from antiphon.backends.scripted.script import Script
+from support.live_server import Running, make_settings
 
 
 def test_the_models_are_listed(server: Any) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-import strategies
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import make_page
 from antiphon.errors import InvalidRequest
@@ -23,7 +22,8 @@ from antiphon.server.openapi import make_document
 from antiphon.server.router import Router
 from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
-from live_server import make_settings
+from support import strategies
+from support.live_server import make_settings
 
 
 def route(**changes: Any) -> Router:

@@ -9,9 +9,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-import openresponses
 from antiphon.stream.sse import Decoder
-from crashing_server import wait_until
+from support import openresponses
+from support.crashing_server import wait_until
 
 
 @pytest.fixture(scope="module")

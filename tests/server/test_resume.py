@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.backends.base import Deltas, Turn
-from antiphon.backends.scripted import Reading, ScriptedBackend
-from antiphon.engine import journal
+from antiphon.backends.base import Turn
+from antiphon.backends.scripted.backend import Reading, ScriptedBackend
+from antiphon.backends.scripted.script import Script
+from antiphon.engine.background import event_writer
 from antiphon.protocol import codec
 from antiphon.store.sqlite.store import SqliteStore
-from antiphon.stream.deltas import Delta
+from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.fold import fold
-from antiphon.stream.script import Script
-from crashing_server import PATIENCE, read_events
-from live_server import Running, make_settings
-from turns import turns
+from support.crashing_server import PATIENCE, read_events
+from support.live_server import Running, make_settings
+from support.turns import turns
 
 
 class Teller(ScriptedBackend):
@@ -52,7 +52,7 @@ def teller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server whose log grows event by event."""
     store = SqliteStore(tmp_path_factory.mktemp("resume") / "store.db")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "FLUSH_SECONDS", 0)
+        patch.setattr(event_writer, "FLUSH_SECONDS", 0)
         running = Running({}, make_settings(), store, backend=Teller())
         yield running
         running.stop()

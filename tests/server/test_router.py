@@ -4,10 +4,9 @@ from urllib.parse import unquote
 import pytest
 
 from antiphon.errors import MethodNotAllowed, NotFound
-from antiphon.server.exchange import Exchange
-from antiphon.server.operation import Operation
+from antiphon.server.http import Exchange
 from antiphon.server.query import PageQuery
-from antiphon.server.router import Route, Router
+from antiphon.server.router import Operation, Route, Router
 
 
 async def plain(exchange: Exchange) -> None: ...

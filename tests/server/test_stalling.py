@@ -8,8 +8,8 @@ import pytest
 
 from antiphon.server import stalling
 from antiphon.server.stalling import StallGuard
-from live_server import Running
-from websocket_client import Client
+from support.live_server import Running
+from support.websocket_client import Client
 
 ENDLESS = {"rules": [{"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"delay": 0}] * 256]}]}
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from antiphon.stream.sse import Decoder
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 SCRIPT = {
     "rules": [

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.server.exchange import ClientGone
-from antiphon.server.watch import Watch
+from antiphon.server.http import ClientGone, Watch
 
 GONE = {"type": "http.disconnect"}
 

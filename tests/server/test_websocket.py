@@ -8,8 +8,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from live_server import PATIENCE, Running
-from websocket_client import Client, codes, normalise, text_of
+from support.live_server import PATIENCE, Running
+from support.websocket_client import Client, codes, normalise, text_of
 
 GATED = {"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}
 SCRIPT = {

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-import openresponses
-from live_server import Running
-from websocket_client import TERMINAL, Client, text_of
+from support import openresponses
+from support.live_server import Running
+from support.websocket_client import TERMINAL, Client, text_of
 
 SCRIPT = {
     "rules": [{"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}],

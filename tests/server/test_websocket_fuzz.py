@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from live_server import Running, make_settings
-from websocket_client import TERMINAL, Client
+from support.live_server import Running, make_settings
+from support.websocket_client import TERMINAL, Client
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from live_server import Running, make_settings
-from websocket_client import Client, normalise
+from support.live_server import Running, make_settings
+from support.websocket_client import Client, normalise
 
 LANES = ("a", "b", None)
 TURNS = ("text", "call", "fail")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from antiphon.engine import run
+from antiphon.engine.respond import run
 from antiphon.server import process
 from antiphon.server.websocket import connection
 from antiphon.server.websocket.transport import Transport
-from live_server import PATIENCE, Running
-from websocket_client import Client, codes, text_of
+from support.live_server import PATIENCE, Running
+from support.websocket_client import Client, codes, text_of
 
 SCRIPT = {
     "rules": [{"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}],

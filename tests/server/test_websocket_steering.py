@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from antiphon.server.websocket import connection
-from live_server import Running
-from websocket_client import Client, text_of
+from support.live_server import Running
+from support.websocket_client import Client, text_of
 
 CALL = {"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}
 SCRIPT = {

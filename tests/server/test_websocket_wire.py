@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import NotFound
-from antiphon.server.exchange import ClientGone
+from antiphon.server.http import ClientGone
 from antiphon.server.websocket.transport import encode_frames
 from antiphon.server.websocket.wire import Upgrade, Wire
 

@@ -5,8 +5,8 @@ import pytest
 
 from antiphon.protocol.codec import decode_items
 from antiphon.protocol.items import Item, Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store, StoredResponse
 from antiphon.store.location import locate_store
 

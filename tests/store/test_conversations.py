@@ -9,7 +9,7 @@ import pytest
 from antiphon.errors import InvalidRequest, ServerError
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, Message
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.errors import ServerError
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
 from antiphon.store.record import (
     LinkRecord,

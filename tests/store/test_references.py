@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, Message
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]

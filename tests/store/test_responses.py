@@ -11,9 +11,9 @@ from antiphon.errors import NotFound
 from antiphon.protocol.codec import decode_response
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost, Link, Store, StoredResponse
 
 MakeStored = Callable[..., StoredResponse]

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from antiphon.protocol import codec, content, items
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import ResponseError
+from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import IllegalDelta
 from antiphon.stream.fold import fold
-from composing import TEXT_END, final, new_composer
-from turns import turns
+from support.composing import TEXT_END, final, new_composer
+from support.turns import turns
 
 DEEP = 100_000
 

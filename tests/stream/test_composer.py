@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from antiphon.protocol import codec, content, events, items
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import LocalShellAction, LocalShellCall, ToolSearchCall, ToolSearchOutput
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
+from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.fold import fold
-from composing import TEXT, TEXT_END, compose, final, new_composer, told
-from turns import turns
+from support.composing import TEXT, TEXT_END, compose, final, new_composer, told
+from support.turns import turns
 
 
 def test_text_is_told_as_one_message_with_one_part() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from antiphon.protocol import content, events, items
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.stream.fold import Fold, IllegalEvent, fold
 
 RESPONSE = Response(id="resp_1", created_at=1, model="m")

@@ -7,9 +7,9 @@ from antiphon.protocol.hosted import LocalShellAction, LocalShellCall, ShellActi
 from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta, ShellCommandDone
 from antiphon.protocol.response import Response
 from antiphon.stream.composer import Composer
+from antiphon.stream.decompose import recall
 from antiphon.stream.deltas import Finish, WholeItem
-from antiphon.stream.recollection import recall
-from antiphon.stream.retelling import Retelling
+from antiphon.stream.replay import Retelling
 
 
 def compose() -> Composer:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from antiphon.errors import ModelError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Error, ErrorPayload, Event, OutputItemDone, OutputTextDelta, RefusalDelta
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import DONE, MESSAGE_LIMIT, Decoder, Message, encode_batch, encode_event
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.stream.surrogates import SurrogateMender
+from antiphon.stream.sse import SurrogateMender
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon import Agent, tool
 from antiphon.agent.provider import Provider
-from antiphon.agent.transport import Transport
+from antiphon.agent.transports.base import Transport
 from antiphon.errors import ConfigError, RateLimited, UpstreamError
 from antiphon.protocol import codec
 from antiphon.testing.cassette import Cassette, CassetteMiss

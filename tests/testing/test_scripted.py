@@ -9,8 +9,8 @@ import pytest
 from openai import OpenAI
 
 from antiphon import Agent, tool
-from antiphon.agent.http import HttpTransport
-from antiphon.agent.transport import Transport
+from antiphon.agent.transports.base import Transport
+from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import ConfigError, InvalidRequest, RateLimited
 from antiphon.testing.network import forbid_network
 from antiphon.testing.scripted import ScriptedTransport, serve_script

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.tools.mcp_connection import Connect, Connection, connect_http, connect_stdio
-from idle_clock import count_idle_time
+from support.idle_clock import count_idle_time
 
 PROGRAM = Path(__file__).parent / "mcp_mute_program.py"
 PATIENCE_SECONDS = 20

@@ -13,20 +13,19 @@ from typing import Any, Literal
 import msgspec
 
 from antiphon.agent.budget import Budget, Share
-from antiphon.agent.delegation import AgentContext, Delegate, Verdict, judge
-from antiphon.agent.entries import Began, JsonObject, Judgement, Resumed
-from antiphon.agent.history import mend
+from antiphon.agent.entries import Began, Judgement, Resumed
+from antiphon.agent.history import Sealing, mend
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.loop import Loop, RunEvents
 from antiphon.agent.model import ResponsesModel
 from antiphon.agent.outcome import Outcome, RunEnded, RunEvent
-from antiphon.agent.output import TypedOutput
-from antiphon.agent.sealing import Sealing
-from antiphon.agent.task import Task
-from antiphon.agent.transport import Transport
+from antiphon.agent.subagents import AgentContext, Delegate, Verdict, judge
+from antiphon.agent.task import Task, TypedOutput
+from antiphon.agent.transports.base import Transport
 from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import EntryTaken, Ledger
+from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import Tool
 from antiphon.tools.execute import Executor
 
@@ -84,7 +83,7 @@ class Agent:
         if base_url is None:
             raise ConfigError("An agent needs a base_url or a transport.")
         # An HTTP client takes longer to load than everything else here.
-        from antiphon.agent.http import HttpTransport
+        from antiphon.agent.transports.http import HttpTransport
 
         return HttpTransport(base_url, api_key=api_key)
 

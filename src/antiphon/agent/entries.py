@@ -1,14 +1,13 @@
 """The entries of a run's journal: what was about to be done, and what has been done."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
 from antiphon.agent.outcome import RunError
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Call, Spending
-
-JsonObject = dict[str, Any]
 
 
 class _Entry(Struct, tag_field="entry", frozen=True):

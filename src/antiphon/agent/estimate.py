@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.agent.entries import JsonObject
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 
 BYTES_PER_TOKEN = 3.5

@@ -4,9 +4,12 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from antiphon.agent.entries import JsonObject
+from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.items import LOST_OUTPUT
+from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.base import Call
 
 STRAY = "The result of a call that is not in this conversation:"
 UNANSWERED = "The model has made this call:"
@@ -148,3 +151,64 @@ def _find_parts(output: Any) -> list[JsonObject]:
 
 def _as_text(output: object) -> str:
     return output if isinstance(output, str) else msgspec.json.encode(output).decode()
+
+
+def list_calls(output: Sequence[JsonObject]) -> list[JsonObject]:
+    """The calls among these items that can be answered: one that was cut off cannot."""
+    return [item for item in output if item.get("type") in OUTPUTS and item.get("status") != "incomplete"]
+
+
+def as_call(item: JsonObject) -> Call:
+    arguments = item.get("arguments", item.get("input", ""))
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return Call(str(item.get("call_id", "")), str(item.get("name", "")), text)
+
+
+def make_output(call: JsonObject, output: str | list[JsonObject]) -> JsonObject:
+    """The item that answers a call."""
+    return {"type": OUTPUTS[call["type"]], "call_id": call["call_id"], "output": output}
+
+
+SEALED = "reasoning.encrypted_content"
+"""What a request includes so that the reasoning can be sent back."""
+
+LOST = "The server cannot read the reasoning of earlier turns any more. The conversation goes on without it."
+
+_UNREADABLE = "invalid_encrypted_content"
+_UNSUPPORTED = "encrypted content is not supported"
+
+
+class Sealing(Struct):
+    """Whether a model has refused to seal its reasoning. It is not asked to again."""
+
+    refused: bool = False
+
+
+def refuses_to_seal(error: AntiphonError) -> bool:
+    """Whether the model would answer, if only it were not asked to seal its reasoning."""
+    if error.type != InvalidRequest.type:
+        return False
+    # Servers in between may lose which parameter it was about.
+    about = (error.param or "").startswith("include") or SEALED in error.message
+    return about or _UNSUPPORTED in error.message.lower()
+
+
+def cannot_open(error: AntiphonError) -> bool:
+    """Whether the server cannot read what was sealed: with a key that it has no more, or for somebody else."""
+    return error.code == _UNREADABLE
+
+
+def is_sealed(item: JsonObject) -> bool:
+    return item.get("type") == "reasoning" and bool(item.get("encrypted_content"))
+
+
+def unseal(items: Sequence[JsonObject]) -> list[JsonObject]:
+    """Without what was sealed: of that reasoning stays what anybody can read."""
+    kept: list[JsonObject] = []
+    for item in items:
+        if is_sealed(item):
+            open_part = {name: value for name, value in item.items() if name != "encrypted_content"}
+            kept += [] if is_hollow(open_part) else [open_part]
+        else:
+            kept.append(item)
+    return kept

@@ -10,13 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from antiphon.agent.answer import Answer, Remark, Spoken, Waste
-from antiphon.agent.budget import Budget
-from antiphon.agent.calls import Calls
+from antiphon.agent.budget import Budget, Stop, Stopwatch
 from antiphon.agent.entries import Answered, Ended, Wasted
-from antiphon.agent.gathering import LASTING
 from antiphon.agent.journal import Journal
-from antiphon.agent.model import Model
+from antiphon.agent.model import Answer, Model, Remark, Spoken, Waste
 from antiphon.agent.outcome import (
     Notice,
     Outcome,
@@ -30,8 +27,9 @@ from antiphon.agent.outcome import (
     TurnStarted,
 )
 from antiphon.agent.steps import Ask, End, Steps
-from antiphon.agent.stopping import Stop, Stopwatch
 from antiphon.agent.task import Task
+from antiphon.agent.tool_calls import Calls
+from antiphon.agent.transports.base import LASTING
 from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolContext

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
-from antiphon.agent.answer import Answer
-from antiphon.agent.answer import Turn as Turns
-from antiphon.agent.entries import Began, JsonObject
-from antiphon.agent.journal import Journal
+from antiphon.agent.entries import Began
+from antiphon.agent.journal import Journal, State, text_of
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
+from antiphon.agent.model import Answer
+from antiphon.agent.model import Turn as Turns
 from antiphon.agent.outcome import Outcome, RunEnded
 from antiphon.agent.provider import Turn
-from antiphon.agent.state import State, text_of
 from antiphon.agent.task import Task
 from antiphon.errors import AntiphonError, ConfigError
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Tool, ToolContext, ToolResult
 from antiphon.tools.execute import Executor, fail

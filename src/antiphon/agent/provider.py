@@ -10,15 +10,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from antiphon.agent.gathering import Gathering
-from antiphon.agent.history import is_hollow, replayable
-from antiphon.agent.sealing import LOST, SEALED, cannot_open, is_sealed, refuses_to_seal, unseal
-from antiphon.agent.transport import Transport
+from antiphon.agent.history import LOST, SEALED, cannot_open, is_hollow, is_sealed, refuses_to_seal, replayable, unseal
+from antiphon.agent.transports.base import Gathering, Transport
 from antiphon.errors import AntiphonError, InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
+from antiphon.protocol.json_text import JsonObject
 
 logger = logging.getLogger(__name__)
-
-JsonObject = dict[str, Any]
 
 _MOST_REMEMBERED = 1000
 # What servers call the response that is continued.

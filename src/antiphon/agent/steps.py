@@ -6,11 +6,11 @@ from typing import Any, cast
 import msgspec
 
 from antiphon.agent.budget import Budget
-from antiphon.agent.calls import read_arguments
-from antiphon.agent.entries import JsonObject
+from antiphon.agent.journal import State
 from antiphon.agent.outcome import OutcomeKind, RunError
-from antiphon.agent.state import State
 from antiphon.agent.task import Task
+from antiphon.agent.tool_calls import read_arguments
+from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import Call
 
 WRAP_UP = "No more tools can be called. Give your final answer now, with what you have."

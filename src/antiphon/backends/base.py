@@ -1,16 +1,16 @@
 """What a backend is: it takes a `Turn` and yields batches of deltas. One file per upstream implements this."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from antiphon.errors import ConfigError
-from antiphon.protocol import faults
+from antiphon.protocol import validation
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
-from antiphon.stream.deltas import Delta
+from antiphon.protocol.unions import Unknown
+from antiphon.stream.deltas import Deltas
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,9 +100,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
 
 
-Deltas = AsyncGenerator[Sequence[Delta], None]
-
-
 class Backend(Protocol):
     """An upstream that answers turns.
 
@@ -149,6 +146,6 @@ def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) 
 
 def locate(error: msgspec.ValidationError, where: str) -> ConfigError:
     """The same error with the whole path of the wrong setting in front."""
-    fault = faults.read(error)
+    fault = validation.read(error)
     dot = "." if fault.path and not fault.path.startswith("[") else ""
     return ConfigError(f"{where}{dot}{fault.path}: {fault.reason.replace('`', '')}")

@@ -13,8 +13,8 @@ from antiphon.cli.settings import load_settings, read_secret, server_url
 from antiphon.errors import AntiphonError
 from antiphon.protocol import events as wire
 from antiphon.protocol.items import FunctionCall
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
 
 if TYPE_CHECKING:
     from antiphon.config import Settings

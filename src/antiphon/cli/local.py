@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from antiphon.cli.remote import Events
 from antiphon.config import DEFAULT_PROJECT, Settings
-from antiphon.engine.assemble import build_engine
+from antiphon.engine.assembly import build_engine
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
 
 # An interrupt that comes in the moment before a wait is noticed only after it: so no wait is long.
 LONGEST_WAIT_SECONDS = 0.2

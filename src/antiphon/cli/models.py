@@ -10,8 +10,7 @@ from antiphon.backends.base import Backend, Model
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.backends.registry import create
 from antiphon.cli.remote import Remote
-from antiphon.cli.settings import load_settings, read_secret
-from antiphon.cli.upstream import choose_upstream
+from antiphon.cli.settings import choose_upstream, load_settings, read_secret
 from antiphon.config import BackendSettings, Settings
 from antiphon.errors import ConfigError
 

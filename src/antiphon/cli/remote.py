@@ -12,9 +12,9 @@ import msgspec
 from antiphon.errors import AntiphonError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import Decoder
 
 CONNECT_SECONDS = 5

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from antiphon.cli.settings import load_settings
-from antiphon.engine.assemble import SEAL_FILE
+from antiphon.engine.assembly import SEAL_FILE
 from antiphon.engine.sealing import rotate_secrets
 from antiphon.errors import ConfigError
 

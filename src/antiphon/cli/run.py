@@ -13,19 +13,19 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from antiphon.agent.agent import Agent
-from antiphon.agent.http import HttpTransport
 from antiphon.agent.journal import load
-from antiphon.agent.local import LocalTransport
 from antiphon.agent.loop import RunEvents
 from antiphon.agent.outcome import Outcome, RunEnded
-from antiphon.agent.transport import Transport
+from antiphon.agent.transports.base import Transport
+from antiphon.agent.transports.engine import LocalTransport
+from antiphon.agent.transports.http import HttpTransport
 from antiphon.cli.assignment import LEDGER_FILE, Assignment, keep_assignment, make_assignment, recall_assignment
 from antiphon.cli.main import INTERRUPTED
 from antiphon.cli.remote import Remote
 from antiphon.cli.report import JsonReport, Report, ScreenReport, advise, describe_call
 from antiphon.cli.settings import load_settings, read_secret
 from antiphon.config import DEFAULT_PROJECT, Settings
-from antiphon.engine.assemble import build_engine
+from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import SqliteLedger

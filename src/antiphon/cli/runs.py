@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from antiphon.agent.entries import JsonObject
-from antiphon.agent.journal import Journal, load
-from antiphon.agent.state import text_of
+from antiphon.agent.journal import Journal, load, text_of
 from antiphon.cli import run as running
 from antiphon.cli.assignment import LEDGER_FILE
 from antiphon.cli.report import as_text, describe_call, shorten
 from antiphon.cli.settings import load_settings
 from antiphon.ledger import RunSummary
+from antiphon.protocol.json_text import JsonObject
 from antiphon.store.ledger import SqliteLedger
 from antiphon.tools.base import Call
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
-from antiphon.cli.settings import load_settings, reachable_url
-from antiphon.cli.upstream import choose_upstream
+from antiphon.cli.settings import choose_upstream, load_settings, reachable_url
 from antiphon.config import Settings, hide_password
-from antiphon.engine.assemble import build_engine
+from antiphon.engine.assembly import build_engine
 from antiphon.engine.engine import Engine
 from antiphon.server.log import configure
 from antiphon.server.process import serve

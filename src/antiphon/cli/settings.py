@@ -32,3 +32,21 @@ def server_url(settings: Settings) -> str:
 def reachable_url(url: str) -> str:
     """A server that listens on all addresses is reached at the machine's own."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:", 1).replace("//[::]:", "//[::1]:", 1)
+
+
+NAME = "upstream"
+
+KINDS = {"chat": "chat_completions", "responses": "responses", "anthropic": "anthropic_messages"}
+
+
+def choose_upstream(arguments: Namespace) -> dict[str, dict[str, Any]] | None:
+    """The backend for --upstream, if it was given."""
+    if not arguments.upstream:
+        for option in ("upstream_kind", "upstream_key_env"):
+            if getattr(arguments, option):
+                raise ConfigError(f"--{option.replace('_', '-')}: give the upstream's address too, with --upstream.")
+        return None
+    backend = {"kind": KINDS[arguments.upstream_kind or "chat"], "base_url": arguments.upstream}
+    if arguments.upstream_key_env:
+        backend["api_key"] = read_secret(arguments.upstream_key_env, option="--upstream-key-env")
+    return {NAME: backend}

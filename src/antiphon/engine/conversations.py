@@ -4,16 +4,16 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from antiphon.engine.configuration import check_updates
-from antiphon.engine.context import find_item
-from antiphon.engine.ids import Mint
 from antiphon.engine.items import ItemPage, check_named, identify, make_page
-from antiphon.engine.keeping import expiry
 from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.context import find_item
+from antiphon.engine.prepare.parameters import check_updates
+from antiphon.engine.respond.ids import Mint
+from antiphon.engine.respond.persistence import expiry
 from antiphon.errors import NotFound
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, ItemReference
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
 
 

@@ -6,37 +6,36 @@ from typing import Literal
 
 import msgspec
 
-from antiphon.backends.base import Backend, Deltas, Model, Turn
-from antiphon.engine.attempt import QueuedRequest, Ways
-from antiphon.engine.background import Background, BackgroundRun
-from antiphon.engine.compaction.compactor import Compactor
-from antiphon.engine.compaction.expansion import expand, repair_before_trigger, strip
-from antiphon.engine.context import fetch_context
-from antiphon.engine.conversation import Resolved, resolve
+from antiphon.backends.base import Backend, Model, Turn
+from antiphon.engine.background.attempt import QueuedRequest, Ways
+from antiphon.engine.background.queue import Background, BackgroundRun
+from antiphon.engine.background.worker import Worker
 from antiphon.engine.conversations import Conversations
-from antiphon.engine.emulation.emulator import Emulator
 from antiphon.engine.items import ItemPage, identify, make_page
-from antiphon.engine.keeping import ForegroundKeeper, SessionKeeper, expiry
-from antiphon.engine.opening import LateDeltas, open_turn
-from antiphon.engine.parameters import check_parameters
 from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.context import fetch_context
+from antiphon.engine.prepare.parameters import check_parameters
+from antiphon.engine.prepare.prepare import Resolved, resolve
 from antiphon.engine.prompts import Prompts
-from antiphon.engine.reasoning import LateSealer, ReasoningSealer, screen
-from antiphon.engine.retention import Retention
-from antiphon.engine.routing import Route, Router, Serving
-from antiphon.engine.run import Events, Keeper, Run, prepare_only
+from antiphon.engine.respond.persistence import ForegroundKeeper, Retention, SessionKeeper, expiry
+from antiphon.engine.respond.run import Events, Keeper, Run, prepare_only
+from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.stateless import StatelessRun, leave_state_aside
 from antiphon.engine.sealing import Sealer, make_secret
-from antiphon.engine.session import Session
-from antiphon.engine.stateless import StatelessRun, leave_state_aside
-from antiphon.engine.worker import Worker
+from antiphon.engine.serve.compaction.compactor import Compactor
+from antiphon.engine.serve.compaction.expansion import expand, repair_before_trigger, strip
+from antiphon.engine.serve.first_delta import LateDeltas, open_turn
+from antiphon.engine.serve.routing import Route, Router, Serving
+from antiphon.engine.serve.sealed_reasoning import LateSealer, ReasoningSealer, screen
+from antiphon.engine.serve.tool_emulation.emulator import Emulator
 from antiphon.errors import InvalidRequest, NotFound, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import FINAL_STATUSES, CompactedResponse, Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import RunKey, Store, StoredResponse
-from antiphon.stream.deltas import Delta
+from antiphon.stream.deltas import Delta, Deltas
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Literal, cast
 
 import msgspec
 
-from antiphon.engine.ids import Mint
+from antiphon.engine.respond.ids import Mint
 from antiphon.errors import InvalidRequest
-from antiphon.protocol import faults
+from antiphon.protocol import validation
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import (
@@ -23,7 +23,7 @@ from antiphon.protocol.items import (
     Message,
     Reasoning,
 )
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 
 class ItemPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,8 @@ def check_named(items: Sequence[Item | Unknown], *, param: str = "input") -> Non
             try:
                 _named.decode(item.raw)
             except msgspec.ValidationError as error:
-                fault = faults.read(error)
-                raise faults.Fault(f"{param}[{index}].{fault.path}", fault.reason).explain() from None
+                fault = validation.read(error)
+                raise validation.Fault(f"{param}[{index}].{fault.path}", fault.reason).explain() from None
         elif isinstance(item, ItemReference) and not item.id:
             where = f"{param}[{index}].id"
             raise InvalidRequest(f"Invalid value for '{where}': it is empty.", param=where, code="invalid_value")

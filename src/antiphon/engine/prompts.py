@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from antiphon.engine.ids import new_token
 from antiphon.engine.items import check_named
+from antiphon.engine.respond.ids import new_token
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item, Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest, PromptRef
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store, StoredPrompt
 
 _BLANK = re.compile(r"\{\{\s*([A-Za-z0-9_.-]+)\s*\}\}")

@@ -7,15 +7,15 @@ import msgspec
 from msgspec import Raw, Struct, ValidationError
 
 from antiphon.errors import InvalidRequest
-from antiphon.protocol import faults
+from antiphon.protocol import validation
 from antiphon.protocol.conversation import AddItems, CreateConversation, UpdateConversation
 from antiphon.protocol.events import CORE_EVENTS, Event
 from antiphon.protocol.hosted_events import HOSTED_EVENTS
 from antiphon.protocol.items import ITEMS, Item
-from antiphon.protocol.open import Family, Unknown
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Family, Unknown
 from antiphon.protocol.websocket import Glance, SteerRequest
 
 EVENTS: Family[Event] = Family("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
@@ -151,10 +151,10 @@ def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tup
             try:
                 return decode(body), tuple(ignored)
             except ValidationError as error:
-                fault = faults.read(error)
+                fault = validation.read(error)
                 if fault.unknown_field is None or not passes:
                     raise fault.explain() from None
-                body, found = faults.remove(body, fault.path, fault.unknown_field)
+                body, found = validation.remove(body, fault.path, fault.unknown_field)
                 ignored += found
                 passes -= 1
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

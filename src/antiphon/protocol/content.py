@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from antiphon.protocol.open import Family, Tagged, Unknown, Wire, always_list, holding
+from antiphon.protocol.unions import Family, Tagged, Unknown, Wire, always_list, holding
 
 
 class PromptCacheBreakpoint(Wire):

@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Wire, always, holding
 from antiphon.protocol.request import Metadata
+from antiphon.protocol.unions import Wire, always, holding
 
 MOST_NEW_ITEMS = 20
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
-    from antiphon.protocol.open import Unknown
+    from antiphon.protocol.unions import Unknown
 
     NewItems: TypeAlias = list[Item | Unknown]
     OptionalItems: TypeAlias = list[Item | Unknown] | None

@@ -6,8 +6,8 @@ from msgspec import Raw, Struct
 
 from antiphon.protocol.content import ANNOTATIONS, PARTS, LogProb, SummaryText
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Unknown, always, always_list, holding
 from antiphon.protocol.response import Reply, Response
+from antiphon.protocol.unions import Unknown, always, always_list, holding
 
 if TYPE_CHECKING:
     from antiphon.protocol.content import Annotation, Part

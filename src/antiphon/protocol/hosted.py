@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeAlias
 from msgspec import field
 
 from antiphon.protocol.content import ComputerScreenshot
-from antiphon.protocol.open import Tagged, Wire, always
-from antiphon.protocol.tools import TOOLS, JsonObject, Tools
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.tools import TOOLS, Tools
+from antiphon.protocol.unions import Tagged, Wire, always
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 HostedStatus: TypeAlias = Literal[

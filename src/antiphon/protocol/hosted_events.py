@@ -3,7 +3,7 @@
 from typing import Any
 
 from antiphon.protocol.events import Event, ItemEvent
-from antiphon.protocol.tools import JsonObject
+from antiphon.protocol.json_text import JsonObject
 
 
 class AudioDelta(Event, tag="response.audio.delta"):

@@ -32,8 +32,8 @@ from antiphon.protocol.hosted import (
     WebSearchCall,
     readdress_shell_output,
 )
-from antiphon.protocol.open import Family, Tagged, Unknown, Variant, Wire, always_list, holding
-from antiphon.protocol.tools import JsonObject
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.unions import Family, Tagged, Unknown, Variant, Wire, always_list, holding
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 Phase: TypeAlias = Literal["commentary", "final_answer"]

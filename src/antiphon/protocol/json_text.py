@@ -1,14 +1,17 @@
-"""JSON that somebody else has written, a model most of all."""
+"""JSON text from outside: models, upstreams and clients."""
 
 from typing import Any
 
 import msgspec
 
+JsonObject = dict[str, Any]
+
 
 def read_json(text: str | bytes, kind: Any = Any) -> Any:
-    """What a JSON text says, as something of this type. Raises msgspec.DecodeError, or its kin msgspec.ValidationError.
+    """Decode JSON text as `kind`.
 
-    msgspec itself has other errors for what is nested too deeply, and for half a character.
+    Raises msgspec.DecodeError or its subclass ValidationError, also for input that msgspec reports with other errors:
+    deep nesting and broken characters.
     """
     try:
         return msgspec.json.decode(text, type=kind)

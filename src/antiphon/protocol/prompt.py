@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from antiphon.protocol.open import Wire, always
+from antiphon.protocol.unions import Wire, always
 
 # An id is a segment of a path, so it has nothing in it that a path would have to escape.
 Name: TypeAlias = Annotated[str, Meta(pattern="^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$")]

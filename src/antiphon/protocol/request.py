@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from msgspec import Meta
 
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Tagged, Unknown, Wire, always, holding
-from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, JsonObject, decode_choice
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, decode_choice
+from antiphon.protocol.unions import Tagged, Unknown, Wire, always, holding
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
@@ -30,6 +31,7 @@ Include = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 Metadata = Annotated[

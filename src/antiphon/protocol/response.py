@@ -7,16 +7,10 @@ from msgspec import Raw, Struct
 
 from antiphon.protocol.content import OutputText
 from antiphon.protocol.items import ITEMS, Message
-from antiphon.protocol.open import Unknown, always, always_list, holding
-from antiphon.protocol.request import (
-    ConversationRef,
-    ImageOptions,
-    PromptRef,
-    ReasoningConfig,
-    TextConfig,
-    TextFormat,
-)
-from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, JsonObject, decode_choice
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.request import ConversationRef, ImageOptions, PromptRef, ReasoningConfig, TextConfig, TextFormat
+from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, decode_choice
+from antiphon.protocol.unions import Unknown, always, always_list, holding
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from antiphon.protocol.open import Family, Tagged, Unknown, Variant, Wire, always, holding
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.unions import Family, Tagged, Unknown, Variant, Wire, always, holding
 
-JsonObject = dict[str, Any]
 ToolName = Annotated[str, Meta(min_length=1)]
 Caller = Literal["direct", "programmatic"]
 

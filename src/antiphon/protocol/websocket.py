@@ -7,8 +7,8 @@ from msgspec import Raw, Struct
 
 from antiphon.protocol.events import ErrorPayload, Event
 from antiphon.protocol.items import ITEMS
-from antiphon.protocol.open import Unknown, Wire, always, holding
 from antiphon.protocol.response import Reply
+from antiphon.protocol.unions import Unknown, Wire, always, holding
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item

@@ -5,23 +5,28 @@ from contextlib import aclosing
 
 import msgspec
 
-from antiphon.agent.entries import JsonObject
-from antiphon.agent.envelope import AgentExecuteResponse, ConversationContext, Envelope, decode, encode, list_unknown
-from antiphon.agent.execution import Execution, describe_error
-from antiphon.agent.execution_wire import AgentExecuteBody, Progress
-from antiphon.agent.local import LocalTransport
+from antiphon.agent.execute.envelope import (
+    AgentExecuteResponse,
+    ConversationContext,
+    Envelope,
+    decode,
+    encode,
+    list_unknown,
+)
+from antiphon.agent.execute.execution import Execution, describe_error
+from antiphon.agent.execute.wire import AgentExecuteBody, Progress
+from antiphon.agent.transports.engine import LocalTransport
 from antiphon.config import Settings
-from antiphon.engine.background import BackgroundRun
+from antiphon.engine.background.queue import BackgroundRun
 from antiphon.engine.engine import Engine
-from antiphon.engine.run import Run
+from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, ConfigError, NotFound, PreviousResponseNotFound, ServerError
 from antiphon.protocol import codec
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
-from antiphon.server.exchange import ClientGone, Exchange
-from antiphon.server.failure import find_status
+from antiphon.server.error_response import find_status
+from antiphon.server.http import ClientGone, Exchange, Watch, read_body
 from antiphon.server.keepalive import Keepalive
-from antiphon.server.limits import read_body
-from antiphon.server.watch import Watch
 from antiphon.tools.base import Tool
 from antiphon.tools.execute import Executor
 from antiphon.tools.loading import load_tools

@@ -6,7 +6,7 @@ from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, ServerError
 from antiphon.server.auth import CHALLENGE, Gate
-from antiphon.server.exchange import ClientGone, Exchange, Receive, Scope, Send
+from antiphon.server.http import ClientGone, Exchange, Receive, Scope, Send
 from antiphon.server.log import write_access
 from antiphon.server.query import NoQuery, read_query
 from antiphon.server.router import Router

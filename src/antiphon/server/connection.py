@@ -6,7 +6,7 @@ import re
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from antiphon.errors import InvalidRequest
-from antiphon.server.failure import describe
+from antiphon.server.error_response import describe
 from antiphon.server.stalling import StallGuard
 
 _LARGEST_HEAD = 256 * 1024

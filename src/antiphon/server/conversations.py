@@ -6,8 +6,7 @@ from msgspec import Struct
 
 from antiphon.engine.engine import Engine
 from antiphon.protocol import codec
-from antiphon.server.exchange import Exchange
-from antiphon.server.limits import read_body
+from antiphon.server.http import Exchange, read_body
 from antiphon.server.query import ItemQuery, PageQuery, read_query
 
 

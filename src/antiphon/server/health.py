@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from antiphon.engine.engine import Engine
 from antiphon.errors import Unavailable
-from antiphon.server.exchange import Exchange
+from antiphon.server.http import Exchange
 
 
 class Greeting(Struct):

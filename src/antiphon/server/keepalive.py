@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 _LOOKS_PER_GAP = 4
 

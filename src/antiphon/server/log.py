@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.config import Settings
-from antiphon.server.exchange import Exchange
+from antiphon.server.http import Exchange
 
 access = logging.getLogger("antiphon.access")
 

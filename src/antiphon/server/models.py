@@ -7,8 +7,8 @@ from msgspec import Struct
 from antiphon.backends.base import Model
 from antiphon.engine.engine import Engine
 from antiphon.errors import ModelNotFound
-from antiphon.protocol.open import always
-from antiphon.server.exchange import Exchange
+from antiphon.protocol.unions import always
+from antiphon.server.http import Exchange
 
 
 class ModelObject(Struct, omit_defaults=True):

@@ -18,12 +18,11 @@ from antiphon.errors import (
     ServerError,
 )
 from antiphon.protocol.codec import EVENTS
-from antiphon.protocol.open import holding
-from antiphon.server.components import Components, Schema
-from antiphon.server.exchange import Exchange
-from antiphon.server.failure import ErrorBody
-from antiphon.server.operation import Operation
-from antiphon.server.router import Entry, Router
+from antiphon.protocol.unions import holding
+from antiphon.server.error_response import ErrorBody
+from antiphon.server.http import Exchange
+from antiphon.server.router import Entry, Operation, Router
+from antiphon.server.schemas import Components, Schema
 
 Document = dict[str, Any]
 

@@ -8,8 +8,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.protocol.prompt import PromptSummary
-from antiphon.server.exchange import Exchange
-from antiphon.server.limits import read_body
+from antiphon.server.http import Exchange, read_body
 from antiphon.server.query import VersionQuery, read_query
 
 

@@ -7,10 +7,9 @@ import msgspec
 from msgspec import Meta, Struct, ValidationError
 
 from antiphon.errors import InvalidRequest
-from antiphon.protocol import faults
-from antiphon.protocol.contract import ENCRYPTED_REASONING
-from antiphon.protocol.request import Include
-from antiphon.server.exchange import Exchange
+from antiphon.protocol import validation
+from antiphon.protocol.request import ENCRYPTED_REASONING, Include
+from antiphon.server.http import Exchange
 
 Q = TypeVar("Q", bound=Struct)
 
@@ -60,9 +59,9 @@ def read_query(exchange: Exchange, kind: type[Q]) -> Q:
     try:
         return msgspec.convert(given, kind, strict=False)
     except ValidationError as error:
-        fault = faults.read(error)
+        fault = validation.read(error)
         name, _, _ = fault.path.partition("[")
-        raise faults.Fault(name, fault.reason).explain() from None
+        raise validation.Fault(name, fault.reason).explain() from None
 
 
 def _parse(query: bytes) -> dict[str, list[str]]:

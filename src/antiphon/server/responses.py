@@ -9,18 +9,16 @@ from msgspec import Struct
 
 from antiphon.config import Dialect
 from antiphon.engine.engine import Engine
-from antiphon.engine.run import Events
+from antiphon.engine.respond.run import Events
 from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
-from antiphon.server.compat import Batch, choose_names
-from antiphon.server.exchange import Exchange
-from antiphon.server.failure import describe_failed
+from antiphon.server.dialect import Batch, choose_names
+from antiphon.server.error_response import describe_failed
+from antiphon.server.http import Exchange, Watch, read_body
 from antiphon.server.keepalive import Keepalive
-from antiphon.server.limits import read_body
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
-from antiphon.server.watch import Watch
 from antiphon.stream.sse import DONE, encode_batch
 
 

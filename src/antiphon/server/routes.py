@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from antiphon.agent.envelope import AgentExecuteResponse
-from antiphon.agent.execution_wire import AgentExecuteBody
+from antiphon.agent.execute.envelope import AgentExecuteResponse
+from antiphon.agent.execute.wire import AgentExecuteBody
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
@@ -19,11 +19,10 @@ from antiphon.server.health import Greeting, Health, HealthHandlers
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.models import ModelHandlers, ModelList, ModelObject
 from antiphon.server.openapi import DocumentHandler
-from antiphon.server.operation import Operation
 from antiphon.server.prompts import DeletedPrompt, PromptHandlers, PromptList
 from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery, VersionQuery
 from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHandlers
-from antiphon.server.router import Router
+from antiphon.server.router import Operation, Router
 from antiphon.server.websocket.handler import require_upgrade
 
 

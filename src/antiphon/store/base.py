@@ -13,8 +13,8 @@ import msgspec
 from antiphon.errors import AntiphonError
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.limits import RunLimits
 
 Order = Literal["asc", "desc"]

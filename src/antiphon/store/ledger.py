@@ -14,7 +14,7 @@ import msgspec
 from antiphon.errors import ConfigError, ServerError, Unavailable
 from antiphon.ledger import EntryTaken, RunSummary
 from antiphon.store.sqlite.database import connect, create_file
-from antiphon.store.sqlite.schema import Migration, migrate
+from antiphon.store.sqlite.migrations import Migration, migrate
 
 _Result = TypeVar("_Result")
 

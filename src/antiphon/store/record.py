@@ -11,9 +11,9 @@ from antiphon.errors import InvalidRequest, ServerError
 from antiphon.protocol.codec import decode_items, decode_response, encode, keep_items
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Link, StoredResponse
 from antiphon.store.ownership import find_owner
 

@@ -11,22 +11,72 @@ Whatever starts closes the item that spoke.
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from antiphon.protocol import events
-from antiphon.protocol.events import Event
+from antiphon.protocol.events import Event, OutputItemDone
 from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.items import Item, OutputItem
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
+from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
-from antiphon.stream.carried import CarriedDraft, find_call_id, find_number, retell, set_id
-from antiphon.stream.closing import Closed, OpenDraft, close, salvage
 from antiphon.stream.deltas import Delta
-from antiphon.stream.drafts import CallDraft, CustomCallDraft, Ending, MessageDraft, ReasoningDraft
-from antiphon.stream.shell import tell_commands
+from antiphon.stream.drafts import CallDraft, CustomCallDraft, Ending, MessageDraft, ReasoningDraft, tell_commands
+from antiphon.stream.passthrough import CarriedDraft, amend, find_call_id, find_number, retell, set_id
+
+OpenDraft: TypeAlias = MessageDraft | ReasoningDraft | CallDraft | CarriedDraft
+
+
+class Closed(NamedTuple):
+    """An item that is whole, and the events that say so, from the first that came of its end to its last of all."""
+
+    item: Item | Unknown
+    ending: tuple[Event, ...]
+
+
+def close(draft: OpenDraft, ending: Ending) -> Closed:
+    told, item = draft.close(ending)
+    if draft.amendments:
+        item = amend(item, draft.amendments)
+        cast(OutputItemDone, told[-1]).item = item
+    return Closed(item, tuple(told))
+
+
+def salvage(output: Sequence[OpenDraft | Closed], number: int) -> tuple[list[Event], list[Closed]]:
+    """What is still to be told so that these items are done, and those that then are. It does not raise.
+
+    `number` is that of the first event that nobody was told: an end that has it or a later one is told again, and an
+    item that was to be announced by then never was.
+    """
+    told: list[Event] = []
+    done: list[Closed] = []
+    for entry in output:
+        if isinstance(entry, Closed):
+            closed = entry
+        elif entry.announced is None or entry.announced.sequence_number >= number:
+            continue
+        else:
+            closed = _close_somehow(entry)
+        done.append(closed)
+        if closed is not entry or closed.ending[-1].sequence_number >= number:
+            told += closed.ending
+    for place, event in enumerate(told):
+        event.sequence_number = number + place
+    return told, done
+
+
+def _close_somehow(draft: OpenDraft) -> Closed:
+    try:
+        return close(draft, "incomplete")
+    except Exception:  # what was said of it makes no whole: it ends as it was announced
+        assert draft.announced is not None
+        item = draft.announced.item
+        if not isinstance(item, Unknown) and hasattr(item, "status"):
+            item = msgspec.structs.replace(item, status="incomplete")
+        return Closed(item, (OutputItemDone(0, draft.output_index, item),))
+
 
 S = TypeVar("S", MessageDraft, ReasoningDraft)
 Key = int | str | None

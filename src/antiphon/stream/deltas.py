@@ -4,6 +4,7 @@ A backend yields batches of these; the composer turns them into the Responses AP
 text after a tool call is a second message, text after reasoning is the answer.
 """
 
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal
 
 import msgspec
@@ -11,8 +12,8 @@ import msgspec
 from antiphon.protocol import items
 from antiphon.protocol.content import Annotation, LogProb
 from antiphon.protocol.items import OutputItem
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Usage
+from antiphon.protocol.unions import Unknown
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -203,3 +204,5 @@ Delta = (
     | Failure
     | Passthrough
 )
+
+Deltas = AsyncGenerator[Sequence[Delta], None]

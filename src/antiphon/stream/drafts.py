@@ -12,9 +12,19 @@ import msgspec
 from antiphon.protocol import content, events, items
 from antiphon.protocol.content import Annotation, LogProb
 from antiphon.protocol.events import Event
+from antiphon.protocol.hosted import ShellCall
+from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta, ShellCommandDone
 from antiphon.protocol.json_text import read_json
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
+
+
+def tell_commands(call: ShellCall, output_index: int, numbers: Iterator[int]) -> Iterator[Event]:
+    for index, command in enumerate(call.action.commands):
+        yield ShellCommandAdded(next(numbers), output_index, index, "")
+        yield ShellCommandDelta(next(numbers), output_index, index, command)
+        yield ShellCommandDone(next(numbers), output_index, index, command)
+
 
 Ending = Literal["completed", "incomplete"]
 

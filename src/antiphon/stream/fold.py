@@ -13,8 +13,8 @@ import msgspec
 from antiphon.protocol import content, events
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 
 
 class IllegalEvent(Exception):

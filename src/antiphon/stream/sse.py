@@ -1,5 +1,6 @@
 """Server-sent events, both ways: events to bytes, and bytes as they come off a socket to messages."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,7 +9,7 @@ from msgspec import Struct
 from antiphon.errors import ModelError
 from antiphon.protocol.codec import EVENTS, encode
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 DONE = b"data: [DONE]\n\n"
 """What follows the last event."""
@@ -128,3 +129,36 @@ class Decoder:
 
     def _too_large(self) -> ModelError:
         return ModelError(f"A message of the event stream is larger than {self._limit} bytes.")
+
+
+_HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# A backslash that is escaped comes first: what follows it is no escape.
+_ESCAPE = re.compile(
+    rb"\\\\|" + _HIGH + _LOW + rb"|(?P<end>" + _HIGH + rb')(?=")|(?P<half>' + _HIGH + rb"|" + _LOW + rb")"
+)
+_UNKNOWN = rb"\ufffd"
+
+
+class SurrogateMender:
+    """Puts the halves together: the first waits for the message that begins with the second."""
+
+    def __init__(self) -> None:
+        self._waiting = b""
+
+    def mend(self, data: bytes) -> bytes:
+        """The JSON of a message, with whole characters alone."""
+        if b"\\ud" not in data and b"\\uD" not in data:
+            return data
+        return _ESCAPE.sub(self._mend_escape, data)
+
+    def _mend_escape(self, found: "re.Match[bytes]") -> bytes:
+        if found["end"]:
+            self._waiting = found["end"]
+            return b""
+        if not found["half"]:
+            return found[0]
+        first, self._waiting = self._waiting, b""
+        if first and re.fullmatch(_LOW, found["half"]):
+            return first + found["half"]
+        return _UNKNOWN

@@ -1,9 +1,11 @@
 """Cassettes: what a model once answered, in a file, so that a test gets the same answers without the model."""
 
+import difflib
+import hashlib
 import json
 import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal
@@ -11,16 +13,91 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from antiphon.agent.gathering import as_error
-from antiphon.agent.transport import Events, Transport
-from antiphon.backends.upstream.redaction import redact
+from antiphon.agent.transports.base import Events, Transport, as_error
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
-from antiphon.testing.rendering import find_nearest, hide_secrets, make_key, render, show_difference
+from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.unions import Unknown
+from antiphon.upstream.error_mapping import redact
 
-JsonObject = dict[str, Any]
+# What changes nothing of the answer.
+_UNSAID = frozenset(
+    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "stream", "stream_options", "user"}
+)
+_SECRETS = frozenset({"authorization", "api_key", "api-key", "x-api-key", "proxy-authorization", "cookie"})
+_BLOTTED = "***"
+_MOST_LINES = 80
+
+
+def render(request: JsonObject, origins: Mapping[str, str]) -> JsonObject:
+    """The request in a form that is the same in every run.
+
+    Ids of items and calls are numbered as they come; the id of a response becomes the key of the request that it
+    answered, which `origins` tells.
+    """
+    rendered = {name: value for name, value in request.items() if name not in _UNSAID}
+    previous = rendered.get("previous_response_id")
+    if isinstance(previous, str):
+        rendered["previous_response_id"] = f"the response to {origins[previous]}" if previous in origins else previous
+    if isinstance(rendered.get("input"), list):
+        numbers: dict[str, str] = {}
+        rendered["input"] = [_rename(item, numbers) for item in rendered["input"]]
+    hidden: JsonObject = hide_secrets(rendered)
+    return hidden
+
+
+def _rename(item: Any, numbers: dict[str, str]) -> Any:
+    if not isinstance(item, dict):
+        return item
+    renamed = dict(item)
+    for name in ("id", "call_id", "approval_request_id"):
+        if isinstance(item.get(name), str):
+            renamed[name] = numbers.setdefault(item[name], f"id {len(numbers) + 1}")
+    return renamed
+
+
+def hide_secrets(value: Any) -> Any:
+    """The value with everything blotted out that stands where secrets do, as in the tools of type `mcp`."""
+    if isinstance(value, list):
+        return [hide_secrets(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    hidden = {
+        name: _BLOTTED if name.lower() in _SECRETS and isinstance(each, str) else hide_secrets(each)
+        for name, each in value.items()
+    }
+    if value.get("type") == "mcp" and isinstance(value.get("headers"), dict):
+        hidden["headers"] = dict.fromkeys(value["headers"], _BLOTTED)
+    return hidden
+
+
+def make_key(rendered: JsonObject) -> str:
+    canonical = json.dumps(rendered, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def find_nearest(rendered: JsonObject, recorded: Sequence[JsonObject]) -> JsonObject | None:
+    """The recorded request that has most lines in common with this one."""
+    asked = _lines(rendered)
+    return max(
+        recorded,
+        key=lambda each: difflib.SequenceMatcher(None, _lines(each), asked, autojunk=False).ratio(),
+        default=None,
+    )
+
+
+def show_difference(recorded: JsonObject, asked: JsonObject) -> str:
+    diff = difflib.unified_diff(_lines(recorded), _lines(asked), "recorded", "asked", n=2, lineterm="")
+    lines = list(diff)
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} lines more"]
+    return "\n".join(lines)
+
+
+def _lines(rendered: JsonObject) -> list[str]:
+    return json.dumps(rendered, sort_keys=True, indent=2, ensure_ascii=False).splitlines()
+
 
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from antiphon.agent.gathering import as_error
-from antiphon.agent.local import LocalTransport
-from antiphon.agent.transport import Events
-from antiphon.backends.scripted import ScriptedBackend, create
+from antiphon.agent.transports.base import Events, as_error
+from antiphon.agent.transports.engine import LocalTransport
+from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, ServerError

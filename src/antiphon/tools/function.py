@@ -1,11 +1,15 @@
 """`@tool`: a typed Python function becomes a tool."""
 
+import asyncio
+import contextlib
+import contextvars
 import functools
 import inspect
 import re
+import threading
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
 from msgspec import Meta
@@ -13,7 +17,43 @@ from msgspec import Meta
 from antiphon.errors import ConfigError
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult, require_name
 from antiphon.tools.schema import Shape
-from antiphon.tools.thread import run_in_thread
+
+T = TypeVar("T")
+
+
+async def run_in_thread(work: Callable[[], T], *, name: str) -> T:
+    """What the work returns or raises. If this is cancelled, the work goes on, but nobody hears of it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # there is a result if there is no error
+
+    def post(result: T | None, error: BaseException | None) -> None:
+        # The loop may be closed by the time that the work is done.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, error)
+
+    def run() -> None:
+        try:
+            result = work()
+        except StopIteration as error:
+            # A future cannot carry it.
+            post(None, RuntimeError(f"StopIteration: {error}"))
+        except BaseException as error:
+            post(None, error)
+        else:
+            post(result, None)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
+    return await done
+
 
 Function = Callable[..., Any]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import AntiphonError, ConfigError, UpstreamError, UpstreamTimeout
+from antiphon.protocol.json_text import JsonObject
 
 if TYPE_CHECKING:
     import httpx2
@@ -27,8 +28,6 @@ _LIST_SECONDS = 30.0
 _PARTING_SECONDS = 10.0
 _SESSION_HEADER = "mcp-session-id"
 _GONE = 404
-
-JsonObject = dict[str, Any]
 
 
 class Fate:

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from anthropic_types import check_request
 from antiphon.backends.anthropic_messages.request import compose
 from antiphon.backends.anthropic_messages.traits import find_traits
 from antiphon.backends.base import Turn
 from antiphon.protocol import codec
+from support.anthropic_types import check_request
 
 Write = Callable[..., dict[str, Any]]
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 import engine_bench
-from anthropic_types import check_request
 from antiphon.backends.anthropic_messages.backend import AnthropicMessagesBackend, create
 from antiphon.backends.base import Model, Turn
-from antiphon.backends.upstream.estimate import estimate_tokens
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, InvalidRequest, ModelNotFound, RateLimited, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
-from upstream_server import STALL, Reply, json_of, serve, stream_of
+from antiphon.upstream.token_estimate import estimate_tokens
+from support.anthropic_types import check_request
+from support.upstream_server import STALL, Reply, json_of, serve, stream_of
 
 WIRE = Path(__file__).parents[2] / "wire" / "anthropic"
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
@@ -135,7 +135,7 @@ async def test_tokens_are_counted_upstream() -> None:
 async def test_tokens_are_estimated_where_the_upstream_does_not_count(reply: Reply) -> None:
     turn = make_turn()
     async with serve([reply]) as upstream, running(upstream.url) as backend:
-        assert [await backend.count_tokens(turn) for _ in range(2)] == [estimate_tokens(turn)] * 2
+        assert [await backend.count_tokens(turn) for _ in range(2)] == [estimate_tokens(turn.request, turn.items)] * 2
         assert len(upstream.requests) == 1
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.backends.anthropic_messages.blocks import write_parts, write_speech
+from antiphon.backends.anthropic_messages.messages import write_parts, write_speech
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import content
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 PDF = base64.b64encode(b"%PDF-1.7 and so on").decode()
 TEXT = base64.b64encode("Grüße".encode()).decode()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from antiphon.backends.anthropic_messages.options import Options
-from antiphon.backends.upstream.options import UpstreamOptions
+from antiphon.backends.anthropic_messages.backend import Options
+from antiphon.upstream.options import UpstreamOptions
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "upstreams.md").read_text("utf-8")
 

@@ -15,8 +15,8 @@ from antiphon.errors import Unavailable, UpstreamError
 from antiphon.protocol.response import Usage
 from antiphon.stream import deltas
 from antiphon.stream.sse import Message
-from damage import read_objects, replay_damaged
-from replay import cut, find_harmful_cuts, replay
+from support.damage import read_objects, replay_damaged
+from support.replay import cut, find_harmful_cuts, replay
 
 WIRE = Path(__file__).parents[2] / "wire" / "anthropic"
 STREAMS = sorted(path.stem for path in WIRE.glob("*.sse"))

@@ -14,7 +14,7 @@ from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimit
 from antiphon.protocol import codec
 from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Served, Text, Tokens
-from upstream_server import HANG_UP, RESET, STALL, Act, json_of, serve, stream_of
+from support.upstream_server import HANG_UP, RESET, STALL, Act, json_of, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
 

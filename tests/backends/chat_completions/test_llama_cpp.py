@@ -11,7 +11,7 @@ from antiphon.backends.base import Turn
 from antiphon.backends.chat_completions.backend import ChatCompletionsBackend, create
 from antiphon.protocol import codec
 from antiphon.stream.deltas import Delta, Text
-from llama_server import LlamaServer, open_llama_server
+from support.llama_server import LlamaServer, open_llama_server
 
 WEATHER = {
     "type": "function",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.backends.chat_completions.options import Options, check_quirks
+from antiphon.backends.chat_completions.backend import Options, check_quirks
 from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
 from antiphon.errors import ConfigError
 

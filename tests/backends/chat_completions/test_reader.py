@@ -15,8 +15,8 @@ from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.response import Usage
 from antiphon.stream.deltas import Delta, Finish, Reasoning, Text, Tokens, ToolCall
 from antiphon.stream.sse import Message
-from damage import read_objects, replay_damaged
-from replay import replay
+from support.damage import read_objects, replay_damaged
+from support.replay import replay
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
 KEEPING = Quirks(keep_call_extras=True, reasoning_field="reasoning_details")

@@ -10,8 +10,8 @@ from openai import APIStatusError, BadRequestError, OpenAI
 
 from antiphon.backends.chat_completions.backend import create
 from antiphon.backends.responses.backend import create as create_responses
-from live_server import Running, make_settings
-from llama_server import LlamaServer, open_llama_server
+from support.live_server import Running, make_settings
+from support.llama_server import LlamaServer, open_llama_server
 
 MODEL = "smollm2-135m"
 PERSON = {

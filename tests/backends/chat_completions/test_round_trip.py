@@ -15,7 +15,7 @@ from antiphon.backends.chat_completions.request import make_body
 from antiphon.protocol import content, items
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Usage
-from replay import replay
+from support.replay import replay
 
 KEPT = Quirks(merge_system=False, replay_reasoning="always", thinking_tags=False)
 # Texts begin with a letter, so that none is mere white space, which is no message.

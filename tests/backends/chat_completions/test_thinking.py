@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.backends.chat_completions.thinking import Splitter
+from antiphon.backends.chat_completions.text import Splitter
 
 
 def split(pieces: list[str], *, thinking: bool = False) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from antiphon.backends.chat_completions.quirks import find_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.protocol.response import Usage
-from replay import cut, find_harmful_cuts, replay
+from support.replay import cut, find_harmful_cuts, replay
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
 NAMES = sorted(path.stem for path in CORPUS.glob("*.sse"))

@@ -9,7 +9,7 @@ from antiphon.backends.base import Turn
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.request import make_body
 from antiphon.protocol import codec
-from typed_dicts import find_faults
+from support.typed_dicts import find_faults
 
 PLAIN = Quirks()
 PICTURE = "data:image/png;base64,aGk="

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.protocol import codec
 from antiphon.stream.fold import fold
-from crashing_server import Crashing, Reader
+from support.crashing_server import Crashing, Reader
 
 WORDS = {"type": "array", "items": {"type": "string"}, "minItems": 200}
 SCHEMA = {"type": "object", "properties": {"words": WORDS}, "required": ["words"], "additionalProperties": False}

@@ -11,7 +11,7 @@ from openai import APIError, BadRequestError, OpenAI
 
 from antiphon.backends.responses.backend import create
 from antiphon.protocol import codec
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 USAGE = {
     "input_tokens": 5,

@@ -15,7 +15,7 @@ from antiphon.backends.responses.backend import ResponsesBackend, create
 from antiphon.errors import ConfigError, ContextLengthExceeded, RateLimited, UpstreamError
 from antiphon.protocol import codec
 from antiphon.stream.deltas import CloseItem, Delta, Finish, Served, Text
-from upstream_server import STALL, json_of, serve, stream_of
+from support.upstream_server import STALL, json_of, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "responses"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import Turn
-from antiphon.backends.responses.options import Options
+from antiphon.backends.responses.backend import Options
 from antiphon.backends.responses.request import Writer
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputText

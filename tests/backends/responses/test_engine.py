@@ -13,7 +13,7 @@ from antiphon.engine.engine import Engine
 from antiphon.protocol import codec
 from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
-from upstream_server import Reply, UpstreamServer, serve, stream_of
+from support.upstream_server import Reply, UpstreamServer, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "responses"
 EXPECTED = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(CORPUS.glob("*.json"))}

@@ -12,8 +12,8 @@ from antiphon.protocol.response import Response
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer
 from antiphon.stream.sse import encode_batch
-from replay import replay
-from turns import turns
+from support.replay import replay
+from support.turns import turns
 
 
 def tell(turn: list[d.Delta]) -> tuple[bytes, dict[str, Any]]:

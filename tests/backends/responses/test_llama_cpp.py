@@ -8,8 +8,8 @@ import pytest
 from openai import OpenAI
 
 from antiphon.backends.responses.backend import create
-from live_server import Running, make_settings
-from llama_server import LlamaServer, open_llama_server
+from support.live_server import Running, make_settings
+from support.llama_server import LlamaServer, open_llama_server
 
 WEATHER: Any = {
     "type": "function",

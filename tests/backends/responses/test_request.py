@@ -11,7 +11,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from pydantic import TypeAdapter
 
 from antiphon.backends.base import Turn
-from antiphon.backends.responses.options import Options
+from antiphon.backends.responses.backend import Options
 from antiphon.backends.responses.request import Continuation, Writer, list_idle
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
@@ -26,7 +26,7 @@ from antiphon.protocol.items import (
     Message,
     Reasoning,
 )
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from behaviour.item_samples import ITEMS
 
 OPENAI = Options(base_url="https://api.openai.com/v1", api_key="sk-secret")

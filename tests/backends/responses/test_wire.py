@@ -14,8 +14,8 @@ from antiphon.protocol import codec
 from antiphon.stream.deltas import Finish, Text, Tokens, ToolCall
 from antiphon.stream.fold import fold
 from antiphon.stream.sse import Message
-from damage import read_objects, replay_damaged
-from replay import find_harmful_cuts, replay
+from support.damage import read_objects, replay_damaged
+from support.replay import find_harmful_cuts, replay
 
 CORPUS = Path(__file__).parents[2] / "wire" / "responses"
 NAMES = sorted(path.stem for path in CORPUS.glob("*.sse"))

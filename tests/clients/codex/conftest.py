@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.cli.main import main
 from clients.recorder import Recorder
-from live_server import Running, make_settings
+from support.live_server import Running, make_settings
 
 BINARY = Path(__file__).parents[3] / ".node/codex/node_modules/.bin/codex"
 PATIENCE_SECONDS = 60

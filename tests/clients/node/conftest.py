@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from live_server import Running
+from support.live_server import Running
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parents[2] / ".node/node/node_modules"

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from antiphon.errors import ServerError
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.store import SqliteStore

@@ -14,7 +14,7 @@ import pytest
 
 from antiphon.errors import ConfigError, InvalidRequest, NotFound, ServerError
 from antiphon.protocol.conversation import Conversation
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
 from antiphon.store.sqlite.database import connect
 from antiphon.store.sqlite.store import SqliteStore

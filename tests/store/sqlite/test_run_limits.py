@@ -13,8 +13,8 @@ import pytest
 
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import RunLimits
+from antiphon.store.sqlite.migrations import migrate, read_migrations
 from antiphon.store.sqlite.runs import WAITING
-from antiphon.store.sqlite.schema import migrate, read_migrations
 from antiphon.store.sqlite.store import SqliteStore
 
 CHILD = Path(__file__).with_name("child.py")

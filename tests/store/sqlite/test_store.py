@@ -13,12 +13,13 @@ import pytest
 
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.response import Response
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, StoredResponse
 from antiphon.store.record import pack
-from antiphon.store.sqlite import conversations, events, leases, prompts, references, responses, runs
-from antiphon.store.sqlite.schema import migrate, read_migrations
+from antiphon.store.sqlite import conversations, events, leases, references, responses, runs
+from antiphon.store.sqlite import store as store_module
+from antiphon.store.sqlite.migrations import migrate, read_migrations
 from antiphon.store.sqlite.store import SqliteStore
 
 MakeStored = Callable[..., StoredResponse]
@@ -27,7 +28,7 @@ CHILD = Path(__file__).with_name("child.py")
 
 STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
-    for module in (conversations, events, leases, prompts, references, responses, runs)
+    for module in (conversations, events, leases, store_module, references, responses, runs)
     for name, statement in vars(module).items()
     if name.isupper() and isinstance(statement, str)
 }

@@ -3,18 +3,37 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from antiphon.backends.anthropic_messages.options import Options
 from antiphon.backends.anthropic_messages.reader import MessagesReader
 from antiphon.backends.anthropic_messages.request import COUNTED, Composition, compose, list_idle
 from antiphon.backends.anthropic_messages.traits import Traits, find_traits
-from antiphon.backends.base import Capabilities, Deltas, Turn, read_options
-from antiphon.backends.upstream.backend import UpstreamBackend
+from antiphon.backends.base import Capabilities, Turn, read_options
+from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest
+from antiphon.stream.deltas import Deltas
+from antiphon.upstream.options import UpstreamOptions
+
+
+class Options(UpstreamOptions, kw_only=True):
+    """`auth` says where the key goes: some gateways want it as a bearer token.
+
+    `version` is the API's: the newest one takes no temperature at all. `max_tokens` is how long an answer may get when
+    the request does not say. `like` names the Claude model that those of this server behave like, where their own names
+    do not tell. Without `json_schema`, answers are held to schemas here and not there, for servers that cannot.
+    """
+
+    base_url: str = "https://api.anthropic.com/v1"
+    auth: Literal["x-api-key", "bearer"] = "x-api-key"
+    version: str = "2023-06-01"
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    like: str | None = None
+    json_schema: bool = True
+
 
 # From this version on, the API refuses any temperature, whatever the model takes.
 _NO_SAMPLING_SINCE = "2026-10-21"

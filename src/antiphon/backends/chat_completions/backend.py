@@ -5,15 +5,51 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from antiphon.backends.base import Capabilities, Deltas, Turn, read_options
-from antiphon.backends.chat_completions.options import Options, check_quirks
+import msgspec
+from msgspec import field
+
+from antiphon.backends.base import Capabilities, Turn, locate, read_options
+from antiphon.backends.chat_completions.quirks import Quirks, Server, find_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.backends.chat_completions.request import list_idle, make_body
-from antiphon.backends.upstream.backend import UpstreamBackend
-from antiphon.backends.upstream.naming import Naming
-from antiphon.backends.upstream.usage import estimate_usage
+from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
+from antiphon.stream.deltas import Deltas
+from antiphon.upstream.fields import Naming
+from antiphon.upstream.options import UpstreamOptions
+from antiphon.upstream.usage import estimate_usage
+
+
+class Options(UpstreamOptions, kw_only=True):
+    """`server` says what program or service answers there, if its address does not.
+
+    `quirks` change what is known of it, for all of its models, and `model_quirks` by patterns of model names.
+    `extra_body` is put into every request, over what it would have there.
+    """
+
+    server: Server | None = None
+    quirks: dict[str, Any] = field(default_factory=dict)
+    model_quirks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+    def find_quirks(self, model: str) -> Quirks:
+        return find_quirks(
+            model, self.base_url, server=self.server, changes=self.quirks, model_changes=self.model_quirks
+        )
+
+
+def check_quirks(options: Options, *, name: str) -> None:
+    """Refuse quirks that there are none of. `name` is what the configuration calls the backend."""
+    where = f"backends.{name}"
+    tables = {f"{where}.quirks": options.quirks}
+    tables |= {f"{where}.model_quirks.{pattern!r}": table for pattern, table in options.model_quirks.items()}
+    for place, table in tables.items():
+        try:
+            msgspec.convert(table, Quirks)
+        except msgspec.ValidationError as error:
+            raise locate(error, place) from None
+
 
 _REMEMBERED_MODELS = 256
 
@@ -46,7 +82,7 @@ class ChatCompletionsBackend(UpstreamBackend):
         model = turn.request.model or ""
         quirks = self._find_quirks(model)
         body = make_body(turn, quirks) | self._options.extra_body
-        estimate = functools.partial(estimate_usage, turn)
+        estimate = functools.partial(estimate_usage, turn.request, turn.items)
 
         def make_reader() -> ChatReader:
             naming = Naming(self.upstream.name, model)

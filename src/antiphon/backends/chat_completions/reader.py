@@ -10,18 +10,20 @@ from typing import Any
 
 import msgspec
 
-from antiphon.backends.chat_completions.calls import Calls
-from antiphon.backends.chat_completions.chunks import CallPiece, Choice, Chunk, Said, decode_chunk
-from antiphon.backends.chat_completions.citations import read_annotation
-from antiphon.backends.chat_completions.endings import Reason, read_ending
-from antiphon.backends.chat_completions.keepsake import Keepsake
 from antiphon.backends.chat_completions.quirks import Quirks
-from antiphon.backends.chat_completions.speech import Speech
-from antiphon.backends.upstream.failure import break_off, explain_event
-from antiphon.backends.upstream.logprobs import read_logprobs
-from antiphon.backends.upstream.naming import Naming
-from antiphon.backends.upstream.report import decode_any, is_error
-from antiphon.backends.upstream.usage import read_usage
+from antiphon.backends.chat_completions.text import Speech
+from antiphon.backends.chat_completions.tool_calls import Calls
+from antiphon.backends.chat_completions.wire import (
+    CallPiece,
+    Choice,
+    Chunk,
+    Keepsake,
+    Reason,
+    Said,
+    decode_chunk,
+    read_annotation,
+    read_ending,
+)
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb
 from antiphon.protocol.response import Usage
@@ -38,6 +40,9 @@ from antiphon.stream.deltas import (
     ToolCall,
 )
 from antiphon.stream.sse import Message
+from antiphon.upstream.error_mapping import break_off, decode_any, explain_event, is_error
+from antiphon.upstream.fields import Naming, read_logprobs
+from antiphon.upstream.usage import read_usage
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

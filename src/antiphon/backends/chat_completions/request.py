@@ -1,23 +1,20 @@
 """A turn as the body of a Chat Completions request."""
 
-from typing import Any
-
 from antiphon.backends.base import Turn, list_hints
 from antiphon.backends.chat_completions.messages import lay_out
 from antiphon.backends.chat_completions.quirks import Quirks
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import FunctionChoice, FunctionTool
-
-Json = dict[str, Any]
 
 # What both APIs call by the same name. `store` is not among them: the state is ours.
 _SAME = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
-def make_body(turn: Turn, quirks: Quirks) -> Json:
+def make_body(turn: Turn, quirks: Quirks) -> JsonObject:
     """What to send. Nothing is in it that the request does not ask for: servers have their own defaults."""
     request = turn.request
-    body: Json = {"model": request.model or "", "messages": lay_out(turn, quirks), "stream": True}
+    body: JsonObject = {"model": request.model or "", "messages": lay_out(turn, quirks), "stream": True}
     if quirks.stream_usage:
         body["stream_options"] = {"include_usage": True}
     body |= _write_tools(request, quirks)
@@ -32,7 +29,7 @@ def make_body(turn: Turn, quirks: Quirks) -> Json:
     return body
 
 
-def _write_tools(request: CreateRequest, quirks: Quirks) -> Json:
+def _write_tools(request: CreateRequest, quirks: Quirks) -> JsonObject:
     """The tools the model may call, and whether it must. Where it may call none, none are shown."""
     choice, tools = request.tool_choice, [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
     if isinstance(choice, FunctionChoice) and not quirks.named_choice:
@@ -40,7 +37,7 @@ def _write_tools(request: CreateRequest, quirks: Quirks) -> Json:
         choice, tools = "required", [tool for tool in tools if tool.name == name]
     if choice == "none" or not tools:
         return {}
-    written: Json = {"tools": [_write_tool(tool) for tool in tools]}
+    written: JsonObject = {"tools": [_write_tool(tool) for tool in tools]}
     if isinstance(choice, FunctionChoice):
         written["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice == "required":
@@ -50,8 +47,8 @@ def _write_tools(request: CreateRequest, quirks: Quirks) -> Json:
     return written
 
 
-def _write_tool(tool: FunctionTool) -> Json:
-    function: Json = {"name": tool.name}
+def _write_tool(tool: FunctionTool) -> JsonObject:
+    function: JsonObject = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
     function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
@@ -60,13 +57,13 @@ def _write_tool(tool: FunctionTool) -> Json:
     return {"type": "function", "function": function}
 
 
-def _write_format(request: CreateRequest) -> Json:
+def _write_format(request: CreateRequest) -> JsonObject:
     asked = request.text.format if request.text is not None else None
     if isinstance(asked, JsonObjectFormat):
         return {"response_format": {"type": "json_object"}}
     if not isinstance(asked, JsonSchemaFormat):
         return {}
-    schema: Json = {"name": asked.name, "schema": asked.schema or {}}
+    schema: JsonObject = {"name": asked.name, "schema": asked.schema or {}}
     if asked.description is not None:
         schema["description"] = asked.description
     if asked.strict is not None:
@@ -74,7 +71,7 @@ def _write_format(request: CreateRequest) -> Json:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _write_effort(request: CreateRequest, quirks: Quirks) -> Json:
+def _write_effort(request: CreateRequest, quirks: Quirks) -> JsonObject:
     effort = request.reasoning.effort if request.reasoning is not None else None
     if effort is None or quirks.reasoning_effort == "omit":
         return {}
@@ -84,9 +81,9 @@ def _write_effort(request: CreateRequest, quirks: Quirks) -> Json:
     return {"reasoning_effort": word}
 
 
-def _write_hints(request: CreateRequest, quirks: Quirks) -> Json:
+def _write_hints(request: CreateRequest, quirks: Quirks) -> JsonObject:
     """What the answer does not depend on goes only to servers that know it: others would refuse the whole request."""
-    known: Json = {
+    known: JsonObject = {
         "prompt_cache_key": request.prompt_cache_key,
         "prompt_cache_retention": "in_memory"
         if request.prompt_cache_retention == "in-memory"

@@ -7,15 +7,16 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from antiphon.backends.base import Capabilities, Deltas, Model, Turn, list_hints, read_options
-from antiphon.backends.embedded.answer import Answer
+from antiphon.backends.base import Capabilities, Model, Turn, list_hints, read_options
 from antiphon.backends.embedded.grammar import Rules, build_grammar, input_grammar, read_rules, schema_grammar
 from antiphon.backends.embedded.model import Llama
+from antiphon.backends.embedded.output import Answer
 from antiphon.backends.embedded.prompt import lay_out
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
 from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.request import CreateRequest
+from antiphon.stream.deltas import Deltas
 
 Count = Annotated[int, Meta(ge=1)]
 

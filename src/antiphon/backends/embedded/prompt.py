@@ -10,9 +10,9 @@ from antiphon.backends.base import Turn
 from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_INPUT, CALL_NAME, Rules
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec, content, items
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import CustomTool, FunctionTool, GrammarInput
+from antiphon.protocol.unions import Unknown
 
 Message = dict[str, str]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from antiphon.backends.base import EVERYTHING, Deltas, Turn, read_options
-from antiphon.backends.responses.memory import Memory
-from antiphon.backends.responses.options import Options
+from antiphon.backends.base import EVERYTHING, Turn, read_options
 from antiphon.backends.responses.reader import ResponsesReader
-from antiphon.backends.responses.refusals import Fault, Refusals, Sent, find_fault
-from antiphon.backends.responses.request import Continuation, Writer, list_idle
-from antiphon.backends.upstream.backend import UpstreamBackend
-from antiphon.backends.upstream.naming import Naming
+from antiphon.backends.responses.request import Continuation, Options, Writer, list_idle
+from antiphon.backends.responses.unsupported_fields import Fault, Refusals, Sent, find_fault
+from antiphon.backends.responses.upstream_state import Memory
+from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.request import CreateRequest
+from antiphon.stream.deltas import Deltas
+from antiphon.upstream.fields import Naming
 
 _FAULTS: dict[Fault, str] = {
     "reasoning": "the model does not take 'reasoning'",

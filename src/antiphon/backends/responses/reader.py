@@ -10,19 +10,16 @@ from typing import Any, ClassVar
 from msgspec import Raw
 
 from antiphon.backends.responses import wire
-from antiphon.backends.responses.closing import Closing
-from antiphon.backends.responses.tracking import Kind, Track, Tracks, Voice, find_kind
-from antiphon.backends.upstream.failure import break_off, explain_event
-from antiphon.backends.upstream.logprobs import read_logprobs
-from antiphon.backends.upstream.naming import Naming
-from antiphon.backends.upstream.report import decode_any
-from antiphon.backends.upstream.usage import read_usage
+from antiphon.backends.responses.item_tracking import Closing, Kind, Track, Tracks, Voice, find_kind
 from antiphon.errors import UpstreamError
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
-from antiphon.stream.carried import find_prefix, keep_item
 from antiphon.stream.deltas import Delta
+from antiphon.stream.passthrough import find_prefix, keep_item
 from antiphon.stream.sse import Message
+from antiphon.upstream.error_mapping import break_off, decode_any, explain_event
+from antiphon.upstream.fields import Naming, read_logprobs
+from antiphon.upstream.usage import read_usage
 
 DONE = b"[DONE]"
 _SIGNS_OF_LIFE = frozenset({"keepalive", "response.keepalive", "ping", "heartbeat"})

@@ -1,19 +1,15 @@
 """From a turn to the body of `POST /responses`: the contract, and on top of it what the client wished for itself."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
 
 from antiphon.backends.base import Turn
-from antiphon.backends.responses.history import write_items
-from antiphon.backends.responses.options import Options
-from antiphon.backends.upstream.options import fits_header
-from antiphon.protocol import codec
-from antiphon.protocol.contract import (
-    ENCRYPTED_REASONING,
-    Reasoning,
+from antiphon.backends.responses.contract import (
+    ReasoningControls,
     ResponsesApiRequest,
     TextControls,
     is_azure,
@@ -21,9 +17,91 @@ from antiphon.protocol.contract import (
     validate,
     write_format,
 )
-from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
-from antiphon.protocol.request import CreateRequest
+from antiphon.protocol import codec
+from antiphon.protocol.content import InputText, OutputText, Part, ReasoningText, Text, text_of
+from antiphon.protocol.hosted import LocalShellCallOutput
+from antiphon.protocol.items import CustomToolCallOutput, FunctionCall, FunctionCallOutput, Item, Message, Reasoning
+from antiphon.protocol.request import ENCRYPTED_REASONING, CreateRequest
+from antiphon.protocol.unions import Unknown
+from antiphon.upstream.fields import write_arguments
+from antiphon.upstream.options import UpstreamOptions, fits_header
+
+# What is ours alone: the ids under which we know items, what became of them, and who made them.
+_OURS = ("id", "status", "created_by")
+_TEXTS = (InputText, OutputText, Text)
+
+
+class Options(UpstreamOptions, kw_only=True):
+    """`state` says who keeps what was said: this server, which then sends the whole context with every turn, or the
+    upstream, which is then sent what is new. `session_headers` tells the upstream which turns belong together.
+    `reasoning_text` sends a model's raw reasoning back to it, which some open models want and OpenAI's refuse.
+    """
+
+    state: Literal["local", "upstream"] = "local"
+    session_headers: bool = True
+    reasoning_text: bool = False
+
+
+def write_items(items: Iterable[Item | Unknown], *, ids: bool, reasoning_text: bool) -> list[Item | Unknown]:
+    """The items without what is ours alone; `ids` says whether theirs are sent nevertheless."""
+    written = (_write(item, ids=ids, reasoning_text=reasoning_text) for item in items)
+    return [item for item in written if item is not None]
+
+
+def _write(item: Item | Unknown, *, ids: bool, reasoning_text: bool) -> Item | Unknown | None:
+    match item:
+        case Unknown():
+            return item
+        case Message() if not isinstance(item.content, str):
+            item = msgspec.structs.replace(item, content=[_write_part(part, item.role) for part in item.content])
+        case FunctionCall():
+            item = msgspec.structs.replace(item, arguments=write_arguments(item.arguments))
+        case FunctionCallOutput() | CustomToolCallOutput() if not isinstance(item.output, str):
+            item = _write_output(item)
+        case LocalShellCallOutput():  # the API knows it by the id of its call
+            item = msgspec.structs.replace(item, id=item.call_id, named_call=None)
+        case Reasoning():
+            kept = _write_reasoning_item(item, reasoning_text=reasoning_text)
+            if kept is None:
+                return None
+            item = kept
+        case _:
+            pass
+    left_out = dict.fromkeys(_find_ours(type(item), ids=ids))
+    return msgspec.structs.replace(item, **left_out) if left_out else item
+
+
+@functools.cache
+def _find_ours(kind: type[msgspec.Struct], *, ids: bool) -> Sequence[str]:
+    """The fields to leave out. What the API asks for, stays: there, any id will do."""
+    optional = {field.name for field in msgspec.structs.fields(kind) if field.default is None}
+    return [name for name in _OURS if name in optional and not (ids and name == "id")]
+
+
+def _write_part(part: Part | Unknown, role: str) -> Part | Unknown:
+    if not isinstance(part, Text):
+        return part
+    return OutputText(part.text) if role == "assistant" else InputText(part.text)
+
+
+def _write_output(item: FunctionCallOutput | CustomToolCallOutput) -> FunctionCallOutput | CustomToolCallOutput:
+    """Text alone goes as a string, which every server takes; pictures and files need their parts."""
+    parts = item.output
+    assert not isinstance(parts, str)
+    if all(isinstance(part, _TEXTS) for part in parts):
+        return msgspec.structs.replace(item, output=text_of(parts))
+    return msgspec.structs.replace(item, output=[_write_part(part, "user") for part in parts])
+
+
+def _write_reasoning_item(item: Reasoning, *, reasoning_text: bool) -> Reasoning | None:
+    """Reasoning that would say nothing is left out."""
+    content = item.content
+    if not reasoning_text and any(isinstance(part, ReasoningText) for part in content or ()):
+        content = None
+    if not (content or item.summary or item.encrypted_content):
+        return None
+    return msgspec.structs.replace(item, content=content)
+
 
 WIRE_API = "responses"
 
@@ -157,13 +235,13 @@ def _merge(contract: ResponsesApiRequest, wishes: Mapping[str, Any]) -> dict[str
     return {name: value for name, value in (fields | dict(wishes)).items() if value is not UNSET}
 
 
-def _write_reasoning(request: CreateRequest) -> Reasoning | msgspec.UnsetType:
+def _write_reasoning(request: CreateRequest) -> ReasoningControls | msgspec.UnsetType:
     asked = request.reasoning
     if asked is None:
         return UNSET
     summary = asked.summary if asked.summary is not None else asked.generate_summary
     given: dict[str, Any] = {"effort": asked.effort, "summary": summary, "context": asked.context, "mode": asked.mode}
-    return Reasoning(**{name: value for name, value in given.items() if value is not None})
+    return ReasoningControls(**{name: value for name, value in given.items() if value is not None})
 
 
 def _write_text(request: CreateRequest) -> TextControls | msgspec.UnsetType:

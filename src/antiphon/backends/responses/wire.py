@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import ANNOTATIONS, Annotation
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 
 _NOTHING = Raw(b"null")
 

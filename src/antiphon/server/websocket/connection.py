@@ -3,13 +3,13 @@
 import asyncio
 from contextlib import suppress
 
-from antiphon.engine.run import Run
+from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter, RateLimited, UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.protocol.codec import DecodedRequest
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.websocket import CREATE, STEER, Glance, ReturnedSteer, SteerError, SteerFailed
-from antiphon.server.exchange import ClientGone
+from antiphon.server.http import ClientGone
 from antiphon.server.websocket.lane import Job, Lane
 from antiphon.server.websocket.peer import Peer
 from antiphon.server.websocket.steering import SteerRefused, check_support, read_steer

@@ -3,7 +3,7 @@
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import Unavailable, UpgradeRequired
-from antiphon.server.exchange import Exchange
+from antiphon.server.http import Exchange
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.websocket.connection import Connection
 from antiphon.server.websocket.peer import Peer

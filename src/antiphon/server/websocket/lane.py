@@ -9,15 +9,15 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
-from antiphon.engine.background import BackgroundRun
-from antiphon.engine.run import Run
+from antiphon.engine.background.queue import BackgroundRun
+from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, ServerError
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import SteerAccepted, SteerPending
-from antiphon.server.exchange import ClientGone
+from antiphon.server.http import ClientGone
 from antiphon.server.keepalive import encode_beat_line
 from antiphon.server.log import AccessLine, write_line
 from antiphon.server.websocket.peer import Peer, make_label

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from antiphon.config import Dialect
 from antiphon.engine.engine import Engine
-from antiphon.engine.session import Session
+from antiphon.engine.respond.session import Session
 from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import ErrorPayload
 from antiphon.protocol.websocket import SocketError
-from antiphon.server.compat import choose_names
+from antiphon.server.dialect import choose_names
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.log import AccessLine
 from antiphon.server.websocket.steering import QueuedSteer

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from antiphon.engine.ids import new_token
-from antiphon.engine.repair import find_lone_calls
-from antiphon.engine.run import Run
+from antiphon.engine.prepare.repair import find_lone_calls
+from antiphon.engine.respond.ids import new_token
+from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputFile, InputImage, InputText
 from antiphon.protocol.hosted import McpApprovalRequest, ToolSearchCall
 from antiphon.protocol.items import FunctionCall, Item, Message
-from antiphon.protocol.open import Unknown
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import RequiredInput, ReturnedSteer, Steer, SteerError, SteerFailed
 
 _CONTENT = (InputText, InputImage, InputFile)

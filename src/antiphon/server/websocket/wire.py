@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from antiphon.server.exchange import ClientGone, Exchange, Message, Receive, Scope, Send
+from antiphon.server.http import ClientGone, Exchange, Message, Receive, Scope, Send
 from antiphon.server.websocket.transport import WRITE_NOW
 
 WriteNow = Callable[[Sequence[bytes]], bool]

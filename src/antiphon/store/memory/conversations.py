@@ -6,17 +6,10 @@ from collections.abc import Sequence
 from antiphon.errors import InvalidRequest, ServerError
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
 from antiphon.store.memory.tables import ConversationRow, Memory
-from antiphon.store.record import (
-    ItemRecord,
-    pack_items,
-    pack_metadata,
-    rename_item,
-    unpack_conversation,
-    unpack_items,
-)
+from antiphon.store.record import ItemRecord, pack_items, pack_metadata, rename_item, unpack_conversation, unpack_items
 
 
 class Conversations(Memory):

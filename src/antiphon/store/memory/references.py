@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.memory.tables import Key, Memory
 from antiphon.store.record import Foreign, pick_item, unpack_items, unpack_output
 

@@ -8,16 +8,9 @@ from typing import Any
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
-from antiphon.store.record import (
-    ItemRecord,
-    pack_items,
-    pack_metadata,
-    rename_item,
-    unpack_conversation,
-    unpack_items,
-)
+from antiphon.store.record import ItemRecord, pack_items, pack_metadata, rename_item, unpack_conversation, unpack_items
 from antiphon.store.sqlite.database import Database
 
 CREATE = "INSERT INTO conversations (project, id, created_at, expires_at, metadata) VALUES (?, ?, ?, ?, ?)"

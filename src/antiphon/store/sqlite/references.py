@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 from antiphon.protocol.items import Item
-from antiphon.protocol.open import Unknown
+from antiphon.protocol.unions import Unknown
 from antiphon.store.record import Foreign, pick_item, unpack_items, unpack_output
 from antiphon.store.sqlite.database import Database
 

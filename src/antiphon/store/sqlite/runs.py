@@ -12,7 +12,7 @@ from antiphon.store.base import NO_LIMITS, ClaimedRun, RunKey, StoredResponse
 from antiphon.store.limits import START_WINDOW, Admission, RunLimits
 from antiphon.store.record import Foreign, find_foreign, pack
 from antiphon.store.sqlite.database import Database
-from antiphon.store.sqlite.owners import Owners
+from antiphon.store.sqlite.leases import Owners
 from antiphon.store.sqlite.references import note_items
 from antiphon.store.sqlite.responses import INSERT
 

@@ -1,11 +1,59 @@
 """The default store: one SQLite file."""
 
+import sqlite3
+
+from antiphon.errors import InvalidRequest
+from antiphon.store.base import PromptVersion, StoredPrompt
 from antiphon.store.sqlite.conversations import Conversations
+from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.events import EventLog
-from antiphon.store.sqlite.prompts import Prompts
 from antiphon.store.sqlite.references import References
 from antiphon.store.sqlite.responses import Responses
 from antiphon.store.sqlite.runs import RunQueue
+
+SAVE = "INSERT INTO prompts (project, id, version, body, created_at) VALUES (?, ?, ?, ?, ?)"
+
+LOAD = "SELECT version, created_at, body FROM prompts WHERE project = ? AND id = ? AND version = ?"
+
+LOAD_NEWEST = """
+SELECT version, created_at, body FROM prompts
+WHERE place = (SELECT max(place) FROM prompts WHERE project = ? AND id = ?)
+"""
+
+LIST = "SELECT id, place, version, created_at FROM prompts WHERE project = ?"
+
+DELETE = "DELETE FROM prompts WHERE project = ? AND id = ?"
+
+
+class Prompts(Database):
+    async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
+        await self._writer.submit(_save, (project, prompt_id, version, body, created_at))
+
+    async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
+        if version is None:
+            rows = await self._reader.submit(LOAD_NEWEST, (project, prompt_id))
+        else:
+            rows = await self._reader.submit(LOAD, (project, prompt_id, version))
+        return StoredPrompt(*rows[0]) if rows else None
+
+    async def list_prompts(self, project: str) -> list[PromptVersion]:
+        rows = await self._reader.submit(LIST, (project,))
+        return [PromptVersion(prompt_id, version, created_at) for prompt_id, _, version, created_at in sorted(rows)]
+
+    async def delete_prompt(self, project: str, prompt_id: str) -> bool:
+        deleted: int = await self._writer.submit(DELETE, (project, prompt_id))
+        return deleted > 0
+
+
+def _save(
+    connection: sqlite3.Connection, project: str, prompt_id: str, version: str, body: bytes, created_at: int
+) -> None:
+    try:
+        connection.execute(SAVE, (project, prompt_id, version, body, created_at))
+    except sqlite3.IntegrityError:
+        raise InvalidRequest(
+            f"The prompt '{prompt_id}' already has a version '{version}'.", param="version", code="invalid_value"
+        ) from None
 
 
 class SqliteStore(Responses, Conversations, References, EventLog, RunQueue, Prompts):

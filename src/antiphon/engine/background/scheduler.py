@@ -1,0 +1,49 @@
+"""The interface between background responses and the scheduler that starts their runs."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from antiphon.engine.background.attempt import Attempt
+from antiphon.store.base import RunKey
+
+
+class Scheduler(Protocol):
+    """Decides when and in which process a queued run begins.
+
+    The store holds the queue, the leases and the events of a run. A scheduler claims runs in the store and works on
+    them in this process. `engine/worker.py` polls the store's own queue. A scheduler for several machines can take its
+    decisions elsewhere and claim runs the same way.
+    """
+
+    @property
+    def attempts(self) -> Mapping[RunKey, Attempt]:
+        """The attempts in progress in this process."""
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """An event that is set once, when `attempts` changes. Read it before the state that you compare."""
+
+    async def start(self) -> None:
+        """Begin to claim runs. Raises ConfigError if the scheduler cannot work."""
+
+    async def close(self) -> None:
+        """Stop all attempts and give their runs back to the queue."""
+
+    def announce(self, key: RunKey) -> None:
+        """Report a run that was just added to the store's queue."""
+
+    def wake(self) -> None:
+        """Check the queue now instead of at the next interval."""
+
+    def cancel(self, key: RunKey) -> None:
+        """Cancel the attempt at this run in this process.
+
+        Without such an attempt, the next check of the queue looks for cancellation requests in the store.
+        """
+
+    def stop(self, key: RunKey) -> None:
+        """Stop the attempt at a run whose response was deleted."""
+
+    def notify_change(self) -> None:
+        """Set `changed`, so that all who wait for it look again."""

@@ -1,0 +1,177 @@
+"""The scheduler on the store's own queue: claims runs under leases and works on them.
+
+A run belongs to the process that claimed it for as long as that process renews its lease. When the process dies,
+another one claims the run and continues it.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from contextlib import suppress
+
+from antiphon.engine.background.attempt import Attempt, LeftToOthers, Ways
+from antiphon.protocol.response import FINAL_STATUSES
+from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.store.limits import RunLimits
+
+logger = logging.getLogger(__name__)
+
+# Interval between checks of the queue, for runs that other processes queued or left.
+LOOK_SECONDS = 1.0
+# Maximum number of unserved model names to cache.
+MOST_NAMES = 100
+
+
+class Worker:
+    """Works on up to `slots` runs at a time, each under a lease of so many seconds. Implements `Scheduler`.
+
+    `limits` are shared with all other processes. The store counts them when it hands out runs.
+    """
+
+    def __init__(self, store: Store, ways: Ways, *, slots: int, lease: float, limits: RunLimits = NO_LIMITS) -> None:
+        self._store = store
+        self._ways = ways
+        self._slots = slots
+        self._lease = lease
+        self._limits = limits
+        self._owner = secrets.token_hex(16)
+        self._tasks: dict[RunKey, asyncio.Task[None]] = {}
+        self._patience: dict[str, float] = {}
+        self._renewed = -math.inf
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        self._full = False
+        self.attempts: dict[RunKey, Attempt] = {}
+        self.changed = asyncio.Event()
+
+    async def start(self) -> None:
+        self._loop = asyncio.create_task(self._work_off())
+
+    async def close(self) -> None:
+        """Stop all attempts and release their runs: another process, or the next start, continues them."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        working = (loop, *self._tasks.values())
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await self._store.release(self._owner)
+
+    def announce(self, key: RunKey) -> None:
+        self._wake.set()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self, key: RunKey) -> None:
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
+    def cancel(self, key: RunKey) -> None:
+        attempt = self.attempts.get(key)
+        if attempt is not None:
+            attempt.cancel()
+        else:
+            self._renewed = -math.inf  # renewing reads the cancellation requests
+
+    def notify_change(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    async def _work_off(self) -> None:
+        while True:
+            began = time.time()
+            try:
+                if time.monotonic() - self._renewed >= self._lease / 3:
+                    self._renewed = time.monotonic()
+                    await self._renew()
+                await self._take(began)
+            except Exception:
+                logger.exception("the queue of background responses cannot be reached")
+            await wait_for(self._wake, min(self._lease / 3, LOOK_SECONDS))
+            self._wake.clear()
+
+    async def _renew(self) -> None:
+        held = await self._store.renew(self._owner, lease=self._lease)
+        for key, attempt in self.attempts.items():
+            if key not in held:
+                self._tasks[key].cancel()  # another process took over, or the response was deleted
+            elif held[key]:
+                attempt.cancel()
+        for key in held.keys() - self.attempts.keys():
+            # Its attempt ended, but the release failed. Under our name it would never be free.
+            await self._store.abandon(self._owner, *key)
+
+    async def _take(self, began: float) -> None:
+        """Claim as many runs as there are free slots."""
+        free = max(0, self._slots - len(self.attempts))
+        claimed = await self._store.claim(
+            self._owner,
+            as_of=began,
+            lease=self._lease,
+            limit=free,
+            patience=self._patience,
+            limits=self._limits,
+        )
+        self._full = len(claimed) >= free
+        for run in claimed:
+            self._begin(run)
+
+    def _begin(self, claimed: ClaimedRun) -> None:
+        key = RunKey(claimed.project, claimed.response_id)
+        attempt = Attempt(claimed, self._owner, self._store, self._ways, lease=self._lease)
+        # We may have lost the run and claimed it again before our first attempt noticed: both write under one owner.
+        stale = self._tasks.get(key)
+        if stale is not None:
+            stale.cancel()
+        self.attempts[key] = attempt
+        task = self._tasks[key] = asyncio.create_task(self._work(claimed, attempt, stale))
+        # Not in the task itself: a task that is cancelled before its first step runs no step.
+        task.add_done_callback(lambda _: self._end(key, attempt))
+        self.notify_change()
+
+    async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
+        key = RunKey(claimed.project, claimed.response_id)
+        try:
+            if stale is not None:
+                await asyncio.wait([stale])
+            await attempt.work()
+        except LeaseLost:
+            logger.warning("the run was taken over or deleted", extra={"response_id": key.response_id})
+        except LeftToOthers as left:
+            logger.info(
+                "the model %r is left to other processes", claimed.model, extra={"response_id": key.response_id}
+            )
+            if len(self._patience) >= MOST_NAMES:
+                del self._patience[next(iter(self._patience))]
+            self._patience[claimed.model] = left.patience
+            with suppress(Exception):  # the next renewal releases it
+                await self._store.put_back(self._owner, *key, free_since=claimed.free_since)
+        except Exception:
+            logger.exception("a background response could not be worked on", extra={"response_id": key.response_id})
+            with suppress(Exception):  # the next renewal releases it
+                await self._store.abandon(self._owner, *key)
+
+    def _end(self, key: RunKey, attempt: Attempt) -> None:
+        if self.attempts.get(key) is attempt:
+            del self.attempts[key], self._tasks[key]
+        attempt.journal.end()
+        self.notify_change()
+        if self._full or self._limits.counts_active:  # a queued run may have waited for this slot
+            self._wake.set()
+
+
+def is_final(stored: StoredResponse | None) -> bool:
+    """Return True if the response has ended or was deleted."""
+    return stored is None or stored.response.status in FINAL_STATUSES
+
+
+async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for the event, at most so many seconds."""
+    with suppress(TimeoutError):
+        # Not asyncio.wait_for: before Python 3.12 it can lose a cancellation that comes together with the event.
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -1,0 +1,185 @@
+"""JSON schemas of the wire's types, made from the structs that decode and encode them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT, UNSET, Struct, inspect
+
+from antiphon.protocol.unions import Family, Holds, find_holds
+
+Schema = dict[str, Any]
+
+_REF = "#/components/schemas/{name}"
+_NULL = {"type": "null"}
+# msgspec leaves a field out that is as empty as one of these makes it, if the struct leaves out its defaults.
+_LEFT_OUT_IF_EMPTY = (list, dict, set)
+
+
+class Components:
+    """The schemas of all types that are read, and of all that are sent, with everything they hold.
+
+    A type that is read is described as leniently as it is read: fields we do not know are welcome, and a family comes
+    with its aliases and other forms. A type that is only ever sent has all the fields that are always there.
+    """
+
+    def __init__(self, *, read: Iterable[Any], sent: Iterable[Any]) -> None:
+        self._read = _Reach(read, lenient=True)
+        sent_reach = _Reach(sent, lenient=False)
+        structs = self._read.structs | sent_reach.structs
+        _, self.schemas = msgspec.json.schema_components(structs, ref_template=_REF)
+        for info in structs.values():
+            self._correct(info)
+        for family in (self._read.families | sent_reach.families).values():
+            self.schemas |= _describe_family(family)
+        for family in self._read.families.values():
+            if _is_lenient(family):
+                self.schemas |= self._describe_input(family)
+        self.schemas = dict(sorted(self.schemas.items()))
+
+    def describe(self, kind: Any, *, read: bool = False) -> Schema:
+        """The schema of a type: a reference, mostly."""
+        holds = find_holds(inspect.type_info(kind))
+        if holds is not None:
+            return _describe_open(holds, lenient=read)
+        (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
+        return schema
+
+    def _correct(self, info: inspect.StructType) -> None:
+        """Say what msgspec does not know: what open fields hold, and that the codec lets unknown fields pass."""
+        schema = self.schemas[info.cls.__name__]
+        schema.pop("additionalProperties", None)
+        is_read = info.cls in self._read.structs
+        for field in info.fields:
+            holds = find_holds(field.type)
+            if holds is not None:
+                schema["properties"][field.encode_name] |= _describe_open(holds, lenient=is_read)
+        if not is_read:
+            schema["required"] = list(_always_sent(info))
+
+    def _describe_input(self, family: Family[Any]) -> dict[str, Schema]:
+        """A member of the family in any of the forms in which it is read."""
+        for tag, variant in family.variants.items():
+            # Whatever has the mark is read as the variant, or not at all, unless the member has a field for it itself.
+            self.schemas[family.members[tag].__name__]["properties"].setdefault(variant.mark, _NULL)
+        forms = [_refer(family.name)]
+        forms += [_describe_variant(family, tag) for tag in family.variants]
+        forms += [self._retag(family.members[tag], {"enum": [alias]}) for alias, tag in family.aliases.items()]
+        untagged = dict(self._describe_untagged(family))
+        forms += [_refer(name) for name in untagged]
+        return {f"Input{family.name}": {"title": f"Input{family.name}", "anyOf": forms}, **untagged}
+
+    def _describe_untagged(self, family: Family[Any]) -> Iterator[tuple[str, Schema]]:
+        earlier: dict[str, Schema] = {}
+        for mark, tag in family.untagged.items():
+            name = f"Untagged{family.members[tag].__name__}"
+            schema = self._retag(family.members[tag], _NULL)
+            schema["title"] = name
+            schema["properties"] |= earlier
+            schema["required"] = sorted({*schema["required"], mark} - {"type"})
+            yield name, schema
+            earlier[mark] = _NULL
+
+    def _retag(self, member: type[Struct], tag: Schema) -> Schema:
+        schema = self.schemas[member.__name__]
+        return {**schema, "properties": {**schema["properties"], "type": tag}}
+
+
+class _Reach:
+    """All structs and families that can be reached from some types."""
+
+    def __init__(self, kinds: Iterable[Any], *, lenient: bool) -> None:
+        self.structs: dict[type[Struct], inspect.StructType] = {}
+        self.families: dict[str, Family[Any]] = {}
+        self._lenient = lenient
+        self._visit_all(kinds)
+
+    def _visit_all(self, kinds: Iterable[Any]) -> None:
+        for node in inspect.multi_type_info(kinds):
+            self._visit(node)
+
+    def _visit(self, node: inspect.Type) -> None:
+        holds = find_holds(node)
+        if holds is not None:
+            self._visit_family(holds.family())
+        elif isinstance(node, inspect.StructType):
+            if node.cls not in self.structs:
+                self.structs[node.cls] = node
+                for field in node.fields:
+                    self._visit(field.type)
+        else:
+            for child in _children(node):
+                self._visit(child)
+
+    def _visit_family(self, family: Family[Any]) -> None:
+        if family.name not in self.families:
+            self.families[family.name] = family
+            forms = [variant.form for variant in family.variants.values()] if self._lenient else []
+            self._visit_all([*family.members.values(), *forms])
+
+
+def _children(node: inspect.Type) -> Iterator[inspect.Type]:
+    for value in msgspec.structs.astuple(node):
+        if isinstance(value, inspect.Type):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (child for child in value if isinstance(child, inspect.Type))
+
+
+def _always_sent(info: inspect.StructType) -> Iterator[str]:
+    if info.tag_field is not None:
+        yield info.tag_field
+    for field in info.fields:
+        if field.default is UNSET:
+            continue
+        made = field.default_factory is not NODEFAULT and field.default_factory not in _LEFT_OUT_IF_EMPTY
+        if field.required or made or not info.cls.__struct_config__.omit_defaults:
+            yield field.encode_name
+
+
+def _refer(name: str) -> Schema:
+    return {"$ref": _REF.format(name=name)}
+
+
+def _is_lenient(family: Family[Any]) -> bool:
+    return bool(family.aliases or family.untagged or family.variants)
+
+
+def _describe_open(holds: Holds, *, lenient: bool) -> Schema:
+    family = holds.family()
+    member = _refer(f"Input{family.name}" if lenient and _is_lenient(family) else family.name)
+    most = {} if holds.most is None else {"maxItems": holds.most}
+    forms: list[Schema] = [{"type": "array", "items": member, **most} if holds.many else member]
+    if holds.text:
+        forms.insert(0, {"type": "string"})
+    if holds.words:
+        forms.insert(0, {"enum": list(holds.words)})
+    if holds.null:
+        forms.append(_NULL)
+    return forms[0] if len(forms) == 1 else {"anyOf": forms}
+
+
+def _describe_family(family: Family[Any]) -> dict[str, Schema]:
+    refs = {tag: _refer(member.__name__) for tag, member in family.members.items()}
+    unknown = f"Unknown{family.name}"
+    known = sorted({*family.members, *family.aliases})
+    return {
+        family.name: {
+            "title": family.name,
+            "oneOf": [*refs.values(), _refer(unknown)],
+            "discriminator": {"propertyName": "type", "mapping": {tag: ref["$ref"] for tag, ref in refs.items()}},
+        },
+        unknown: {
+            "title": unknown,
+            "description": "Of a type that this server does not know: carried as it came.",
+            "type": "object",
+            "properties": {"type": {"type": "string", "not": {"enum": known}}},
+            "required": ["type"],
+        },
+    }
+
+
+def _describe_variant(family: Family[Any], tag: str) -> Schema:
+    tags = [tag, *(alias for alias, known in family.aliases.items() if known == tag)]
+    form = _refer(family.variants[tag].form.__name__)
+    return {"allOf": [form, {"properties": {"type": {"enum": tags}}, "required": ["type"]}]}

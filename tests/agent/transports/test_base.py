@@ -1,0 +1,91 @@
+"""A response out of its events, whatever servers leave out or get wrong."""
+
+import json
+from typing import Any
+
+import pytest
+
+from antiphon.agent.transports.base import Gathering
+from antiphon.errors import AntiphonError, ServerError, UpstreamError
+from antiphon.protocol import codec
+
+FIRST = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look_up", "arguments": "{}"}
+SECOND = {"type": "function_call", "id": "fc_2", "call_id": "call_2", "name": "look_up", "arguments": "{}"}
+COMPLETED = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": []}}
+
+
+def done(item: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "response.output_item.done", "item": item} | fields
+
+
+def gather(*events: dict[str, Any]) -> Gathering:
+    gathering = Gathering()
+    gathering.feed([codec.decode_event(json.dumps(event).encode()) for event in events])
+    return gathering
+
+
+def without_id(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name != "id"}
+
+
+@pytest.mark.parametrize(
+    ("events", "output"),
+    [
+        ([done(FIRST, output_index=0), done(SECOND, output_index=1)], [FIRST, SECOND]),
+        ([done(SECOND, output_index=1), done(FIRST, output_index=0)], [FIRST, SECOND]),
+        ([done(FIRST, output_index=0), done(SECOND, output_index=0)], [FIRST, SECOND]),
+        ([done(FIRST), done(SECOND)], [FIRST, SECOND]),
+        ([done(FIRST, output_index=None), done(SECOND, output_index=None)], [FIRST, SECOND]),
+        ([done(without_id(FIRST), output_index=0), done(without_id(SECOND), output_index=0)], None),
+        ([done(FIRST | {"arguments": ""}, output_index=0), done(FIRST, output_index=0)], [FIRST]),
+        (
+            [done(FIRST, output_index=0), done(SECOND | {"id": "fc_1"}, output_index=1)],
+            [FIRST, SECOND | {"id": "fc_1"}],
+        ),
+    ],
+    ids=[
+        "in order",
+        "out of order",
+        "in one place",
+        "without places",
+        "places that are null",
+        "in one place, without ids",
+        "told again",
+        "one id for two",
+    ],
+)
+def test_no_item_is_lost_and_none_is_doubled(events: list[dict[str, Any]], output: list[Any] | None) -> None:
+    expected = [without_id(FIRST), without_id(SECOND)] if output is None else output
+    assert gather(*events, COMPLETED).finish()["output"] == expected
+
+
+def test_the_output_of_the_last_event_counts_if_it_has_one() -> None:
+    ended = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [SECOND]}}
+    assert gather(done(FIRST, output_index=0), ended).finish()["output"] == [SECOND]
+
+
+def test_the_first_end_is_the_end() -> None:
+    failed = {"type": "response.failed", "response": {"id": "r", "status": "failed", "error": {"message": "No."}}}
+    assert gather(done(FIRST, output_index=0), COMPLETED, failed).finish()["output"] == [FIRST]
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "message"),
+    [
+        ({"type": "error", "error": "No."}, ServerError, "No."),
+        ({"type": "error", "message": "No."}, ServerError, "No."),
+        ({"type": "error", "error": {"message": "No."}}, ServerError, "No."),
+        ({"type": "response.failed", "response": {"status": "failed", "error": "No."}}, ServerError, "No."),
+        (done(None), UpstreamError, "The server sent an event that makes no sense."),
+        (done("text"), UpstreamError, "The server sent an event that makes no sense."),
+        (
+            {"type": "response.completed", "response": [1]},
+            UpstreamError,
+            "The server sent an event that makes no sense.",
+        ),
+    ],
+)
+def test_what_goes_wrong_is_an_error_of_ours(event: dict[str, Any], kind: type[AntiphonError], message: str) -> None:
+    with pytest.raises(kind) as raised:
+        gather(event).finish()
+    assert raised.value.message == message

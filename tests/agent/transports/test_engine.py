@@ -1,0 +1,34 @@
+"""The transport without a socket: what breaks in the engine is an error as it would be over HTTP."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.agent.transports.engine import LocalTransport
+from antiphon.errors import ServerError
+from support.agent_stage import Stage
+
+
+class Broken:
+    async def create(self, request: Any, *, project: str) -> Any:
+        raise LookupError(f"no backend for {request.model} of {project}")
+
+
+async def test_what_nobody_has_thought_of_is_a_server_error_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ServerError) as raised:
+        await LocalTransport(Broken()).stream({"model": "m", "input": "hi"})
+    assert (raised.value.code, raised.value.message) == (
+        "server_error",
+        "The model cannot be used: LookupError. The log says more.",
+    )
+    assert "no backend for m of default" in caplog.text
+
+
+async def test_a_backend_that_breaks_fails_the_run_which_can_be_resumed(here: Stage) -> None:
+    here.play(*[[{"crash": "the power went out"}]] * 3, "It is mild.")
+    agent = here.agent()
+    outcome = await agent.run("How is it?")
+    assert outcome.error is not None
+    assert (outcome.kind, outcome.error.code) == ("failed", "server_error")
+    assert outcome.state is not None
+    assert (await agent.resume(outcome.state)).text == "It is mild."

@@ -1,0 +1,298 @@
+"""The transport over HTTP: what is sent again, and what is told of a server that does not do what it should."""
+
+import asyncio
+import gc
+import socket
+import warnings
+import weakref
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from antiphon.agent.transports.base import Gathering
+from antiphon.agent.transports.http import HttpTransport
+from antiphon.errors import (
+    AntiphonError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    RateLimited,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from support.idle_clock import count_idle_time
+from support.upstream_server import HANG_UP, RESET, STALL, Reply, UpstreamServer, json_of, serve, stream_of
+
+COMPLETED = b'data: {"type":"response.completed","response":{"id":"r","status":"completed","output":[]}}\n\n'
+GOOD = stream_of(COMPLETED)
+JSON = {"Content-Type": "application/json"}
+DEEP = b'{"status":"completed","output":' + b"[" * 100_000
+
+
+def refuse(status: int, code: str | None = None, **headers: str) -> Reply:
+    return json_of({"error": {"message": "No.", "type": "t", "code": code, "param": "input"}}, status, **headers)
+
+
+class Waits(list[float]):
+    async def sleep(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+async def ask(upstream: UpstreamServer, **options: Any) -> dict[str, Any]:
+    transport = HttpTransport(upstream.url, **options)
+    gathering = Gathering()
+    try:
+        async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
+            async for batch in events:
+                gathering.feed(batch)
+    finally:
+        await transport.close()
+    return gathering.finish()
+
+
+async def test_a_request_has_its_key_its_headers_and_asks_for_a_stream() -> None:
+    async with serve([GOOD]) as upstream:
+        await ask(upstream, api_key="sk-1", headers={"X-Team": "a"})
+    (request,) = upstream.requests
+    assert (request.method, request.path) == ("POST", "/v1/responses")
+    assert request.json == {"model": "m", "input": "hi", "stream": True}
+    sent = {name: request.headers[name] for name in ("authorization", "x-team", "accept", "content-type")}
+    assert sent == {
+        "authorization": "Bearer sk-1",
+        "x-team": "a",
+        "accept": "text/event-stream",
+        "content-type": "application/json",
+    }
+
+
+@pytest.mark.parametrize("failure", [refuse(500), refuse(503), refuse(429), Reply(raw=RESET), Reply(raw=b"")])
+async def test_what_may_pass_is_asked_again_with_growing_delays(failure: Reply) -> None:
+    waits = Waits()
+    async with serve([failure, failure, failure, GOOD]) as upstream:
+        assert (await ask(upstream, sleep=waits.sleep))["id"] == "r"
+    assert [round(seconds / 0.2) for seconds in waits] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry_After": "2"}, 2.0),
+        ({"Retry_After_Ms": "1500"}, 1.5),
+        ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"Retry_After": "soon"}, 0.2),
+        ({"Retry_After": "nan"}, 0.2),
+        ({"Retry_After": "-5"}, 0.2),
+    ],
+)
+async def test_it_waits_as_long_as_the_server_says(headers: dict[str, str], seconds: float) -> None:
+    waits = Waits()
+    async with serve([refuse(429, **headers), GOOD]) as upstream:
+        await ask(upstream, sleep=waits.sleep)
+    assert waits == [pytest.approx(seconds, rel=0.11)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (refuse(400), InvalidRequest),
+        (refuse(401), InvalidRequest),
+        (refuse(404, "previous_response_not_found"), PreviousResponseNotFound),
+        (refuse(400, "context_length_exceeded"), ContextLengthExceeded),
+        (refuse(429, "insufficient_quota"), RateLimited),
+        (refuse(502, "upstream_refused"), UpstreamError),
+        (refuse(429, Retry_After="3600"), RateLimited),
+    ],
+)
+async def test_what_will_not_pass_is_told_at_once(failure: Reply, kind: type[AntiphonError]) -> None:
+    async with serve([failure]) as upstream:
+        with pytest.raises(kind, match=r"^No\.$") as raised:
+            await ask(upstream)
+    assert raised.value.param == "input"
+    assert len(upstream.requests) == 1
+
+
+async def test_a_server_that_asks_for_an_hour_by_the_clock_is_not_waited_for() -> None:
+    late = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    async with serve([refuse(429, Retry_After=late)]) as upstream:
+        with pytest.raises(RateLimited) as raised:
+            await ask(upstream)
+    assert raised.value.retry_after == pytest.approx(3600, abs=60)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_told_and_the_conversation_goes_nowhere_else(status: int) -> None:
+    async with serve([GOOD]) as elsewhere:
+        moved = Reply(status=status, headers={"Location": f"{elsewhere.url}/responses"})
+        async with serve([moved, GOOD]) as upstream:
+            with pytest.raises(UpstreamError) as raised:
+                await ask(upstream)
+    assert (raised.value.code, raised.value.message) == (
+        "upstream_refused",
+        f"The server answers with a redirect (status {status}): the base_url may be wrong.",
+    )
+    assert (len(upstream.requests), elsewhere.requests) == (1, [])
+
+
+async def test_in_the_end_the_last_error_is_told() -> None:
+    async with serve([refuse(500)] * 3) as upstream:
+        with pytest.raises(UpstreamError, match=r"^No\.$"):
+            await ask(upstream, retries=2, sleep=Waits().sleep)
+    assert len(upstream.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "reason"),
+    [
+        (stream_of(b": hi\n\n", RESET), UpstreamError, "The connection broke"),
+        (stream_of(b": hi\n\n", HANG_UP), UpstreamError, "The connection broke"),
+        (stream_of(b": hi\n\n"), UpstreamError, "The stream ended before the response did."),
+        (stream_of(b": hi\n\n", STALL), UpstreamTimeout, "The server fell silent."),
+        (stream_of(b"data: {oops\n\n"), UpstreamError, "The server sent an event that is not JSON."),
+        (Reply(body=b"<html>hello</html>"), UpstreamError, "The stream ended before the response did."),
+        (json_of([1]), UpstreamError, "The server sent neither a stream nor a response."),
+        (Reply(headers=JSON, body=DEEP), UpstreamError, "The server sent neither a stream nor a response."),
+        (
+            json_of({"id": "r", "status": "queued", "output": []}),
+            UpstreamError,
+            "has not come to its end: it is queued",
+        ),
+        (json_of({"id": "r", "status": "in_progress"}), UpstreamError, "has not come to its end: it is in_progress"),
+    ],
+)
+async def test_a_stream_that_breaks_off_is_not_asked_for_again(reply: Reply, kind: Any, reason: str) -> None:
+    """Whoever has read it knows what has come of it so far."""
+    count_idle_time(asyncio.get_running_loop())
+    async with serve([reply, GOOD]) as upstream:
+        with pytest.raises(kind, match=reason):
+            await ask(upstream, idle_timeout=0.05)
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete"])
+async def test_a_server_that_does_not_stream_is_understood(status: str) -> None:
+    body = {"id": "r", "status": status, "output": [{"type": "message", "role": "assistant", "content": []}]}
+    async with serve([json_of(body)]) as upstream:
+        assert await ask(upstream) == body
+
+
+async def test_a_character_that_the_server_has_cut_in_two_is_whole() -> None:
+    halves = [
+        b'data: {"type":"response.output_text.delta","delta":"\\u%b","item_id":"m","output_index":0,"content_index":0,'
+        b'"logprobs":[],"sequence_number":%d}\n\n' % (half, number)
+        for number, half in enumerate((b"d83d", b"de00"))
+    ]
+    async with serve([stream_of(b"".join(halves) + COMPLETED)]) as upstream:
+        transport = HttpTransport(upstream.url)
+        async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
+            told = [event async for batch in events for event in batch]
+        await transport.close()
+    assert "".join(event.delta for event in told[:-1]) == "\N{GRINNING FACE}"
+
+
+async def test_a_server_that_is_not_there_is_told() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
+        transport = HttpTransport(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", retries=0)
+        with pytest.raises(UpstreamError, match="The server cannot be reached"):
+            await transport.stream({"model": "m"})
+        await transport.close()
+
+
+async def test_a_server_that_does_not_answer_is_told() -> None:
+    async with serve([Reply(raw=STALL)]) as upstream:
+        with pytest.raises(UpstreamTimeout, match="The server did not answer in time"):
+            await ask(upstream, idle_timeout=0.1, retries=0)
+
+
+async def test_closing_the_stream_hangs_up() -> None:
+    async with serve([stream_of(COMPLETED, STALL)]) as upstream:
+        transport = HttpTransport(upstream.url)
+        events = await transport.stream({"model": "m"})
+        async for _ in events:
+            break
+        await events.aclose()
+        await upstream.until_hang_ups()
+        await transport.close()
+
+
+async def test_after_the_end_nobody_waits_for_the_server_to_hang_up() -> None:
+    async with serve([stream_of(COMPLETED, STALL), GOOD, GOOD]) as upstream:
+        transport = HttpTransport(upstream.url)
+        for _ in range(3):
+            assert [len(batch) async for batch in await transport.stream({"model": "m"})] == [1]
+        await transport.close()
+    # One that does say goodbye keeps its connection.
+    assert upstream.connections == 2
+
+
+async def test_one_after_the_other_event_loops_may_use_it() -> None:
+    async with serve([GOOD, GOOD]) as upstream:
+        transport = HttpTransport(upstream.url)
+
+        def use() -> None:
+            async def ask_and_close() -> None:
+                async for _ in await transport.stream({"model": "m"}):
+                    pass
+                await transport.close()
+
+            asyncio.run(ask_and_close())
+
+        for _ in range(2):
+            await asyncio.to_thread(use)
+    assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_event_loops_at_once_may_use_it_and_whoever_ends_first_leaves_the_others_theirs(first: int) -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+    async with serve([stream_of(b": hi\n\n", gate, COMPLETED) for gate in gates]) as upstream:
+        transport = HttpTransport(upstream.url, retries=0)
+
+        async def ask_and_close() -> list[int]:
+            try:
+                return [len(batch) async for batch in await transport.stream({"model": "m"})]
+            finally:
+                await transport.close()
+
+        asking = []
+        for count in (1, 2):
+            asking.append(asyncio.ensure_future(asyncio.to_thread(asyncio.run, ask_and_close())))
+            await upstream.until_requests(count)
+        for index in (first, 1 - first):
+            gates[index].set()
+            assert await asyncio.wait_for(asking[index], 20) == [1]
+    # One that was not closed says so when it goes.
+    gc.collect()
+
+
+async def test_an_event_loop_that_has_ended_is_forgotten() -> None:
+    async with serve([GOOD, GOOD]) as upstream:
+        transport = HttpTransport(upstream.url)
+
+        async def ask_once() -> "weakref.ref[asyncio.AbstractEventLoop]":
+            async for _ in await transport.stream({"model": "m"}):
+                pass
+            return weakref.ref(asyncio.get_running_loop())
+
+        with warnings.catch_warnings():
+            # Nobody has closed it there.
+            warnings.simplefilter("ignore", ResourceWarning)
+            ended = await asyncio.to_thread(asyncio.run, ask_once())
+            assert ended() is not None
+            await ask_once()
+            gc.collect()
+        assert ended() is None
+        await transport.close()
+
+
+async def test_a_query_of_the_base_url_comes_after_the_path() -> None:
+    async with serve([GOOD]) as upstream:
+        transport = HttpTransport(f"{upstream.url}/?api-version=preview")
+        async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
+            assert [batch async for batch in events]
+        await transport.close()
+    (request,) = upstream.requests
+    assert (request.path, request.query) == ("/v1/responses", {"api-version": "preview"})

@@ -1,0 +1,259 @@
+"""Attempts at background responses that others have begun: given back, damaged, or of a model that is not here."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon.backends.base import Turn
+from antiphon.backends.scripted.backend import ScriptedBackend
+from antiphon.engine.background import attempt
+from antiphon.engine.engine import Engine
+from antiphon.engine.policy import Policy
+from antiphon.engine.sealing import Sealer
+from antiphon.errors import ModelNotFound, ServerError
+from antiphon.protocol import codec
+from antiphon.protocol.response import Response
+from antiphon.store.sqlite.store import SqliteStore
+from antiphon.stream.deltas import Deltas
+from engine_bench import Bench, judge
+
+SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
+# Nothing here waits so long: a test that would have to does not end.
+LONG = 3600.0
+
+
+async def read(bench: Bench, response_id: str) -> list[Any]:
+    batches = await bench.engine.follow("default", response_id, after=-1)
+    return [codec.decode_event(event.raw) async for batch in batches for event in batch]
+
+
+async def leave_watched(make_bench: Any, path: Path, **fields: Any) -> str:
+    """Begin a response that somebody watches, and stop in the middle of it. Gives its id."""
+    bench = await make_bench(
+        {"models": ["scripted", "alpha"], **SLOW}, store=SqliteStore(path), background_lease_seconds=0.3
+    )
+    run = await bench.ask(background=True, **fields)
+    response_id: str = run.response.id
+    watching = await bench.engine.follow("default", response_id, after=-1)
+    async for batch in watching:
+        if b" far" in batch[-1].raw:
+            break
+    await watching.aclose()
+    await bench.engine.close()
+    return response_id
+
+
+async def test_a_response_that_is_given_back_again_and_again_is_not_given_up(make_bench: Any, tmp_path: Path) -> None:
+    response_id = await leave_watched(make_bench, tmp_path / "store.db")
+    for _ in range(2 * attempt.MOST_INTERRUPTIONS):
+        bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
+        await bench.backend.reached("gate")
+        await bench.engine.close()
+    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
+    bench.backend.release("gate")
+    assert judge(await read(bench, response_id)).output_text == "so far and on"
+
+
+async def test_a_response_that_nobody_gives_back_is_given_up_in_the_end(make_bench: Any, tmp_path: Path) -> None:
+    response_id = await leave_watched(make_bench, tmp_path / "store.db")
+    store = SqliteStore(tmp_path / "store.db", now=lambda: 0.0)
+    await store.open()
+    for number in range(attempt.MOST_INTERRUPTIONS):
+        assert len(await store.claim(f"dead {number}", as_of=9, lease=1, limit=1)) == 1
+    await store.close()
+    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
+    response = judge(await read(bench, response_id))
+    assert response.error is not None
+    assert (response.status, response.error.code, response.output_text) == ("failed", "interrupted", "so far")
+
+
+# What the disk has damaged
+
+LAST_BATCH = "WHERE last = (SELECT max(last) FROM events)"
+DAMAGES = {
+    "no JSON": f"UPDATE events SET lines = x'0000' {LAST_BATCH}",
+    "no bytes": f"UPDATE events SET lines = 'xx' {LAST_BATCH}",
+    "nothing": f"UPDATE events SET lines = x'' {LAST_BATCH}",
+    "cut off": f"UPDATE events SET lines = substr(lines, 1, length(lines) - 9) {LAST_BATCH}",
+    "a gap": "UPDATE events SET last = last + 1000",
+    "the request": "UPDATE runs SET request = x'7b7d'",
+    "the response": "UPDATE responses SET body = x'7b7d'",
+    "the input": "UPDATE responses SET input = x'7b7d'",
+}
+
+
+async def leave_damaged(make_bench: Any, path: Path, damage: str) -> str:
+    response_id = await leave_watched(make_bench, path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        assert connection.execute(DAMAGES[damage]).rowcount > 0
+    return response_id
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_what_was_damaged_ends_as_failed_and_its_end_can_be_read(
+    make_bench: Any, tmp_path: Path, damage: str
+) -> None:
+    response_id = await leave_damaged(make_bench, tmp_path / "store.db", damage)
+    bench = await make_bench(store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=0.1)
+    response = await wait_for_end(bench, response_id)
+    assert response.error is not None
+    assert (response.status, response.error.code) == ("failed", "interrupted")
+    *_, error, last = await read(bench, response_id)
+    assert (error.type, last.type, last.response) == ("error", "response.failed", response)
+    assert await bench.engine.cancel("default", response_id) == response
+
+
+async def wait_for_end(bench: Bench, response_id: str) -> Response:
+    """The response once its run is gone: until then, it may be that it cannot be read."""
+    for _ in range(1_000):
+        if not await bench.store.watch("default", response_id):
+            return await bench.engine.retrieve("default", response_id)
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{response_id} never ended")
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "a gap", "the request"])
+async def test_what_was_damaged_can_be_cancelled_at_once(make_bench: Any, tmp_path: Path, damage: str) -> None:
+    response_id = await leave_damaged(make_bench, tmp_path / "store.db", damage)
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE runs SET cancelled = 1")
+    bench = await make_bench(store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
+    cancelled = await bench.engine.cancel("default", response_id)
+    *_, last = await read(bench, response_id)
+    assert (cancelled.status, last.type, last.response) == ("cancelled", "response.incomplete", cancelled)
+
+
+# Models that are not here
+
+
+class Shared(SqliteStore):
+    """A store that tells when a run was put back."""
+
+    def __init__(self, path: Path, *, home: str | None = None) -> None:
+        super().__init__(path, home=home)
+        self.put = asyncio.Event()
+
+    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+        await super().put_back(owner, project, response_id, free_since=free_since)
+        self.put.set()
+
+
+@asynccontextmanager
+async def serving(says: str, store: SqliteStore, *, any_model: bool, lease: float = LONG) -> AsyncIterator[Bench]:
+    """A process that lists the model beta alone, and may serve any other name."""
+    bench = Bench({"models": ["beta"], "default": says}, store)
+    bench.backend.capabilities = msgspec.structs.replace(bench.backend.capabilities, any_model=any_model)
+    policy = Policy(background_lease_seconds=lease)
+    bench.engine = Engine(backends={"test": bench.backend}, store=store, policy=policy, sealer=Sealer([bytes(32)]))
+    await bench.engine.start()
+    try:
+        yield bench
+    finally:
+        await bench.engine.close()
+
+
+async def leave_queued(make_bench: Any, path: Path, *, home: str | None = None) -> str:
+    """Queue a response of the model alpha, and stop before anyone has begun with it. Gives its id."""
+    bench = await make_bench({"models": ["alpha"]}, store=SqliteStore(path, home=home), background_slots=0)
+    run = await bench.ask(background=True, model="alpha")
+    await bench.engine.close()
+    return str(run.response.id)
+
+
+@pytest.mark.parametrize("any_model", [True, False])
+async def test_what_is_left_to_others_stays_queued_and_nobody_is_asked(
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_model: bool
+) -> None:
+    asked: list[Turn] = []
+
+    async def note(_: ScriptedBackend, turn: Turn) -> Deltas:
+        asked.append(turn)
+        raise ServerError("nobody should be asked")
+
+    monkeypatch.setattr(ScriptedBackend, "stream", note)
+    response_id = await leave_queued(make_bench, tmp_path / "store.db")
+    store = Shared(tmp_path / "store.db")
+    async with serving("in vain", store, any_model=any_model) as bench:
+        await store.put.wait()
+        assert (await bench.engine.retrieve("default", response_id)).status == "queued"
+    assert asked == []
+
+
+async def test_what_was_asked_for_in_a_process_of_the_same_home_is_served_at_once(
+    make_bench: Any, tmp_path: Path
+) -> None:
+    response_id = await leave_queued(make_bench, tmp_path / "store.db", home="here")
+    store = Shared(tmp_path / "store.db", home="here")
+    async with serving("at once", store, any_model=True) as bench:
+        assert judge(await read(bench, response_id)).output_text == "at once"
+    assert not store.put.is_set()
+
+
+async def test_a_run_whose_model_the_upstream_has_lost_is_left_to_others(
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: ScriptedBackend, turn: Turn) -> Deltas:
+        raise ModelNotFound(f"no {turn.request.model}")
+
+    response_id = await leave_queued(make_bench, tmp_path / "store.db")
+    store = Shared(tmp_path / "store.db")
+    monkeypatch.setattr(ScriptedBackend, "stream", refuse)
+    await make_bench({"models": ["alpha"]}, store=store, background_lease_seconds=LONG)
+    await store.put.wait()
+    monkeypatch.undo()
+    bench = await make_bench({"models": ["alpha"], "default": "here"}, store=SqliteStore(tmp_path / "store.db"))
+    assert judge(await read(bench, response_id)).output_text == "here"
+
+
+@pytest.mark.parametrize("any_model", [True, False])
+async def test_a_run_is_left_to_the_process_that_has_its_model(
+    make_bench: Any, tmp_path: Path, any_model: bool
+) -> None:
+    """One that serves any name serves this one, too, but leaves it to another that lists it."""
+    response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
+    store = Shared(tmp_path / "store.db")
+    async with serving("something else", store, any_model=any_model):
+        await store.put.wait()
+        bench = await make_bench({"models": ["alpha"], **SLOW}, store=SqliteStore(tmp_path / "store.db"))
+        bench.backend.release("gate")
+        assert judge(await read(bench, response_id)).output_text == "so far and on"
+
+
+async def test_a_model_that_nobody_lists_is_served_by_whoever_serves_any_name(make_bench: Any, tmp_path: Path) -> None:
+    response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
+    store = Shared(tmp_path / "store.db")
+    async with serving("so far, so good", store, any_model=True, lease=0.3) as bench:
+        assert judge(await read(bench, response_id)).output_text == "so far, so good"
+
+
+async def test_what_was_asked_for_here_is_served_at_once_by_any_name(tmp_path: Path) -> None:
+    store = Shared(tmp_path / "store.db")
+    async with serving("at once", store, any_model=True) as bench:
+        run = await bench.ask(background=True, model="alpha")
+        assert judge(await read(bench, run.response.id)).output_text == "at once"
+    assert not store.put.is_set()
+
+
+async def test_a_model_that_was_asked_for_here_and_is_not_there_fails_at_once(make_bench: Any, tmp_path: Path) -> None:
+    gone = [{"raise": {"message": "no such model", "status": 404, "code": "model_not_found"}}]
+    bench = await make_bench({"default": gone}, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
+    response = judge(await read(bench, (await bench.ask(background=True)).response.id))
+    assert response.error is not None
+    assert (response.status, response.error.code) == ("failed", "model_not_found")
+
+
+async def test_a_model_that_nobody_has_for_too_long_fails(
+    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
+    monkeypatch.setitem(attempt.LEASES_FOR_OTHERS, "unknown", 0)
+    bench = await make_bench({"models": ["beta"]}, store=SqliteStore(tmp_path / "store.db"))
+    response = judge(await read(bench, response_id))
+    assert response.error is not None
+    assert (response.status, response.error.code, response.output_text) == ("failed", "model_not_found", "so far")

@@ -1,0 +1,246 @@
+"""Compaction as a whole: what it keeps, what it asks the model, and that its result always has room."""
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.engine.serve.compaction.compaction_item import tell_summary
+from antiphon.errors import ContextLengthExceeded, RateLimited
+from antiphon.protocol.content import ComputerScreenshot, text_of
+from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
+from antiphon.protocol.items import Item, Message, Reasoning
+from antiphon.protocol.request import ContextManagement
+from antiphon.protocol.response import Usage
+from antiphon.protocol.unions import Unknown
+from compaction_bench import (
+    SUMMARY,
+    CountingBackend,
+    assistant,
+    call,
+    compact,
+    lay_out,
+    make_turn,
+    output,
+    user,
+    with_items,
+)
+
+WINDOW = 2_000
+RULE = Message("developer", "Be kind.")
+LONG: list[Item | Unknown] = [
+    RULE,
+    user("build a bridge"),
+    *(
+        item
+        for number in range(40)
+        for item in (call(str(number)), output(str(number), "steel " * 30), assistant(f"beam {number} is set"))
+    ),
+    user("and now?"),
+]
+
+
+async def test_the_task_a_summary_and_the_last_steps_are_what_a_model_reads_on() -> None:
+    backend = CountingBackend(WINDOW)
+    turn = make_turn(LONG)
+    compacted, _memory = await compact(backend, turn)
+    read = with_items(turn, [*LONG, compacted.item]).items
+    assert read[:3] == [RULE, user("build a bridge"), tell_summary(SUMMARY)]
+    assert read[3:] == LONG[-len(read[3:]) :]
+    assert len(read) > 4
+    assert compacted.retained == [RULE, user("build a bridge")]
+    assert compacted.usage == Usage(10, 5, 15)
+
+
+async def test_the_model_is_asked_for_notes_in_one_text_without_tools() -> None:
+    backend = CountingBackend(WINDOW)
+    await compact(backend, make_turn(LONG, instructions="Speak like a sailor.", temperature=0.1, tools=[]))
+    (asked,) = backend.read
+    assert (asked.request.tools, asked.request.temperature, asked.request.store) == (None, 0.1, False)
+    assert asked.request.max_output_tokens is not None
+    assert asked.request.max_output_tokens <= WINDOW // 8
+    (message,) = asked.items
+    assert isinstance(message, Message)
+    text = text_of(message.content)
+    assert "system: Speak like a sailor." in text
+    assert "user: build a bridge" in text
+    assert "beam 0 is set" in text
+
+
+async def test_a_model_that_thinks_gets_room_for_it() -> None:
+    backend = CountingBackend(WINDOW)
+    await compact(backend, make_turn(LONG, reasoning={"effort": "low"}))
+    assert (backend.read[0].request.max_output_tokens or 0) > WINDOW // 8
+
+
+async def test_what_all_has_room_is_kept_whole_and_no_model_is_asked() -> None:
+    backend = CountingBackend(None)
+    compacted, memory = await compact(backend, make_turn(LONG))
+    assert (backend.read, memory.summary, memory.unfold()) == ([], "", LONG[1:])
+    assert compacted.usage == Usage(0, 0, 0)
+
+
+async def test_nothing_can_be_compacted_too() -> None:
+    compacted, memory = await compact(CountingBackend(WINDOW), make_turn([]))
+    assert (memory.unfold(), compacted.retained) == ([], [])
+
+
+@pytest.mark.parametrize("says", [RuntimeError("boom"), RateLimited("slow down"), "", "  \n"], ids=repr)
+async def test_a_model_that_writes_nothing_is_replaced_by_extracts(says: Any) -> None:
+    _compacted, memory = await compact(CountingBackend(WINDOW, says=says), make_turn(LONG))
+    assert memory.summary.startswith("(No summary could be written.")
+    assert "user: build a bridge" in memory.summary
+
+
+async def test_the_extracts_are_the_same_each_time() -> None:
+    made = [await compact(CountingBackend(WINDOW, says=RuntimeError("boom")), make_turn(LONG)) for _ in range(2)]
+    assert made[0] == made[1]
+
+
+async def test_a_model_that_takes_too_long_is_replaced_by_extracts() -> None:
+    _compacted, memory = await compact(CountingBackend(WINDOW, says=None), make_turn(LONG), patience=0.01)
+    assert memory.summary.startswith("(No summary could be written.")
+
+
+async def test_whoever_stops_waiting_is_not_kept() -> None:
+    working = asyncio.ensure_future(compact(CountingBackend(WINDOW, says=None), make_turn(LONG)))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(working, 0.05)
+
+
+async def test_a_summary_that_is_too_long_is_clipped() -> None:
+    turn = make_turn(LONG)
+    backend = CountingBackend(WINDOW, says="bla " * 5_000)
+    compacted, memory = await compact(backend, turn)
+    assert 0 < len(memory.summary) < 2_500
+    assert await backend.count_tokens(with_items(turn, [*LONG, compacted.item])) < WINDOW
+
+
+async def test_an_earlier_summary_is_part_of_what_is_summarised_and_is_not_kept_beside_it() -> None:
+    backend = CountingBackend(WINDOW)
+    turn = make_turn(LONG)
+    first, _ = await compact(backend, turn)
+    more = [item for number in range(40, 80) for item in (call(str(number)), output(str(number), "steel " * 30))]
+    whole = [*LONG, first.item, *more, user("ready?")]
+    second, memory = await compact(backend, make_turn(lay_out(whole)))
+    assert SUMMARY in text_of(backend.read[1].items[0].content)  # type: ignore[union-attr]
+    assert memory.first[0] == user("build a bridge")
+    assert tell_summary(SUMMARY) not in [*memory.first, *memory.last]
+    # Whatever a client sends along of the two, the second stands for all of it.
+    read = with_items(turn, [second.item]).items
+    for sent in ([*whole, second.item], [*LONG, *more, user("ready?"), second.item], [first.item, second.item]):
+        assert [item for item in with_items(turn, sent).items if item != RULE] == read
+
+
+async def test_an_earlier_summary_that_nothing_was_added_to_stays_as_it_is() -> None:
+    backend = CountingBackend(WINDOW)
+    turn = make_turn(LONG)
+    first, memory = await compact(backend, turn)
+    _, again = await compact(backend, make_turn(lay_out([RULE, first.item])))
+    assert (again.summary, len(backend.read)) == (memory.summary, 1)
+
+
+async def test_a_threshold_says_how_much_shall_stay() -> None:
+    backend = CountingBackend(100_000)
+    counted = []
+    for threshold in (300, 3_000):
+        turn = make_turn(LONG, context_management=[ContextManagement("compaction", threshold)])
+        compacted, _ = await compact(backend, turn)
+        counted.append(await backend.count_tokens(with_items(turn, [*LONG, compacted.item])))
+    assert counted[0] <= 300 < counted[1] <= 3_000
+
+
+async def test_rules_without_end_are_refused_with_the_numbers() -> None:
+    turn = make_turn([Message("system", "Be kind. " * 2_000), user("hi")])
+    with pytest.raises(ContextLengthExceeded, match=r"window is 2000 tokens\. System and .* take 60"):
+        await compact(CountingBackend(WINDOW), turn)
+
+
+CLICK = ComputerCall("cu", "s", [], "completed", actions=[{"type": "screenshot"}])
+SCREENSHOT = ComputerCallOutput("s", ComputerScreenshot(image_url="data:," + "x" * 150 * WINDOW))
+HOSTILE: dict[str, list[Item | Unknown]] = {
+    "an output of fifty windows": [user("task"), call("c"), output("c", "steel " * 50 * WINDOW)],
+    "arguments of fifty windows": [user("task"), call("c", f'{{"a":"{"x" * 150 * WINDOW}"}}'), output("c", "ok")],
+    "ten thousand tiny turns": [
+        item for number in range(10_000) for item in (user(f"q{number}"), assistant(f"a{number}"))
+    ],
+    "a giant task": [user("bridge " * 20 * WINDOW), assistant("ok"), user("go on")],
+    "a giant question": [user("task"), assistant("ok"), user("why " * 20 * WINDOW)],
+    "a giant answer": [user("task"), assistant("so " * 20 * WINDOW)],
+    "a giant thought": [user("task"), Reasoning(id="rs_1", encrypted_content="x" * 50 * WINDOW), assistant("ok")],
+    "a thousand calls at once": [
+        user("task"),
+        *(call(str(number)) for number in range(1_000)),
+        *(output(str(number), "x" * 100) for number in range(1_000)),
+    ],
+    "a screenshot of fifty windows beside outputs": [
+        user("task"),
+        *(call("a"), CLICK, call("b"), output("a", "x" * 5_000), SCREENSHOT, output("b", "x" * 40)),
+        user("look " * 1_000),
+    ],
+    "messages without end after an output": [
+        *(user("task"), call("c"), output("c", "x" * 5_000)),
+        *(user("and " * number) for number in range(500)),
+    ],
+    "a giant thing unknown": [user("task"), Unknown(b'{"type":"acme:x","a":"' + b"x" * 50 * WINDOW + b'"}')],
+    "signs instead of words": [user("\x00\u2028\U0001f600" * 5_000), assistant("好" * 5_000), user("好" * 5_000)],
+}
+
+
+@pytest.mark.parametrize("per_token", [1, 3, 6])
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_it_fits_whatever_there_was(name: str, per_token: int) -> None:
+    await check_fit(CountingBackend(WINDOW, per_token=per_token, says="word " * 400), HOSTILE[name])
+
+
+async def check_fit(backend: CountingBackend, items: list[Item | Unknown]) -> None:
+    turn = make_turn([RULE, *items])
+    compacted, memory = await compact(backend, turn)
+    # What goes on from it by chain, by retained messages, or by the item alone, with a question of its own.
+    question = user("x" * (WINDOW // 16))
+    for sent in ([RULE, *items, compacted.item], [*compacted.retained, compacted.item], [compacted.item]):
+        going_on = with_items(turn, [*sent, question])
+        assert await backend.count_tokens(going_on) <= WINDOW * 7 // 8
+        await backend.stream(going_on)
+    calls = {item.call_id for item in memory.unfold() if item.type == "function_call"}  # type: ignore[union-attr]
+    outputs = {item.call_id for item in memory.unfold() if item.type == "function_call_output"}  # type: ignore[union-attr]
+    assert calls == outputs
+
+
+sizes = st.sampled_from([0, 1, 20, 300, 5_000, 60_000])
+steps = st.one_of(
+    sizes.map(lambda size: [user("u" * size)]),
+    sizes.map(lambda size: [assistant("a " * size)]),
+    st.tuples(sizes, sizes).map(lambda pair: [call("c", '"' * pair[0]), output("c", "o\n" * pair[1])]),
+    sizes.map(lambda size: [Reasoning(id="rs", encrypted_content="r" * size), assistant("so")]),
+    sizes.map(lambda size: [CLICK, call("c"), output("c", "o" * size), SCREENSHOT, user("u" * size)]),
+    sizes.map(lambda size: [call("p"), call("q"), output("q", "o" * size), output("p", "o")]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps, max_size=15), st.integers(1, 6), st.sampled_from(["", "s" * 30_000, SUMMARY]))
+async def test_it_always_fits(drawn: list[list[Item | Unknown]], per_token: int, says: str) -> None:
+    backend = CountingBackend(WINDOW, per_token=per_token, says=says)
+    await check_fit(backend, [item for step in drawn for item in step])
+
+
+async def test_a_huge_history_is_not_copied_over_and_over() -> None:
+    items: list[Item | Unknown] = [user("task"), call("c"), output("c", "x" * 10**7)]
+    turn = make_turn(items)
+    tracemalloc.start()
+    await compact(CountingBackend(WINDOW), turn)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10**8
+
+
+async def test_answers_of_a_window_nobody_knows_are_compacted_for_a_usual_one() -> None:
+    items: list[Item | Unknown] = [user("task"), *(assistant("word " * 2_000) for _ in range(200)), user("next")]
+    backend = CountingBackend(None)
+    turn = make_turn(items)
+    compacted, _ = await compact(backend, turn)
+    assert await backend.count_tokens(with_items(turn, [*items, compacted.item])) < 64_000

@@ -1,0 +1,88 @@
+"""What a compaction item holds, and by what items are known again."""
+
+import pytest
+
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.compaction.compaction_item import Memory, join_marks, mark, seal, tell_summary, unseal
+from antiphon.protocol import items
+from antiphon.protocol.content import InputImage, InputText, OutputText, SummaryText
+from antiphon.protocol.items import Compaction, Item
+from antiphon.protocol.unions import Unknown
+from compaction_bench import SEALER, call, output, user
+
+MEMORY = Memory(
+    summary="A bridge.",
+    first=[user("build")],
+    last=[call("c"), output("c", "ok"), Unknown(b'{"type":"acme:x","id":"x"}')],
+    covered=join_marks([mark(user("build")), mark(call("c"))]),
+)
+
+
+def test_a_memory_comes_back_as_it_was() -> None:
+    assert unseal(seal(MEMORY, SEALER, project="a"), SEALER, project="a") == MEMORY
+
+
+def test_another_project_cannot_open_it() -> None:
+    assert unseal(seal(MEMORY, SEALER, project="a"), SEALER, project="b") is None
+
+
+def test_another_server_cannot_open_it() -> None:
+    assert unseal(seal(MEMORY, SEALER, project="a"), Sealer([b"x" * 32]), project="a") is None
+
+
+@pytest.mark.parametrize("payload", [b"[]", b'{"summary":"","first":[],"last":[],"covered":"","version":2}'])
+def test_a_form_that_is_not_ours_does_not_open(payload: bytes) -> None:
+    text = SEALER.seal(payload, project="a", purpose="compaction")
+    assert unseal(Compaction(text), SEALER, project="a") is None
+
+
+def test_the_summary_comes_between_what_was_asked_and_what_came_last() -> None:
+    assert MEMORY.unfold() == [*MEMORY.first, tell_summary("A bridge."), *MEMORY.last]
+
+
+def test_no_summary_is_no_message() -> None:
+    assert Memory(summary="", first=[user("a")], last=[user("b")], covered=b"").unfold() == [user("a"), user("b")]
+
+
+def test_marks_are_kept_once_each() -> None:
+    marks = [mark(user("a")), mark(user("b"))]
+    memory = Memory(summary="", first=[], last=[], covered=join_marks([*marks, *marks]))
+    assert list(memory.marks()) == marks
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        (user("hi"), items.Message("user", [InputText("hi")], "msg_1", "completed")),
+        (items.Message("assistant", "ho"), items.Message("assistant", [OutputText("ho")], "m", phase="final_answer")),
+        (items.FunctionCallOutput("x", "c"), items.FunctionCallOutput([InputText("x")], "c", "fco_1", "completed")),
+        (call("c"), items.FunctionCall("c", "look", "{}", "fc_1", "completed", created_by="me")),
+        (
+            items.Reasoning([], None, None, "sealed"),
+            items.Reasoning([SummaryText("Hm.")], "rs_1", None, "sealed", "completed"),
+        ),
+        (Unknown(b'{"type":"acme:x","a":1}'), Unknown(b'{"id":"x_1","a":1,"type":"acme:x","status":"completed"}')),
+    ],
+)
+def test_an_item_is_known_again_whatever_a_client_does_to_its_form(
+    sent: Item | Unknown, stored: Item | Unknown
+) -> None:
+    assert mark(sent) == mark(stored)
+
+
+def test_items_that_differ_have_different_marks() -> None:
+    different: list[Item | Unknown] = [
+        user("a"),
+        user("b"),
+        items.Message("assistant", "a"),
+        items.Message("user", [InputText("a"), InputText("b")]),
+        items.Message("user", [InputText("a"), InputImage(image_url="data:,")]),
+        call("a"),
+        call("b"),
+        call("a", '{"x":1}'),
+        output("a", "a"),
+        output("a", "b"),
+        items.Reasoning([], None, None, "one"),
+        items.Reasoning([], None, None, "two"),
+    ]
+    assert len({mark(item) for item in different}) == len(different)

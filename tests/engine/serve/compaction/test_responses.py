@@ -1,0 +1,379 @@
+"""Compaction within responses: on a threshold, on a trigger, along a chain, in the background."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.engine.respond.session import Session
+from antiphon.errors import ContextLengthExceeded, InvalidRequest
+from antiphon.protocol import codec, events
+from antiphon.protocol.items import Compaction
+from antiphon.protocol.response import Response
+from antiphon.store.sqlite.store import SqliteStore
+from engine_bench import Bench, judge
+
+NOTES = "Goal: a red bridge."
+SUMMARISER = {"text": "You write the notes", "answers": [NOTES]}
+SCRIPT = {
+    "rules": [
+        SUMMARISER,
+        {"user": "recall", "text": NOTES, "answers": ["It was to be red."]},
+        {"user": "recall", "answers": ["I do not know."]},
+        {"user": "count", "answers": ["{history}"]},
+    ]
+}
+RULE = {"role": "developer", "content": "Be kind."}
+HISTORY: list[Any] = [
+    RULE,
+    {"role": "user", "content": "Build a bridge."},
+    *(
+        item
+        for number in range(30)
+        for item in (
+            {"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{number}", "output": "steel " * 60},
+            {"role": "assistant", "content": f"Beam {number} is set."},
+        )
+    ),
+]
+THRESHOLD = {"context_management": [{"type": "compaction", "compact_threshold": 400}]}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def wire(response: Response) -> list[Any]:
+    output: list[Any] = json.loads(codec.encode(response.output))
+    return output
+
+
+@pytest.fixture
+async def bench(make_bench: Any) -> Bench:
+    made: Bench = await make_bench(SCRIPT)
+    return made
+
+
+# Thresholds
+
+
+async def test_above_the_threshold_the_compaction_comes_first_and_the_answer_follows_it(bench: Bench) -> None:
+    run = await bench.ask([*HISTORY, user("recall")], **THRESHOLD)
+    told = [event async for batch in run.events() for event in batch]
+    assert [event.type for event in told[:6]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.compaction.compacting",
+        "response.output_item.done",
+        "response.output_item.added",
+    ]
+    added, done = told[2], told[4]
+    assert isinstance(added, events.OutputItemAdded)
+    assert isinstance(done, events.OutputItemDone)
+    assert json.loads(codec.encode(told[3])) == {
+        "type": "response.compaction.compacting",
+        "sequence_number": 3,
+        "output_index": 0,
+        "item_id": added.item.id,
+    }
+    assert added.item == Compaction("", done.item.id)
+    response = judge(told)
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    assert response.output[0] == done.item
+    assert (response.status, response.output_text) == ("completed", "It was to be red.")
+    assert str(done.item.id).startswith("cmp_")
+
+
+async def test_below_the_threshold_nothing_happens(bench: Bench) -> None:
+    plain = await bench.answer([*HISTORY, user("recall")])
+    threshold = {"context_management": [{"type": "compaction", "compact_threshold": 100_000}]}
+    response = await bench.answer([*HISTORY, user("recall")], **threshold)
+    assert [item.type for item in response.output] == ["message"]
+    assert response.usage == plain.usage
+
+
+async def test_without_a_number_the_window_is_the_threshold(bench: Bench) -> None:
+    rule = {"context_management": [{"type": "compaction"}]}
+    assert [item.type for item in (await bench.answer("hi", **rule)).output] == ["message"]
+    huge = [*HISTORY, {"role": "assistant", "content": "word " * 110_000}, user("recall")]
+    response = await bench.answer(huge, **rule)
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    assert response.output_text == "It was to be red."
+
+
+async def test_the_tokens_of_the_summary_are_part_of_the_usage(bench: Bench) -> None:
+    compacted = await bench.answer([*HISTORY, user("recall")], store=False, **THRESHOLD)
+    after = await bench.answer([RULE, *wire(compacted)[:1], user("recall")], store=False)
+    assert compacted.usage is not None
+    assert after.usage is not None
+    assert compacted.usage.output_tokens == after.usage.output_tokens + len(NOTES.split())
+    assert compacted.usage.input_tokens > after.usage.input_tokens
+
+
+async def test_a_chain_goes_on_from_its_compaction(bench: Bench) -> None:
+    first = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
+    second = await bench.answer("recall", previous_response_id=first.id)
+    assert second.output_text == "It was to be red."
+    counted = await bench.answer("count", previous_response_id=second.id)
+    assert int(counted.output_text) < 20
+
+
+async def test_a_chain_is_compacted_again_and_again(bench: Bench) -> None:
+    previous = (await bench.answer(HISTORY, **THRESHOLD)).id
+    for _ in range(3):
+        more = [{"role": "assistant", "content": "word " * 600}, user("recall")]
+        response = await bench.answer(more, previous_response_id=previous, **THRESHOLD)
+        assert [item.type for item in response.output] == ["compaction", "message"]
+        assert response.output_text == "It was to be red."
+        previous = response.id
+    assert int((await bench.answer("count", previous_response_id=previous)).output_text) < 20
+
+
+async def test_a_threshold_that_no_compaction_can_reach_does_not_compact_every_turn(bench: Bench) -> None:
+    rules = {"instructions": "word " * 1000}
+    previous = (await bench.answer([*HISTORY, user("recall")], **THRESHOLD, **rules)).id
+    turns: list[list[str]] = []
+    for text in ("short", "short", "long " * 300, "short"):
+        response = await bench.answer([user(text), user("recall")], previous_response_id=previous, **THRESHOLD, **rules)
+        turns.append([item.type for item in response.output])
+        previous = response.id
+    assert turns == [["message"], ["message"], ["compaction", "message"], ["message"]]
+
+
+async def test_a_conversation_goes_on_from_its_compaction(bench: Bench) -> None:
+    conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
+    await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
+    answer = await bench.answer("recall", conversation=conversation)
+    assert answer.output_text == "It was to be red."
+    assert int((await bench.answer("count", conversation=conversation)).output_text) < 20
+
+
+async def test_an_item_deleted_from_what_is_covered_harms_nothing(bench: Bench) -> None:
+    """What a compaction covers is not mended: half of a pair in it is no half."""
+    conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
+    await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
+    listed = await bench.engine.conversations.list_items("default", conversation, after=None, limit=9, order="asc")
+    output = next(item for item in listed.data if item.type == "function_call_output")
+    await bench.engine.conversations.delete_item("default", conversation, str(output.id))
+    assert (await bench.answer("recall", conversation=conversation)).output_text == "It was to be red."
+
+
+async def test_compaction_comes_before_truncation(bench: Bench) -> None:
+    response = await bench.answer([*HISTORY, user("recall")], truncation="auto", **THRESHOLD)
+    assert (response.output[0].type, response.output_text) == ("compaction", "It was to be red.")
+
+
+async def test_a_model_without_notes_goes_on_with_extracts(make_bench: Any) -> None:
+    script = {"rules": [{"text": "You write the notes", "answers": [[{"crash": "boom"}]]}, *SCRIPT["rules"][2:]]}
+    bench = await make_bench(script)
+    response = await bench.answer([*HISTORY, user("count")], **THRESHOLD)
+    assert (response.status, response.output[0].type) == ("completed", "compaction")
+
+
+async def test_what_fails_after_the_compaction_fails_with_it_shown(make_bench: Any) -> None:
+    failing = {"user": "fail", "answers": [[{"raise": {"message": "No.", "status": 400, "code": "no"}}]]}
+    bench = await make_bench({"rules": [SUMMARISER, failing]})
+    response = await bench.answer([*HISTORY, user("fail")], **THRESHOLD)
+    assert response.error is not None
+    assert (response.status, response.error.code) == ("failed", "no")
+    assert [item.type for item in response.output] == ["compaction"]
+
+
+async def test_a_compaction_that_is_cancelled_on_the_way_is_an_empty_one(make_bench: Any) -> None:
+    gate = {"text": "You write the notes", "answers": [[{"wait": "gate"}, {"text": NOTES}]]}
+    bench = await make_bench({"rules": [gate]})
+    run = await bench.ask([*HISTORY, user("hi")], **THRESHOLD)
+    reading = asyncio.ensure_future(run.drain())
+    await bench.backend.reached("gate")
+    cancelled = await bench.engine.cancel("default", run.response.id)
+    await reading
+    assert (cancelled.status, cancelled.output) == ("cancelled", [Compaction("", cancelled.output[0].id)])
+    again = await bench.ask("hi", previous_response_id=cancelled.id)
+    assert ((await again.drain()).status, again.warnings) == ("completed", [])
+
+
+async def test_rules_without_end_are_refused_before_anything_is_said(bench: Bench) -> None:
+    endless = [{"role": "system", "content": "word " * 130_000}, user("hi")]
+    with pytest.raises(ContextLengthExceeded, match="leaves no room for a conversation"):
+        await bench.ask(endless, **THRESHOLD)
+
+
+# Triggers
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_trigger_is_answered_with_exactly_one_compaction(bench: Bench, store: bool) -> None:
+    response = await bench.answer([*HISTORY, {"type": "compaction_trigger"}], store=store)
+    assert (response.status, [item.type for item in response.output]) == ("completed", ["compaction"])
+    after = await bench.answer([RULE, *wire(response), user("recall")])
+    assert after.status == "completed"
+
+
+async def test_a_trigger_compacts_what_it_continues(bench: Bench) -> None:
+    first = await bench.answer([*HISTORY, user("hi")])
+    trigger = [{"type": "compaction_trigger"}]
+    compacted = await bench.answer(trigger, previous_response_id=first.id)
+    assert [item.type for item in compacted.output] == ["compaction"]
+    listed = await bench.engine.input_items("default", compacted.id, after=None, limit=9, order="asc")
+    assert [item.type for item in listed.data] == ["compaction_trigger"]
+    after = await bench.answer("count", previous_response_id=compacted.id)
+    # Everything had room, so nothing is lost: the rule, the task, 90 steps, a question and its answer, and this one.
+    assert int(after.output_text) == len(HISTORY) + 3
+
+
+async def test_a_trigger_on_nothing_is_answered_too(bench: Bench) -> None:
+    response = await bench.answer([{"type": "compaction_trigger"}])
+    assert [item.type for item in response.output] == ["compaction"]
+    assert (await bench.answer([*wire(response), user("count")])).output_text == "1"
+
+
+async def test_a_trigger_before_the_end_is_refused(bench: Bench) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask([{"type": "compaction_trigger"}, user("hi")])
+    assert (caught.value.param, caught.value.code) == ("input[0]", "invalid_value")
+
+
+async def test_calls_may_be_open_when_they_are_compacted(bench: Bench) -> None:
+    call = {"type": "function_call", "call_id": "open", "name": "look", "arguments": "{}"}
+    response = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
+    output = {"type": "function_call_output", "call_id": "open", "output": "found"}
+    assert (await bench.answer([*wire(response), output])).status == "completed"
+
+
+@pytest.mark.parametrize("chained", [True, False])
+async def test_a_call_that_was_open_and_stays_so_does_not_end_the_conversation(bench: Bench, chained: bool) -> None:
+    """The call is sealed, so no client could mend it."""
+    call = {"type": "function_call", "call_id": "open", "name": "look", "arguments": "{}"}
+    compacted = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
+    before: list[Any] = [] if chained else [RULE, *wire(compacted)]
+    chain = {"previous_response_id": compacted.id} if chained else {}
+    run = await bench.ask([*before, user("count")], **chain)
+    first = await run.drain()
+    assert int(first.output_text) == len(HISTORY) + 3
+    assert run.warnings == ["history: the call open had no output and got a note instead"]
+    output = {"type": "function_call_output", "call_id": "open", "output": "found"}
+    late = await bench.ask([*before, output, user("count")], **chain)
+    assert ((await late.drain()).output_text, late.warnings) == (first.output_text, [])
+
+
+# Items that come back
+
+
+async def test_a_model_may_use_a_calls_id_again_after_a_compaction(make_bench: Any) -> None:
+    again = [{"tool_call": {"name": "look", "arguments": "{}", "call_id": "c0"}}]
+    looked = {"last_item": "function_call_output", "answers": [again, "Done."]}
+    bench = await make_bench({"rules": [SUMMARISER, looked]})
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    first = await bench.answer(HISTORY[:-1], tools=tools, **THRESHOLD)
+    assert [item["type"] for item in wire(first)] == ["compaction", "function_call"]
+    output = {"type": "function_call_output", "call_id": "c0", "output": "it is iron"}
+    assert (await bench.answer([output], previous_response_id=first.id)).output_text == "Done."
+
+
+@pytest.mark.parametrize("broken", ["of another server", "tampered with"])
+async def test_one_that_does_not_open_is_left_out_with_a_warning(bench: Bench, broken: str) -> None:
+    (item,) = wire(await bench.answer([*HISTORY, {"type": "compaction_trigger"}]))
+    changed = item | {"encrypted_content": broken if broken[0] == "o" else item["encrypted_content"][:-8] + "AAAAAAAA"}
+    run = await bench.ask([user("Build."), changed, user("count")])
+    assert (await run.drain()).output_text == "2"
+    assert run.warnings == [
+        f"history: compaction {item['id']}: its encrypted_content does not open here and was left out"
+    ]
+
+
+async def test_one_of_another_project_does_not_open(bench: Bench) -> None:
+    (item,) = wire(await bench.answer([*HISTORY, {"type": "compaction_trigger"}]))
+    run = await bench.ask([item, user("count")], project="another")
+    assert ((await run.drain()).output_text, len(run.warnings)) == ("1", 1)
+
+
+async def test_a_client_that_sends_the_whole_history_and_the_chain_is_understood(bench: Bench) -> None:
+    first = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
+    asked = await bench.engine.input_items("default", first.id, after=None, limit=100, order="asc")
+    whole = [*json.loads(codec.encode(asked.data)), *wire(first)]
+    alone = await bench.answer("count", previous_response_id=first.id)
+    again = await bench.answer([*whole, user("count")], previous_response_id=first.id)
+    stateless = await bench.answer([*whole, user("count")])
+    assert alone.output_text == again.output_text == stateless.output_text
+
+
+async def test_counting_counts_what_the_compaction_stands_for(bench: Bench) -> None:
+    compacted = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
+    request = codec.decode_request(
+        codec.encode({"model": "scripted", "input": "recall", "previous_response_id": compacted.id})
+    ).request
+    counted, _ = await bench.engine.count_input_tokens(request, project="default")
+    answered = await bench.answer("recall", previous_response_id=compacted.id)
+    assert answered.usage is not None
+    assert counted == answered.usage.input_tokens
+
+
+async def test_a_connection_that_remembers_goes_on_from_it(bench: Bench) -> None:
+    session = Session()
+
+    async def say(asked: Any, **fields: Any) -> Response:
+        body = codec.encode({"model": "scripted", "input": asked, "store": False} | fields)
+        run = await bench.engine.create(codec.decode_request(body).request, project="default", session=session)
+        return await run.drain()
+
+    first = await say([*HISTORY, user("recall")], **THRESHOLD)
+    second = await say("recall", previous_response_id=first.id)
+    counted = await say("count", previous_response_id=second.id)
+    alone = await bench.answer([RULE, *wire(first), user("recall"), *wire(second), user("count")])
+    assert (second.output_text, counted.output_text) == ("It was to be red.", alone.output_text)
+
+
+# In the background
+
+
+async def test_it_happens_in_the_background_too(bench: Bench) -> None:
+    run = await bench.ask([*HISTORY, user("recall")], background=True, **THRESHOLD)
+    response = await read(bench, run.response.id)
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    trigger = await bench.ask([{"type": "compaction_trigger"}], background=True, previous_response_id=response.id)
+    assert [item.type for item in (await read(bench, trigger.response.id)).output] == ["compaction"]
+
+
+async def read(bench: Bench, response_id: str) -> Response:
+    batches = await bench.engine.follow("default", response_id, after=-1)
+    return judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
+
+
+@pytest.mark.parametrize("shown", ["the compacting", "the compaction", "the answer"])
+async def test_a_run_left_by_a_dead_process_goes_on_with_the_compaction_that_was_shown(
+    make_bench: Any, tmp_path: Path, shown: str
+) -> None:
+    path = tmp_path / "store.db"
+    steps: dict[str, Any] = {"the compacting": [{"wait": "gate"}, {"text": "lost"}]}
+    notes = {"text": "You write the notes", "answers": [steps.get(shown, NOTES)]}
+    opening = [{"text": ["It", " was"]}] if shown == "the answer" else []
+    first = await make_bench(
+        {"rules": [notes], "default": [*opening, {"wait": "gate"}, {"text": " lost"}]}, store=SqliteStore(path)
+    )
+    run = await first.ask([*HISTORY, user("recall")], background=True, **THRESHOLD)
+    last = {"the compacting": b"compacting", "the compaction": b"item.done", "the answer": b" was"}[shown]
+    seen: list[Any] = []
+    reader = await first.engine.follow("default", run.response.id, after=-1)
+    while not seen or last not in seen[-1].raw:
+        seen += await anext(reader)
+    await reader.aclose()
+    await first.engine.close()
+    other = {"text": "You write the notes", "answers": ["Other words, which nobody may see in the place of the first."]}
+    second = await make_bench(
+        {
+            "rules": [other if shown == "the compacting" else {**other, "answers": [[{"crash": "not again"}]]}],
+            "default": [{"text": ["It", " was", " so."]}],
+        },
+        store=SqliteStore(path),
+    )
+    batches = await second.engine.follow("default", run.response.id, after=-1)
+    told = [codec.decode_event(event.raw) async for batch in batches for event in batch]
+    assert [codec.encode(event) for event in told[: len(seen)]] == [event.raw for event in seen]
+    response = judge(told)
+    assert (response.status, response.output_text) == ("completed", "It was so.")
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    assert (await second.answer("hi", previous_response_id=response.id)).status == "completed"

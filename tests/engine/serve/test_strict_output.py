@@ -1,0 +1,224 @@
+"""An answer that must fit a schema fails at its end if it does not fit, or is asked for once more if nobody listens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from antiphon.backends.base import Capabilities, Model, Turn
+from antiphon.engine.serve.strict_output import find_strict, hold, hold_to
+from antiphon.errors import UpstreamError
+from antiphon.protocol import codec
+from antiphon.protocol.content import LogProb
+from antiphon.protocol.items import Message
+from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat, TextConfig
+from antiphon.protocol.response import Usage
+from antiphon.stream.deltas import (
+    CloseItem,
+    Delta,
+    Deltas,
+    Failure,
+    Finish,
+    Phase,
+    Reasoning,
+    Refusal,
+    Served,
+    Text,
+    Tokens,
+    ToolCall,
+)
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+STRICT = JsonSchemaFormat("n", schema=SCHEMA, strict=True)
+GOOD = Text('{"n": 4}')
+PROSE = Text("Sure! It is 4.")
+CALL = ToolCall(0, "{}", "f", "call_1")
+SPENT = Tokens(Usage(1, 2, 3))
+
+
+async def tell(batches: Sequence[Sequence[Delta]]) -> Deltas:
+    for batch in batches:
+        yield batch
+
+
+async def watch(*said: Delta, form: JsonSchemaFormat = STRICT) -> list[Delta]:
+    return [delta async for batch in hold_to(form, tell([[each] for each in said])) for delta in batch]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [GOOD, SPENT, Finish()],
+        [Served("m", "up", "n"), Reasoning("Hm."), Text('{"n"'), SPENT, Text(": 4}"), CloseItem(), Finish()],
+        [PROSE, CloseItem(), GOOD, Finish()],
+        [PROSE, CALL, Finish()],
+        [GOOD, CALL, Finish()],
+        [Phase("commentary"), PROSE, CloseItem(), Finish()],
+        [Phase("commentary"), PROSE, CloseItem(), Phase("final_answer"), GOOD, CloseItem(), Finish()],
+        [Refusal("No."), Finish()],
+        [PROSE, Finish("length")],
+        [PROSE, Finish("content_filter")],
+        [PROSE, Failure("No.")],
+        [Finish()],
+    ],
+)
+async def test_what_fits_or_is_no_answer_passes_as_it_is(said: list[Delta]) -> None:
+    assert await watch(*said) == said
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ([PROSE], "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+        ([Text('{"n": "4"}')], "$.n: '4' is not of type 'integer'"),
+        ([Text('```json\n{"n": 4}\n```')], "the JSON stands in a code fence"),
+        ([CALL, PROSE], "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+        ([GOOD, CloseItem(), PROSE], "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+async def test_what_does_not_fit_has_failed_after_all_was_told(said: list[Delta], fault: str) -> None:
+    message = f"The model's server did not hold it to the schema, and its answer does not fit: {fault}"
+    assert await watch(*said, SPENT, Finish()) == [*said, SPENT, Failure(message, "invalid_output", "model_error")]
+
+
+@pytest.mark.parametrize("schema", [{"type": 5}, {"$ref": "#/$defs/none"}])
+async def test_a_schema_that_cannot_be_checked_is_no_fault_of_the_answer(schema: dict[str, Any]) -> None:
+    assert await watch(GOOD, Finish(), form=JsonSchemaFormat("n", schema=schema, strict=True)) == [GOOD, Finish()]
+
+
+async def test_closing_it_closes_the_answer() -> None:
+    answer = tell([[PROSE], [Finish()]])
+    held = hold_to(STRICT, answer)
+    await anext(held)
+    await held.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(answer)
+
+
+@pytest.mark.parametrize(
+    ("form", "found"),
+    [
+        (STRICT, STRICT),
+        (JsonSchemaFormat("n", schema=SCHEMA), None),
+        (JsonSchemaFormat("n", schema=SCHEMA, strict=False), None),
+        (JsonObjectFormat(), None),
+        (None, None),
+    ],
+)
+def test_only_a_strict_schema_must_be_fitted(form: Any, found: Any) -> None:
+    assert find_strict(CreateRequest(model="m", text=TextConfig(format=form))) == found
+    assert find_strict(CreateRequest(model="m")) is None
+
+
+class Server:
+    """A backend that gives these answers one after the other, and trusts another server with schemas."""
+
+    def __init__(self, *answers: Sequence[Delta | Exception], on_trust: bool = True) -> None:
+        self.capabilities = Capabilities(json_schema=True, schema_on_trust=on_trust)
+        self.turns: list[Turn] = []
+        self._answers = iter(answers)
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def models(self) -> Sequence[Model]:
+        return []
+
+    async def count_tokens(self, turn: Turn) -> int:
+        return 0
+
+    async def stream(self, turn: Turn) -> Deltas:
+        self.turns.append(turn)
+        return self._say(next(self._answers))
+
+    async def _say(self, answer: Sequence[Delta | Exception]) -> Deltas:
+        for each in answer:
+            if isinstance(each, Exception):
+                raise each
+            yield [each]
+
+
+async def ask(server: Server, **fields: Any) -> list[Delta]:
+    turn = Turn(
+        request=CreateRequest(model="m", text=TextConfig(format=STRICT), **fields), items=[Message("user", "2+2?")]
+    )
+    answer = hold(await server.stream(turn), turn, server)
+    return [delta async for batch in answer for delta in batch]
+
+
+SERVED = Served("m", "up", "n")
+MISFIT = "The model's server did not hold it to the schema, and its answer does not fit: "
+NOT_JSON = "not valid JSON: Expecting value: line 1 column 1 (char 0)"
+FAILED = Failure(MISFIT + NOT_JSON, "invalid_output", "model_error")
+
+
+async def test_where_nobody_listens_a_misfit_is_not_told_and_asked_for_once_more() -> None:
+    server = Server(
+        [SERVED, Reasoning("Hm."), PROSE, SPENT, Finish()],
+        [SERVED, Phase("final_answer"), GOOD, CloseItem(), SPENT, Finish()],
+    )
+    twice = Tokens(Usage(2, 4, 6))
+    assert await ask(server, max_output_tokens=10) == [
+        *(SERVED, SPENT),
+        *(SERVED, Phase("final_answer"), GOOD, CloseItem(), twice, Finish()),
+    ]
+    first, second = server.turns
+    assert (first.request.max_output_tokens, second.request.max_output_tokens) == (10, 8)
+    assert second.request.text == first.request.text
+    _, reasoning, said, wish = (codec.encode(item).decode() for item in second.items)
+    assert "Hm." in reasoning
+    assert PROSE.text in said
+    assert f"This answer is not what was asked for: {NOT_JSON}. Answer again, with nothing but the JSON." in wish
+
+
+async def test_an_answer_that_stays_wrong_fails_without_its_words() -> None:
+    server = Server([SERVED, PROSE, SPENT, Finish()], [SERVED, PROSE, SPENT, Finish()])
+    assert await ask(server) == [SERVED, SPENT, SERVED, Tokens(Usage(2, 4, 6)), FAILED]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Text('{"n": 4}', (LogProb("4", -0.1, [52]),)), SPENT, Finish()],
+        [Phase("commentary"), PROSE, CloseItem(), Phase("final_answer"), GOOD, CloseItem(), Finish()],
+        [PROSE, Finish("length")],
+        [PROSE, Failure("No.")],
+        [Refusal("No."), Finish()],
+        [],
+    ],
+)
+async def test_what_fits_or_is_no_answer_is_told_as_it_came_when_it_is_whole(said: list[Delta]) -> None:
+    server = Server(said)
+    assert (await ask(server), len(server.turns)) == (said, 1)
+
+
+async def test_where_nobody_listens_a_code_fence_comes_off() -> None:
+    fenced: list[Delta] = [Text("```json\n"), SPENT, Text('{"n": 4}'), Text("\n```"), CloseItem(), Finish()]
+    server = Server([Reasoning("Hm."), *fenced])
+    assert (await ask(server), len(server.turns)) == ([Reasoning("Hm."), GOOD, SPENT, CloseItem(), Finish()], 1)
+
+
+async def test_what_was_done_is_told_and_not_done_again() -> None:
+    server = Server([CALL, PROSE, Finish()])
+    assert (await ask(server), len(server.turns)) == ([CALL, PROSE, FAILED], 1)
+
+
+@pytest.mark.parametrize("watched", [{"stream": True}, {"background": True}])
+async def test_what_somebody_may_have_read_is_not_asked_for_again(watched: dict[str, bool]) -> None:
+    server = Server([PROSE, Finish()])
+    assert (await ask(server, **watched), len(server.turns)) == ([PROSE, FAILED], 1)
+
+
+async def test_a_backend_that_holds_to_schemas_itself_is_trusted() -> None:
+    server = Server([PROSE, Finish()], on_trust=False)
+    assert (await ask(server), len(server.turns)) == ([PROSE, Finish()], 1)
+
+
+async def test_what_was_said_before_it_broke_off_is_told_before_the_error() -> None:
+    server = Server([GOOD, UpstreamError("Gone.")])
+    turn = Turn(request=CreateRequest(model="m", text=TextConfig(format=STRICT)), items=[])
+    answer = hold(await server.stream(turn), turn, server)
+    assert await anext(answer) == [GOOD]
+    with pytest.raises(UpstreamError, match="Gone"):
+        await anext(answer)

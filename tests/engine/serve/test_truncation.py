@@ -1,0 +1,211 @@
+"""`truncation: auto`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.backends.base import Capabilities, Model, Turn
+from antiphon.engine.serve.truncation import count_tokens, find_droppable, start_turn
+from antiphon.errors import ContextLengthExceeded
+from antiphon.protocol.content import text_of
+from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
+from antiphon.stream.deltas import Deltas
+from engine_bench import Bench
+
+SYSTEM = Message("system", "Be kind.")
+CALL = FunctionCall("c", "f", "{}")
+OUTPUT = FunctionCallOutput("x", "c")
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def call(number: int) -> FunctionCall:
+    return FunctionCall(f"c{number}", "f", "{}")
+
+
+def output(number: int) -> FunctionCallOutput:
+    return FunctionCallOutput("x", f"c{number}")
+
+
+def test_a_turn_begins_with_a_user_message_and_system_messages_belong_to_none() -> None:
+    items = [SYSTEM, user("1"), Message("assistant", "a"), user("2"), CALL, OUTPUT, user("3")]
+    assert find_droppable(items) == [[1, 2], [3, 4, 5]]
+
+
+def test_turns_that_share_a_call_and_its_output_are_one() -> None:
+    assert find_droppable([user("1"), CALL, user("2"), OUTPUT, user("3")]) == [[0, 1, 2, 3]]
+
+
+def test_turns_stay_one_when_another_call_of_theirs_is_answered_later() -> None:
+    other, answer = FunctionCall("d", "f", "{}"), FunctionCallOutput("y", "d")
+    items = [user("0"), user("1"), CALL, user("2"), other, user("3"), OUTPUT, user("4"), answer, user("5")]
+    assert find_droppable(items) == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def test_the_steps_of_the_last_turn_go_after_the_turns_before_it_but_neither_its_question_nor_its_last_step() -> None:
+    thought = Reasoning([], "rs_1")
+    items = [user("1"), Message("assistant", "a"), user("2"), thought, call(1), output(1), thought, call(2), output(2)]
+    assert find_droppable([*items, call(3), output(3)]) == [[0, 1], [3, 4, 5], [6, 7, 8]]
+
+
+def test_calls_that_were_made_side_by_side_are_one_step() -> None:
+    items = [user("1"), call(1), call(2), output(2), output(1), Message("assistant", "So"), call(3), output(3)]
+    assert find_droppable(items) == [[1, 2, 3, 4]]
+
+
+def test_steps_that_share_a_call_and_its_output_are_one() -> None:
+    items = [user("1"), call(1), call(2), output(1), call(3), output(3), output(2), call(4), output(4)]
+    assert find_droppable(items) == [[1, 2, 3, 4, 5, 6]]
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "system", "call 1", "call 2", "out 1", "out 2"]), max_size=15))
+def test_what_can_be_dropped_is_neither_twice_there_nor_half_of_a_pair(kinds: list[str]) -> None:
+    known: dict[str, Item] = {"call 1": call(1), "call 2": call(2), "out 1": output(1), "out 2": output(2)}
+    items: list[Item | Unknown] = [known.get(kind) or Message(kind, "x") for kind in kinds]
+    blocks = find_droppable(items)
+    gone: set[int] = set()
+    for block in blocks:
+        assert block
+        assert not gone & set(block)
+        gone |= set(block)
+        kept = [item for index, item in enumerate(items) if index not in gone]
+        assert all(item in kept for item in items if isinstance(item, Message) and item.role == "system")
+        assert _parted(kept) <= _parted(items)
+        assert "user" not in kinds or any(isinstance(item, Message) and item.role == "user" for item in kept)
+
+
+def _parted(items: list[Item | Unknown]) -> int:
+    """How many outputs there are whose call is not before them."""
+    seen: set[str] = set()
+    parted = 0
+    for item in items:
+        if isinstance(item, FunctionCall):
+            seen.add(item.call_id)
+        elif isinstance(item, FunctionCallOutput):
+            parted += item.call_id not in seen
+    return parted
+
+
+class Narrow:
+    """A backend with room for so many words."""
+
+    capabilities = Capabilities()
+
+    def __init__(self, room: int, *, says_so: bool = True) -> None:
+        self._room = room
+        self._window = room if says_so else None
+        self.read: list[str] = []
+        self.project = ""
+        self.asked = 0
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def models(self) -> Sequence[Model]:
+        return [Model(id="narrow", created=0, owned_by="test", context_window=self._window)]
+
+    async def count_tokens(self, turn: Turn) -> int:
+        return sum(len(_text(item).split()) for item in turn.items)
+
+    async def stream(self, turn: Turn) -> Deltas:
+        self.asked += 1
+        if await self.count_tokens(turn) + (turn.request.max_output_tokens or 1) > self._room:
+            raise ContextLengthExceeded("too long", param="input")
+        self.read, self.project = [_text(item) for item in turn.items], turn.project
+        return _nothing()
+
+
+async def _nothing() -> Deltas:
+    return
+    yield []
+
+
+def _text(item: Item | Unknown) -> str:
+    return text_of(item.content) if isinstance(item, Message) else "a call"
+
+
+TURNS: list[Item | Unknown] = [SYSTEM, *(user(f"turn {number} of five") for number in range(1, 6))]
+
+
+async def test_as_few_turns_go_as_must_and_never_the_system_message() -> None:
+    backend = Narrow(2 + 2 * 4 + 1)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS)
+    started = await start_turn(backend, turn)
+    assert (started.dropped, backend.read) == (3, ["Be kind.", "turn 4 of five", "turn 5 of five"])
+
+
+async def test_a_backend_that_does_not_tell_its_window_is_not_asked_once_for_every_turn() -> None:
+    backend = Narrow(2 + 40 * 4 + 1, says_so=False)
+    asked = [SYSTEM, *(user(f"turn {number} of many") for number in range(100))]
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=asked)
+    started = await start_turn(backend, turn)
+    assert (started.dropped, backend.asked) == (64, 8)
+
+
+async def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list() -> None:
+    backend = Narrow(2 + 40 * 4 + 1, says_so=False)
+    backend.capabilities = Capabilities(context_window=2 + 40 * 4 + 1)
+    asked = [SYSTEM, *(user(f"turn {number} of many") for number in range(100))]
+    turn = Turn(request=CreateRequest(model="another", truncation="auto"), items=asked)
+    started = await start_turn(backend, turn)
+    assert (started.dropped, backend.asked) == (60, 2)
+    assert await count_tokens(backend, turn) == 2 + 40 * 4
+
+
+async def test_a_long_loop_of_calls_goes_on_with_its_question_and_its_last_steps() -> None:
+    loop: list[Item | Unknown] = [each for number in range(10) for each in (call(number), output(number))]
+    backend = Narrow(2 + 4 + 3 * 4 + 1)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=[*TURNS, *loop])
+    started = await start_turn(backend, turn)
+    assert (started.dropped, backend.read) == (4 + 14, ["Be kind.", "turn 5 of five", *["a call"] * 6])
+
+
+async def test_a_shortened_turn_is_still_its_projects() -> None:
+    backend = Narrow(2 + 2 * 4 + 1)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS, project="acme")
+    await start_turn(backend, turn)
+    assert backend.project == "acme"
+
+
+async def test_the_room_for_the_answer_counts() -> None:
+    backend = Narrow(2 + 2 * 4 + 1)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto", max_output_tokens=5), items=TURNS)
+    assert (await start_turn(backend, turn)).dropped == 4
+
+
+async def test_a_wish_for_a_long_answer_does_not_cost_most_of_the_history() -> None:
+    backend = Narrow(21)
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto", max_output_tokens=10_000), items=TURNS)
+    counted = await count_tokens(backend, turn)
+    assert counted == 2 + 3 * 4
+
+
+@pytest.mark.parametrize(("truncation", "counted"), [("auto", 2 + 2 * 4), (None, 2 + 5 * 4)])
+async def test_what_is_counted_is_what_would_be_read(truncation: Any, counted: int) -> None:
+    turn = Turn(request=CreateRequest(model="narrow", truncation=truncation), items=TURNS)
+    assert await count_tokens(Narrow(2 + 2 * 4 + 1), turn) == counted
+
+
+async def test_what_does_not_fit_even_alone_is_refused() -> None:
+    turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS)
+    with pytest.raises(ContextLengthExceeded):
+        await start_turn(Narrow(3), turn)
+
+
+async def test_nothing_is_dropped_unless_it_may_be() -> None:
+    for truncation in (None, "disabled"):
+        turn = Turn(request=CreateRequest(model="narrow", truncation=truncation), items=TURNS)
+        with pytest.raises(ContextLengthExceeded):
+            await start_turn(Narrow(10), turn)
+
+
+async def test_a_turn_that_fits_is_not_touched(bench: Bench) -> None:
+    assert (await bench.answer("hello", truncation="auto")).output_text == "You said: hello"

@@ -1,0 +1,101 @@
+"""A backend that can do more than the one it wraps."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon.backends.base import Capabilities, Turn
+from antiphon.backends.scripted.backend import Script, ScriptedBackend
+from antiphon.engine.serve.tool_emulation.emulator import Emulator, widen
+from antiphon.protocol import codec
+from antiphon.protocol.items import FunctionCall, Message
+from antiphon.protocol.request import CreateRequest
+from emulation_bench import call
+
+FUNCTIONS = Capabilities(tools=frozenset({"function"}))
+F = {"type": "function", "name": "f"}
+C = {"type": "custom", "name": "c"}
+
+
+def make(**script: Any) -> ScriptedBackend:
+    return ScriptedBackend("test", msgspec.convert({"native_tools": ["function"]} | script, Script))
+
+
+def turn(*items: Any, **fields: Any) -> Turn:
+    request: CreateRequest = codec.decode_request(codec.encode({"model": "scripted"} | fields)).request
+    return Turn(request=request, items=list(items))
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        turn(Message("user", "hi")),
+        turn(tools=[F], tool_choice="auto"),
+        turn(FunctionCall("c", "f", "{}"), tools=[F], parallel_tool_calls=True),
+        turn(text={"format": {"type": "json_object"}}),
+    ],
+)
+async def test_where_nothing_is_emulated_the_backend_speaks_itself(plain: Turn) -> None:
+    answer = await Emulator(make()).stream(plain)
+    assert answer.__qualname__ == "ScriptedBackend._play"  # type: ignore[attr-defined]  # a generator has one
+
+
+async def test_closing_stops_the_model() -> None:
+    backend = make(default=[{"text": "One two three"}, {"wait": "gate"}])
+    answer = await Emulator(backend).stream(turn(tools=[C]))
+    await anext(answer)
+    await answer.aclose()
+    assert backend.cancelled == 1
+
+
+async def test_a_refused_turn_is_refused_before_anything_is_streamed() -> None:
+    backend = make(default=[{"raise": {"message": "Too much.", "status": 429}}])
+    with pytest.raises(Exception, match="Too much"):
+        await Emulator(backend).stream(turn(tools=[C]))
+
+
+async def test_what_is_counted_is_what_the_model_reads() -> None:
+    call_item = codec.decode_request(
+        codec.encode({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "c", "input": "one two"}]})
+    ).request.input
+    assert isinstance(call_item, list)
+    assert await Emulator(make()).count_tokens(turn(*call_item)) == 2
+
+
+def test_a_backend_with_functions_has_every_tool_of_the_client() -> None:
+    assert widen(FUNCTIONS) == Capabilities(
+        tools=frozenset(
+            {
+                "function",
+                "custom",
+                "namespace",
+                "tool_search",
+                "local_shell",
+                "shell",
+                "apply_patch",
+                "computer",
+                "computer_use_preview",
+            }
+        ),
+        json_schema=True,
+    )
+    assert widen(Capabilities()) == Capabilities(json_schema=True)
+
+
+def test_what_is_emulated_is_told() -> None:
+    request = turn(
+        tools=[F, C, {"type": "namespace", "name": "n", "description": "d", "tools": [F]}, {"type": "shell"}],
+        text={"format": {"type": "json_object"}},
+    ).request
+    assert Emulator(make(lacks=["json_schema"])).describe(request) == [
+        "text.format: the model is told of it and its answer is checked",
+        "tools: emulated by functions: custom, namespace, shell",
+    ]
+    assert Emulator(make(native_tools=None)).describe(request) == []
+
+
+async def test_a_background_response_is_emulated_too(emulate: Any) -> None:
+    bench = await emulate(call("c", {"input": "x"}))
+    answer = await bench.ask(tools=[C], background=True)
+    assert [item["type"] for item in answer.output] == ["custom_tool_call"]

@@ -1,0 +1,109 @@
+"""Text against the grammars of custom tools, and the patterns of schemas."""
+
+import pytest
+
+from antiphon.engine.serve.tool_emulation.grammar import find_fault, find_mismatch, fits_pattern
+from antiphon.protocol.tools import GrammarInput
+
+# The grammar that Codex sends with its `apply_patch`.
+APPLY_PATCH = GrammarInput(
+    """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+""",
+    "lark",
+)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "*** Begin Patch\n*** Add File: a.txt\n+hello\n+\n*** End Patch\n",
+        "*** Begin Patch\n*** Delete File: a b.txt\n*** End Patch",
+        (
+            "*** Begin Patch\n*** Update File: ä.py\n*** Move to: b.py\n@@ def f():\n-x\n+ü\n y\n*** End of File\n"
+            "*** End Patch\n"
+        ),
+    ],
+)
+def test_patches_as_codex_takes_them_fit(patch: str) -> None:
+    assert find_mismatch(patch, APPLY_PATCH) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("*** Begin Patch\n", "it ends too early, after '*** Begin Patch\\n'"),
+        (
+            "*** Begin Patch\n*** Make File: a\n",
+            "it does not fit the grammar from 'Make File: a\\n' on, which follows '*** Begin Patch\\n*** '",
+        ),
+    ],
+)
+def test_the_place_where_text_leaves_the_grammar_is_told(text: str, fault: str) -> None:
+    assert find_mismatch(text, APPLY_PATCH) == fault
+
+
+def test_a_regular_expression_must_match_the_whole_text() -> None:
+    digits = GrammarInput("[a-z]+[0-9]", "regex")
+    assert [find_mismatch(text, digits) is None for text in ("ab1", "ab", "ab12", "")] == [True, False, False, False]
+
+
+def test_a_grammar_that_is_none_is_told() -> None:
+    assert find_fault(APPLY_PATCH) is None
+    assert "unknown name" in (find_fault(GrammarInput("start: nothing", "lark")) or "")
+    assert "unclosed" in (find_fault(GrammarInput("([", "regex")) or "")
+
+
+@pytest.mark.parametrize(
+    ("definition", "fault"),
+    [
+        ("start: " + " | ".join(f'"{number}"' for number in range(10_000)), "it has more than 50000 characters."),
+        (
+            "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(3000)) + 'r3000: "a"',
+            "it has more than 1000 rules.",
+        ),
+    ],
+)
+def test_a_grammar_that_would_bring_down_its_reader_is_not_read(definition: str, fault: str) -> None:
+    assert find_fault(GrammarInput(definition, "lark")) == fault
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits"),
+    [
+        ("b", "abc", True),
+        ("^b", "abc", False),
+        ("^a|d$", "abc", True),
+        ("^$", "", True),
+        (r"^\d+$", "12", True),
+        (r"^\p{L}+$", "äö", True),
+        ('^[\x7f\n"\\\\]+$', '\x7f\n"\\', True),
+        ("^.$", "\N{GRINNING FACE}", True),
+        ("^(a+)+$", "a" * 40 + "b", False),
+        ("(x+x+)+y", "x" * 10_000, False),
+        ("^(?=a)", "a", None),
+        (r"(a)\1", "aa", None),
+        ("(", "a", None),
+        ("(a?b?c?d?){900}z" * 9, "abcd" * 900, None),
+        ("a" * 50_001, "a", None),
+    ],
+)
+def test_a_pattern_is_looked_for_anywhere_and_at_once(pattern: str, text: str, fits: bool | None) -> None:
+    assert fits_pattern(text, pattern) is fits

@@ -1,0 +1,95 @@
+"""Deltas of a model that only knows functions, raised."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.backends.base import Capabilities, Turn
+from antiphon.engine.serve.tool_emulation.round_end import Budget
+from antiphon.engine.serve.tool_emulation.translate_request import lower
+from antiphon.engine.serve.tool_emulation.translate_response import Round
+from antiphon.protocol.hosted import WebSearchCall
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
+from antiphon.protocol.tools import CustomTool, FunctionTool, NamespaceTool, ShellTool
+from antiphon.stream import deltas
+from antiphon.stream.composer import Composer
+from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, ToolCall
+
+NATIVE = Capabilities(tools=frozenset({"function"}), json_schema=True)
+TOOLS: list[Any] = [
+    FunctionTool("f"),
+    CustomTool("c"),
+    NamespaceTool("n", "", [FunctionTool("child")]),
+    ShellTool(),
+]
+
+
+def raise_(*batches: list[Delta], choice: Any = None) -> list[Delta]:
+    request = CreateRequest(tools=TOOLS, tool_choice=choice)
+    spoken = Round(lower(Turn(request=request, items=[]), NATIVE), Budget())
+    return [delta for batch in batches for delta in spoken.feed(batch)]
+
+
+def test_a_call_whose_name_comes_late_waits_for_it() -> None:
+    told = raise_([ToolCall(1, '{"input"')], [ToolCall(1, ': "x', "c", "call_1")], [ToolCall(1, '"}')], [Finish()])
+    assert told == [CustomToolCall(1, "x", "c", "call_1"), Finish()]
+
+
+def test_interleaved_calls_stay_apart() -> None:
+    told = raise_(
+        [ToolCall(1, '{"a"', "n__child", "call_1"), ToolCall(2, '{"input": "x', "c", "call_2")],
+        [ToolCall(1, ":1}"), ToolCall(2, 'y"}'), Finish()],
+    )
+    assert told == [
+        ToolCall(1, '{"a"', "child", "call_1", "n"),
+        CustomToolCall(2, "x", "c", "call_2"),
+        ToolCall(1, ":1}"),
+        CustomToolCall(2, "y"),
+        Finish(),
+    ]
+
+
+def test_a_call_without_a_name_is_not_hidden() -> None:
+    assert raise_([ToolCall(1, "{}")], [Finish()]) == [ToolCall(1, "{}"), Finish()]
+
+
+def test_other_words_pass() -> None:
+    said: list[Delta] = [deltas.Reasoning("Hm."), Text("So."), deltas.Failure("No.")]
+    assert raise_(said) == said
+
+
+RECEIPT = WebSearchCall("ws_1", {}, "completed")
+
+
+@pytest.mark.parametrize("run", [deltas.WholeItem(RECEIPT), deltas.OpenItem("ws", RECEIPT)])
+def test_a_tool_that_the_backend_runs_is_a_call_where_there_must_be_one(run: Delta) -> None:
+    said: list[Delta] = [run, Text("So."), Finish()]
+    assert raise_(said, choice="required") == said
+
+
+steps = st.lists(
+    st.one_of(
+        st.builds(Text, st.text("ab", min_size=1, max_size=3)),
+        st.builds(
+            lambda key, name, text: ToolCall(key, text, name),
+            st.integers(0, 3),
+            st.sampled_from(["", "f", "c", "n__child", "child", "shell", "none"]),
+            st.sampled_from(["", "{", "}", "{}", '{"input": "', 'x"}', '{"commands": ["ls"]}']),
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(steps)
+def test_whatever_a_model_says_can_be_told(said: list[Delta]) -> None:
+    told = raise_(*([delta] for delta in said), [Finish()])
+    numbers = iter(range(1000))
+    composer = Composer(
+        Response(id="r", created_at=0, model="m"), new_id=lambda kind: f"{kind}_{next(numbers)}", now=int
+    )
+    composer.compose(told)
+    assert composer.finished == any(isinstance(delta, Finish | deltas.Failure) for delta in told)

@@ -1,0 +1,102 @@
+"""Items that a model which only knows functions cannot read as they are."""
+
+import json
+from typing import Any
+
+import pytest
+
+from antiphon.engine.serve.tool_emulation.catalog import Catalog
+from antiphon.engine.serve.tool_emulation.translate_history import is_readable, render
+from antiphon.protocol import codec
+from antiphon.protocol.content import text_of
+from antiphon.protocol.items import ITEMS as FAMILY
+from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Message
+from behaviour.item_samples import ITEMS
+
+ONLY_FUNCTIONS = frozenset({"function"})
+
+
+def read(*sent: dict[str, Any]) -> list[Any]:
+    items = FAMILY.many(codec.encode(list(sent)))
+    return render(items, Catalog([], items, ONLY_FUNCTIONS), custom=False, images=True)
+
+
+def leaves(value: Any) -> list[str]:
+    """All that a sample says, but for what it is and how it is numbered."""
+    if isinstance(value, dict):
+        return [leaf for name, each in value.items() if name not in ("type", "id", "status") for leaf in leaves(each)]
+    if isinstance(value, list):
+        return [leaf for each in value for leaf in leaves(each)]
+    return [json.dumps(value).strip('"')] if value is not None else []
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_whatever_it_is_the_model_can_read_it(name: str) -> None:
+    assert all(map(is_readable, read(ITEMS[name])))
+
+
+HOSTED = ["mcp_call", "mcp_list_tools", "file_search_call", "web_search_call", "code_interpreter_call"]
+HOSTED += ["image_generation_call", "mcp_approval_request", "mcp_approval_response", "program_output"]
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_nothing_of_what_another_server_did_is_lost(name: str) -> None:
+    told = codec.encode(read(ITEMS[name])).decode().replace('\\"', '"')
+    assert [leaf for leaf in leaves(ITEMS[name]) if leaf not in told] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mcp_call",
+        "mcp_list_tools",
+        "file_search_call",
+        "web_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+    ],
+)
+def test_what_another_server_carried_out_is_a_call_with_its_output(name: str) -> None:
+    called, came = read(ITEMS[name])
+    assert isinstance(called, FunctionCall)
+    assert isinstance(came, FunctionCallOutput)
+    assert (called.call_id, called.name) == (came.call_id, name.removesuffix("_call"))
+
+
+def test_a_receipt_is_divided_in_what_was_asked_and_what_came() -> None:
+    called, came = read(ITEMS["code_interpreter_call"])
+    assert (json.loads(called.arguments), json.loads(came.output)) == (
+        {"code": "1+1", "container_id": "cntr_1"},
+        {"status": "completed", "outputs": [{"type": "logs", "logs": "2"}]},
+    )
+
+
+def test_a_program_and_its_output_belong_together() -> None:
+    called, came = read(ITEMS["program"], ITEMS["program_output"])
+    assert (called.call_id, came.call_id, came.output) == ("call_program", "call_program", "1")
+
+
+def test_an_approval_is_asked_by_the_model_and_given_by_the_user() -> None:
+    asked, given = read(ITEMS["mcp_approval_request"], ITEMS["mcp_approval_response"])
+    assert [(item.role, json.loads(text_of(item.content))["type"]) for item in (asked, given)] == [
+        ("assistant", "mcp_approval_request"),
+        ("user", "mcp_approval_response"),
+    ]
+
+
+def test_an_unknown_item_is_shown_as_it_came() -> None:
+    unknown = {"type": "acme:note", "n": [1, None]}
+    (told,) = read(unknown)
+    assert isinstance(told, Message)
+    assert json.loads(text_of(told.content)) == unknown
+
+
+def test_two_searches_of_the_server_are_told_apart() -> None:
+    search = {"type": "tool_search_call", "execution": "server", "arguments": {"query": "x"}}
+    found = {"type": "tool_search_output", "execution": "server", "tools": []}
+    assert [item.call_id for item in read(search, found, search, found)] == [
+        "call_search_1",
+        "call_search_1",
+        "call_search_2",
+        "call_search_2",
+    ]

@@ -1,0 +1,147 @@
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw, ValidationError
+
+from antiphon.protocol.unions import Family, Tagged, Unknown, Variant, Wire, always, always_list
+
+
+class Cat(Tagged, tag="cat"):
+    name: str
+
+
+class Dog(Tagged, tag="dog"):
+    name: str
+    tricks: list[str] = always_list()
+
+
+class Crate(Wire):
+    pet: str
+
+
+class CratedCat(Wire):
+    crate: Crate
+    type: str
+
+
+PETS: Family[Any] = Family(
+    "Pet",
+    (Cat, Dog),
+    aliases={"hound": "dog"},
+    variants={"cat": Variant("crate", CratedCat, lambda crated: Cat(crated.crate.pet))},
+)
+
+
+class Home(Wire):
+    one: Raw = Raw(b"null")
+    many: Raw = Raw(b"null")
+    words: Raw = Raw(b"null")
+    word: Raw = Raw(b"null")
+    must: Raw = Raw(b"{}")
+
+    def __post_init__(self) -> None:
+        self.one = PETS.field(self.one, "one")
+        self.many = PETS.list_field(self.many, "many")
+        self.words = PETS.text_or_list_field(self.words, "words")
+        self.word = PETS.text_or_field(self.word, "word")
+        if bytes(self.must) != b"{}":
+            self.must = PETS.list_field(self.must, "must", required=True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "pet"),
+    [
+        (b'{"type":"cat","name":"a"}', Cat("a")),
+        (b' { "name" : "a", "type" : "dog" } ', Dog("a")),
+        (b'{"type":"hound","name":"a","tricks":["sit"]}', Dog("a", ["sit"])),
+        (b'{"type":"cat","crate":{"pet":"a"}}', Cat("a")),
+        (b'{"type":"fish","name":"a"}', Unknown(b'{"type":"fish","name":"a"}')),
+        (b'{"type":"","name":"a"}', Unknown(b'{"type":"","name":"a"}')),
+    ],
+)
+def test_one_object_is_decoded_by_its_tag(raw: bytes, pet: Any) -> None:
+    assert PETS.one(raw) == pet
+
+
+def test_a_missing_or_null_tag_is_inferred() -> None:
+    class Mouser(Tagged, tag="mouser"):
+        role: str
+
+    class Stray(Tagged, tag="stray"):
+        id: str
+        role: None = None
+
+    family: Family[Any] = Family("Pet", (Mouser, Stray), untagged={"role": "mouser", "id": "stray"})
+    assert [family.one(b'{"role":"r"}'), family.one(b'{"type":null,"role":"r"}')] == [Mouser("r"), Mouser("r")]
+    assert [family.one(b'{"id":"x"}'), family.one(b'{"id":"x","role":null}')] == [Stray("x"), Stray("x")]
+
+
+def test_known_and_unknown_objects_mix_in_an_array() -> None:
+    raw = b'[{"type":"cat","name":"a"}, {"type":"fish", "x":1.0}, {"type":"hound","name":"b"}]'
+    assert PETS.many(raw) == [Cat("a"), Unknown(b'{"type":"fish", "x":1.0}'), Dog("b")]
+
+
+def test_fields_hold_what_they_may() -> None:
+    cat = b'{"type":"cat","name":"a"}'
+    home = msgspec.json.decode(b'{"one":%b,"many":[%b],"words":"hi","word":"hi"}' % (cat, cat), type=Home)
+    assert (home.one, home.many, home.words, home.word) == (Cat("a"), [Cat("a")], "hi", "hi")
+    home = msgspec.json.decode(b'{"words":[%b],"word":%b,"one": null}' % (cat, cat), type=Home)
+    assert (home.one, home.many, home.words, home.word) == (None, None, [Cat("a")], Cat("a"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b'{"one":5}', "Expected `object`, got `int` - at `$.one`"),
+        (b'{"one":{}}', "Object missing required field `type` - at `$.one`"),
+        (b'{"one":{"type":"cat","crate":5}}', "Expected `object`, got `int` - at `$.crate` - at `$.one`"),
+        (b'{"one":{"type":"cat","name":"a","crate":null}}', "Object contains unknown field `crate` - at `$.one`"),
+        (b'{"one":{"type":"dog"}}', "Object missing required field `name` - at `$.one`"),
+        (b'{"many":{}}', "Expected `array`, got `object` - at `$.many`"),
+        (b'{"many":[{"type":"dog","name":5}]}', "Expected `str`, got `int` - at `$.name` - at `$[0]` - at `$.many`"),
+        (b'{"words":5}', "Expected `str | array`, got `int` - at `$.words`"),
+        (b'{"word":[]}', "Expected `str | object`, got `array` - at `$.word`"),
+        (b'{"must":null}', "Expected `array`, got `null` - at `$.must`"),
+    ],
+)
+def test_errors_say_where(raw: bytes, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        msgspec.json.decode(raw, type=Home)
+    assert str(caught.value) == message
+
+
+def test_values_set_by_code_stay_as_they_are() -> None:
+    pets = [Dog("a")]
+    assert PETS.list_field(pets, "many") is pets
+
+
+def test_a_tagged_object_names_its_type() -> None:
+    assert (Dog("a").type, Unknown(b'{"type":"fish"}').type) == ("dog", "fish")
+
+
+DEEP = b'{"x":%b,"type":"fish"}' % (b"[" * 100_000 + b"]" * 100_000)
+
+
+@pytest.mark.parametrize("raw", [b"{}", b'{"type":null}', b'{"type":5,"id":"x"}', b"[]", b'{"id":5}', DEEP])
+def test_an_unknown_without_a_type_or_id_has_neither(raw: bytes) -> None:
+    assert (Unknown(raw).type, Unknown(raw).id) == ("", None)
+
+
+def test_an_unknown_is_its_bytes() -> None:
+    raw = b'{"type":"fish","id":"x"}'
+    assert Unknown(raw).id == "x"
+    assert repr(Unknown(raw)) == f"Unknown({raw!r})"
+    assert {Unknown(raw), Unknown(bytes(raw))} == {Unknown(raw)}
+    assert Unknown(raw) != Unknown(raw + b" ")
+    assert Unknown(raw) != raw
+
+
+def test_a_field_that_is_always_sent_is_sent_unset() -> None:
+    class Bowl(Wire):
+        full: bool | None = always(None)
+        owner: str | None = None
+        pets: list[str] = always_list()
+
+    assert msgspec.json.encode(Bowl()) == b'{"full":null,"pets":[]}'
+    assert Bowl().pets is not Bowl().pets

@@ -1,0 +1,108 @@
+import json
+from typing import Any
+
+import pytest
+
+from antiphon.errors import (
+    AntiphonError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelError,
+    ModelNotFound,
+    RateLimited,
+    ServerError,
+    Unavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from antiphon.protocol.codec import encode
+from antiphon.protocol.events import Error
+from antiphon.protocol.items import Message
+from antiphon.protocol.response import Response, ResponseError
+from antiphon.server.error_response import describe, describe_failed
+from antiphon.stream.composer import Composer
+from antiphon.stream.deltas import Failure
+
+ERROR = ResponseError(code="model_error", message="It broke.", type="model_error")
+
+
+def make_response(**changes: Any) -> Response:
+    return Response(**{"id": "resp_1", "created_at": 1, "model": "m"} | changes)
+
+
+def test_all_four_keys_are_there() -> None:
+    assert json.loads(describe(ModelNotFound("No."))) == {
+        "error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": "model_not_found"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "body"),
+    [
+        (ERROR, {"message": "It broke.", "type": "model_error", "param": None, "code": "model_error"}),
+        (
+            ResponseError(code="x", message="It broke."),
+            {"message": "It broke.", "type": "server_error", "param": None, "code": "x"},
+        ),
+        (None, {"message": "The response failed.", "type": "server_error", "param": None, "code": "server_error"}),
+    ],
+)
+def test_a_failed_response_without_output_is_an_error(error: ResponseError | None, body: dict[str, object]) -> None:
+    described = describe_failed(make_response(status="failed", error=error))
+    assert described is not None
+    status, told = described
+    assert (status, json.loads(told)) == (500, {"error": body})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimited("Later."),
+        RateLimited("Spent.", code="insufficient_quota"),
+        InvalidRequest("No.", param="input", code="invalid_value"),
+        ContextLengthExceeded("Too long."),
+        UpstreamError("It broke off."),
+        UpstreamError("A wrong key.", code="upstream_authentication"),
+        UpstreamTimeout("Silence."),
+        Unavailable("No room."),
+        Unavailable("No room there.", code="upstream_overloaded"),
+        Unavailable("Left alone.", code="upstream_unavailable"),
+        ModelError("Nonsense."),
+        ServerError("Our fault."),
+    ],
+    ids=lambda error: error.code,
+)
+def test_a_failed_response_has_the_status_that_its_error_would_have_had_before(error: AntiphonError) -> None:
+    told = ResponseError(error.code or "", error.message, error.param, error.type)
+    assert describe_failed(make_response(status="failed", error=told)) == (error.status, describe(error))
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (Failure("Later.", "rate_limit_exceeded", "rate_limit_error"), 429),
+        (Failure("Too long.", "context_length_exceeded", "invalid_request_error", "input"), 400),
+        (Failure("Not JSON.", "invalid_output", "model_error"), 500),
+        (Failure("Silence.", "upstream_timeout"), 504),
+    ],
+    ids=lambda value: getattr(value, "code", None),
+)
+def test_who_does_not_stream_is_told_what_the_stream_tells(failure: Failure, status: int) -> None:
+    composer = Composer(make_response(), new_id=str, now=int)
+    error, _ = composer.compose([failure])
+    assert isinstance(error, Error)
+    described = describe_failed(composer.response)
+    assert described is not None
+    assert (described[0], json.loads(described[1])["error"]) == (status, json.loads(encode(error))["error"])
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        make_response(status="completed"),
+        make_response(status="incomplete"),
+        make_response(status="failed", error=ERROR, output=[Message(role="assistant", content="So")]),
+    ],
+)
+def test_every_other_response_is_an_answer(response: Response) -> None:
+    assert describe_failed(response) is None

@@ -1,0 +1,97 @@
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from msgspec import Struct
+
+from antiphon.protocol.unions import Family, Tagged, Variant, Wire, always, always_list, holding
+from antiphon.server.schemas import Components
+
+
+class Cat(Tagged, tag="cat"):
+    name: str
+
+
+class Dog(Tagged, tag="dog"):
+    id: str
+    pups: holding(lambda: PETS, many=True, most=2) = always_list()
+
+
+class CratedCat(Wire):
+    crate: dict[str, str]
+
+
+PETS: Family[Any] = Family(
+    "Pet",
+    (Cat, Dog),
+    aliases={"hound": "dog"},
+    untagged={"role": "cat", "id": "dog"},
+    variants={"cat": Variant("crate", CratedCat, lambda crated: Cat(crated.crate["name"]))},
+)
+
+
+class Ask(Wire):
+    pet: holding(lambda: PETS, text=True, null=True) = None
+
+
+class Told(Wire):
+    pet: holding(lambda: PETS, words=("none",))
+    count: int = always(0)
+    note: str | None = None
+
+
+COMPONENTS = Components(read=[Ask], sent=[Told])
+
+
+def fits(kind: type[Struct], value: Any) -> bool:
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}", "components": {"schemas": COMPONENTS.schemas}}
+    return Draft202012Validator(schema).is_valid(value)
+
+
+def test_a_type_is_described_with_all_it_holds() -> None:
+    assert set(COMPONENTS.schemas) == {
+        "Ask",
+        "Cat",
+        "CratedCat",
+        "Dog",
+        "InputPet",
+        "Pet",
+        "Told",
+        "UnknownPet",
+        "UntaggedCat",
+        "UntaggedDog",
+    }
+    assert COMPONENTS.describe(Ask, read=True) == {"$ref": "#/components/schemas/Ask"}
+    assert COMPONENTS.describe(list[Told]) == {"type": "array", "items": {"$ref": "#/components/schemas/Told"}}
+
+
+@pytest.mark.parametrize(
+    ("pet", "is_read", "is_sent"),
+    [
+        ({"type": "cat", "name": "a"}, True, True),
+        ({"type": "cat", "name": "a", "colour": "red"}, True, True),
+        ({"type": "fish"}, True, True),
+        ({"type": "dog", "id": "d", "pups": [{"type": "dog", "id": "e"}]}, True, True),
+        ({"type": "hound", "id": "d"}, True, False),
+        ({"id": "d"}, True, False),
+        ({"type": None, "id": "d"}, True, False),
+        ({"type": "cat", "crate": {"name": "a"}}, True, False),
+        ("any", True, False),
+        (None, True, False),
+        ("none", True, True),
+        ({"type": "cat"}, False, False),
+        ({"type": "cat", "name": "a", "crate": 5}, False, False),
+        ({"type": "dog", "id": "d", "pups": [{"type": "fish"}] * 3}, False, False),
+        ({"id": "d", "role": "cat"}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_an_open_field_is_read_leniently_and_sent_strictly(pet: Any, is_read: bool, is_sent: bool) -> None:
+    assert (fits(Ask, {"pet": pet}), fits(Told, {"pet": pet, "count": 0})) == (is_read, is_sent)
+
+
+def test_what_is_only_sent_has_all_fields_that_are_always_there() -> None:
+    assert (COMPONENTS.schemas["Told"]["required"], COMPONENTS.schemas["Dog"]["required"]) == (
+        ["pet", "count"],
+        ["type", "id"],
+    )

@@ -1,0 +1,92 @@
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import ConfigError
+from antiphon.store.sqlite.migrations import Migration, migrate, read_migrations
+
+FIRST = Migration(1, "001_a.sql", "-- A comment; with a semicolon.\nCREATE TABLE a (x TEXT DEFAULT ';');\n")
+SECOND = Migration(2, "002_b.sql", "CREATE TABLE b (y);\nINSERT INTO b VALUES (1);\nINSERT INTO b VALUES (2)")
+BROKEN = Migration(3, "003_c.sql", "CREATE TABLE c (z);\nINSERT INTO nowhere VALUES (1);\n")
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+        yield connection
+
+
+def read_state(connection: sqlite3.Connection) -> tuple[int, list[str]]:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version, [name for (name,) in connection.execute("SELECT name FROM sqlite_master ORDER BY name")]
+
+
+def test_migrations_are_numbered_from_one_without_gaps() -> None:
+    migrations = read_migrations()
+    assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
+
+
+def test_migrations_run_in_order_and_each_of_them_once(connection: sqlite3.Connection) -> None:
+    migrate(connection, [FIRST], path="store.db")
+    assert read_state(connection) == (1, ["a"])
+    migrate(connection, [FIRST, SECOND], path="store.db")
+    migrate(connection, [FIRST, SECOND], path="store.db")
+    assert read_state(connection) == (2, ["a", "b"])
+    assert connection.execute("SELECT y FROM b").fetchall() == [(1,), (2,)]
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(connection: sqlite3.Connection) -> None:
+    migrate(connection, [FIRST], path="store.db")
+    with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+        migrate(connection, [FIRST, SECOND, BROKEN], path="store.db")
+    assert read_state(connection) == (1, ["a"])
+
+
+def test_a_file_newer_than_the_code_is_refused(connection: sqlite3.Connection) -> None:
+    migrate(connection, [FIRST, SECOND], path="store.db")
+    with pytest.raises(ConfigError, match=r"store\.db has schema version 2; .* none above 1\."):
+        migrate(connection, [FIRST], path="store.db")
+    assert read_state(connection) == (2, ["a", "b"])
+
+
+def test_a_file_of_the_first_version_keeps_its_responses(connection: sqlite3.Connection) -> None:
+    migrations = read_migrations()
+    migrate(connection, migrations[:1], path="store.db")
+    rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5 + n, b"[]", b"[%d]" % n, b"x" * 20_000 * n) for n in range(5)]
+    connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    migrate(connection, migrations, path="store.db")
+    kept = connection.execute("SELECT * FROM responses ORDER BY id").fetchall()
+    assert kept == [(*row[:4], 1, None, *row[4:], 0) for row in rows]
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%001%'").fetchall() == []
+
+
+def test_a_file_of_the_second_version_keeps_its_responses_and_their_ends(connection: sqlite3.Connection) -> None:
+    migrations = read_migrations()
+    migrate(connection, migrations[:2], path="store.db")
+    rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5, 1, n or None, b"[]", b"[]", b"x" * 20_000 * n) for n in range(5)]
+    connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    migrate(connection, migrations, path="store.db")
+    assert connection.execute("SELECT * FROM responses ORDER BY id").fetchall() == [(*row, 0) for row in rows]
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_file_of_the_fifth_version_knows_where_its_responses_were_added(connection: sqlite3.Connection) -> None:
+    migrations = read_migrations()
+    migrate(connection, migrations[:5], path="store.db")
+    ended, failed, running = ("resp_" + letter * 44 for letter in "abc")
+    rows = [("p", each, 1.5, each != running, b"[]", b"[]", b"{}") for each in (ended, failed, running)]
+    insert = "INSERT INTO responses (project, id, created_at, final, input, output, body) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    connection.executemany(insert, rows)
+    notes = [(ended, "msg_mine"), (failed, "msg_other"), (running, "msg_mine"), (running, "msg_first")]
+    connection.executemany("INSERT INTO foreign_items VALUES ('p', ?, ?)", notes)
+    ids = [("msg_first", "conv_1"), ("msg_mine", "conv_1"), ("msg_" + "a" * 44 + "0000", "conv_1"), (None, "conv_1")]
+    connection.executemany("INSERT INTO items (project, item_id, conversation_id, content) VALUES ('p', ?, ?, '')", ids)
+    connection.execute("INSERT INTO conversations (project, id, created_at, metadata) VALUES ('p', 'conv_1', 1, '{}')")
+    migrate(connection, migrations, path="store.db")
+    assert connection.execute("SELECT * FROM blocks").fetchall() == [("p", "conv_1", ended, 1)]
+    connection.execute("DELETE FROM conversations")
+    assert connection.execute("SELECT * FROM blocks").fetchall() == []

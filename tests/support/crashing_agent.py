@@ -1,0 +1,160 @@
+"""A process whose runs are killed: what tests of crashes start, and tell how far each attempt may get.
+
+It loads everything once, and forks for each attempt that it reads from its input, a line of JSON each:
+
+    {"directory": "...", "policy": "retry", "kill_at": 7, "kill_after": null, "verdict": null, "nested": false}
+
+The attempt goes on with the run in the directory, or begins it. It is killed at its `kill_at`-th step (before or after
+an entry is written, before or after a tool has its effect), or `kill_after` so many seconds. What it came to is in the
+file `outcome`; each effect is a line in the file `effects`. A line with the exit status is the answer.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon.agent.agent import Agent
+from antiphon.agent.outcome import Outcome
+from antiphon.agent.transports.base import Events
+from antiphon.ledger import RunSummary
+from antiphon.protocol import codec
+from antiphon.store.ledger import SqliteLedger
+from antiphon.tools.base import Tool, ToolContext
+from antiphon.tools.function import tool
+
+RUN_ID = "run_1"
+CALLS = 12
+AT_ONCE = 3
+
+
+class Fate:
+    """Counts the steps, and ends the process at the appointed one."""
+
+    def __init__(self, kill_at: int | None) -> None:
+        self._left = kill_at
+
+    def step(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FatefulLedger:
+    def __init__(self, inner: SqliteLedger, fate: Fate) -> None:
+        self._inner = inner
+        self._fate = fate
+
+    async def append(
+        self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
+    ) -> None:
+        self._fate.step()
+        await self._inner.append(run_id, number, entry, status=status, title=title)
+        self._fate.step()
+
+    async def read(self, run_id: str) -> Sequence[bytes]:
+        return await self._inner.read(run_id)
+
+    async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
+        return await self._inner.runs(limit=limit)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class Script:
+    """A model that makes its calls, so many in each turn, and then says that it is done: whoever asks, and whenever."""
+
+    def __init__(self, calls: list[dict[str, Any]]) -> None:
+        self._calls = calls
+
+    async def stream(self, request: dict[str, Any]) -> Events:
+        made = sum(item.get("type") == "function_call_output" for item in request["input"])
+        output = self._calls[made : made + AT_ONCE] or [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
+        ]
+        response = {"id": f"resp_{made}", "status": "completed", "output": output}
+        event = codec.decode_event(json.dumps({"type": "response.completed", "response": response}).encode())
+
+        async def events() -> Events:
+            yield [event]
+
+        return events()
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+def make_calls(count: int) -> list[dict[str, Any]]:
+    return [
+        {"type": "function_call", "call_id": f"call_{number}", "name": "act", "arguments": f'{{"number":{number}}}'}
+        for number in range(count)
+    ]
+
+
+def make_act(directory: Path, policy: Any, fate: Fate) -> Tool:
+    @tool(on_interrupt=policy)
+    async def act(number: int, context: ToolContext) -> str:
+        """Have an effect."""
+        fate.step()
+        with (directory / "effects").open("a") as file:
+            file.write(f"{number} {context.idempotency_key}\n")
+        fate.step()
+        await asyncio.sleep(0)
+        return f"acted {number}"
+
+    return act
+
+
+def make_agent(order: dict[str, Any], directory: Path, fate: Fate) -> Agent:
+    act = make_act(directory, order["policy"], fate)
+    if not order["nested"]:
+        return Agent(model="m", transport=Script(make_calls(CALLS)), tools=[act])
+    expert = Agent(model="m", name="expert", transport=Script(make_calls(AT_ONCE)), tools=[act])
+    ask = {"type": "function_call", "call_id": "call_e", "name": "expert", "arguments": '{"input":"Act."}'}
+    return Agent(model="m", transport=Script([ask]), tools=[expert.as_tool("expert", "Acts.")])
+
+
+async def attempt(order: dict[str, Any]) -> None:
+    directory, fate = Path(order["directory"]), Fate(order["kill_at"])
+    ledger = FatefulLedger(SqliteLedger(directory / "runs.db"), fate)
+    agent = make_agent(order, directory, fate)
+    if not await ledger.read(RUN_ID):
+        outcome = await agent.run("Act.", durable=ledger, run_id=RUN_ID)
+    else:
+        outcome = await agent.resume(RUN_ID, durable=ledger)
+    while outcome.kind == "needs_approval":
+        verdicts = {call.call_id: order["verdict"] for call in outcome.pending}
+        outcome = await agent.resume(RUN_ID, approvals=verdicts, durable=ledger)
+    (directory / "outcome").write_text(describe(outcome))
+
+
+def describe(outcome: Outcome) -> str:
+    outputs = [item["output"] for item in outcome.history if item.get("type") == "function_call_output"]
+    return json.dumps({"kind": outcome.kind, "text": outcome.text, "outputs": outputs})
+
+
+def main() -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if not child:
+            asyncio.run(attempt(order))
+            # Whatever the parent had to say at its end is not ours to say.
+            os._exit(0)
+        if order["kill_after"] is not None:
+            time.sleep(order["kill_after"])
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

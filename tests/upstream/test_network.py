@@ -1,0 +1,131 @@
+import asyncio
+import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.client_reqrep import ConnectionKey
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from antiphon.errors import UpstreamError, UpstreamTimeout
+from antiphon.upstream.client import Upstream
+from antiphon.upstream.error_mapping import explain_network
+from antiphon.upstream.options import UpstreamOptions
+from support.upstream_server import json_of, serve
+
+KEY = ConnectionKey("private.example", 443, is_ssl=True, ssl=True, proxy=None, proxy_auth=None, proxy_headers_hash=None)
+
+
+async def fetch(url: str, **options: Any) -> Any:
+    upstream = Upstream("there", UpstreamOptions(base_url=url, **options), headers={})
+    await upstream.start()
+    try:
+        return await upstream.get_json("/models")
+    finally:
+        await upstream.close()
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """A server's, with a certificate that nobody has signed but itself."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "private.example")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "chain.pem").write_bytes(key.private_bytes(pem, *plain) + certificate.public_bytes(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "chain.pem")
+    return context
+
+
+async def test_a_certificate_that_nobody_signed_is_not_accepted(tls: ssl.SSLContext) -> None:
+    async with serve([json_of({})], tls=tls) as server:
+        with pytest.raises(UpstreamError) as raised:
+            await fetch(server.url)
+    assert (raised.value.message, raised.value.code) == (
+        "The upstream's TLS certificate is not accepted: self-signed certificate.",
+        "upstream_refused",
+    )
+
+
+async def test_verification_can_be_switched_off(tls: ssl.SSLContext) -> None:
+    async with serve([json_of({"data": []})], tls=tls) as server:
+        assert await fetch(server.url, verify_tls=False) == {"data": []}
+
+
+async def test_a_server_without_tls_is_told_from_one_with_it() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UpstreamError, match=r"^No TLS connection to the upstream could be made\.$"):
+            await fetch(f"https://127.0.0.1:{port}/v1")
+
+
+async def test_a_port_where_nothing_listens_is_told() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(UpstreamError, match=r"^The upstream refuses connections\.$"):
+            await fetch(f"http://127.0.0.1:{unused.getsockname()[1]}/v1")
+
+
+async def test_a_connection_that_is_not_taken_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        # The queue takes one more than it should; the third waits for an answer that does not come.
+        with socket.create_connection(address), socket.socket() as second:
+            second.setblocking(False)
+            second.connect_ex(address)
+            with pytest.raises(UpstreamTimeout, match=r"^The upstream could not be connected to in time\.$"):
+                await fetch(f"http://127.0.0.1:{address[1]}/v1", connect_timeout=0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            aiohttp.ClientConnectorDNSError(KEY, OSError(-2, "Name or service not known")),
+            "The upstream's name could not be resolved.",
+        ),
+        (aiohttp.ClientConnectorError(KEY, OSError(113, "No route to host")), "The upstream cannot be reached."),
+        (aiohttp.ServerDisconnectedError(), "The upstream broke the connection off."),
+        (ConnectionResetError(104, "Connection reset by peer"), "The upstream broke the connection off."),
+        (TimeoutError(), "The upstream did not answer in time."),
+        (
+            aiohttp.ClientConnectorCertificateError(KEY, ssl.SSLCertVerificationError(1, "mismatch")),
+            "The upstream's TLS certificate is not accepted: it cannot be verified.",
+        ),
+    ],
+)
+def test_every_way_to_fail_has_its_words_and_none_names_the_host(error: Exception, message: str) -> None:
+    explained = explain_network(error)
+    assert explained.message == message
+    assert "private.example" not in message
+
+
+def test_a_certificate_for_another_name_does_not_tell_ours() -> None:
+    reason = ssl.SSLCertVerificationError(1, "failed")
+    reason.verify_message = "Hostname mismatch, certificate is not valid for 'private.example'."
+    explained = explain_network(aiohttp.ClientConnectorCertificateError(KEY, reason))
+    assert explained.message == "The upstream's TLS certificate is not accepted: it is for another name."

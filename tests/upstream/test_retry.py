@@ -1,0 +1,44 @@
+import pytest
+
+from antiphon.errors import AntiphonError, ModelNotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
+from antiphon.upstream.options import UpstreamOptions
+from antiphon.upstream.retry import Patience
+
+
+def make(**options: int) -> Patience:
+    return Patience(UpstreamOptions(base_url="http://127.0.0.1/v1", **options))
+
+
+def test_waits_double_up_to_a_bound() -> None:
+    patience = make(request_retries=100)
+    waits = [patience.wait_after(UpstreamError("x")) for _ in range(101)]
+    bases = [min(0.2 * 2**number, 30) for number in range(100)]
+    assert waits[100] is None
+    assert [base * 0.9 <= (wait or 0) <= base * 1.1 for wait, base in zip(waits, bases, strict=False)] == [True] * 100
+
+
+def test_the_two_kinds_of_failures_are_counted_apart() -> None:
+    patience = make(request_retries=1, stream_retries=1)
+    waits = [patience.wait_after(UpstreamError("x"))]
+    patience.answered = True
+    waits += [patience.wait_after(UpstreamError("x")), patience.wait_after(UpstreamError("x"))]
+    assert [wait is None for wait in waits] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (UpstreamError("x"), True),
+        (UpstreamTimeout("x"), True),
+        (Unavailable("x", code="upstream_overloaded"), True),
+        (RateLimited("x"), True),
+        (RateLimited("x", retry_after=60), True),
+        (RateLimited("x", retry_after=60.1), False),
+        (RateLimited("x", code="insufficient_quota"), False),
+        (UpstreamError("x", code="upstream_authentication"), False),
+        (UpstreamError("x", code="upstream_refused"), False),
+        (ModelNotFound("x"), False),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(error: AntiphonError, again: bool) -> None:
+    assert (make().wait_after(error) is not None) is again

@@ -1,0 +1,47 @@
+"""The numbers of tokens, in the words of many servers, and without any."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.protocol.items import Message
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from antiphon.upstream.usage import estimate_usage, read_usage
+
+
+@pytest.mark.parametrize(
+    ("told", "usage"),
+    [
+        (None, None),
+        ({}, None),
+        ({"prompt_tokens": None, "completion_tokens": "many"}, None),
+        ({"prompt_tokens": 5, "completion_tokens": 3}, Usage(5, 3, 8)),
+        ({"prompt_tokens": 5}, Usage(5, 0, 5)),
+        ({"input_tokens": 5, "output_tokens": 3, "total_tokens": 9}, Usage(5, 3, 9)),
+        ({"id": "req_1", "usage": {"prompt_tokens": 5, "completion_tokens": 3}}, Usage(5, 3, 8)),
+        (
+            {
+                "prompt_tokens": 5,
+                "completion_tokens": 3,
+                "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 1},
+                "completion_tokens_details": {"reasoning_tokens": 2},
+            },
+            Usage(5, 3, 8, InputTokensDetails(4, 1), OutputTokensDetails(2)),
+        ),
+        (
+            {"prompt_tokens": 5, "completion_tokens": 3, "prompt_cache_hit_tokens": 4, "prompt_tokens_details": None},
+            Usage(5, 3, 8, InputTokensDetails(4)),
+        ),
+    ],
+)
+def test_usage_is_read_however_it_is_told(told: Any, usage: Usage | None) -> None:
+    assert read_usage(told) == usage
+
+
+def test_an_estimate_is_marked_and_grows_with_the_texts() -> None:
+    short = estimate_usage(CreateRequest(), [Message("user", "hi")], "")
+    long = estimate_usage(CreateRequest(), [Message("user", "hi" * 100)], "yes" * 100)
+    assert short.estimated
+    assert short.output_tokens == 0 < short.input_tokens < long.input_tokens
+    assert long.total_tokens == long.input_tokens + long.output_tokens > long.input_tokens
