@@ -14,7 +14,7 @@ from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.store.memory.store import MemoryStore
-from engine_bench import Bench
+from support.engine_harness import Bench
 from support.live_server import Running, make_settings
 
 SCRIPT: dict[str, Any] = {

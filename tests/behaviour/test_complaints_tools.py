@@ -8,8 +8,8 @@ import pytest
 
 from behaviour.item_samples import ITEMS
 from behaviour.wire import Json, ask, refuse, say
-from emulation_bench import Recorder, call
 from support.live_server import Running, make_settings
+from support.tool_emulation import Recorder, call
 
 GET = {
     "type": "function",

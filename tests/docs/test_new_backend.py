@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-import engine_bench
 from antiphon.backends import registry
 from antiphon.engine.engine import Engine
 from antiphon.errors import RateLimited
 from antiphon.protocol import codec
 from antiphon.protocol.response import Usage
 from antiphon.store.memory.store import MemoryStore
+from support import engine_harness
 from support.replay import cut, replay
 from support.upstream_server import Reply, json_of, serve, stream_of
 
@@ -102,7 +102,7 @@ async def ask(engine: Engine, **parameters: Any) -> list[Any]:
 async def test_adapter_streams_a_call_and_the_answer_after_it() -> None:
     answer: Reply = stream_of(send_text("It "), send_text("rains."), send_end("COMPLETE"))
     async with serve([stream_of(*CALLING), answer]) as upstream, engine_on(upstream.url) as engine:
-        first = engine_bench.judge(await ask(engine, input="Weather?", tools=[TOOL], instructions="Be brief."))
+        first = engine_harness.judge(await ask(engine, input="Weather?", tools=[TOOL], instructions="Be brief."))
         (called,) = first.output
         output = {"type": "function_call_output", "call_id": called.call_id, "output": "rain"}
         events = await ask(engine, input=[output], previous_response_id=first.id, tools=[TOOL])
@@ -120,7 +120,7 @@ async def test_adapter_streams_a_call_and_the_answer_after_it() -> None:
         {"role": "tool", "tool_call_id": "w_1", "content": "rain"},
     ]
     assert [event.delta for event in events if event.type == "response.output_text.delta"] == ["It ", "rains."]
-    last = engine_bench.judge(events)
+    last = engine_harness.judge(events)
     assert (last.output_text, last.usage) == ("It rains.", Usage(9, 3, 12))
 
 

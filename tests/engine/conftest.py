@@ -8,7 +8,7 @@ import pytest
 from antiphon.engine.policy import Policy
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from antiphon.protocol.content import InputText
 from antiphon.protocol.items import FunctionCall, Message
 from antiphon.protocol.response import Response
 from antiphon.store.sqlite.store import SqliteStore
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 CALLS = {

@@ -16,7 +16,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
-from engine_bench import Bench, judge
+from support.engine_harness import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 # Short enough not to wait for, long enough for a busy machine.

@@ -13,7 +13,7 @@ from antiphon.store.base import Store
 from antiphon.store.limits import RunLimits
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
-from engine_bench import Bench, judge
+from support.engine_harness import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 DONE = ("completed", "so far and on")

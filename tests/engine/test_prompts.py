@@ -10,7 +10,7 @@ from antiphon.protocol.items import Message
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest, PromptRef
 from antiphon.protocol.unions import Unknown
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import engine_bench
 from antiphon.backends.anthropic_messages.backend import AnthropicMessagesBackend, create
 from antiphon.backends.base import Model, Turn
 from antiphon.engine.engine import Engine
@@ -18,6 +17,7 @@ from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
 from antiphon.upstream.token_estimate import estimate_tokens
+from support import engine_harness
 from support.anthropic_types import check_request
 from support.upstream_server import STALL, Reply, json_of, serve, stream_of
 
@@ -233,7 +233,7 @@ async def engine_on(url: str, **options: Any) -> AsyncIterator[Engine]:
 async def ask(engine: Engine, asked: Any, **parameters: Any) -> Response:
     body = codec.encode({"model": "claude-sonnet-4-5", "input": asked, "tools": [TOOL], **parameters})
     run = await engine.create(codec.decode_request(body).request, project="p")
-    return engine_bench.judge([event async for batch in run.events() for event in batch])
+    return engine_harness.judge([event async for batch in run.events() for event in batch])
 
 
 def output_of(call_id: str) -> dict[str, Any]:

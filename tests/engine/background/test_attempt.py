@@ -21,7 +21,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.response import Response
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.deltas import Deltas
-from engine_bench import Bench, judge
+from support.engine_harness import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 # Nothing here waits so long: a test that would have to does not end.

@@ -18,7 +18,7 @@ from antiphon.store.base import StoredResponse
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.deltas import Finish, Text, ToolCall
 from antiphon.stream.fold import fold
-from engine_bench import Bench, judge
+from support.engine_harness import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 

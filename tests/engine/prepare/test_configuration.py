@@ -10,7 +10,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.items import ITEMS, Item, Message
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, ReasoningConfig, TextConfig, TextFormat
 from antiphon.protocol.unions import Unknown
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 OBJECT = {"format": {"type": "json_object"}}
 

@@ -20,7 +20,7 @@ from antiphon.store.location import locate_store
 from antiphon.store.ownership import find_owner
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.fold import fold
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 FOREIGN = {
     "type": "message",

@@ -7,7 +7,7 @@ import pytest
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.response import Response
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 
 def say(text: str) -> dict[str, Any]:

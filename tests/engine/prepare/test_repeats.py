@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.protocol.response import Response
 from antiphon.store.base import StoredResponse
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 
 @pytest.fixture

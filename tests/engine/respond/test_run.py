@@ -17,7 +17,7 @@ from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.deltas import Finish, Text, ToolCall
 from antiphon.stream.fold import fold
-from engine_bench import Bench, judge
+from support.engine_harness import Bench, judge
 
 UNEXPECTED = "The server had an error while answering. Its log says more."
 

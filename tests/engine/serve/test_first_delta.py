@@ -11,7 +11,7 @@ from antiphon.errors import UpstreamError
 from antiphon.protocol import events
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.fold import fold
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 SCRIPT: dict[str, Any] = {"default": "Hello."}
 

@@ -20,7 +20,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta, Finish, ReasoningSeal, Text, Tokens
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 SEALER = Sealer([b"k" * 32])
 WANTED = ["reasoning.encrypted_content"]

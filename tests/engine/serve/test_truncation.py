@@ -15,7 +15,7 @@ from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Mess
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Deltas
-from engine_bench import Bench
+from support.engine_harness import Bench
 
 SYSTEM = Message("system", "Be kind.")
 CALL = FunctionCall("c", "f", "{}")

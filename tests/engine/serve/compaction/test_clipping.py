@@ -19,7 +19,7 @@ from antiphon.protocol.items import (
     Message,
     Reasoning,
 )
-from compaction_bench import user
+from support.compaction import user
 
 LONG = "the bridge is red. " * 500
 SIZE = 1000

@@ -16,7 +16,7 @@ from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.request import ContextManagement
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
-from compaction_bench import (
+from support.compaction import (
     SUMMARY,
     CountingBackend,
     assistant,

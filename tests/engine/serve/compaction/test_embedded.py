@@ -12,7 +12,7 @@ from antiphon.engine.serve.compaction.compaction_item import unseal
 from antiphon.protocol import codec
 from antiphon.protocol.items import Compaction
 from antiphon.store.memory.store import MemoryStore
-from engine_bench import judge
+from support.engine_harness import judge
 
 WINDOW = 768
 SEALER = Sealer([bytes(32)])

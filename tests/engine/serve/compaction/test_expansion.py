@@ -25,7 +25,7 @@ from antiphon.protocol.items import (
 )
 from antiphon.protocol.request import ContextManagement
 from antiphon.protocol.unions import Unknown
-from compaction_bench import PROJECT, SEALER, assistant, call, make_turn, output, user
+from support.compaction import PROJECT, SEALER, assistant, call, make_turn, output, user
 
 RULE = Message("developer", "Be kind.")
 OLD: list[Item | Unknown] = [user("build"), assistant("how?"), user("in red"), call("c"), output("c", "x" * 500)]

@@ -8,7 +8,7 @@ from antiphon.protocol import items
 from antiphon.protocol.content import InputImage, InputText, OutputText, SummaryText
 from antiphon.protocol.items import Compaction, Item
 from antiphon.protocol.unions import Unknown
-from compaction_bench import SEALER, call, output, user
+from support.compaction import SEALER, call, output, user
 
 MEMORY = Memory(
     summary="A bridge.",

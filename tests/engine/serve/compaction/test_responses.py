@@ -13,7 +13,7 @@ from antiphon.protocol import codec, events
 from antiphon.protocol.items import Compaction
 from antiphon.protocol.response import Response
 from antiphon.store.sqlite.store import SqliteStore
-from engine_bench import Bench, judge
+from support.engine_harness import Bench, judge
 
 NOTES = "Goal: a red bridge."
 SUMMARISER = {"text": "You write the notes", "answers": [NOTES]}

@@ -10,7 +10,7 @@ from antiphon.protocol.content import ComputerScreenshot, InputText, text_of
 from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
 from antiphon.protocol.items import FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.unions import Unknown
-from compaction_bench import assistant, call, output, user
+from support.compaction import assistant, call, output, user
 
 LARGE = Room(100_000, 100_000)
 SMALL = Room(4_000, 4_000)

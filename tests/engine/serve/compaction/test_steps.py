@@ -7,7 +7,7 @@ from antiphon.engine.serve.compaction.selection import find_end_of_outputs, join
 from antiphon.protocol import hosted
 from antiphon.protocol.items import Item, Reasoning
 from antiphon.protocol.unions import Unknown
-from compaction_bench import assistant, call, output, user
+from support.compaction import assistant, call, output, user
 
 THOUGHT = Reasoning(id="rs_1", encrypted_content="x")
 

@@ -7,7 +7,7 @@ from antiphon.engine.serve.compaction.summary import write_transcript
 from antiphon.protocol.content import SummaryText
 from antiphon.protocol.items import CustomToolCall, Item, Message, Reasoning
 from antiphon.protocol.unions import Unknown
-from compaction_bench import assistant, call, output, user
+from support.compaction import assistant, call, output, user
 
 
 def test_everyone_is_named() -> None:

@@ -11,7 +11,7 @@ from antiphon.protocol.items import Compaction, Item, Message
 from antiphon.protocol.request import ContextManagement
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import CloseItem, Delta, Finish, OpenItem, Text, Tokens
-from compaction_bench import (
+from support.compaction import (
     SEALER,
     SUMMARY,
     CountingBackend,

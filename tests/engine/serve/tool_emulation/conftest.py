@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from emulation_bench import EmulationBench
+from support.tool_emulation import EmulationBench
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import InvalidRequest
-from emulation_bench import call
+from support.tool_emulation import call
 
 F = {"type": "function", "name": "f"}
 G = {"type": "function", "name": "g"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from emulation_bench import call
+from support.tool_emulation import call
 
 LOCAL = {"type": "local_shell"}
 SHELL = {"type": "shell"}

@@ -11,7 +11,7 @@ from antiphon.engine.serve.tool_emulation.emulator import Emulator, widen
 from antiphon.protocol import codec
 from antiphon.protocol.items import FunctionCall, Message
 from antiphon.protocol.request import CreateRequest
-from emulation_bench import call
+from support.tool_emulation import call
 
 FUNCTIONS = Capabilities(tools=frozenset({"function"}))
 F = {"type": "function", "name": "f"}

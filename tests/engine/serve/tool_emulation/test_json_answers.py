@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from emulation_bench import call
+from support.tool_emulation import call
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 FORMAT = {"format": {"type": "json_schema", "name": "number", "schema": SCHEMA, "strict": True}, "verbosity": "low"}

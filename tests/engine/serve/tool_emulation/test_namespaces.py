@@ -9,7 +9,7 @@ from antiphon.engine.serve.tool_emulation.catalog import Catalog, Identity
 from antiphon.engine.serve.tool_emulation.translate_history import render
 from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.tools import CustomTool, FunctionTool, NamespaceTool
-from emulation_bench import call
+from support.tool_emulation import call
 
 GET = {"type": "function", "name": "get", "parameters": {"type": "object"}}
 CRM = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from emulation_bench import call
+from support.tool_emulation import call
 
 SEARCH = {"type": "tool_search"}
 WEATHER = {
