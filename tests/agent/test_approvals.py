@@ -15,7 +15,7 @@ from antiphon.agent.outcome import ToolFinished
 from antiphon.agent.tool_calls import DENIED
 from antiphon.ledger import EntryTaken, Ledger
 from antiphon.store.ledger import MemoryLedger
-from antiphon.tools.base import Call, Tool
+from antiphon.tools.base import Tool, ToolInvocation
 from support.agent_stage import Stage, TheirStage, call, open_stage, outputs_of
 
 
@@ -43,7 +43,7 @@ async def test_the_run_pauses_with_the_calls_that_wait_and_the_others_are_made(s
     stage.play([PAY, call("look_up", {"city": "Bern"}, "call_l")], "Done.")
     agent = stage.agent(tools=[make_pay(paid), look_up])
     outcome = await agent.run("Go.")
-    assert (outcome.kind, outcome.pending) == ("needs_approval", (Call("call_p", "pay", '{"amount":5}'),))
+    assert (outcome.kind, outcome.pending) == ("needs_approval", (ToolInvocation("call_p", "pay", '{"amount":5}'),))
     assert (paid, len(stage.sent)) == ([], 1)
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state, approvals={"call_p": True})
@@ -202,7 +202,10 @@ async def test_a_call_of_an_agent_that_works_for_another_waits_in_the_run_above(
     assistant = stage.agent(name="assistant", tools=[make_pay(paid)])
     agent = stage.agent(tools=[assistant.as_tool("assistant", "Pays.")])
     outcome = await agent.run("Go.")
-    assert (outcome.kind, outcome.pending) == ("needs_approval", (Call("call_a/call_p", "pay", '{"amount":5}'),))
+    assert (outcome.kind, outcome.pending) == (
+        "needs_approval",
+        (ToolInvocation("call_a/call_p", "pay", '{"amount":5}'),),
+    )
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state, approvals={"call_a/call_p": True})
     assert (resumed.kind, resumed.text, paid) == ("final", "It is paid.", [5])

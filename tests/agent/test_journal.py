@@ -10,7 +10,7 @@ from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.outcome import RunError
 from antiphon.ledger import EntryTaken, Ledger
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import Call
+from antiphon.tools.base import ToolInvocation
 
 
 def call(call_id: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ ENTRIES: list[Entry] = [
     Resulted("c", "third"),
     Resulted("a", [{"type": "input_text", "text": "first"}]),
     Intended("d"),
-    Paused("d", [Call("d/x", "pay", "{}")], b"\x00state"),
+    Paused("d", [ToolInvocation("d/x", "pay", "{}")], b"\x00state"),
     Ended("needs_approval", 110.0),
     Resumed(170.0, [Judgement("b", False, "no"), Judgement("d/x", True)]),
     Resulted("b", "second", True),

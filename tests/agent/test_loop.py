@@ -26,7 +26,7 @@ from antiphon.agent.outcome import (
 )
 from antiphon.agent.steps import WRAP_UP
 from antiphon.agent.tool_calls import CANCELLED, NO_ROOM, NOT_MADE
-from antiphon.tools.base import Call, Tool, ToolContext
+from antiphon.tools.base import Tool, ToolContext, ToolInvocation
 from support.agent_stage import DROP, HOLD, Stage, call, outputs_of, usage
 
 
@@ -123,7 +123,7 @@ async def test_the_events_tell_everything_in_order(stage: Stage) -> None:
 
     stage.play([call("work")], "All is done.")
     told, outcome = await watch(stage.agent(tools=[work]).run_stream("Go.", run_id="run_x"))
-    made = Call("call_1", "work", "{}")
+    made = ToolInvocation("call_1", "work", "{}")
     assert [type(event) for event in told] == [
         TurnStarted,
         TurnFinished,

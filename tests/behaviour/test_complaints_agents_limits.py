@@ -303,8 +303,8 @@ def test_pain_agents_100_a_thread_that_hangs_holds_up_neither_other_tools_nor_th
     """amd/gaia#1591, pydantic/pydantic-ai#3594: the thread of a tool that was given up leaks, and the program hangs."""
     code = """
 import asyncio, os, threading
-from antiphon.tools.base import Call, ToolContext
-from antiphon.tools.execute import Executor
+from antiphon.tools.base import ToolInvocation, ToolContext
+from antiphon.tools.executor import Executor
 from antiphon.tools.function import tool
 
 @tool(timeout=0.01)
@@ -321,8 +321,8 @@ async def main() -> None:
     executor = Executor([hang, work])
     context = ToolContext(run_id="r", call_id="c", idempotency_key="k")
     # More than a pool has threads.
-    await asyncio.gather(*(executor.execute(Call("c", "hang", ""), context) for _ in range(40)))
-    print((await executor.execute(Call("c", "work", ""), context)).output)
+    await asyncio.gather(*(executor.execute(ToolInvocation("c", "hang", ""), context) for _ in range(40)))
+    print((await executor.execute(ToolInvocation("c", "work", ""), context)).output)
 
 asyncio.run(main())
 """

@@ -221,7 +221,7 @@ def with_a_lock(lock: threading.Event) -> str:
         (with_any_keys, "with_any_keys.filters: strict mode cannot express an object with keys of any name"),
         (with_anything, "with_anything.value: strict mode needs a type"),
         (with_a_lock, "with_a_lock: .*Event"),
-        (lambda: None, "A tool cannot be called '<lambda>'"),
+        (lambda: None, "Invalid tool name '<lambda>'"),
     ],
 )
 def test_a_function_that_makes_no_tool_is_refused_with_the_reason(function: Callable[..., Any], reason: str) -> None:

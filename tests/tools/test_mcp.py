@@ -20,8 +20,8 @@ import pytest
 import pytest_asyncio
 
 from antiphon.errors import ConfigError, UpstreamError
-from antiphon.tools.base import Call, Tool, ToolContext, ToolResult
-from antiphon.tools.execute import Executor
+from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.tools.executor import Executor
 from antiphon.tools.mcp import McpServer
 
 PROGRAM = Path(__file__).parent / "mcp_program.py"
@@ -139,7 +139,7 @@ def count_requests(folder: Path, method: str = "tools/list") -> int:
 
 
 async def call(server: McpServer, name: str, arguments: str = "{}", context: ToolContext = CONTEXT) -> ToolResult:
-    return await Executor(server.tools).execute(Call("call_1", name, arguments), context)
+    return await Executor(server.tools).execute(ToolInvocation("call_1", name, arguments), context)
 
 
 async def wait_until(happens: Callable[[], bool]) -> None:
@@ -342,9 +342,9 @@ async def test_an_http_server_that_was_started_again_is_used_again(
                 assert (died.is_error, LOST in str(died.output)) == (True, True)
             program.kill()
             program.start()
-            again = await Executor(tools).execute(Call("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
+            again = await Executor(tools).execute(ToolInvocation("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
             if not dies_in_a_call and again.is_error:  # it was noticed by this call only
-                again = await Executor(tools).execute(Call("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
+                again = await Executor(tools).execute(ToolInvocation("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
             assert again == ToolResult("3")
 
 

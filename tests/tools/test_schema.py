@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta
 
 from antiphon.errors import ConfigError
-from antiphon.tools.schema import Shape, is_strict
+from antiphon.tools.schema import JsonType, is_strict
 
 
 @dataclasses.dataclass
@@ -34,7 +34,7 @@ class Holder(msgspec.Struct):
 
 
 def test_a_reference_stands_alone_and_every_value_has_a_type() -> None:
-    schema = Shape(Holder, where="h").schema
+    schema = JsonType(Holder, where="h").schema
     assert is_strict(schema)
     assert schema["properties"] == {
         "outer": {
@@ -56,7 +56,7 @@ def test_a_reference_stands_alone_and_every_value_has_a_type() -> None:
 
 
 def test_what_it_describes_is_read_back() -> None:
-    shape = Shape(Holder, where="h")
+    shape = JsonType(Holder, where="h")
     text = '{"outer":{"inner":{"x":1},"mode":null},"node":{"name":"a","child":{"name":"b","child":null}},"level":2}'
     assert shape.read(text) == Holder(Outer(inner=Inner(x=1)), Node("a", Node("b")), 2)
 
@@ -65,7 +65,7 @@ def test_deep_types_take_no_longer_than_wide_ones() -> None:
     kind: Any = int
     for depth in range(40):
         kind = msgspec.defstruct(f"Level{depth}", [("below", list[kind])])
-    assert len(Shape(kind, where="deep").schema["$defs"]) == 39
+    assert len(JsonType(kind, where="deep").schema["$defs"]) == 39
 
 
 class Same(pydantic.BaseModel):
@@ -87,7 +87,7 @@ class Same(pydantic.BaseModel):
 )
 def test_what_strict_mode_cannot_say_is_refused_by_its_place(kind: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        Shape(kind, where="where")
+        JsonType(kind, where="where")
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_what_strict_mode_cannot_say_is_refused_by_its_place(kind: Any, reason: 
 )
 def test_it_says_what_can_be_done_by_whoever_reads_it(can_loosen: bool, remedy: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        Shape(tuple[int, str], where="where", can_loosen=can_loosen)
+        JsonType(tuple[int, str], where="where", can_loosen=can_loosen)
     assert raised.value.message == f"where: strict mode cannot express 'prefixItems'; {remedy}"
 
 
 def test_what_is_nested_too_deeply_is_an_error_as_any_other() -> None:
-    shape = Shape(Node, where="node")
+    shape = JsonType(Node, where="node")
     with pytest.raises(msgspec.DecodeError, match="JSON is nested too deeply"):
         shape.read("[" * 100_000)
     deep: dict[str, Any] | None = None
@@ -114,8 +114,8 @@ def test_what_is_nested_too_deeply_is_an_error_as_any_other() -> None:
 def test_two_types_of_one_name_are_not_mixed_up() -> None:
     holder = msgspec.defstruct("Two", [("one", Outer), ("other", Same)])
     with pytest.raises(ConfigError, match="two: there are two types called 'Inner'"):
-        Shape(holder, where="two")
+        JsonType(holder, where="two")
 
 
 def test_a_tuple_is_read_where_strict_mode_is_not_asked_for() -> None:
-    assert Shape(tuple[int, str], where="x", strict=False).read('[1, "a"]') == (1, "a")
+    assert JsonType(tuple[int, str], where="x", strict=False).read('[1, "a"]') == (1, "a")

@@ -27,7 +27,7 @@ from antiphon.errors import ConfigError, InvalidRequest
 from antiphon.ledger import EntryTaken, Ledger
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import Tool
-from antiphon.tools.execute import Executor
+from antiphon.tools.executor import Executor
 
 logger = logging.getLogger(__name__)
 

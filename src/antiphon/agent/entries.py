@@ -7,7 +7,7 @@ from msgspec import Struct
 from antiphon.agent.outcome import RunError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import Call, Spending
+from antiphon.tools.base import ToolInvocation, UsageCost
 
 
 class _Entry(Struct, tag_field="entry", frozen=True):
@@ -56,7 +56,7 @@ class Paused(_Entry, frozen=True):
     """A call cannot go on before somebody has judged `calls` of its own. It is made again then, and given `state`."""
 
     call_id: str
-    calls: list[Call]
+    calls: list[ToolInvocation]
     state: bytes | None = None
 
 
@@ -73,7 +73,7 @@ class Resulted(_Entry, frozen=True):
     output: str | list[JsonObject]
     is_error: bool = False
     means: Meaning = ""
-    spent: Spending | None = None
+    spent: UsageCost | None = None
 
 
 class Judgement(Struct, frozen=True):

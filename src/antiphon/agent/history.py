@@ -9,7 +9,7 @@ from msgspec import Struct
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.items import LOST_OUTPUT
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.base import Call
+from antiphon.tools.base import ToolInvocation
 
 STRAY = "The result of a call that is not in this conversation:"
 UNANSWERED = "The model has made this call:"
@@ -158,10 +158,10 @@ def list_calls(output: Sequence[JsonObject]) -> list[JsonObject]:
     return [item for item in output if item.get("type") in OUTPUTS and item.get("status") != "incomplete"]
 
 
-def as_call(item: JsonObject) -> Call:
+def as_call(item: JsonObject) -> ToolInvocation:
     arguments = item.get("arguments", item.get("input", ""))
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return Call(str(item.get("call_id", "")), str(item.get("name", "")), text)
+    return ToolInvocation(str(item.get("call_id", "")), str(item.get("name", "")), text)
 
 
 def make_output(call: JsonObject, output: str | list[JsonObject]) -> JsonObject:

@@ -17,7 +17,7 @@ from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import Call, Spending
+from antiphon.tools.base import ToolInvocation, UsageCost
 
 WARNED_AT = 2
 STOPPED_AT = 3
@@ -28,7 +28,7 @@ STOPPED = "This call was not made again: it has been made twice already. Answer 
 Signature = tuple[str, bytes]
 
 
-def sign(call: Call) -> Signature:
+def sign(call: ToolInvocation) -> Signature:
     """Two calls are the same if their arguments are, however they are written."""
     try:
         arguments = msgspec.json.encode(read_json(call.arguments or "{}"), order="deterministic")
@@ -61,13 +61,13 @@ class State:
         self.refusal = ""
         self.cut = ""
         self.last = ""
-        self.calls: list[Call] = []
-        self.open: list[Call] = []
+        self.calls: list[ToolInvocation] = []
+        self.open: list[ToolInvocation] = []
         self.intended: set[str] = set()
         self.paused: dict[str, Paused] = {}
         self.judged: dict[str, Judgement] = {}
         self.made: Counter[Signature] = Counter()
-        self.decided: Call | None = None
+        self.decided: ToolInvocation | None = None
         self.limit = ""
         self.ended: Ended | None = None
 
@@ -91,7 +91,7 @@ class State:
             case Answered():
                 self._answer(entry)
             case Wasted():
-                self._spend(Spending(entry.usage))
+                self._spend(UsageCost(entry.usage))
             case Intended():
                 self._intend(entry)
             case Paused():
@@ -118,7 +118,7 @@ class State:
         self.history += [*entry.told, *entry.output]
         self.response_id = entry.response_id or None
         self.sent = len(self.history)
-        self._spend(Spending(entry.usage))
+        self._spend(UsageCost(entry.usage))
         self.text, self.refusal = text_of(entry.output), text_of(entry.output, kinds=("refusal",))
         self.calls = calls_of(entry.output)
         self.open = list(self.calls)
@@ -144,25 +144,25 @@ class State:
             self.limit = entry.means
         self.history.insert(self._place(call), make_output(self._find_item(call), entry.output))
 
-    def _spend(self, spent: Spending) -> None:
+    def _spend(self, spent: UsageCost) -> None:
         self.usage += spent.usage
         if spent.cost is None:
             self.unpriced += spent.usage
         else:
             self.charged += spent.cost
 
-    def _find_open(self, call_id: str) -> Call:
+    def _find_open(self, call_id: str) -> ToolInvocation:
         for call in self.open:
             if call.call_id == call_id:
                 return call
         raise ValueError(f"no call '{call_id}' is open")
 
-    def _find_item(self, call: Call) -> JsonObject:
+    def _find_item(self, call: ToolInvocation) -> JsonObject:
         """The item that an open call stands for: the last of its id, since ids may come again."""
         items = (item for item in reversed(self.history) if item.get("type") in OUTPUTS)
         return next(item for item in items if item.get("call_id") == call.call_id)
 
-    def _place(self, call: Call) -> int:
+    def _place(self, call: ToolInvocation) -> int:
         """Outputs stand in the order of their calls, whichever came first."""
         position = self.calls.index(call)
         later = {each.call_id for each in self.calls[position + 1 :]}
@@ -189,7 +189,7 @@ def _list_parts(content: Any) -> list[JsonObject]:
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
-def calls_of(items: Sequence[JsonObject]) -> list[Call]:
+def calls_of(items: Sequence[JsonObject]) -> list[ToolInvocation]:
     return [as_call(item) for item in items if item.get("type") in OUTPUTS]
 
 

@@ -33,7 +33,7 @@ from antiphon.agent.transports.base import LASTING
 from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolContext
-from antiphon.tools.execute import Executor
+from antiphon.tools.executor import Executor
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import Tool, ToolContext, ToolResult
-from antiphon.tools.execute import Executor, fail
+from antiphon.tools.executor import Executor, make_error_result
 
 MAX_TURNS = 20
 SUBMIT_DECISION = "submit_decision"
@@ -167,9 +167,9 @@ def _make_tool(tool: OrchestratorTool | Tool) -> Tool:
         try:
             arguments = json.loads(text or "{}")
         except ValueError as error:
-            return fail(f"failed to parse arguments: {error}")
+            return make_error_result(f"failed to parse arguments: {error}")
         if not isinstance(arguments, dict):
-            return fail("failed to parse arguments: they are not an object")
+            return make_error_result("failed to parse arguments: they are not an object")
         result = tool.run(**arguments)
         if inspect.isawaitable(result):
             result = await result

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import Call
+from antiphon.tools.base import ToolInvocation
 
 OutcomeKind = Literal[
     "final",
@@ -44,7 +44,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     turns: int
     tool_calls: int
     cost: float | None = None
-    pending: tuple[Call, ...] = ()
+    pending: tuple[ToolInvocation, ...] = ()
     error: RunError | None = None
     history: tuple[dict[str, Any], ...] = ()
     state: bytes | None = None
@@ -76,7 +76,7 @@ class ReasoningDelta(RunEvent, tag="reasoning.delta"):
 
 
 class ToolStarted(RunEvent, tag="tool.started"):
-    call: Call
+    call: ToolInvocation
 
 
 class ToolProgress(RunEvent, tag="tool.progress"):
@@ -85,7 +85,7 @@ class ToolProgress(RunEvent, tag="tool.progress"):
 
 
 class ToolFinished(RunEvent, tag="tool.finished"):
-    call: Call
+    call: ToolInvocation
     output: Any
     is_error: bool
 

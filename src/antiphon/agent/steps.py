@@ -11,7 +11,7 @@ from antiphon.agent.outcome import OutcomeKind, RunError
 from antiphon.agent.task import Task
 from antiphon.agent.tool_calls import read_arguments
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.base import Call
+from antiphon.tools.base import ToolInvocation
 
 WRAP_UP = "No more tools can be called. Give your final answer now, with what you have."
 
@@ -21,7 +21,7 @@ class End(msgspec.Struct, frozen=True):
 
     kind: OutcomeKind
     output: Any = None
-    pending: tuple[Call, ...] = ()
+    pending: tuple[ToolInvocation, ...] = ()
     error: RunError | None = None
 
 
@@ -54,7 +54,7 @@ class Steps:
             return False
         return turns is None or self._state.turns < turns
 
-    def find(self, pending: Sequence[Call]) -> End | Ask:
+    def find(self, pending: Sequence[ToolInvocation]) -> End | Ask:
         """The next step, with the calls that wait for approval."""
         state, limits = self._state, self._task.limits
         if state.decided is not None:

@@ -12,8 +12,8 @@ from antiphon.agent.loop import RunEvents
 from antiphon.agent.outcome import Outcome, RunEnded, ToolStarted
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.base import Call, Spending, ToolContext, ToolResult, Waiting
-from antiphon.tools.execute import fail
+from antiphon.tools.base import ApprovalRequired, ToolContext, ToolInvocation, ToolResult, UsageCost
+from antiphon.tools.executor import make_error_result
 
 Verdict = bool | str
 """Whether a call may be made; a text is a no, with the reason for the model."""
@@ -62,12 +62,12 @@ class Delegate:
         outcome = await _watch(await self._work(asked, context, ledger), context)
         if outcome.kind == "needs_approval":
             pending = (_rename(call, context) for call in outcome.pending)
-            raise Waiting(tuple(pending), outcome.state if ledger is None else None)
-        spent = Spending(outcome.usage, outcome.cost)
+            raise ApprovalRequired(tuple(pending), outcome.state if ledger is None else None)
+        spent = UsageCost(outcome.usage, outcome.cost)
         if outcome.kind == "final":
             return ToolResult(outcome.text, spent=spent)
         reason = outcome.error.message if outcome.error is not None else outcome.text or "it has said nothing."
-        return msgspec.structs.replace(fail(f"The agent ended with {outcome.kind}: {reason}"), spent=spent)
+        return msgspec.structs.replace(make_error_result(f"The agent ended with {outcome.kind}: {reason}"), spent=spent)
 
     async def _work(self, asked: str, context: ToolContext, ledger: Ledger | None) -> RunEvents:
         # One run for each call, however often that is made.
@@ -105,9 +105,9 @@ def _as_verdict(judgement: Judgement) -> Verdict:
     return judgement.approved or judgement.reason
 
 
-def _rename(call: Call, context: ToolContext) -> Call:
+def _rename(call: ToolInvocation, context: ToolContext) -> ToolInvocation:
     """A call of the agent, as the run above knows it."""
-    return Call(f"{context.call_id}/{call.call_id}", call.name, call.arguments)
+    return ToolInvocation(f"{context.call_id}/{call.call_id}", call.name, call.arguments)
 
 
 async def _watch(events: RunEvents, context: ToolContext) -> Outcome:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from antiphon.agent.limits import Limits, Prices
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.schema import Shape
+from antiphon.tools.schema import JsonType
 
 
 class Output(Protocol):
@@ -39,10 +39,10 @@ class TypedOutput:
 
     def __init__(self, kind: Any, *, where: str) -> None:
         """Raises ConfigError for a type that has no strict schema."""
-        self._shape = Shape(kind, where=where, can_loosen=False)
+        self._shape = JsonType(kind, where=where, can_loosen=False)
         self._wrapped = self._shape.schema.get("type") != "object"
         if self._wrapped:
-            self._shape = Shape(msgspec.defstruct("Output", [("value", kind)]), where=where, can_loosen=False)
+            self._shape = JsonType(msgspec.defstruct("Output", [("value", kind)]), where=where, can_loosen=False)
 
     @property
     def format(self) -> dict[str, Any]:

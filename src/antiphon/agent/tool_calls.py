@@ -16,8 +16,8 @@ from antiphon.agent.journal import STOPPED, STOPPED_AT, WARNED_AT, WARNING, Jour
 from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress, ToolStarted
 from antiphon.agent.task import Task
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.base import Call, Tool, ToolContext, ToolResult, Waiting
-from antiphon.tools.execute import Executor, fail, make_whole
+from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.tools.executor import Executor, make_error_result, replace_surrogates
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Calls:
         self._stopwatch = stopwatch
         self._make_context = make_context
         self._happened: asyncio.Queue[RunEvent] = asyncio.Queue()
-        self.pending: list[Call] = []
+        self.pending: list[ToolInvocation] = []
 
     async def make(self, *, has_room: bool) -> AsyncGenerator[RunEvent, None]:
         """Make those that can be made now, and tell how it goes. Without room nobody would read what they come to."""
@@ -54,7 +54,7 @@ class Calls:
             await self.settle_rest(NO_ROOM)
         else:
             candidates = self._state.open[: self._state.open.index(deciding)] if deciding else list(self._state.open)
-            admitted: list[Call] = []
+            admitted: list[ToolInvocation] = []
             repeats: list[int] = []
             for call in candidates:
                 repeated = self._count_repeats(call, admitted)
@@ -75,7 +75,7 @@ class Calls:
         """Give every open call an output, so that the conversation can be continued."""
         for call in list(self._state.open):
             begun = call.call_id in self._state.intended
-            await self._settle(call, fail(CANCELLED if begun else reason))
+            await self._settle(call, make_error_result(CANCELLED if begun else reason))
 
     def drain(self) -> list[RunEvent]:
         """What has happened and was not told yet."""
@@ -84,12 +84,12 @@ class Calls:
 
     # Whether to make a call
 
-    async def _admit(self, call: Call, admitted: list[Call], repeated: int) -> bool:
+    async def _admit(self, call: ToolInvocation, admitted: list[ToolInvocation], repeated: int) -> bool:
         """Whether to make this call now. If not, it waits for approval, or has its result already."""
         tool = self._executor.tools.get(call.name)
         refusal, means = self._find_refusal(call, tool, admitted, repeated)
         if refusal is not None:
-            await self._settle(call, fail(refusal), means=means)
+            await self._settle(call, make_error_result(refusal), means=means)
             return False
         if call.call_id not in self._state.judged and self._must_ask(call, tool):
             self.pending.append(call)
@@ -97,7 +97,7 @@ class Calls:
         return True
 
     def _find_refusal(
-        self, call: Call, tool: Tool | None, admitted: list[Call], repeated: int
+        self, call: ToolInvocation, tool: Tool | None, admitted: list[ToolInvocation], repeated: int
     ) -> tuple[str | None, Meaning]:
         """Why a call is not made, if it is not, and what that means for the run."""
         state, limit = self._state, self._task.limits.tool_calls
@@ -115,7 +115,7 @@ class Calls:
             return STOPPED, "no_progress"
         return None, ""
 
-    def _must_ask(self, call: Call, tool: Tool | None) -> bool:
+    def _must_ask(self, call: ToolInvocation, tool: Tool | None) -> bool:
         if tool is None or call.call_id in self._state.paused:
             return False
         if self._is_interrupted(call):
@@ -135,11 +135,11 @@ class Calls:
             logger.exception("whether the tool %s needs approval cannot be told, so it does", tool.name)
             return True
 
-    def _is_interrupted(self, call: Call) -> bool:
+    def _is_interrupted(self, call: ToolInvocation) -> bool:
         """An earlier process was about to make this call, and has not written down what it came to."""
         return call.call_id in self._state.intended and call.call_id not in self._state.paused
 
-    def _count_repeats(self, call: Call, others: list[Call]) -> int:
+    def _count_repeats(self, call: ToolInvocation, others: list[ToolInvocation]) -> int:
         """How often this call has been made, this time included, as far as that matters."""
         tool = self._executor.tools.get(call.name)
         if tool is not None and tool.repeatable:
@@ -149,7 +149,7 @@ class Calls:
 
     # Making them
 
-    async def _run_all(self, calls: list[Call], repeats: list[int]) -> AsyncGenerator[RunEvent, None]:
+    async def _run_all(self, calls: list[ToolInvocation], repeats: list[int]) -> AsyncGenerator[RunEvent, None]:
         if not calls:
             return
         running = [
@@ -166,7 +166,7 @@ class Calls:
                 task.cancel()
             await asyncio.gather(everything, *running, return_exceptions=True)
 
-    async def _run(self, call: Call, repeated: int) -> None:
+    async def _run(self, call: ToolInvocation, repeated: int) -> None:
         run_id = self._journal.run_id
         context = self._make_context(
             run_id=run_id,
@@ -179,7 +179,7 @@ class Calls:
         self._happened.put_nowait(ToolStarted(run_id, call))
         try:
             result = await self._executor.execute(call, context)
-        except Waiting as waiting:
+        except ApprovalRequired as waiting:
             await _see_through(self._journal.write(Paused(call.call_id, list(waiting.calls), waiting.state)))
             self.pending += waiting.calls
             return
@@ -188,11 +188,11 @@ class Calls:
             result = _warn(result)
         await _see_through(self._settle(call, result))
 
-    def _make_report(self, call: Call) -> Callable[[str], None]:
+    def _make_report(self, call: ToolInvocation) -> Callable[[str], None]:
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
         def report(message: str) -> None:
-            progress = ToolProgress(self._journal.run_id, call.call_id, make_whole(str(message)))
+            progress = ToolProgress(self._journal.run_id, call.call_id, replace_surrogates(str(message)))
             if threading.get_ident() == thread:
                 self._happened.put_nowait(progress)
                 return
@@ -202,7 +202,7 @@ class Calls:
 
         return report
 
-    async def _settle(self, call: Call, result: ToolResult, *, means: Meaning = "") -> None:
+    async def _settle(self, call: ToolInvocation, result: ToolResult, *, means: Meaning = "") -> None:
         await self._journal.write(Resulted(call.call_id, result.output, result.is_error, means, result.spent))
         self._happened.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
 
@@ -226,7 +226,7 @@ def _warn(result: ToolResult) -> ToolResult:
     return msgspec.structs.replace(result, output=[*result.output, {"type": "input_text", "text": WARNING}])
 
 
-def read_arguments(call: Call) -> Mapping[str, Any] | None:
+def read_arguments(call: ToolInvocation) -> Mapping[str, Any] | None:
     """The arguments, if they are a JSON object."""
     try:
         arguments = read_json(call.arguments or "{}")

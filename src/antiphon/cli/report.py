@@ -22,7 +22,7 @@ from antiphon.agent.outcome import (
 )
 from antiphon.cli.chat import Screen
 from antiphon.protocol.response import Usage
-from antiphon.tools.base import Call
+from antiphon.tools.base import ToolInvocation
 
 _LONGEST_LINE = 160
 
@@ -98,7 +98,7 @@ class ScreenReport:
 Report = JsonReport | ScreenReport
 
 
-def describe_call(call: Call) -> str:
+def describe_call(call: ToolInvocation) -> str:
     return f"{call.name}({shorten(call.arguments)})"
 
 

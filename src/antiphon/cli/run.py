@@ -29,7 +29,7 @@ from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import SqliteLedger
-from antiphon.tools.base import Call
+from antiphon.tools.base import ToolInvocation
 from antiphon.tools.loading import load_tools
 
 AWAITING, LIMITED = 3, 4
@@ -133,7 +133,7 @@ class _Session:
             os._exit(INTERRUPTED)
         self._cancel.set()
 
-    def _judge(self, pending: Iterable[Call], begun: set[str]) -> dict[str, bool] | None:
+    def _judge(self, pending: Iterable[ToolInvocation], begun: set[str]) -> dict[str, bool] | None:
         """Whether each call may be made; None if nobody is there to say."""
         if self._approves_all:
             return {call.call_id: True for call in pending}
@@ -146,7 +146,7 @@ class _Session:
             return None
 
 
-def _ask(call: Call, *, begun: bool) -> bool:
+def _ask(call: ToolInvocation, *, begun: bool) -> bool:
     if begun:
         print("This call was under way when the process ended. It may have had its effect already.")
     while True:

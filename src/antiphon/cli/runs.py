@@ -15,7 +15,7 @@ from antiphon.cli.settings import load_settings
 from antiphon.ledger import RunSummary
 from antiphon.protocol.json_text import JsonObject
 from antiphon.store.ledger import SqliteLedger
-from antiphon.tools.base import Call
+from antiphon.tools.base import ToolInvocation
 
 MOST_LISTED = 100
 
@@ -80,7 +80,9 @@ def _describe_item(item: JsonObject) -> list[str]:
             text = text_of([item])
             return [f"{item.get('role', 'assistant')}: {text}"] if text else []
         case "function_call":
-            return [f"> {describe_call(Call(item['call_id'], item['name'], as_text(item.get('arguments', ''))))}"]
+            return [
+                f"> {describe_call(ToolInvocation(item['call_id'], item['name'], as_text(item.get('arguments', ''))))}"
+            ]
         case "function_call_output":
             return [f"< {shorten(as_text(item.get('output')))}"]
     return []

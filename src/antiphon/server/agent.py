@@ -28,7 +28,7 @@ from antiphon.server.error_response import find_status
 from antiphon.server.http import ClientGone, Exchange, Watch, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.tools.base import Tool
-from antiphon.tools.execute import Executor
+from antiphon.tools.executor import Executor
 from antiphon.tools.loading import load_tools
 
 logger = logging.getLogger(__name__)

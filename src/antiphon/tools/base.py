@@ -1,4 +1,4 @@
-"""What a tool is: a name, a schema, and something to call. Python functions and MCP servers both become this."""
+"""Tools as agents call them. Python functions (`function.py`) and MCP servers (`mcp.py`) both become a `Tool`."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,19 +10,19 @@ from antiphon.errors import ConfigError
 from antiphon.protocol.response import Usage
 
 OnInterrupt = Literal["ask", "retry", "tell"]
-"""What to do with a call that was under way when its process died, so that nobody knows whether it took effect.
+"""The treatment of a call that was running when its process died, so that its effect is unknown.
 
-`ask`: pause until somebody says. `retry`: call it again with the same idempotency key. `tell`: let the model know.
+`ask`: pause until a person decides. `retry`: call again with the same idempotency key. `tell`: report it to the model.
 """
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ToolContext(Struct, frozen=True, kw_only=True):
-    """What a tool may know about its call.
+    """The context of a tool call.
 
-    `idempotency_key` is the same each time this very call is made, however often that must be: what has an effect
-    elsewhere hands it on there. `report` tells those who watch the run how far it is, from any thread.
+    `idempotency_key` is the same for every attempt at this call. A tool with side effects passes it on to the service
+    that it calls. `report` shows a progress message to observers of the run; it can be called from any thread.
     """
 
     run_id: str
@@ -31,32 +31,32 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     report: Callable[[str], None] = lambda _: None
 
 
-class Spending(Struct, frozen=True):
-    """What models have taken. `cost` is None if nobody here knows their prices."""
+class UsageCost(Struct, frozen=True):
+    """Token usage of model calls and its cost. `cost` is None if the prices are unknown."""
 
     usage: Usage
     cost: float | None = None
 
 
 class ToolResult(Struct, frozen=True):
-    """What the model reads: a text, or content parts as the API has them. An error is a result too.
+    """The output of a tool call as the model reads it: a text, or content parts of the Responses API.
 
-    A tool that asks models itself says in `spent` what they took: it counts against the limits of the run.
+    A tool that calls models itself returns their usage in `spent`. It counts against the limits of the run.
     """
 
     output: str | list[dict[str, Any]]
     is_error: bool = False
-    spent: Spending | None = None
+    spent: UsageCost | None = None
 
 
 class Tool(Struct, frozen=True, kw_only=True):
-    """A tool, ready to be offered and called.
+    """A tool that can be offered to a model and called.
 
-    `parameters` is its JSON Schema, strict if `strict` says so. `invoke` takes the arguments as the model wrote them;
-    it may raise, and may be cancelled. `timeout` in seconds for each attempt, `retries` after it has raised or taken
-    too long, `concurrency` at once, and `needs_approval` before: always, never, or depending on the arguments. A
-    `repeatable` one may be called again and again with the same arguments, as one that asks for the time: others are
-    then taken to be in a loop.
+    `parameters` is its JSON Schema, in strict form if `strict` is set. `invoke` gets the arguments as the text that
+    the model wrote; it may raise, and may be cancelled. `timeout` is in seconds for each attempt. `retries` is the
+    number of further attempts after an exception or a timeout. `concurrency` limits parallel calls. `needs_approval`
+    applies to all calls, or depends on the arguments. `repeatable` permits repeated calls with the same arguments, for
+    example for the current time; without it they count as a loop.
     """
 
     name: str
@@ -76,14 +76,14 @@ class Tool(Struct, frozen=True, kw_only=True):
         if self.timeout is not None and self.timeout <= 0:
             raise ConfigError(f"The timeout of the tool '{self.name}' must be more than 0 seconds.")
         if self.retries < 0:
-            raise ConfigError(f"The retries of the tool '{self.name}' cannot be fewer than 0.")
+            raise ConfigError(f"The retries of the tool '{self.name}' must be at least 0.")
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"The concurrency of the tool '{self.name}' must be at least 1.")
         if self.on_interrupt not in get_args(OnInterrupt):
-            raise ConfigError(f"The on_interrupt of the tool '{self.name}' is one of: ask, retry, tell.")
+            raise ConfigError(f"The on_interrupt of the tool '{self.name}' must be one of: ask, retry, tell.")
 
     def describe(self) -> dict[str, Any]:
-        """The tool as a request offers it."""
+        """Return the tool definition for a request."""
         return {
             "type": "function",
             "name": self.name,
@@ -93,26 +93,27 @@ class Tool(Struct, frozen=True, kw_only=True):
         }
 
 
-def require_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"A tool cannot be called {name!r}: use 1 to 64 letters, digits, '_' and '-'.")
-
-
-class Call(Struct, frozen=True):
-    """A call that a model has made."""
+class ToolInvocation(Struct, frozen=True):
+    """A tool call that a model has requested. `arguments` is the text that the model wrote."""
 
     call_id: str
     name: str
     arguments: str
 
 
-class Waiting(Exception):
-    """Raised by a tool that cannot go on before somebody has approved calls of its own, which are `calls`.
+class ApprovalRequired(Exception):
+    """Raised by a tool whose own tool calls (`calls`) need approval before it can continue.
 
-    It is called again once that has happened, and then gets `state` back, if it gave one.
+    After the decision the tool is called again, with `state` if it set one.
     """
 
-    def __init__(self, calls: tuple[Call, ...], state: bytes | None) -> None:
+    def __init__(self, calls: tuple[ToolInvocation, ...], state: bytes | None) -> None:
         super().__init__("waiting for approval")
         self.calls = calls
         self.state = state
+
+
+def require_name(name: str) -> None:
+    """Raise ConfigError if a tool cannot have this name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"Invalid tool name {name!r}: use 1 to 64 letters, digits, '_' and '-'.")

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from antiphon.errors import ConfigError
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult, require_name
-from antiphon.tools.schema import Shape
+from antiphon.tools.schema import JsonType
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ class _Signature:
                 default = msgspec.field(default_factory=functools.partial(_give, parameter.default))
                 fields.append((parameter.name, described, default))
         arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
-        self.shape = Shape(arguments, where=name, strict=strict)
+        self.shape = JsonType(arguments, where=name, strict=strict)
 
     def read(self, text: str) -> dict[str, Any]:
         """The arguments by name."""

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from antiphon.errors import AntiphonError, ConfigError, Unavailable
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.tools.base import Tool, ToolContext, ToolResult
-from antiphon.tools.execute import fail
+from antiphon.tools.executor import make_error_result
 from antiphon.tools.mcp_connection import Connect, Connection, connect_http, connect_stdio, require_package
 from antiphon.tools.schema import is_strict
 
@@ -260,7 +260,7 @@ class McpServer:
         try:
             return read_result(await self._call(name, arguments, context))
         except AntiphonError as error:
-            return fail(error.message)
+            return make_error_result(error.message)
 
     async def _call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
         meta = {_IDEMPOTENCY_KEY: context.idempotency_key}

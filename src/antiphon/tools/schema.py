@@ -19,7 +19,7 @@ _INEXPRESSIBLE = ("prefixItems", "patternProperties", "propertyNames", "allOf", 
 _REFERENCE = "#/$defs/{name}"
 
 
-class Shape:
+class JsonType:
     """A type as JSON: `schema` says what it may be, `read` and `convert` make it."""
 
     def __init__(self, kind: Any, *, where: str, strict: bool = True, can_loosen: bool = True) -> None:

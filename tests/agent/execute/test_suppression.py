@@ -2,7 +2,7 @@
 
 from antiphon.agent.execute.execution import SUPPRESSED, SuppressingExecutor
 from antiphon.agent.journal import WARNING
-from antiphon.tools.base import Call, ToolContext
+from antiphon.tools.base import ToolContext, ToolInvocation
 from antiphon.tools.function import tool
 
 CONTEXT = ToolContext(run_id="run", call_id="call", idempotency_key="key")
@@ -20,7 +20,7 @@ async def test_the_second_identical_call_is_warned_of_and_the_third_is_not_made(
     executor = SuppressingExecutor([look])
     written = ['{"at":1}', '{"at": 1}', '{"at":2}', '{ "at":1}']
     outputs = [
-        (await executor.execute(Call(f"call_{index}", "look", text), CONTEXT)).output
+        (await executor.execute(ToolInvocation(f"call_{index}", "look", text), CONTEXT)).output
         for index, text in enumerate(written)
     ]
     assert outputs == ["seen", f"seen\n\n{WARNING}", "seen", SUPPRESSED]
@@ -35,6 +35,6 @@ async def test_the_second_identical_call_is_warned_of_and_the_third_is_not_made(
 
 async def test_a_tool_that_is_not_there_takes_no_time() -> None:
     executor = SuppressingExecutor([], left_to_client=["open file"])
-    result = await executor.execute(Call("call_1", "nobody", "{}"), CONTEXT)
+    result = await executor.execute(ToolInvocation("call_1", "nobody", "{}"), CONTEXT)
     assert (result.is_error, executor.executed["call_1"].milliseconds) == (True, None)
     assert executor.tools["open file"].needs_approval is True

@@ -39,8 +39,8 @@ from antiphon.agent.task import Task
 from antiphon.agent.transports.base import Transport
 from antiphon.errors import AntiphonError, ConfigError, InvalidRequest, MissingParameter
 from antiphon.protocol.json_text import JsonObject, read_json
-from antiphon.tools.base import Call, Tool, ToolContext, ToolResult
-from antiphon.tools.execute import Executor
+from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.tools.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class SuppressingExecutor(Executor):
         self.executed: dict[str, Executed] = {}
         self._asked: Counter[Signature] = Counter()
 
-    async def execute(self, call: Call, context: ToolContext) -> ToolResult:
+    async def execute(self, call: ToolInvocation, context: ToolContext) -> ToolResult:
         signature = sign(call)
         self._asked[signature] += 1
         repeats = self._asked[signature]
@@ -118,7 +118,7 @@ class SuppressingExecutor(Executor):
         took = round((time.perf_counter() - began) * 1000) if call.name in self.tools else None
         return self._note(call, Executed(_warn(result) if repeats >= WARNED_AT else result, took))
 
-    def _note(self, call: Call, executed: Executed) -> ToolResult:
+    def _note(self, call: ToolInvocation, executed: Executed) -> ToolResult:
         self.executed[call.call_id] = executed
         return executed.result
 

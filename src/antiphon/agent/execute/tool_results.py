@@ -9,7 +9,7 @@ from antiphon.agent.execute.envelope import Envelope, decode_all
 from antiphon.agent.history import make_output
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.json_text import JsonObject
-from antiphon.tools.execute import fail
+from antiphon.tools.executor import make_error_result
 
 _FIELD = "ToolResultsJson"
 
@@ -61,5 +61,5 @@ def _read_output(outcome: ToolOutcome, index: int) -> str:
             code="invalid_tool_result",
         )
     if failed:
-        return str(fail(message).output)
+        return str(make_error_result(message).output)
     return result if isinstance(result, str) else msgspec.json.encode(result).decode()

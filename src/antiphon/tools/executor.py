@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import Call, Tool, ToolContext, ToolResult, Waiting
+from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +24,12 @@ class Executor:
         # A semaphore belongs to one event loop, and an agent may be used in several, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
-    async def execute(self, call: Call, context: ToolContext) -> ToolResult:
+    async def execute(self, call: ToolInvocation, context: ToolContext) -> ToolResult:
         """The result of a call. Only cancelling, and waiting for approval, get out of here as an exception."""
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools) or "none"
-            return fail(self._unknown or f"There is no tool '{call.name}'. There are: {known}.")
+            return make_error_result(self._unknown or f"There is no tool '{call.name}'. There are: {known}.")
         if tool.concurrency is None:
             return await _attempt(tool, call, context)
         async with self._slot(tool.name, tool.concurrency):
@@ -49,7 +49,7 @@ def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     return named
 
 
-async def _attempt(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
+async def _attempt(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
     for _ in range(tool.retries):
         try:
             return await _invoke(tool, call, context)
@@ -58,24 +58,24 @@ async def _attempt(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
     try:
         return await _invoke(tool, call, context)
     except _Passing as passing:
-        return fail(str(passing))
+        return make_error_result(str(passing))
 
 
 class _Passing(Exception):
     """Something went wrong that may go right the next time."""
 
 
-async def _invoke(tool: Tool, call: Call, context: ToolContext) -> ToolResult:
+async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
     limit = asyncio.timeout(tool.timeout)
     try:
         async with limit:
             return _require_result(await tool.invoke(call.arguments, context))
-    except (Waiting, KeyboardInterrupt, GeneratorExit):
+    except (ApprovalRequired, KeyboardInterrupt, GeneratorExit):
         raise
     except msgspec.ValidationError as error:
-        return fail(f"The arguments do not fit the schema: {error}")
+        return make_error_result(f"The arguments do not fit the schema: {error}")
     except msgspec.DecodeError as error:
-        return fail(f"The arguments are not valid JSON: {error}")
+        return make_error_result(f"The arguments are not valid JSON: {error}")
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -101,7 +101,7 @@ def _require_result(result: object) -> ToolResult:
     try:
         msgspec.json.encode(result.output)
     except UnicodeEncodeError:
-        return msgspec.structs.replace(result, output=make_whole(str(result.output)))
+        return msgspec.structs.replace(result, output=replace_surrogates(str(result.output)))
     return result
 
 
@@ -112,11 +112,11 @@ def _read_words(error: BaseException) -> str:
         return "it cannot be said why"
 
 
-def make_whole(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Without half characters, as file names may have them: no request could carry one."""
     return text.encode(errors="replace").decode()
 
 
-def fail(message: str) -> ToolResult:
+def make_error_result(message: str) -> ToolResult:
     """An error as the model reads it."""
-    return ToolResult(msgspec.json.encode({"error": make_whole(message)}).decode(), is_error=True)
+    return ToolResult(msgspec.json.encode({"error": replace_surrogates(message)}).decode(), is_error=True)

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from antiphon.errors import ConfigError
-from antiphon.tools.base import Call, Tool, ToolContext, ToolResult, Waiting
-from antiphon.tools.execute import Executor, fail
+from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
+from antiphon.tools.executor import Executor, make_error_result
 from antiphon.tools.function import tool
 
 CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
 
 
 async def execute(made: Tool, arguments: str = "{}") -> ToolResult:
-    return await Executor([made]).execute(Call("call_1", made.name, arguments), CONTEXT)
+    return await Executor([made]).execute(ToolInvocation("call_1", made.name, arguments), CONTEXT)
 
 
 def error_of(result: ToolResult) -> str:
@@ -87,7 +87,7 @@ async def test_what_the_model_got_wrong_is_not_tried_again() -> None:
     async def invoke(arguments: str, _: ToolContext) -> ToolResult:
         tried.append(arguments)
         msgspec.json.decode(arguments, type=dict[str, int])
-        return fail("the tool says no")
+        return make_error_result("the tool says no")
 
     made = Tool(name="t", description="d", parameters={}, invoke=invoke, retries=3)
     assert error_of(await execute(made, "[]")).startswith("The arguments do not fit the schema: ")
@@ -112,7 +112,7 @@ async def test_only_so_many_of_a_tool_run_at_once() -> None:
         running -= 1
 
     executor = Executor([work])
-    await asyncio.gather(*(executor.execute(Call(f"call_{n}", "work", ""), CONTEXT) for n in range(6)))
+    await asyncio.gather(*(executor.execute(ToolInvocation(f"call_{n}", "work", ""), CONTEXT) for n in range(6)))
     assert (most, running) == (2, 0)
 
 
@@ -126,7 +126,7 @@ def test_that_holds_in_one_event_loop_after_the_other() -> None:
     executor = Executor([work])
 
     async def make_two() -> list[ToolResult]:
-        calls = [Call(f"call_{n}", "work", "") for n in range(2)]
+        calls = [ToolInvocation(f"call_{n}", "work", "") for n in range(2)]
         return await asyncio.gather(*(executor.execute(call, CONTEXT) for call in calls))
 
     assert asyncio.run(make_two()) == asyncio.run(make_two()) == [ToolResult("done")] * 2
@@ -159,9 +159,9 @@ async def test_cancelling_the_call_gets_through() -> None:
 
 async def test_waiting_for_approval_gets_through() -> None:
     async def invoke(_: str, __: ToolContext) -> ToolResult:
-        raise Waiting((), None)
+        raise ApprovalRequired((), None)
 
-    with pytest.raises(Waiting):
+    with pytest.raises(ApprovalRequired):
         await execute(Tool(name="t", description="d", parameters={}, invoke=invoke, retries=1))
 
 
@@ -221,7 +221,7 @@ async def test_a_result_that_could_not_be_read_again_is_none(fields: dict[str, A
 
 async def test_half_a_character_is_no_reason_to_fail(caplog: pytest.LogCaptureFixture) -> None:
     # The log of a test may have to go to another process, as text.
-    caplog.set_level(logging.CRITICAL, logger="antiphon.tools.execute")
+    caplog.set_level(logging.CRITICAL, logger="antiphon.tools.executor")
 
     @tool
     async def list_files() -> str:
@@ -275,11 +275,11 @@ async def test_a_thread_that_is_done_after_its_loop_harms_nobody() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"name": "two words"}, "A tool cannot be called 'two words'"),
+        ({"name": "two words"}, "Invalid tool name 'two words'"),
         ({"timeout": 0}, "The timeout of the tool 't' must be more than 0 seconds."),
-        ({"retries": -1}, "The retries of the tool 't' cannot be fewer than 0."),
+        ({"retries": -1}, "The retries of the tool 't' must be at least 0."),
         ({"concurrency": 0}, "The concurrency of the tool 't' must be at least 1."),
-        ({"on_interrupt": "hope"}, "The on_interrupt of the tool 't' is one of: ask, retry, tell."),
+        ({"on_interrupt": "hope"}, "The on_interrupt of the tool 't' must be one of: ask, retry, tell."),
     ],
 )
 def test_what_makes_no_tool_is_refused_with_the_reason(options: dict[str, Any], reason: str) -> None:
