@@ -1,9 +1,10 @@
-"""Rules for every test: no network but this machine's own, and hypothesis settings that do not depend on its speed."""
+"""Rules for every test: no network but loopback, default handling of Ctrl-C, hypothesis settings without deadlines."""
 
 import gc
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from hypothesis import settings
 
 
 class NetworkRefused(Exception):
-    """A test reached for another machine. Not an OSError: the code under test must not take it for a failed call."""
+    """A test tried to reach another machine. Not an OSError, so that the code under test does not handle it."""
 
 
 def is_address(host: str) -> bool:
@@ -30,7 +31,7 @@ def is_local(host: str) -> bool:
 
 
 def refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook: the interpreter calls it before the act, whichever library the call comes from."""
+    """Raise on network access to another machine. The interpreter calls this audit hook before it acts."""
     if event in {"socket.connect", "socket.sendto", "socket.sendmsg"}:
         peer, address = arguments
         if peer.family in {socket.AF_INET, socket.AF_INET6} and address and not is_local(address[0]):
@@ -43,10 +44,14 @@ def refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
 
 sys.addaudithook(refuse_network)
 
+# A shell ignores SIGINT in its background jobs, and every child process inherits that. Tests send SIGINT to children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays to the end: the garbage collector need not go through it, now or later."""
+    """Exclude imported modules and collected tests from garbage collection: they live until the end."""
     gc.disable()
     try:
         return (yield)
@@ -57,14 +62,14 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: a good part of the time, a test waits for a process or for a moment."""
+    """Return the number of processors plus one: tests spend part of their time waiting for processes and timers."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (processors or 1) + 1
 
 
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
-    """A command that is run within a test sends the log to a stream that is closed after it."""
+    """Undo the logging configuration of commands that a test runs. Its stream is closed after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
