@@ -135,6 +135,6 @@ def test_a_type_that_no_answer_can_be_held_to_is_refused_with_what_can_be_done(h
     with pytest.raises(ConfigError) as raised:
         here.agent(output_type=dict[str, int])
     assert raised.value.message == (
-        "agent.output_type: strict mode cannot express an object with keys of any name; "
-        "name the keys, or take a list of pairs."
+        "agent.output_type: strict mode cannot express an object with arbitrary keys; "
+        "declare the keys, or use a list of pairs."
     )

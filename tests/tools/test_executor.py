@@ -1,4 +1,4 @@
-"""The executor: whatever happens in a tool is its result, within the tool's own limits."""
+"""Execution of tool calls: errors, retries, timeouts and concurrency."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def error_of(result: ToolResult) -> str:
     return message
 
 
-async def test_a_tool_that_takes_too_long_is_stopped() -> None:
+async def test_tool_is_stopped_after_its_timeout() -> None:
     stopped = asyncio.Event()
 
     @tool(timeout=0.01)
@@ -44,19 +44,19 @@ async def test_a_tool_that_takes_too_long_is_stopped() -> None:
     assert stopped.is_set()
 
 
-async def test_one_in_a_thread_is_left_alone() -> None:
-    let_go = threading.Event()
+async def test_tool_in_a_thread_is_left_running_after_its_timeout() -> None:
+    release = threading.Event()
 
     @tool(timeout=0.01)
     def hang() -> None:
         """Hang."""
-        let_go.wait(20)
+        release.wait(20)
 
     assert error_of(await execute(hang)) == "The tool took longer than 0.01 seconds and was stopped."
-    let_go.set()
+    release.set()
 
 
-async def test_a_timeout_of_the_tools_own_is_an_error_as_any_other() -> None:
+async def test_timeout_error_raised_by_the_tool_is_reported() -> None:
     @tool(timeout=20)
     async def give_up() -> None:
         """Give up."""
@@ -66,7 +66,7 @@ async def test_a_timeout_of_the_tools_own_is_an_error_as_any_other() -> None:
 
 
 @pytest.mark.parametrize(("retries", "attempts", "output"), [(0, 1, "no"), (1, 2, "no"), (2, 3, "yes"), (5, 3, "yes")])
-async def test_one_that_raises_is_tried_again_as_often_as_it_says(retries: int, attempts: int, output: str) -> None:
+async def test_failing_tool_is_retried_up_to_its_limit(retries: int, attempts: int, output: str) -> None:
     keys = []
 
     @tool(retries=retries)
@@ -81,7 +81,7 @@ async def test_one_that_raises_is_tried_again_as_often_as_it_says(retries: int, 
     assert (keys, output in str(result.output)) == (["key_1"] * attempts, True)
 
 
-async def test_what_the_model_got_wrong_is_not_tried_again() -> None:
+async def test_invalid_arguments_and_error_results_are_not_retried() -> None:
     tried = []
 
     async def invoke(arguments: str, _: ToolContext) -> ToolResult:
@@ -92,12 +92,12 @@ async def test_what_the_model_got_wrong_is_not_tried_again() -> None:
     made = Tool(name="t", description="d", parameters={}, invoke=invoke, retries=3)
     assert error_of(await execute(made, "[]")).startswith("The arguments do not fit the schema: ")
     assert error_of(await execute(made, "{")).startswith("The arguments are not valid JSON: ")
-    # Nor is what the tool says itself.
+    # An error result of the tool itself is not retried either.
     assert error_of(await execute(made)) == "the tool says no"
     assert tried == ["[]", "{", "{}"]
 
 
-async def test_only_so_many_of_a_tool_run_at_once() -> None:
+async def test_concurrency_limits_parallel_calls_of_a_tool() -> None:
     running, most, gate = 0, 0, asyncio.Event()
 
     @tool(concurrency=2)
@@ -116,7 +116,7 @@ async def test_only_so_many_of_a_tool_run_at_once() -> None:
     assert (most, running) == (2, 0)
 
 
-def test_that_holds_in_one_event_loop_after_the_other() -> None:
+def test_concurrency_limit_works_in_several_event_loops() -> None:
     @tool(concurrency=1)
     async def work() -> str:
         """Work."""
@@ -132,16 +132,16 @@ def test_that_holds_in_one_event_loop_after_the_other() -> None:
     assert asyncio.run(make_two()) == asyncio.run(make_two()) == [ToolResult("done")] * 2
 
 
-async def test_what_is_cancelled_within_a_tool_is_its_own_affair() -> None:
+async def test_cancellation_inside_a_tool_is_reported_as_an_error() -> None:
     @tool
     async def give_up() -> None:
         """Cancel something."""
         raise asyncio.CancelledError
 
-    assert error_of(await execute(give_up)) == "The tool was cancelled from within."
+    assert error_of(await execute(give_up)) == "The tool cancelled itself."
 
 
-async def test_cancelling_the_call_gets_through() -> None:
+async def test_cancelling_a_call_raises_cancelled_error() -> None:
     begun = asyncio.Event()
 
     @tool(timeout=20, retries=3)
@@ -157,7 +157,7 @@ async def test_cancelling_the_call_gets_through() -> None:
         await calling
 
 
-async def test_waiting_for_approval_gets_through() -> None:
+async def test_approval_required_is_raised_to_the_caller() -> None:
     async def invoke(_: str, __: ToolContext) -> ToolResult:
         raise ApprovalRequired((), None)
 
@@ -176,7 +176,7 @@ def iterate() -> None:
 
 
 def read_data() -> None:
-    """Read something that is none."""
+    """Decode invalid JSON."""
     msgspec.json.decode("[", type=int)
 
 
@@ -188,11 +188,11 @@ def read_data() -> None:
         (read_data, "RuntimeError: ValidationError: "),
     ],
 )
-async def test_whatever_it_raises_is_told(function: Any, reason: str) -> None:
+async def test_exception_of_a_tool_is_reported_as_its_result(function: Any, reason: str) -> None:
     assert error_of(await execute(tool(function))).startswith(reason)
 
 
-async def test_an_asynchronous_one_cannot_end_the_process_either() -> None:
+async def test_sys_exit_in_an_async_tool_is_reported() -> None:
     @tool
     async def leave() -> None:
         """Leave."""
@@ -201,26 +201,26 @@ async def test_an_asynchronous_one_cannot_end_the_process_either() -> None:
     assert error_of(await execute(leave)) == "SystemExit: 3"
 
 
-async def test_a_tool_of_somebody_elses_making_must_give_a_result() -> None:
+async def test_return_value_that_is_no_tool_result_is_an_error() -> None:
     async def invoke(_: str, __: ToolContext) -> Any:
         return "text"
 
     made = Tool(name="t", description="d", parameters={}, invoke=invoke)
-    assert error_of(await execute(made)) == "TypeError: the tool gave a str and not a ToolResult"
+    assert error_of(await execute(made)) == "TypeError: the tool returned str, not ToolResult"
 
 
 @pytest.mark.parametrize("fields", [{"output": 5}, {"output": ["text"]}, {"output": "x", "spent": "much"}])
-async def test_a_result_that_could_not_be_read_again_is_none(fields: dict[str, Any]) -> None:
+async def test_tool_result_with_invalid_fields_is_an_error(fields: dict[str, Any]) -> None:
     @tool
     async def give() -> ToolResult:
         """Give."""
         return ToolResult(**fields)
 
-    assert error_of(await execute(give)).startswith("TypeError: the tool gave a ToolResult that is none: Expected")
+    assert error_of(await execute(give)).startswith("TypeError: the tool returned an invalid ToolResult: Expected")
 
 
-async def test_half_a_character_is_no_reason_to_fail(caplog: pytest.LogCaptureFixture) -> None:
-    # The log of a test may have to go to another process, as text.
+async def test_lone_surrogates_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    # pytest-xdist sends log records to another process as text, which cannot contain surrogates.
     caplog.set_level(logging.CRITICAL, logger="antiphon.tools.executor")
 
     @tool
@@ -237,38 +237,38 @@ async def test_half_a_character_is_no_reason_to_fail(caplog: pytest.LogCaptureFi
     assert error_of(await execute(open_file)) == "ValueError: no file caf?"
 
 
-class Speechless(Exception):
+class Unprintable(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no message")
 
 
-async def test_an_error_that_cannot_say_what_it_is_has_its_name_at_least() -> None:
+async def test_exception_without_message_is_reported_by_its_type() -> None:
     @tool
     async def fail_silently() -> str:
         """Fail."""
-        raise Speechless
+        raise Unprintable
 
-    assert error_of(await execute(fail_silently)) == "Speechless: it cannot be said why"
+    assert error_of(await execute(fail_silently)) == "Unprintable: the exception has no readable message"
 
 
-async def test_a_thread_that_is_done_after_its_loop_harms_nobody() -> None:
-    let_go, done = threading.Event(), threading.Event()
+async def test_thread_may_outlive_its_event_loop() -> None:
+    release, done = threading.Event(), threading.Event()
 
     @tool
     def hang() -> None:
         """Hang."""
-        let_go.wait(20)
+        release.wait(20)
         done.set()
 
     def run_alone() -> None:
-        async def abandon() -> None:
+        async def cancel_waiting() -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(execute(hang), 0.01)
 
-        asyncio.run(abandon())
+        asyncio.run(cancel_waiting())
 
     await asyncio.to_thread(run_alone)
-    let_go.set()
+    release.set()
     assert await asyncio.to_thread(done.wait, 20)
 
 
@@ -282,7 +282,7 @@ async def test_a_thread_that_is_done_after_its_loop_harms_nobody() -> None:
         ({"on_interrupt": "hope"}, "The on_interrupt of the tool 't' must be one of: ask, retry, tell."),
     ],
 )
-def test_what_makes_no_tool_is_refused_with_the_reason(options: dict[str, Any], reason: str) -> None:
+def test_invalid_tool_options_are_rejected(options: dict[str, Any], reason: str) -> None:
     async def invoke(_: str, __: ToolContext) -> ToolResult:
         return ToolResult("")
 
@@ -291,10 +291,10 @@ def test_what_makes_no_tool_is_refused_with_the_reason(options: dict[str, Any], 
 
 
 class Panic(BaseException):
-    """What extensions raise that are not written in Python."""
+    """Like the exceptions of extension modules that are not written in Python."""
 
 
-async def test_what_is_no_exception_is_a_result_too() -> None:
+async def test_base_exception_of_a_tool_is_reported_as_its_result() -> None:
     @tool
     async def fall() -> None:
         """Fall."""
@@ -308,7 +308,7 @@ async def test_what_is_no_exception_is_a_result_too() -> None:
     assert [error_of(await execute(each)) for each in (fall, trip)] == ["Panic: at line 7", "Panic: at line 8"]
 
 
-async def test_an_interrupt_is_not_the_tools_to_keep() -> None:
+async def test_generator_exit_is_raised_to_the_caller() -> None:
     @tool
     async def stop() -> None:
         """Stop."""

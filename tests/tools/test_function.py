@@ -1,4 +1,4 @@
-"""`@tool`: what the signature says is what the model may say."""
+"""`@tool`: schemas, arguments and results of functions."""
 
 import asyncio
 import dataclasses
@@ -27,13 +27,13 @@ class Unit(enum.Enum):
 
 
 @dataclasses.dataclass
-class Place:
+class Town:
     city: str
     country: str = "CH"
 
 
 class Stop(msgspec.Struct):
-    place: Place
+    town: Town
     nights: int
 
 
@@ -68,7 +68,7 @@ async def plan(
     """
     return {
         "nights": [stop.nights for stop in stops],
-        "country": stops[0].place.country,
+        "country": stops[0].town.country,
         "stars": rating.stars,
         "unit": unit.name,
         "rest": [mode, budget, options, limit, title],
@@ -76,7 +76,7 @@ async def plan(
 
 
 ARGUMENTS: dict[str, Any] = {
-    "stops": [{"place": {"city": "Bern", "country": None}, "nights": 2}],
+    "stops": [{"town": {"city": "Bern", "country": None}, "nights": 2}],
     "rating": {"stars": 4, "note": None},
     "unit": "kelvin",
     "mode": "walk",
@@ -99,7 +99,7 @@ def is_strict(schema: Any) -> bool:
     return "default" not in schema and all(map(is_strict, schema.values()))
 
 
-def test_a_functions_signature_is_a_strict_schema() -> None:
+def test_signature_becomes_a_strict_schema() -> None:
     schema = dict(plan.parameters)
     assert is_strict(schema)
     Draft202012Validator.check_schema(schema)
@@ -122,8 +122,8 @@ def test_a_functions_signature_is_a_strict_schema() -> None:
     }
 
 
-async def test_the_function_gets_its_own_types_and_its_defaults() -> None:
-    arguments = {**ARGUMENTS, "stops": [{"place": {"city": "Bern", "country": "IT"}, "nights": 2}]}
+async def test_function_gets_decoded_types_and_defaults() -> None:
+    arguments = {**ARGUMENTS, "stops": [{"town": {"city": "Bern", "country": "IT"}, "nights": 2}]}
     result = await plan.invoke(msgspec.json.encode(arguments).decode(), CONTEXT)
     assert msgspec.json.decode(result.output) == {
         "nights": [2],
@@ -144,12 +144,12 @@ async def test_the_function_gets_its_own_types_and_its_defaults() -> None:
         ({"stops": None}, "stops"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_refused_by_name(change: dict[str, Any], reason: str) -> None:
+async def test_invalid_arguments_are_rejected_by_name(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=reason):
         await plan.invoke(msgspec.json.encode(ARGUMENTS | change).decode(), CONTEXT)
 
 
-async def test_a_plain_function_runs_beside_the_loop_and_knows_its_call() -> None:
+async def test_sync_function_runs_in_a_thread_with_its_context() -> None:
     @tool(name="who", timeout=3, retries=1, needs_approval=True, on_interrupt="retry")
     def who(context: ToolContext, greeting: str = "hi") -> str:
         """Say who is there."""
@@ -168,13 +168,13 @@ async def test_a_plain_function_runs_beside_the_loop_and_knows_its_call() -> Non
         ("text", "text"),
         (None, "null"),
         ({"a": 1}, '{"a":1}'),
-        (Place("Bern"), '{"city":"Bern","country":"CH"}'),
+        (Town("Bern"), '{"city":"Bern","country":"CH"}'),
         (Rating(stars=3), '{"stars":3,"note":null}'),
         ([Rating(stars=3)], '[{"stars":3,"note":null}]'),
         (ToolResult("broken", is_error=True), "broken"),
     ],
 )
-async def test_what_a_function_returns_is_text_for_the_model(returned: Any, output: str) -> None:
+async def test_return_value_is_encoded_as_text(returned: Any, output: str) -> None:
     @tool
     async def give() -> Any:
         """Give something."""
@@ -218,18 +218,18 @@ def with_a_lock(lock: threading.Event) -> str:
         (without_types, "The parameter 'city' of the tool 'without_types' has no type."),
         (without_docstring, "The tool 'without_docstring' has no docstring"),
         (with_rest, r"The tool 'with_rest' cannot have the parameter '\*cities"),
-        (with_any_keys, "with_any_keys.filters: strict mode cannot express an object with keys of any name"),
+        (with_any_keys, "with_any_keys.filters: strict mode cannot express an object with arbitrary keys"),
         (with_anything, "with_anything.value: strict mode needs a type"),
         (with_a_lock, "with_a_lock: .*Event"),
         (lambda: None, "Invalid tool name '<lambda>'"),
     ],
 )
-def test_a_function_that_makes_no_tool_is_refused_with_the_reason(function: Callable[..., Any], reason: str) -> None:
+def test_unsuitable_function_is_rejected_with_the_reason(function: Callable[..., Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         tool(function)
 
 
-def test_what_strict_mode_cannot_say_can_be_said_without_it() -> None:
+def test_arbitrary_keys_are_allowed_without_strict_mode() -> None:
     made = tool(strict=False)(with_any_keys)
     assert isinstance(made, Tool)
     assert made.strict is False
@@ -275,7 +275,7 @@ def add(one: int, other: int) -> int:
         (Search(), "Search", "Search the archive.", {"words": "it"}, "found it"),
     ],
 )
-async def test_bound_functions_and_objects_that_can_be_called_are_tools(
+async def test_partials_and_callable_objects_become_tools(
     function: Any, name: str, description: str, arguments: dict[str, Any], output: str
 ) -> None:
     made = tool(function)
@@ -283,7 +283,7 @@ async def test_bound_functions_and_objects_that_can_be_called_are_tools(
     assert (await made.invoke(json.dumps(arguments), CONTEXT)).output == output
 
 
-async def test_what_pydantic_notes_of_a_parameter_holds() -> None:
+async def test_constraints_of_a_pydantic_field_apply() -> None:
     @tool
     def rate(stars: Annotated[int, pydantic.Field(ge=1, le=5, description="How good.")]) -> int:
         """Rate it."""
@@ -295,7 +295,7 @@ async def test_what_pydantic_notes_of_a_parameter_holds() -> None:
         await rate.invoke('{"stars": 6}', CONTEXT)
 
 
-def test_a_docstring_of_one_word_is_not_the_heading_of_a_section() -> None:
+def test_one_word_docstring_is_no_section_heading() -> None:
     @tool
     def raises() -> None:
         """Raises"""

@@ -1,4 +1,4 @@
-"""Tools out of modules and files."""
+"""Tools loaded from modules and files."""
 
 import sys
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         ([], []),
     ],
 )
-def test_tools_are_loaded_once_each_and_in_order(folder: Path, names: list[str], loaded: list[str]) -> None:
+def test_each_tool_is_loaded_once_in_order(folder: Path, names: list[str], loaded: list[str]) -> None:
     assert [tool.name for tool in load_tools(names, directory=folder)] == loaded
 
 
@@ -58,28 +58,25 @@ def test_tools_are_loaded_once_each_and_in_order(folder: Path, names: list[str],
     ("name", "message"),
     [
         ("nowhere", "There is no module 'nowhere' to load tools from."),
-        ("no where", "'no where' is not the name of a module with tools: write module, module:name or file.py."),
+        ("no where", "'no where' is not a valid module name: use module, module:name or file.py."),
         ("senses_of_a_test:plain", "'senses_of_a_test:plain' is not a tool: decorate it with @tool."),
         (
             "senses_of_a_test:smell",
-            "'senses_of_a_test:smell' is not there. Its module has the tools: look, listen, same.",
+            "There is no tool 'senses_of_a_test:smell'. Tools of this module: look, listen, same.",
         ),
         ("empty_for_a_test", "There are no tools in 'empty_for_a_test': decorate functions with @tool."),
         (
             "broken_for_a_test",
-            (
-                "The tools of 'broken_for_a_test' cannot be loaded: "
-                "ModuleNotFoundError: No module named 'nothing_of_that_name'"
-            ),
+            ("Cannot load tools from 'broken_for_a_test': ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ),
     ],
 )
-def test_what_cannot_be_loaded_is_named(folder: Path, name: str, message: str) -> None:
+def test_loading_error_names_the_cause(folder: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_tools([name], directory=folder)
     assert refused.value.message == message
 
 
-def test_a_missing_file_is_named(folder: Path) -> None:
+def test_missing_file_is_named_in_the_error(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"There is no file .*/nowhere\.py to load tools from\."):
         load_tools(["nowhere.py"], directory=folder)

@@ -24,20 +24,20 @@ from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import Executor
 from antiphon.tools.mcp import McpServer
 
-PROGRAM = Path(__file__).parent / "mcp_program.py"
-PATIENCE = 30
+PROGRAM = Path(__file__).parents[1] / "support" / "mcp_server.py"
+WAIT_SECONDS = 30
 CONTEXT = ToolContext(run_id="run_1", call_id="call_1", idempotency_key="key_1")
-LOST = "was lost. Whether the call took effect is not known."
+LOST = "was lost. The call may or may not have taken effect."
 
-# Loading the package takes most of a program's start: these are born with it.
-births = multiprocessing.get_context("forkserver")
-births.set_forkserver_preload(["mcp.server.mcpserver", "mcp.server.streamable_http_manager", "uvicorn"])
-# For tests with servers that outlive them.
+# Importing the package takes most of a server's start, so the fork server does it once.
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(["mcp.server.mcpserver", "mcp.server.streamable_http_manager", "uvicorn"])
+# For tests that share a server.
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 def reserve_port() -> socket.socket:
-    """A socket that listens to nothing. As long as it is open, nobody is given its port but who asks for that one."""
+    """Return a bound socket. The system assigns its port to no other process while it is open."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
@@ -45,7 +45,7 @@ def reserve_port() -> socket.socket:
 
 
 class HttpProgram:
-    """The program with an HTTP port, which can be killed and started again."""
+    """The test server over HTTP in a process that can be killed and restarted."""
 
     def __init__(self, folder: Path, era: str = "modern") -> None:
         self.folder = folder
@@ -56,11 +56,11 @@ class HttpProgram:
         self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
-        from tools.mcp_program import serve_http
+        from support.mcp_server import serve_http
 
-        self._process = births.Process(target=serve_http, args=(self.folder, self._era, self._port), daemon=True)
+        self._process = forkserver.Process(target=serve_http, args=(self.folder, self._era, self._port), daemon=True)
         self._process.start()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + WAIT_SECONDS
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
                 return
@@ -70,7 +70,7 @@ class HttpProgram:
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.join(PATIENCE)
+        self._process.join(WAIT_SECONDS)
 
     def close(self) -> None:
         self.kill()
@@ -99,7 +99,7 @@ def start_stdio(folder: Path, era: str = "modern", **options: Any) -> McpServer:
 
 
 @pytest.fixture(params=["stdio", "http"])
-def way(request: pytest.FixtureRequest) -> str:
+def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -110,7 +110,7 @@ def era(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stdio_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, tuple[Path, McpServer]]]:
-    """The servers over stdio, and the folders of their programs."""
+    """Yield connected servers over stdio by era, with their folders."""
     new, old = tmp_path_factory.mktemp("modern"), tmp_path_factory.mktemp("legacy")
     async with start_stdio(new) as modern, start_stdio(old, "legacy") as legacy:
         yield {"modern": (new, modern), "legacy": (old, legacy)}
@@ -118,16 +118,16 @@ async def stdio_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
 
 @pytest.fixture
 def folder(
-    way: str, era: str, programs: dict[str, HttpProgram], stdio_servers: dict[str, tuple[Path, McpServer]]
+    transport: str, era: str, programs: dict[str, HttpProgram], stdio_servers: dict[str, tuple[Path, McpServer]]
 ) -> Path:
-    return stdio_servers[era][0] if way == "stdio" else programs[era].folder
+    return stdio_servers[era][0] if transport == "stdio" else programs[era].folder
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(
-    way: str, era: str, programs: dict[str, HttpProgram], stdio_servers: dict[str, tuple[Path, McpServer]]
+    transport: str, era: str, programs: dict[str, HttpProgram], stdio_servers: dict[str, tuple[Path, McpServer]]
 ) -> AsyncIterator[McpServer]:
-    if way == "stdio":
+    if transport == "stdio":
         yield stdio_servers[era][1]
     else:
         async with McpServer.http(programs[era].url) as server:
@@ -143,7 +143,7 @@ async def call(server: McpServer, name: str, arguments: str = "{}", context: Too
 
 
 async def wait_until(happens: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         for _ in itertools.count():
             if happens():
                 return
@@ -155,7 +155,7 @@ def by_name(server: McpServer) -> dict[str, Tool]:
 
 
 @on_one_loop
-async def test_a_servers_tools_are_tools_with_its_own_schema(server: McpServer) -> None:
+async def test_server_tools_have_the_schema_of_the_server(server: McpServer) -> None:
     tools = by_name(server)
     assert sorted(name for name in tools if "fresh" not in name) == [
         "add",
@@ -185,17 +185,17 @@ async def test_a_servers_tools_are_tools_with_its_own_schema(server: McpServer) 
 
 
 @on_one_loop
-@pytest.mark.parametrize("way", ["http"])
-async def test_what_a_tool_gives_is_said_once(server: McpServer) -> None:
+@pytest.mark.parametrize("transport", ["http"])
+async def test_structured_content_in_the_text_is_not_repeated(server: McpServer) -> None:
     assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
     assert await call(server, "count", '{"to": 3}') == ToolResult("0\n1\n2")
-    place = await call(server, "look_up", '{"city": "Bern"}')
-    assert (msgspec.json.decode(str(place.output)), place.is_error) == ({"city": "Bern", "height": None}, False)
+    found = await call(server, "look_up", '{"city": "Bern"}')
+    assert (msgspec.json.decode(str(found.output)), found.is_error) == ({"city": "Bern", "height": None}, False)
 
 
 @on_one_loop
-@pytest.mark.parametrize("way", ["http"])
-async def test_every_kind_of_content_reaches_the_model(server: McpServer) -> None:
+@pytest.mark.parametrize("transport", ["http"])
+async def test_every_content_type_is_translated(server: McpServer) -> None:
     assert await call(server, "show") == ToolResult(
         [
             {"type": "input_text", "text": "Look:"},
@@ -216,7 +216,7 @@ async def test_every_kind_of_content_reaches_the_model(server: McpServer) -> Non
 
 
 @on_one_loop
-async def test_pain_agents_40_an_error_of_the_tool_is_its_output(server: McpServer) -> None:
+async def test_pain_agents_40_tool_error_is_returned_as_output(server: McpServer) -> None:
     failed = await call(server, "fail", '{"message": "no such thing"}')
     assert failed == ToolResult("Error executing tool fail: no such thing", is_error=True)
     refused = await call(server, "add", '{"one": "x"}')
@@ -228,7 +228,7 @@ async def test_pain_agents_40_an_error_of_the_tool_is_its_output(server: McpServ
 
 
 @on_one_loop
-async def test_pain_servers_73_the_tools_are_listed_once_and_again_when_they_change(
+async def test_pain_servers_73_tools_are_listed_again_only_after_a_change(
     server: McpServer, folder: Path, tmp_path: Path
 ) -> None:
     before = count_requests(folder)
@@ -245,21 +245,21 @@ async def test_pain_servers_73_the_tools_are_listed_once_and_again_when_they_cha
 
 
 @on_one_loop
-async def test_the_idempotency_key_goes_along_and_progress_comes_back(server: McpServer) -> None:
-    heard: list[str] = []
-    context = msgspec.structs.replace(CONTEXT, report=heard.append)
+async def test_call_sends_idempotency_key_and_reports_progress(server: McpServer) -> None:
+    messages: list[str] = []
+    context = msgspec.structs.replace(CONTEXT, report=messages.append)
     assert await call(server, "work", context=context) == ToolResult("key_1")
-    await wait_until(lambda: heard == ["half way"])
+    await wait_until(lambda: messages == ["half way"])
 
 
 @on_one_loop
 @pytest.mark.parametrize("era", ["modern"])
-async def test_many_calls_at_once_share_the_connection(server: McpServer) -> None:
+async def test_parallel_calls_share_the_connection(server: McpServer) -> None:
     results = await asyncio.gather(*(call(server, "add", f'{{"one": {n}, "other": 1}}') for n in range(20)))
     assert results == [ToolResult(str(n + 1)) for n in range(20)]
 
 
-async def test_the_options_are_for_the_tools_they_name(programs: dict[str, HttpProgram]) -> None:
+async def test_options_apply_to_the_tools_they_name(programs: dict[str, HttpProgram]) -> None:
     url = programs["modern"].url
     options: dict[str, Any] = {
         "prefix": "my.",
@@ -281,22 +281,20 @@ async def test_the_options_are_for_the_tools_they_name(programs: dict[str, HttpP
 
 
 @pytest.mark.parametrize("option", [{"allow": ["ad"]}, {"timeout": {"ad": 1.0}}, {"needs_approval": ["ad"]}])
-async def test_an_option_for_a_tool_that_is_not_there_is_refused(
-    programs: dict[str, HttpProgram], option: dict[str, Any]
-) -> None:
+async def test_option_for_an_unknown_tool_is_rejected(programs: dict[str, HttpProgram], option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"has no tool 'ad' \(.*\)\. It has: add, count"):
         async with McpServer.http(programs["modern"].url, **option):
             raise AssertionError
 
 
-async def test_a_tool_that_hangs_is_stopped_and_the_server_goes_on(programs: dict[str, HttpProgram]) -> None:
+async def test_server_stays_usable_after_a_tool_timeout(programs: dict[str, HttpProgram]) -> None:
     async with McpServer.http(programs["modern"].url, timeout={"hang": 0.05}) as server:
         hung = await call(server, "hang")
         assert (hung.is_error, "longer than 0.05 seconds" in str(hung.output)) == (True, True)
         assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
 
 
-async def test_a_server_that_dies_in_a_call_is_an_error_and_the_next_call_starts_it_again(tmp_path: Path) -> None:
+async def test_server_that_dies_in_a_call_is_restarted_by_the_next_call(tmp_path: Path) -> None:
     async with start_stdio(tmp_path) as server:
         died, hung = await asyncio.gather(call(server, "die"), call(server, "hang"))
         assert (died.is_error, hung.is_error) == (True, True)
@@ -306,19 +304,19 @@ async def test_a_server_that_dies_in_a_call_is_an_error_and_the_next_call_starts
         assert count_requests(tmp_path) == 2
 
 
-async def test_a_server_that_died_unnoticed_is_started_again_before_the_call(tmp_path: Path) -> None:
+async def test_dead_server_is_restarted_before_a_call(tmp_path: Path) -> None:
     async with McpServer.stdio(
         "/bin/sh",
         ["-c", f'echo $$ > {tmp_path}/pid; exec "$0" "$@"', sys.executable, str(PROGRAM), str(tmp_path), "modern"],
     ) as server:
         assert server._connection is not None
-        fate = server._connection.fate
+        state = server._connection.state
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        await wait_until(lambda: fate.lost)
+        await wait_until(lambda: state.lost)
         assert await call(server, "add", '{"one": 1, "other": 2}') == ToolResult("3")
 
 
-async def test_a_server_that_does_not_come_back_is_an_error_each_time(tmp_path: Path) -> None:
+async def test_server_that_cannot_restart_is_an_error_each_time(tmp_path: Path) -> None:
     marker = tmp_path / "once"
     script = f'if [ -e {marker} ]; then exit 1; fi; touch {marker}; exec "$0" "$@"'
     async with McpServer.stdio(
@@ -331,9 +329,7 @@ async def test_a_server_that_does_not_come_back_is_an_error_each_time(tmp_path: 
 
 
 @pytest.mark.parametrize("dies_in_a_call", [True, False])
-async def test_an_http_server_that_was_started_again_is_used_again(
-    era: str, tmp_path: Path, dies_in_a_call: bool
-) -> None:
+async def test_restarted_http_server_is_used_again(era: str, tmp_path: Path, dies_in_a_call: bool) -> None:
     with running(tmp_path, era) as program:
         async with McpServer.http(program.url) as server:
             tools = server.tools
@@ -343,19 +339,19 @@ async def test_an_http_server_that_was_started_again_is_used_again(
             program.kill()
             program.start()
             again = await Executor(tools).execute(ToolInvocation("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
-            if not dies_in_a_call and again.is_error:  # it was noticed by this call only
+            if not dies_in_a_call and again.is_error:  # only this call detected the restart
                 again = await Executor(tools).execute(ToolInvocation("c", "add", '{"one": 1, "other": 2}'), CONTEXT)
             assert again == ToolResult("3")
 
 
-async def test_after_the_end_a_call_says_that_it_is_over(programs: dict[str, HttpProgram]) -> None:
+async def test_call_after_close_reports_a_closed_connection(programs: dict[str, HttpProgram]) -> None:
     async with McpServer.http(programs["modern"].url) as server:
         pass
     over = await call(server, "add", '{"one": 1, "other": 2}')
     assert (over.is_error, "is closed" in str(over.output)) == (True, True)
 
 
-async def test_a_program_that_is_not_there_or_no_server_is_said_so() -> None:
+async def test_unusable_server_is_reported() -> None:
     with pytest.raises(ConfigError, match="'no-such-program' cannot be started: No such file or directory"):
         async with McpServer.stdio("no-such-program"):
             raise AssertionError
@@ -367,14 +363,14 @@ async def test_a_program_that_is_not_there_or_no_server_is_said_so() -> None:
             raise AssertionError
 
 
-def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     for make in (lambda: McpServer.stdio("x"), lambda: McpServer.http("http://127.0.0.1")):
         with pytest.raises(ConfigError, match=r"install antiphon\[mcp\]"):
             make()
 
 
-def test_importing_the_tools_does_not_load_the_package() -> None:
+def test_import_does_not_load_the_mcp_package() -> None:
     code = "import sys, antiphon.tools.mcp; print({'mcp', 'pydantic', 'httpx2'} & set(sys.modules))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "set()"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "set()"

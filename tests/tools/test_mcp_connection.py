@@ -1,4 +1,4 @@
-"""A connection to an MCP server that does not do its part: nobody waits for it for ever."""
+"""Connections to MCP servers that do not answer or do not end."""
 
 import asyncio
 import json
@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
-from antiphon.tools.mcp_connection import Connect, Connection, connect_http, connect_stdio
+from antiphon.tools.mcp_connection import Connect, McpConnection, connect_http, connect_stdio
 from support.idle_clock import count_idle_time
 
-PROGRAM = Path(__file__).parent / "mcp_mute_program.py"
-PATIENCE_SECONDS = 20
+PROGRAM = Path(__file__).parents[1] / "support" / "mcp_faulty_server.py"
+WAIT_SECONDS = 20
 INITIALIZED = {
     "protocolVersion": "2025-06-18",
     "capabilities": {"tools": {}},
-    "serverInfo": {"name": "clinging", "version": "1"},
+    "serverInfo": {"name": "unresponsive", "version": "1"},
 }
 
 
 @asynccontextmanager
-async def connected(connect: Connect, *, patience: float) -> AsyncIterator[Connection]:
-    connection = Connection("mute", connect, lambda: None, patience=patience)
+async def connected(connect: Connect, *, seconds: float) -> AsyncIterator[McpConnection]:
+    connection = McpConnection("faulty", connect, lambda: None, timeout=seconds)
     await connection.open()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         try:
             yield connection
         finally:
@@ -35,25 +35,23 @@ async def connected(connect: Connect, *, patience: float) -> AsyncIterator[Conne
 
 
 @pytest.mark.parametrize(
-    ("mode", "patience", "kind", "reason"),
+    ("mode", "seconds", "kind", "reason"),
     [
-        ("silent", 0.2, UpstreamTimeout, "The MCP server mute did not list its tools in 0.2 s."),
-        ("circle", 20.0, UpstreamError, "The MCP server mute lists its tools in a circle."),
+        ("silent", 0.2, UpstreamTimeout, "The MCP server faulty did not list its tools in 0.2 s."),
+        ("endless", 20.0, UpstreamError, "The MCP server faulty lists its tools without end: a cursor repeats."),
     ],
 )
-async def test_a_list_that_has_no_end_is_an_error(
-    mode: str, patience: float, kind: type[AntiphonError], reason: str
-) -> None:
+async def test_endless_tool_list_is_an_error(mode: str, seconds: float, kind: type[AntiphonError], reason: str) -> None:
     connect = connect_stdio(sys.executable, [str(PROGRAM), mode], None, None)
-    async with connected(connect, patience=patience) as connection:
+    async with connected(connect, seconds=seconds) as connection:
         with pytest.raises(kind) as raised:
             await connection.list_tools()
     assert (type(raised.value), raised.value.message) == (kind, reason)
 
 
 @asynccontextmanager
-async def serve_clinging() -> AsyncIterator[str]:
-    """A server over HTTP that answers everything but a goodbye."""
+async def serve_without_delete() -> AsyncIterator[str]:
+    """Serve over HTTP and answer every request except DELETE, which ends the session."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,7 +75,7 @@ async def serve_clinging() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
     finally:
         server.close()
-        await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
+        await asyncio.wait(tasks, timeout=WAIT_SECONDS)
 
 
 def reply_to(message: dict[str, Any]) -> bytes:
@@ -85,13 +83,13 @@ def reply_to(message: dict[str, Any]) -> bytes:
         status = b"202 Accepted" if message else b"405 Method Not Allowed"
         return b"HTTP/1.1 %b\r\ncontent-length: 0\r\n\r\n" % status
     found = {"initialize": INITIALIZED, "tools/list": {"tools": []}}.get(message["method"])
-    told = {"result": found} if found is not None else {"error": {"code": -32601, "message": "Method not found"}}
-    body = json.dumps({"jsonrpc": "2.0", "id": message["id"], **told}).encode()
+    reply = {"result": found} if found is not None else {"error": {"code": -32601, "message": "Method not found"}}
+    body = json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nmcp-session-id: s\r\ncontent-length: %d\r\n\r\n"
     return head % len(body) + body
 
 
-async def test_a_server_that_does_not_answer_a_goodbye_is_left() -> None:
+async def test_close_does_not_wait_for_an_unresponsive_server() -> None:
     count_idle_time(asyncio.get_running_loop())
-    async with serve_clinging() as url, connected(connect_http(url, None), patience=0.2) as connection:
+    async with serve_without_delete() as url, connected(connect_http(url, None), seconds=0.2) as connection:
         assert await connection.list_tools() == []

@@ -1,4 +1,4 @@
-"""Types as strict JSON Schema, and what strict mode cannot say."""
+"""Python types as strict JSON Schema, and decoding to them."""
 
 import dataclasses
 from typing import Annotated, Any, Literal, Optional
@@ -33,7 +33,7 @@ class Holder(msgspec.Struct):
     level: Literal[1, 2]
 
 
-def test_a_reference_stands_alone_and_every_value_has_a_type() -> None:
+def test_strict_schema_isolates_references_and_types_enums() -> None:
     schema = JsonType(Holder, where="h").schema
     assert is_strict(schema)
     assert schema["properties"] == {
@@ -55,13 +55,13 @@ def test_a_reference_stands_alone_and_every_value_has_a_type() -> None:
     }
 
 
-def test_what_it_describes_is_read_back() -> None:
-    shape = JsonType(Holder, where="h")
+def test_value_that_matches_the_schema_is_decoded() -> None:
+    json_type = JsonType(Holder, where="h")
     text = '{"outer":{"inner":{"x":1},"mode":null},"node":{"name":"a","child":{"name":"b","child":null}},"level":2}'
-    assert shape.read(text) == Holder(Outer(inner=Inner(x=1)), Node("a", Node("b")), 2)
+    assert json_type.decode(text) == Holder(Outer(inner=Inner(x=1)), Node("a", Node("b")), 2)
 
 
-def test_deep_types_take_no_longer_than_wide_ones() -> None:
+def test_deeply_nested_types_are_described_once_each() -> None:
     kind: Any = int
     for depth in range(40):
         kind = msgspec.defstruct(f"Level{depth}", [("below", list[kind])])
@@ -78,44 +78,44 @@ class Same(pydantic.BaseModel):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (list, "where: strict mode needs the type of what is in the list"),
-        (dict, "where: strict mode cannot express an object with keys of any name"),
+        (list, "where: strict mode needs the type of the list's items"),
+        (dict, "where: strict mode cannot express an object with arbitrary keys"),
         (Annotated[Any, Meta(description="anything")], "where: strict mode needs a type"),
         (tuple[int, str], "where: strict mode cannot express 'prefixItems'"),
         (complex, "where: .*complex"),
     ],
 )
-def test_what_strict_mode_cannot_say_is_refused_by_its_place(kind: Any, reason: str) -> None:
+def test_unsupported_type_is_rejected_with_its_path(kind: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         JsonType(kind, where="where")
 
 
 @pytest.mark.parametrize(
     ("can_loosen", "remedy"),
-    [(True, "take another type, or use strict=False."), (False, "take another type.")],
+    [(True, "use another type, or use strict=False."), (False, "use another type.")],
 )
-def test_it_says_what_can_be_done_by_whoever_reads_it(can_loosen: bool, remedy: str) -> None:
+def test_error_suggests_strict_false_only_if_possible(can_loosen: bool, remedy: str) -> None:
     with pytest.raises(ConfigError) as raised:
         JsonType(tuple[int, str], where="where", can_loosen=can_loosen)
     assert raised.value.message == f"where: strict mode cannot express 'prefixItems'; {remedy}"
 
 
-def test_what_is_nested_too_deeply_is_an_error_as_any_other() -> None:
-    shape = JsonType(Node, where="node")
+def test_deeply_nested_json_is_a_validation_error() -> None:
+    json_type = JsonType(Node, where="node")
     with pytest.raises(msgspec.DecodeError, match="JSON is nested too deeply"):
-        shape.read("[" * 100_000)
+        json_type.decode("[" * 100_000)
     deep: dict[str, Any] | None = None
     for _ in range(2_000):
         deep = {"name": "a", "child": deep}
     with pytest.raises(msgspec.ValidationError, match="JSON is nested too deeply"):
-        shape.convert(deep)
+        json_type.convert(deep)
 
 
-def test_two_types_of_one_name_are_not_mixed_up() -> None:
+def test_two_types_of_one_name_are_rejected() -> None:
     holder = msgspec.defstruct("Two", [("one", Outer), ("other", Same)])
     with pytest.raises(ConfigError, match="two: there are two types called 'Inner'"):
         JsonType(holder, where="two")
 
 
-def test_a_tuple_is_read_where_strict_mode_is_not_asked_for() -> None:
-    assert JsonType(tuple[int, str], where="x", strict=False).read('[1, "a"]') == (1, "a")
+def test_tuple_is_decoded_without_strict_mode() -> None:
+    assert JsonType(tuple[int, str], where="x", strict=False).decode('[1, "a"]') == (1, "a")

@@ -1,4 +1,4 @@
-"""The one place where tools are called: whatever happens in one is its result, and never the end of a run."""
+"""Execution of tool calls. An error in a tool becomes the result of the call and does not end the run."""
 
 import asyncio
 import logging
@@ -16,31 +16,48 @@ Slots = dict[str, asyncio.Semaphore]
 
 
 class Executor:
-    """Calls tools by name, each within its own limits. `unknown` is what a model reads that calls one that is none."""
+    """Calls tools by name, each within its own limits.
+
+    `unknown` is the error that a model gets for an unknown tool name. Default: a list of the known tools.
+    """
 
     def __init__(self, tools: Iterable[Tool], *, unknown: str | None = None) -> None:
-        self.tools: Mapping[str, Tool] = _by_name(tools)
+        self.tools: Mapping[str, Tool] = _index_by_name(tools)
         self._unknown = unknown
-        # A semaphore belongs to one event loop, and an agent may be used in several, one after the other.
+        # A semaphore belongs to one event loop, and an agent may be used in several loops, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
     async def execute(self, call: ToolInvocation, context: ToolContext) -> ToolResult:
-        """The result of a call. Only cancelling, and waiting for approval, get out of here as an exception."""
+        """Return the result of a call. Raise only if it is cancelled or needs approval (`ApprovalRequired`)."""
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools) or "none"
             return make_error_result(self._unknown or f"There is no tool '{call.name}'. There are: {known}.")
         if tool.concurrency is None:
-            return await _attempt(tool, call, context)
+            return await _call_with_retries(tool, call, context)
         async with self._slot(tool.name, tool.concurrency):
-            return await _attempt(tool, call, context)
+            return await _call_with_retries(tool, call, context)
 
     def _slot(self, name: str, concurrency: int) -> asyncio.Semaphore:
         slots = self._slots.setdefault(asyncio.get_running_loop(), {})
         return slots.setdefault(name, asyncio.Semaphore(concurrency))
 
 
-def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+def make_error_result(message: str) -> ToolResult:
+    """Return an error as the model reads it."""
+    return ToolResult(msgspec.json.encode({"error": replace_surrogates(message)}).decode(), is_error=True)
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which file names may contain and JSON requests cannot."""
+    return text.encode(errors="replace").decode()
+
+
+class _RetryableError(Exception):
+    """A failed attempt that may succeed when it is repeated."""
+
+
+def _index_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     named: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in named:
@@ -49,27 +66,23 @@ def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     return named
 
 
-async def _attempt(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
+async def _call_with_retries(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
     for _ in range(tool.retries):
         try:
-            return await _invoke(tool, call, context)
-        except _Passing as passing:
-            logger.info("the tool %s is called again: %s", tool.name, passing)
+            return await _call_once(tool, call, context)
+        except _RetryableError as error:
+            logger.info("retrying the tool %s: %s", tool.name, error)
     try:
-        return await _invoke(tool, call, context)
-    except _Passing as passing:
-        return make_error_result(str(passing))
+        return await _call_once(tool, call, context)
+    except _RetryableError as error:
+        return make_error_result(str(error))
 
 
-class _Passing(Exception):
-    """Something went wrong that may go right the next time."""
-
-
-async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
+async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
     limit = asyncio.timeout(tool.timeout)
     try:
         async with limit:
-            return _require_result(await tool.invoke(call.arguments, context))
+            return _validate_result(await tool.invoke(call.arguments, context))
     except (ApprovalRequired, KeyboardInterrupt, GeneratorExit):
         raise
     except msgspec.ValidationError as error:
@@ -80,24 +93,24 @@ async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext) -> Too
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        # Nobody has cancelled us: the tool has cancelled something of its own.
-        raise _Passing("The tool was cancelled from within.") from None
+        # This task was not cancelled: the tool cancelled a task of its own.
+        raise _RetryableError("The tool cancelled itself.") from None
     except BaseException as error:
-        # Extensions panic with what is no Exception, and programs exit: neither is a reason for the run to end.
+        # Extension modules raise panics that are no Exception, and programs call sys.exit. Neither ends the run.
         if limit.expired():
-            raise _Passing(f"The tool took longer than {tool.timeout:g} seconds and was stopped.") from None
-        logger.warning("the tool %s raised", tool.name, exc_info=error)
-        raise _Passing(f"{type(error).__name__}: {_read_words(error)}") from None
+            raise _RetryableError(f"The tool took longer than {tool.timeout:g} seconds and was stopped.") from None
+        logger.warning("the tool %s raised an exception", tool.name, exc_info=error)
+        raise _RetryableError(f"{type(error).__name__}: {_describe_exception(error)}") from None
 
 
-def _require_result(result: object) -> ToolResult:
+def _validate_result(result: object) -> ToolResult:
     if not isinstance(result, ToolResult):
-        raise TypeError(f"the tool gave a {type(result).__name__} and not a ToolResult")
+        raise TypeError(f"the tool returned {type(result).__name__}, not ToolResult")
     try:
-        # What is written down has to be readable again, and nothing checks what a result is made with.
+        # The journal must be able to decode the result again, and a Struct does not check the types of its fields.
         result = msgspec.convert(msgspec.to_builtins(result), ToolResult)
     except msgspec.ValidationError as error:
-        raise TypeError(f"the tool gave a ToolResult that is none: {error}") from None
+        raise TypeError(f"the tool returned an invalid ToolResult: {error}") from None
     try:
         msgspec.json.encode(result.output)
     except UnicodeEncodeError:
@@ -105,18 +118,8 @@ def _require_result(result: object) -> ToolResult:
     return result
 
 
-def _read_words(error: BaseException) -> str:
+def _describe_exception(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "it cannot be said why"
-
-
-def replace_surrogates(text: str) -> str:
-    """Without half characters, as file names may have them: no request could carry one."""
-    return text.encode(errors="replace").decode()
-
-
-def make_error_result(message: str) -> ToolResult:
-    """An error as the model reads it."""
-    return ToolResult(msgspec.json.encode({"error": replace_surrogates(message)}).decode(), is_error=True)
+        return "the exception has no readable message"

@@ -1,7 +1,7 @@
-"""One connection to an MCP server, from the handshake to its end. Here alone the `mcp` package is used.
+"""One connection to an MCP server. Only this module uses the `mcp` package.
 
-What that package opens must be closed by the task that opened it; tools are called by many tasks, and one of them may
-have to replace a connection that broke. So each connection is held by a task of its own.
+That package requires the task that opens a connection to close it too. Tools are called by many tasks, and one of them
+may have to replace a broken connection. So each connection is owned by a task of its own.
 """
 
 import asyncio
@@ -25,29 +25,34 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 30.0
 _LIST_SECONDS = 30.0
-_PARTING_SECONDS = 10.0
+_CLOSE_SECONDS = 10.0
 _SESSION_HEADER = "mcp-session-id"
-_GONE = 404
+_NOT_FOUND = 404
 
 
-class Fate:
-    """What is known of a connection. `expired`: the server no longer knew us, and has done nothing of what we asked."""
+class ConnectionState:
+    """The state of a connection.
+
+    `expired`: the server does not know our session any more, so it has not executed the last request. An expired
+    connection is also `lost`.
+    """
 
     def __init__(self) -> None:
         self.lost = False
         self.expired = False
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         self.lost = True
 
-    def expire(self) -> None:
+    def mark_expired(self) -> None:
         self.lost = self.expired = True
 
 
-Connect = Callable[[Fate], AbstractAsyncContextManager[Any]]
+Connect = Callable[[ConnectionState], AbstractAsyncContextManager[Any]]
 
 
 def require_package() -> None:
+    """Raise ConfigError if the `mcp` package is not installed."""
     try:
         importlib.import_module("mcp")
     except ImportError:
@@ -60,43 +65,42 @@ def connect_stdio(command: str, args: Sequence[str], env: Mapping[str, str] | No
     parameters = StdioServerParameters(command=command, args=list(args), env=dict(env) if env else None, cwd=cwd)
 
     @asynccontextmanager
-    async def connect(fate: Fate) -> AsyncIterator[Any]:
-        # The original stream: what stands in for it may have no file, which a process needs.
+    async def connect(state: ConnectionState) -> AsyncIterator[Any]:
+        # The original stream: a replacement of sys.stderr may have no file descriptor, and a process needs one.
         async with stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr) as (reading, writing):
-            yield _Watched(reading, fate), writing
+            yield _WatchedStream(reading, state), writing
 
     return connect
 
 
 def connect_http(url: str, headers: Mapping[str, str] | None) -> Connect:
     @asynccontextmanager
-    async def connect(fate: Fate) -> AsyncIterator[Any]:
+    async def connect(state: ConnectionState) -> AsyncIterator[Any]:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        async def look(response: "httpx2.Response") -> None:
-            if response.status_code == _GONE and _SESSION_HEADER in response.request.headers:
-                fate.expire()
+        async def check_session(response: "httpx2.Response") -> None:
+            if response.status_code == _NOT_FOUND and _SESSION_HEADER in response.request.headers:
+                state.mark_expired()
 
-        # Tools have timeouts of their own, and a stream of changes may be silent for hours.
+        # No read timeout: tools have timeouts of their own, and a stream of changes may be idle for hours.
         timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)
+        hooks = {"response": [check_session]}
         async with (
-            httpx2.AsyncClient(
-                headers=dict(headers or {}), timeout=timeout, event_hooks={"response": [look]}
-            ) as client,
+            httpx2.AsyncClient(headers=dict(headers or {}), timeout=timeout, event_hooks=hooks) as client,
             streamable_http_client(url, http_client=client) as (reading, writing),
         ):
-            yield _Watched(reading, fate), writing
+            yield _WatchedStream(reading, state), writing
 
     return connect
 
 
-class _Watched:
-    """A stream of messages that notes when it ends: the server is gone, even if nobody has asked it anything."""
+class _WatchedStream:
+    """A stream of messages that marks the connection as lost when it ends, even if no request is in progress."""
 
-    def __init__(self, stream: Any, fate: Fate) -> None:
+    def __init__(self, stream: Any, state: ConnectionState) -> None:
         self._stream = stream
-        self._fate = fate
+        self._state = state
 
     @property
     def last_context(self) -> Any:
@@ -108,45 +112,45 @@ class _Watched:
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    def __aiter__(self) -> "_Watched":
+    def __aiter__(self) -> "_WatchedStream":
         return self
 
     async def __anext__(self) -> Any:
         try:
             return await anext(self._stream)
         except BaseException:
-            self._fate.lose()
+            self._state.mark_lost()
             raise
 
-    async def __aenter__(self) -> "_Watched":
+    async def __aenter__(self) -> "_WatchedStream":
         return self
 
     async def __aexit__(self, *failure: object) -> None:
         await self.aclose()
 
 
-class Connection:
-    """`on_change` is called when the server says that its tools are others now.
+class McpConnection:
+    """A connection from the handshake to its end. `on_change` is called when the server reports changed tools.
 
-    `patience` is how many seconds the server has to tell all its tools, and at the most to let go in the end.
+    `timeout` is in seconds. It limits the listing of all tools. Closing takes no longer than it either.
     """
 
     def __init__(
-        self, name: str, connect: Connect, on_change: Callable[[], None], *, patience: float = _LIST_SECONDS
+        self, name: str, connect: Connect, on_change: Callable[[], None], *, timeout: float = _LIST_SECONDS
     ) -> None:
-        self.fate = Fate()
+        self.state = ConnectionState()
         self._name = name
         self._connect = connect
         self._on_change = on_change
-        self._patience = patience
-        self._listens = False
-        self._release = asyncio.Event()
-        self._holder: asyncio.Task[None] | None = None
+        self._timeout = timeout
+        self._subscribed = False
+        self._closing = asyncio.Event()
+        self._owner: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> None:
-        """Raises ConfigError if there is no such program, UpstreamError if the server does not answer as it should."""
-        self._holder = asyncio.create_task(self._hold())
+        """Connect. Raises ConfigError if the program cannot be started, UpstreamError if the handshake fails."""
+        self._owner = asyncio.create_task(self._own_client())
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await asyncio.shield(self._client)
@@ -158,31 +162,31 @@ class Connection:
             raise
 
     async def close(self) -> None:
-        self._release.set()
-        if self._holder is not None:
+        self._closing.set()
+        if self._owner is not None:
             if not self._client.done():
-                self._holder.cancel()
-            if not await self._await_holder(self._holder):
-                # A server may leave our goodbye without an answer.
-                self._holder.cancel()
-                if not await self._await_holder(self._holder):
-                    logger.warning("the MCP server %s does not let go of its connection", self._name)
+                self._owner.cancel()
+            if not await self._wait_for(self._owner):
+                # The server may not answer the request that ends the session.
+                self._owner.cancel()
+                if not await self._wait_for(self._owner):
+                    logger.warning("the connection to the MCP server %s cannot be closed", self._name)
 
-    async def _await_holder(self, holder: "asyncio.Task[None]") -> bool:
-        done, _ = await asyncio.wait([holder], timeout=min(self._patience, _PARTING_SECONDS))
+    async def _wait_for(self, owner: "asyncio.Task[None]") -> bool:
+        done, _ = await asyncio.wait([owner], timeout=min(self._timeout, _CLOSE_SECONDS))
         return bool(done)
 
     async def list_tools(self) -> "list[McpTool]":
-        """All of them, however many pages they take. Raises UpstreamError if they cannot be had, or not in time."""
-        limit = asyncio.timeout(self._patience)
+        """Return the tools of all pages. Raises UpstreamError if that fails, UpstreamTimeout if it takes too long."""
+        limit = asyncio.timeout(self._timeout)
         try:
             async with limit:
                 return await self._read_pages(self._client.result())
         except Exception as error:
             if limit.expired():
-                reason = f"did not list its tools in {self._patience:g} s"
+                reason = f"did not list its tools in {self._timeout:g} s"
                 raise UpstreamTimeout(f"The MCP server {self._name} {reason}.") from None
-            raise _as_ours(self._name, error) from error
+            raise _map_error(self._name, error) from error
 
     async def _read_pages(self, client: "Client") -> "list[McpTool]":
         tools: list[McpTool] = []
@@ -195,59 +199,62 @@ class Connection:
             if not cursor:
                 return tools
             if cursor in cursors:
-                raise UpstreamError(f"The MCP server {self._name} lists its tools in a circle.")
+                raise UpstreamError(f"The MCP server {self._name} lists its tools without end: a cursor repeats.")
             cursors.add(cursor)
 
     async def call(self, name: str, arguments: JsonObject, *, meta: Any, report: Callable[[str], None]) -> JsonObject:
-        """The result as JSON has it. Raises UpstreamError for whatever kept the server from giving one."""
+        """Call a tool and return the result as JSON data. Raises UpstreamError if the server returns none."""
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
-        async def tell(progress: float, total: float | None, message: str | None) -> None:
+        async def report_progress(progress: float, total: float | None, message: str | None) -> None:
             report(message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}"))
 
         try:
-            result = await self._client.result().call_tool(name, arguments, progress_callback=tell, meta=meta)
+            result = await self._client.result().call_tool(
+                name, arguments, progress_callback=report_progress, meta=meta
+            )
         except MCPError as error:
-            broken = self.fate.lost or error.code == CONNECTION_CLOSED
-            raise UpstreamError(self._explain("" if broken else error.message)) from error
+            broken = self.state.lost or error.code == CONNECTION_CLOSED
+            raise UpstreamError(self._describe_failure("" if broken else error.message)) from error
         except Exception as error:
-            raise UpstreamError(self._explain(f"{type(error).__name__}: {error}")) from error
-        said: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return said
+            raise UpstreamError(self._describe_failure(f"{type(error).__name__}: {error}")) from error
+        payload: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return payload
 
-    def _explain(self, reason: str) -> str:
+    def _describe_failure(self, reason: str) -> str:
         if not reason:
-            return f"The connection to the MCP server {self._name} was lost. Whether the call took effect is not known."
-        return f"The MCP server {self._name} gave no result: {reason}"
+            return f"The connection to the MCP server {self._name} was lost. The call may or may not have taken effect."
+        return f"The MCP server {self._name} returned no result: {reason}"
 
-    async def _hold(self) -> None:
+    async def _own_client(self) -> None:
+        """Open the client, wait until `close` is called, and close the client: the main of the owner task."""
         from mcp import Client
 
-        following: asyncio.Task[None] | None = None
+        subscription: asyncio.Task[None] | None = None
         try:
-            async with Client(self._connect(self.fate), message_handler=self._hear, cache=None) as client:
-                following = asyncio.create_task(self._follow(client))
+            async with Client(self._connect(self.state), message_handler=self._handle_message, cache=None) as client:
+                subscription = asyncio.create_task(self._subscribe(client))
                 self._client.set_result(client)
-                await self._release.wait()
-                following.cancel()
+                await self._closing.wait()
+                subscription.cancel()
         except Exception as error:
             if self._client.done():
-                logger.info("the connection to the MCP server %s broke", self._name, exc_info=error)
+                logger.info("the connection to the MCP server %s was lost", self._name, exc_info=error)
             else:
-                self._client.set_exception(_as_ours(self._name, error))
+                self._client.set_exception(_map_error(self._name, error))
         finally:
-            self.fate.lose()
-            if following is not None:
-                following.cancel()
+            self.state.mark_lost()
+            if subscription is not None:
+                subscription.cancel()
 
-    async def _hear(self, message: Any) -> None:
-        """Servers before 2026 tell of changes unasked."""
-        if not self._listens and getattr(message, "method", "") == "notifications/tools/list_changed":
+    async def _handle_message(self, message: Any) -> None:
+        """Handle the notification about changed tools, which servers before 2026 send without a subscription."""
+        if not self._subscribed and getattr(message, "method", "") == "notifications/tools/list_changed":
             self._on_change()
 
-    async def _follow(self, client: "Client") -> None:
-        """Later ones tell those who listen."""
+    async def _subscribe(self, client: "Client") -> None:
+        """Subscribe to changes of the tools, as servers since 2026 require."""
         from mcp.client.subscriptions import ListenNotSupportedError
 
         tools = client.server_capabilities.tools
@@ -255,18 +262,18 @@ class Connection:
             return
         try:
             async with client.listen(tools_list_changed=True) as changes:
-                self._listens = True
+                self._subscribed = True
                 async for _ in changes:
                     self._on_change()
         except ListenNotSupportedError:
             return
         except Exception as error:
-            logger.info("the MCP server %s no longer tells of changes", self._name, exc_info=error)
-            if self._listens:  # it was there, and may come back with other tools
-                self.fate.lose()
+            logger.info("the MCP server %s ended the subscription to its tools", self._name, exc_info=error)
+            if self._subscribed:  # the server may have stopped, and may come back with other tools
+                self.state.mark_lost()
 
 
-def _as_ours(name: str, error: BaseException) -> AntiphonError:
+def _map_error(name: str, error: BaseException) -> AntiphonError:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, AntiphonError):

@@ -1,4 +1,7 @@
-"""An MCP server, `mcp_mute_program.py silent|circle`: asked for its tools, it says nothing, or comes to no end."""
+"""An MCP server over stdio with a fault: `silent` does not answer `tools/list`, `endless` repeats its first page.
+
+Usage: `mcp_faulty_server.py silent|endless`.
+"""
 
 import json
 import sys
@@ -9,9 +12,9 @@ mode = sys.argv[1]
 
 def answer(method: str) -> dict[str, Any] | None:
     if method == "initialize":
-        server = {"name": "mute", "version": "1"}
+        server = {"name": "faulty", "version": "1"}
         return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": server}
-    if method == "tools/list" and mode == "circle":
+    if method == "tools/list" and mode == "endless":
         tool = {"name": "add", "inputSchema": {"type": "object"}}
         return {"tools": [tool], "nextCursor": "more"}
     return None
@@ -19,9 +22,9 @@ def answer(method: str) -> dict[str, Any] | None:
 
 for line in sys.stdin:
     message = json.loads(line)
-    told = {"result": answer(message["method"])}
-    if told["result"] is None:
-        told = {"error": {"code": -32601, "message": "Method not found"}}
+    reply = {"result": answer(message["method"])}
+    if reply["result"] is None:
+        reply = {"error": {"code": -32601, "message": "Method not found"}}
     if "id" in message and (mode, message["method"]) != ("silent", "tools/list"):
-        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **told}) + "\n")
+        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}) + "\n")
         sys.stdout.flush()

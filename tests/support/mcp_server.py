@@ -1,7 +1,7 @@
-"""A real MCP server: `mcp_program.py FOLDER ERA` over stdio, and `serve_http` over streamable HTTP on a port.
+"""A real MCP server: `mcp_server.py FOLDER ERA` over stdio, and `serve_http` over streamable HTTP on a port.
 
-It notes every request in `FOLDER/requests`. In the `legacy` era it knows only what servers did before 2026: they shook
-hands, kept sessions, and told of changes unasked.
+It writes the method of every request to `FOLDER/requests`. In the `legacy` era it supports only the protocol before
+2026, with a handshake, sessions, and notifications without a subscription.
 """
 
 import os
@@ -33,15 +33,15 @@ from pydantic import BaseModel
 server = MCPServer("program", log_level="CRITICAL")
 
 
-def note_requests(folder: Path, era: str) -> None:
-    async def note(context: Any, call_next: Any) -> Any:
+def record_requests(folder: Path, era: str) -> None:
+    async def record(context: Any, call_next: Any) -> Any:
         with (folder / "requests").open("a") as requests:
             requests.write(f"{context.method}\n")
         if era == "legacy" and context.method == "server/discover":
             raise MCPError(METHOD_NOT_FOUND, "Method not found")
         return await call_next(context)
 
-    server.middleware.append(note)
+    server.middleware.append(record)
 
 
 class Place(BaseModel):
@@ -74,7 +74,7 @@ def fail(message: str) -> str:
 
 @server.tool(structured_output=False)
 def show() -> CallToolResult:
-    """Give one of each kind of content."""
+    """Return one block of each content type."""
     blocks: list[ContentBlock] = [
         TextContent(text="Look:"),
         ImageContent(data="aW1hZ2U=", mime_type="image/png"),
@@ -89,7 +89,7 @@ def show() -> CallToolResult:
 
 @server.tool()
 async def work(context: Context) -> str:
-    """Report progress, and say with which key the call was made."""
+    """Report progress and return the idempotency key of the call."""
     await context.report_progress(1, 2, "half way")
     meta = context.request_context.meta or {}
     return str(meta.get("antiphon/idempotency-key"))
@@ -97,8 +97,8 @@ async def work(context: Context) -> str:
 
 @server.tool()
 async def grow(name: str, context: Context) -> str:
-    """Add a tool, and tell of it."""
-    server.add_tool(lambda: "new", name=name, description="Say what is new.", structured_output=False)
+    """Add a tool and notify the client."""
+    server.add_tool(lambda: "new", name=name, description="Return a text.", structured_output=False)
     await context.notify_tools_changed()
     await context.session.send_tool_list_changed()
     return "grown"
@@ -125,12 +125,12 @@ async def serve_legacy_stdio() -> None:
 
 
 def serve_http(folder: Path, era: str, port: int) -> None:
-    note_requests(folder, era)
+    record_requests(folder, era)
     anyio.run(lambda: server.run_streamable_http_async(port=port))
 
 
 def serve_stdio(folder: Path, era: str) -> None:
-    note_requests(folder, era)
+    record_requests(folder, era)
     if era == "legacy":
         anyio.run(serve_legacy_stdio)
     else:
