@@ -1,14 +1,16 @@
-"""The backend against a server on a loopback socket, alone and through the engine."""
+"""The backend with a server on a loopback socket, alone and in an engine."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from antiphon.backends.anthropic_messages.backend import AnthropicMessagesBackend, create
+from antiphon.backends.anthropic_messages.backend import AnthropicMessagesBackend, AnthropicMessagesOptions, create
 from antiphon.backends.base import Model, Turn
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, InvalidRequest, ModelNotFound, RateLimited, Unavailable
@@ -16,6 +18,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
+from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.token_estimate import estimate_tokens
 from support import engine_harness
 from support.anthropic_types import check_request
@@ -35,9 +38,9 @@ def refusal(message: str, status: int = 400, kind: str = "invalid_request_error"
 
 def make_turn(*items: Any, **parameters: Any) -> Turn:
     body = {"model": "claude-sonnet-4-5", **parameters}
-    said = items or ({"role": "user", "content": "Hi"},)
+    history = items or ({"role": "user", "content": "Hi"},)
     request = codec.decode_request(json.dumps(body).encode()).request
-    return Turn(request=request, items=codec.decode_items(json.dumps(said).encode()))
+    return Turn(request=request, items=codec.decode_items(json.dumps(history).encode()))
 
 
 @asynccontextmanager
@@ -51,13 +54,13 @@ async def running(url: str, **options: Any) -> AsyncIterator[AnthropicMessagesBa
         await backend.close()
 
 
-async def listen(backend: AnthropicMessagesBackend, turn: Turn) -> list[deltas.Delta]:
+async def collect_deltas(backend: AnthropicMessagesBackend, turn: Turn) -> list[deltas.Delta]:
     return [delta async for batch in await backend.stream(turn) for delta in batch]
 
 
-async def test_a_turn_is_sent_and_its_answer_told() -> None:
+async def test_turn_is_sent_and_answer_is_translated() -> None:
     async with serve([recorded("text")]) as upstream, running(upstream.url, api_key="sk-ant-1") as backend:
-        told = await listen(backend, make_turn())
+        emitted = await collect_deltas(backend, make_turn())
         (request,) = upstream.requests
     assert (request.method, request.path) == ("POST", "/v1/messages")
     assert {name: request.headers.get(name) for name in ("x-api-key", "anthropic-version", "authorization")} == {
@@ -66,43 +69,43 @@ async def test_a_turn_is_sent_and_its_answer_told() -> None:
         "authorization": None,
     }
     assert check_request(request.body)["messages"] == [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-    assert "".join(delta.text for delta in told if isinstance(delta, deltas.Text)) == "Hello, wörld! 👋"
-    assert told[-1] == deltas.Finish("stop")
+    assert "".join(delta.text for delta in emitted if isinstance(delta, deltas.Text)) == "Hello, wörld! 👋"
+    assert emitted[-1] == deltas.Finish("stop")
 
 
-async def test_a_gateway_gets_the_key_as_a_bearer_token() -> None:
+async def test_bearer_auth_sends_key_in_authorization_header() -> None:
     async with serve([recorded("text")]) as upstream, running(upstream.url, api_key="key", auth="bearer") as backend:
-        await listen(backend, make_turn())
+        await collect_deltas(backend, make_turn())
         headers = upstream.requests[0].headers
     assert (headers["authorization"], "x-api-key" in headers) == ("Bearer key", False)
 
 
-async def test_the_newest_version_of_the_api_gets_no_temperature() -> None:
+async def test_newest_api_version_gets_no_temperature() -> None:
     replies = [recorded("text"), recorded("text")]
     turn = make_turn(temperature=0.5)
     async with serve(replies) as upstream:
         for version in ("2023-06-01", "2026-10-21"):
             async with running(upstream.url, version=version) as backend:
-                await listen(backend, turn)
+                await collect_deltas(backend, turn)
         assert ["temperature" in request.json for request in upstream.requests] == [True, False]
 
 
-async def test_a_model_with_a_name_of_its_own_is_treated_like_the_one_it_is_said_to_be() -> None:
+async def test_like_option_sets_traits_of_unknown_model() -> None:
     turn = make_turn(model="house-model", reasoning={"effort": "high"})
     async with serve([recorded("text")]) as upstream:
         async with running(upstream.url, like="claude-opus-5", max_tokens=500) as backend:
-            await listen(backend, turn)
+            await collect_deltas(backend, turn)
         body = check_request(upstream.requests[0].body)
     assert (body["model"], body["max_tokens"], body["output_config"]) == ("house-model", 500, {"effort": "high"})
 
 
-async def test_an_answer_that_is_not_streamed_is_read_too() -> None:
+async def test_unstreamed_answer_is_read() -> None:
     whole = {"type": "message", "content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn"}
     async with serve([json_of(whole)]) as upstream, running(upstream.url) as backend:
-        assert await listen(backend, make_turn()) == [deltas.Text("Hi"), deltas.Finish("stop")]
+        assert await collect_deltas(backend, make_turn()) == [deltas.Text("Hi"), deltas.Finish("stop")]
 
 
-async def test_the_models_are_listed() -> None:
+async def test_models_are_listed_from_upstream() -> None:
     listed = {
         "data": [
             {
@@ -132,7 +135,7 @@ async def test_tokens_are_counted_upstream() -> None:
 
 
 @pytest.mark.parametrize("reply", [refusal("no such path", 404, "not_found_error"), json_of({"tokens": 1})])
-async def test_tokens_are_estimated_where_the_upstream_does_not_count(reply: Reply) -> None:
+async def test_tokens_are_estimated_if_upstream_cannot_count(reply: Reply) -> None:
     turn = make_turn()
     async with serve([reply]) as upstream, running(upstream.url) as backend:
         assert [await backend.count_tokens(turn) for _ in range(2)] == [estimate_tokens(turn.request, turn.items)] * 2
@@ -149,13 +152,13 @@ async def test_tokens_are_estimated_where_the_upstream_does_not_count(reply: Rep
         (stream_of(b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n'), Unavailable),
     ],
 )
-async def test_what_goes_wrong_before_the_first_words_is_raised_at_once(reply: Reply, kind: type[Exception]) -> None:
+async def test_error_before_first_delta_is_raised_by_stream(reply: Reply, kind: type[Exception]) -> None:
     async with serve([reply]) as upstream, running(upstream.url) as backend:
         with pytest.raises(kind):
             await backend.stream(make_turn())
 
 
-async def test_leaving_hangs_up() -> None:
+async def test_closing_the_stream_closes_the_connection() -> None:
     begun = (WIRE / "broken_off.sse").read_bytes()
     async with serve([stream_of(begun, STALL)]) as upstream, running(upstream.url) as backend:
         answer = await backend.stream(make_turn())
@@ -184,18 +187,18 @@ MIDWAY = (
 )
 
 
-async def test_thinking_that_the_upstream_no_longer_takes_is_left_out() -> None:
+async def test_rejected_thinking_is_omitted_on_retry() -> None:
     bound = (
         "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
     )
     async with serve([refusal(bound), recorded("text")]) as upstream, running(upstream.url) as backend:
-        told = await listen(backend, make_turn(*MIDWAY))
+        emitted = await collect_deltas(backend, make_turn(*MIDWAY))
         first, second = (json.dumps(request.json["messages"]) for request in upstream.requests)
     assert ('"thinking"' in first, '"thinking"' in second) == (True, False)
-    assert told[-1] == deltas.Finish("stop")
+    assert emitted[-1] == deltas.Finish("stop")
 
 
-async def test_another_refusal_is_not_about_thinking() -> None:
+async def test_unrelated_rejection_is_not_retried() -> None:
     async with serve([refusal("messages: too many images")]) as upstream, running(upstream.url) as backend:
         with pytest.raises(InvalidRequest, match="too many images"):
             await backend.stream(make_turn(*MIDWAY))
@@ -211,12 +214,12 @@ async def test_another_refusal_is_not_about_thinking() -> None:
         ({"base_url": "nowhere"}, "backends.claude.base_url"),
     ],
 )
-def test_a_wrong_option_is_named(options: dict[str, Any], complaint: str) -> None:
+def test_invalid_option_is_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         create("claude", options, Path("unused"))
 
 
-# Through the engine
+# In an engine
 
 
 @asynccontextmanager
@@ -230,8 +233,8 @@ async def engine_on(url: str, **options: Any) -> AsyncIterator[Engine]:
         await engine.close()
 
 
-async def ask(engine: Engine, asked: Any, **parameters: Any) -> Response:
-    body = codec.encode({"model": "claude-sonnet-4-5", "input": asked, "tools": [TOOL], **parameters})
+async def respond(engine: Engine, input_items: Any, **parameters: Any) -> Response:
+    body = codec.encode({"model": "claude-sonnet-4-5", "input": input_items, "tools": [TOOL], **parameters})
     run = await engine.create(codec.decode_request(body).request, project="p")
     return engine_harness.judge([event async for batch in run.events() for event in batch])
 
@@ -259,36 +262,36 @@ LOOP = [
 ]
 
 
-@pytest.mark.parametrize("kept_by", ["server", "client"])
-async def test_a_tool_loop_gives_back_exactly_the_signed_thinking(kept_by: str) -> None:
+@pytest.mark.parametrize("stored_by", ["server", "client"])
+async def test_tool_loop_returns_signed_thinking_unchanged(stored_by: str) -> None:
     replies = [recorded("thinking_and_tool"), recorded("text")]
     thinking = {"reasoning": {"effort": "low"}}
     async with serve(replies) as upstream, engine_on(upstream.url) as engine:
-        if kept_by == "server":
-            first = await ask(engine, "Weather?", **thinking)
-            await ask(engine, [output_of("toolu_01")], previous_response_id=first.id, **thinking)
+        if stored_by == "server":
+            first = await respond(engine, "Weather?", **thinking)
+            await respond(engine, [output_of("toolu_01")], previous_response_id=first.id, **thinking)
         else:
             stateless = {"store": False, "include": ["reasoning.encrypted_content"]} | thinking
-            first = await ask(engine, "Weather?", **stateless)
-            history = json.loads(codec.encode(first.output))
-            asked = [{"role": "user", "content": "Weather?"}, *history, output_of("toolu_01")]
-            await ask(engine, asked, **stateless)
+            first = await respond(engine, "Weather?", **stateless)
+            output = json.loads(codec.encode(first.output))
+            history = [{"role": "user", "content": "Weather?"}, *output, output_of("toolu_01")]
+            await respond(engine, history, **stateless)
         bodies = [check_request(request.body) for request in upstream.requests]
     assert [body["thinking"] for body in bodies] == [{"type": "enabled", "budget_tokens": 2048}] * 2
     assert [body["messages"] for body in bodies] == [LOOP[:1], LOOP]
 
 
-async def test_what_a_client_carries_shows_no_signature() -> None:
+async def test_client_does_not_see_thinking_signature() -> None:
     async with serve([recorded("thinking_and_tool")]) as upstream, engine_on(upstream.url) as engine:
-        response = await ask(engine, "Weather?", include=["reasoning.encrypted_content"], store=False)
+        response = await respond(engine, "Weather?", include=["reasoning.encrypted_content"], store=False)
     assert b"c2lnbmF0dXJl" not in codec.encode(response)
 
 
-async def test_interleaved_thinking_goes_back_between_the_calls() -> None:
+async def test_interleaved_thinking_returns_between_calls() -> None:
     replies = [recorded("interleaved_thinking"), recorded("text")]
     async with serve(replies) as upstream, engine_on(upstream.url) as engine:
-        first = await ask(engine, "Weather?")
-        await ask(engine, [output_of("toolu_02"), output_of("toolu_01")], previous_response_id=first.id)
+        first = await respond(engine, "Weather?")
+        await respond(engine, [output_of("toolu_02"), output_of("toolu_01")], previous_response_id=first.id)
         (_, assistant, answers) = upstream.requests[1].json["messages"]
     assert [block["type"] for block in assistant["content"]] == [
         "thinking", "tool_use", "thinking", "redacted_thinking", "tool_use",
@@ -296,30 +299,30 @@ async def test_interleaved_thinking_goes_back_between_the_calls() -> None:
     assert [block["tool_use_id"] for block in answers["content"]] == ["toolu_02", "toolu_01"]
 
 
-async def test_a_search_the_upstream_made_itself_goes_back_to_it() -> None:
+async def test_upstream_search_blocks_return_to_upstream() -> None:
     replies = [recorded("web_search"), recorded("text")]
     async with serve(replies) as upstream, engine_on(upstream.url) as engine:
-        first = await ask(engine, "When was Shannon born?")
-        await ask(engine, "Thanks", previous_response_id=first.id)
+        first = await respond(engine, "When was Shannon born?")
+        await respond(engine, "Thanks", previous_response_id=first.id)
         kinds = [block["type"] for block in upstream.requests[1].json["messages"][1]["content"]]
     assert kinds == ["text", "server_tool_use", "web_search_tool_result", "text"]
 
 
-async def test_a_request_in_a_foreign_history_still_runs() -> None:
-    """Reasoning sealed by nobody we know, and a call of another model in the middle of a loop."""
-    asked = [
+async def test_history_of_another_server_is_accepted() -> None:
+    """Reasoning that another server sealed, and an open tool loop of another model."""
+    history = [
         {"role": "user", "content": "Weather?"},
         {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA-from-elsewhere"},
         {"type": "function_call", "call_id": "call:1", "name": "get_weather", "arguments": "{}"},
         output_of("call:1"),
     ]
     async with serve([recorded("text")]) as upstream, engine_on(upstream.url) as engine:
-        response = await ask(engine, asked, reasoning={"effort": "high"})
+        response = await respond(engine, history, reasoning={"effort": "high"})
         body = check_request(upstream.requests[0].body)
     assert (response.status, "thinking" in body) == ("completed", False)
 
 
-async def test_a_custom_tool_is_a_function_upstream() -> None:
+async def test_custom_tool_is_sent_as_function() -> None:
     patch = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
     shelf = {"type": "namespace", "name": "files", "description": "Files", "tools": [TOOL]}
     async with serve([stream_of(_call("apply_patch", {"input": "*** Begin Patch"}))]) as upstream:
@@ -340,3 +343,21 @@ def _call(name: str, arguments: dict[str, Any]) -> bytes:
     block = {"type": "tool_use", "id": "toolu_1", "name": name, "input": arguments}
     message = {"type": "message", "content": [block], "stop_reason": "tool_use"}
     return b"data: " + json.dumps(message).encode() + b"\n\n"
+
+
+# Documentation
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "upstreams.md").read_text("utf-8")
+
+
+def test_guide_lists_every_option_with_default() -> None:
+    table = GUIDE.split("| Messages option |", 1)[1].split("\n\n", 1)[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, flags=re.MULTILINE))
+    own = {*AnthropicMessagesOptions.__struct_fields__} - {*UpstreamOptions.__struct_fields__} | {"base_url"}
+    assert listed.keys() == own
+    defaults = {
+        field.name: field.default for field in msgspec.structs.fields(AnthropicMessagesOptions) if field.name in own
+    }
+    for name, value in defaults.items():
+        if value is not None:
+            assert listed[name] == f"`{json.dumps(value)}`", name

@@ -1,5 +1,6 @@
-"""Which messages a history becomes."""
+"""Translation of items into messages and content blocks."""
 
+import base64
 import itertools
 import json
 from typing import Any
@@ -9,19 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.backends.anthropic_messages.request import compose
+from antiphon.backends.anthropic_messages.messages import write_assistant_parts, write_parts
+from antiphon.backends.anthropic_messages.request import translate_request
 from antiphon.backends.anthropic_messages.traits import find_traits
 from antiphon.backends.base import Turn
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import content, items
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.unions import Unknown
 from support import strategies
 from support.anthropic_types import check_request
 
-OPENING = "(The conversation begins with your own words.)"
+FIRST_USER_TEXT = "(The conversation begins with your own words.)"
 
 
-def say(role: str, text: Any) -> dict[str, Any]:
+def message(role: str, text: Any) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
@@ -29,134 +32,159 @@ def call(call_id: str, name: str = "f", arguments: str = "{}") -> dict[str, Any]
     return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
 
 
-def result(call_id: str, output: Any = "done") -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call_id, "output": output}
+def output(call_id: str, value: Any = "done") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": value}
 
 
 def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def use(call_id: str, name: str = "f", **arguments: Any) -> dict[str, Any]:
+def tool_use(call_id: str, name: str = "f", **arguments: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
-def answer(call_id: str, words: str = "done") -> dict[str, Any]:
+def tool_result(call_id: str, words: str = "done") -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": [text(words)]}
 
 
-def test_all_instructions_stand_in_front_in_their_order(write: Any) -> None:
-    body = write(
-        say("user", "Hi"), say("system", "B"), say("assistant", "Yo"), say("developer", "C"), say("user", "Bye"),
+def test_instructions_move_to_system_in_order(write_body: Any) -> None:
+    body = write_body(
+        message("user", "Hi"),
+        message("system", "B"),
+        message("assistant", "Yo"),
+        message("developer", "C"),
+        message("user", "Bye"),
         instructions="A",
-    )  # fmt: skip
+    )
     assert body["system"] == [text("A"), text("B"), text("C")]
-    assert body["messages"] == [say("user", [text("Hi")]), say("assistant", [text("Yo")]), say("user", [text("Bye")])]
+    assert body["messages"] == [
+        message("user", [text("Hi")]),
+        message("assistant", [text("Yo")]),
+        message("user", [text("Bye")]),
+    ]
 
 
-def test_an_image_among_instructions_is_shown_where_it_stood(write: Any) -> None:
+def test_image_in_instructions_becomes_user_content(write_body: Any) -> None:
     picture = {"type": "input_image", "image_url": "https://example.com/a.png"}
-    body = write(say("developer", [{"type": "input_text", "text": "Like this:"}, picture]))
+    body = write_body(message("developer", [{"type": "input_text", "text": "Like this:"}, picture]))
     assert body["system"] == [text("Like this:")]
     assert body["messages"][0]["content"][0]["type"] == "image"
 
 
-def test_a_part_of_instructions_that_cannot_be_said_is_named_by_its_place(write: Any) -> None:
+def test_invalid_instruction_part_is_named_by_param_path(write_body: Any) -> None:
     picture = {"type": "input_image", "image_url": "file:///etc/passwd"}
     with pytest.raises(InvalidRequest) as caught:
-        write(say("developer", [{"type": "input_text", "text": "Like this:"}, picture]))
+        write_body(message("developer", [{"type": "input_text", "text": "Like this:"}, picture]))
     assert caught.value.param == "input[0].content[1].image_url"
 
 
-def test_what_one_side_says_in_a_row_is_one_message(write: Any) -> None:
-    body = write(say("user", "A"), say("user", "B"), say("assistant", "C"), call("1"), result("1"), say("user", "D"))
+def test_consecutive_items_of_one_role_are_one_message(write_body: Any) -> None:
+    body = write_body(
+        message("user", "A"),
+        message("user", "B"),
+        message("assistant", "C"),
+        call("1"),
+        output("1"),
+        message("user", "D"),
+    )
     assert body["messages"] == [
-        say("user", [text("A"), text("B")]),
-        say("assistant", [text("C"), use("1")]),
-        say("user", [answer("1"), text("D")]),
+        message("user", [text("A"), text("B")]),
+        message("assistant", [text("C"), tool_use("1")]),
+        message("user", [tool_result("1"), text("D")]),
     ]
 
 
-def test_the_results_of_a_message_stand_first_in_the_next_one_in_their_order(write: Any) -> None:
-    body = write(
-        say("user", "Go"), call("1"), call("2"), say("user", "Wait"), result("2", "b"), say("assistant", "Ok"),
-        result("1", "a"),
-    )  # fmt: skip
+def test_results_start_the_message_after_their_calls(write_body: Any) -> None:
+    body = write_body(
+        message("user", "Go"),
+        call("1"),
+        call("2"),
+        message("user", "Wait"),
+        output("2", "b"),
+        message("assistant", "Ok"),
+        output("1", "a"),
+    )
     assert body["messages"] == [
-        say("user", [text("Go")]),
-        say("assistant", [use("1"), use("2")]),
-        say("user", [answer("2", "b"), answer("1", "a"), text("Wait")]),
-        say("assistant", [text("Ok")]),
-        say("user", [text("Continue.")]),
+        message("user", [text("Go")]),
+        message("assistant", [tool_use("1"), tool_use("2")]),
+        message("user", [tool_result("2", "b"), tool_result("1", "a"), text("Wait")]),
+        message("assistant", [text("Ok")]),
+        message("user", [text("Continue.")]),
     ]
 
 
-def test_a_call_without_a_result_gets_a_note(write: Any) -> None:
+def test_call_without_result_gets_placeholder_result(write_body: Any) -> None:
     note = "No output was recorded for this call. Whether it was carried out is not known."
-    assert write(say("user", "Go"), call("1"))["messages"][-1] == say("user", [answer("1", note)])
+    assert write_body(message("user", "Go"), call("1"))["messages"][-1] == message("user", [tool_result("1", note)])
 
 
-def test_a_result_without_a_call_is_told_as_json(write: Any) -> None:
-    (block,) = write(result("nobody", "lost"))["messages"][0]["content"]
-    assert json.loads(block["text"]) == result("nobody", "lost")
+def test_result_without_call_becomes_json_text(write_body: Any) -> None:
+    (block,) = write_body(output("nobody", "lost"))["messages"][0]["content"]
+    assert json.loads(block["text"]) == output("nobody", "lost")
 
 
-def test_a_second_result_of_a_call_is_told_as_json(write: Any) -> None:
-    blocks = write(call("1"), result("1", "a"), result("1", "b"))["messages"][-1]["content"]
-    assert blocks[0] == answer("1", "a")
-    assert json.loads(blocks[1]["text"]) == result("1", "b")
+def test_second_result_of_a_call_becomes_json_text(write_body: Any) -> None:
+    blocks = write_body(call("1"), output("1", "a"), output("1", "b"))["messages"][-1]["content"]
+    assert blocks[0] == tool_result("1", "a")
+    assert json.loads(blocks[1]["text"]) == output("1", "b")
 
 
-def test_ids_that_come_again_are_told_apart(write: Any) -> None:
-    body = write(call("1"), result("1", "a"), call("1"), call("1_2"), result("1", "b"), result("1_2", "c"))
+def test_repeated_call_ids_are_numbered(write_body: Any) -> None:
+    body = write_body(call("1"), output("1", "a"), call("1"), call("1_2"), output("1", "b"), output("1_2", "c"))
     assert body["messages"][1:] == [
-        say("assistant", [use("1")]),
-        say("user", [answer("1", "a")]),
-        say("assistant", [use("1_2"), use("1_2_2")]),
-        say("user", [answer("1_2", "b"), answer("1_2_2", "c")]),
+        message("assistant", [tool_use("1")]),
+        message("user", [tool_result("1", "a")]),
+        message("assistant", [tool_use("1_2"), tool_use("1_2_2")]),
+        message("user", [tool_result("1_2", "b"), tool_result("1_2_2", "c")]),
     ]
 
 
-def test_ids_and_names_with_other_characters_get_substitutes(write: Any) -> None:
-    body = write(call("call:1|x", "files.read"), result("call:1|x"))
+def test_invalid_ids_and_names_get_substitutes(write_body: Any) -> None:
+    body = write_body(call("call:1|x", "files.read"), output("call:1|x"))
     (used,), (answered,) = body["messages"][1]["content"], body["messages"][2]["content"]
     assert used["id"] == answered["tool_use_id"] == "call_1_x_ccd6176e"
     assert used["name"] == body["tools"][0]["name"] == "files_read_601e4eb6"
 
 
-def test_a_history_that_begins_or_ends_with_the_assistant_is_framed(write: Any) -> None:
-    assert write(say("assistant", "Well,"))["messages"] == [
-        say("user", [text(OPENING)]),
-        say("assistant", [text("Well,")]),
-        say("user", [text("Continue.")]),
+def test_history_of_assistant_only_gets_user_messages(write_body: Any) -> None:
+    assert write_body(message("assistant", "Well,"))["messages"] == [
+        message("user", [text(FIRST_USER_TEXT)]),
+        message("assistant", [text("Well,")]),
+        message("user", [text("Continue.")]),
     ]
 
 
-def test_a_turn_without_items_is_still_a_turn(write: Any) -> None:
-    assert write(instructions="Say hello.")["messages"] == [say("user", [text("Continue.")])]
+def test_turn_without_items_has_one_user_message(write_body: Any) -> None:
+    assert write_body(instructions="Say hello.")["messages"] == [message("user", [text("Continue.")])]
 
 
-def test_texts_with_nothing_to_read_are_left_out(write: Any) -> None:
-    body = write(
-        say("system", " "), say("user", ""), say("user", "Hi"), say("assistant", "\n"), call("1"), result("1", "")
+def test_blank_texts_are_omitted(write_body: Any) -> None:
+    body = write_body(
+        message("system", " "),
+        message("user", ""),
+        message("user", "Hi"),
+        message("assistant", "\n"),
+        call("1"),
+        output("1", ""),
     )
     assert "system" not in body
     assert body["messages"] == [
-        say("user", [text("Hi")]),
-        say("assistant", [use("1")]),
-        say("user", [{"type": "tool_result", "tool_use_id": "1"}]),
+        message("user", [text("Hi")]),
+        message("assistant", [tool_use("1")]),
+        message("user", [{"type": "tool_result", "tool_use_id": "1"}]),
     ]
 
 
-def test_arguments_are_given_back_as_they_were_written() -> None:
+def test_arguments_are_sent_unchanged() -> None:
     arguments = '{ "b":1.0,"a" : 1e2, "c":"\\u0041" }'
     request = CreateRequest(model="claude-sonnet-4-5")
     turn = Turn(request=request, items=[items.FunctionCall("1", "f", arguments)])
-    assert arguments.encode() in msgspec.json.encode(compose(turn, find_traits("claude-sonnet-4-5")).body)
+    assert arguments.encode() in msgspec.json.encode(translate_request(turn, find_traits("claude-sonnet-4-5")).body)
 
 
-def test_arguments_that_are_no_object_are_given_back_as_text(write: Any) -> None:
-    body = write(call("1", arguments="[1]"), call("2", arguments='{"a'), call("3", arguments=""))
+def test_arguments_other_than_objects_are_wrapped(write_body: Any) -> None:
+    body = write_body(call("1", arguments="[1]"), call("2", arguments='{"a'), call("3", arguments=""))
     assert [block["input"] for block in body["messages"][1]["content"]] == [
         {"arguments": "[1]"},
         {"arguments": '{"a'},
@@ -164,16 +192,16 @@ def test_arguments_that_are_no_object_are_given_back_as_text(write: Any) -> None
     ]
 
 
-def test_images_within_results_are_shown(write: Any) -> None:
+def test_images_in_results_become_image_blocks(write_body: Any) -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
-    body = write(call("1"), result("1", [{"type": "input_text", "text": "Look:"}, picture]))
+    body = write_body(call("1"), output("1", [{"type": "input_text", "text": "Look:"}, picture]))
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
     assert body["messages"][-1]["content"][0]["content"] == [text("Look:"), {"type": "image", "source": source}]
 
 
-def test_items_of_other_kinds_are_told_as_json(write: Any) -> None:
+def test_unknown_items_become_json_text(write_body: Any) -> None:
     strange = {"type": "acme:note", "text": "important"}
-    assert json.loads(write(strange)["messages"][0]["content"][0]["text"]) == strange
+    assert json.loads(write_body(strange)["messages"][0]["content"][0]["text"]) == strange
 
 
 # Thinking
@@ -187,17 +215,17 @@ def reasoning(*blocks: Any) -> dict[str, Any]:
     return {"type": "reasoning", "summary": [], "encrypted_content": sealed}
 
 
-def test_thinking_goes_back_exactly_before_the_call_it_led_to(write: Any) -> None:
-    body = write(
-        say("user", "Go"), reasoning(THOUGHT, REDACTED), call("1"), reasoning(REDACTED), call("2"), result("1"),
-        result("2"),
+def test_thinking_is_sent_unchanged_before_its_call(write_body: Any) -> None:
+    body = write_body(
+        message("user", "Go"), reasoning(THOUGHT, REDACTED), call("1"), reasoning(REDACTED), call("2"), output("1"),
+        output("2"),
     )  # fmt: skip
-    assert body["messages"][1] == say("assistant", [THOUGHT, REDACTED, use("1"), REDACTED, use("2")])
+    assert body["messages"][1] == message("assistant", [THOUGHT, REDACTED, tool_use("1"), REDACTED, tool_use("2")])
 
 
-def test_reasoning_of_another_backend_is_left_out(write: Any) -> None:
+def test_reasoning_of_another_backend_is_omitted(write_body: Any) -> None:
     foreign = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
-    assert write(say("user", "Go"), foreign, call("1"))["messages"][1] == say("assistant", [use("1")])
+    assert write_body(message("user", "Go"), foreign, call("1"))["messages"][1] == message("assistant", [tool_use("1")])
 
 
 @given(st.text(), st.text(), st.text())
@@ -208,23 +236,23 @@ def test_thinking_round_trips_byte_for_byte(thinking: str, signature: str, data:
     ]
     raw = msgspec.json.encode(blocks)
     turn = Turn(request=CreateRequest(model="claude-opus-5"), items=[items.Reasoning(encrypted_content=raw.decode())])
-    body = msgspec.json.encode(compose(turn, find_traits("claude-opus-5")).body)
+    body = msgspec.json.encode(translate_request(turn, find_traits("claude-opus-5")).body)
     assert raw[1:-1] in body
 
 
-# The law: whatever the history, everything in it is told, in order, and the messages are ones that the API takes.
+# Invariant: every item of any history appears in the messages, in order, and the API accepts the messages.
 
-# Letters that JSON never spells otherwise, so that they can be looked for anywhere in it.
-_words = st.text("aß漢😀", max_size=4).map(lambda word: f"<{word}>")
-_picture = st.builds(content.InputImage, image_url=_words.map(lambda word: f"https://example.com/{word}"))
-_contents = _words | st.lists(_words.map(content.InputText) | _picture, min_size=1, max_size=2)
+# Characters that JSON does not escape, so the tests can search for them in encoded text.
+_texts = st.text("aß漢😀", max_size=4).map(lambda word: f"<{word}>")
+_picture = st.builds(content.InputImage, image_url=_texts.map(lambda word: f"https://example.com/{word}"))
+_contents = _texts | st.lists(_texts.map(content.InputText) | _picture, min_size=1, max_size=2)
 _ids = st.sampled_from(["1", "2", "call|3"])
-_arguments = _words.map(lambda word: json.dumps({"a": word}, ensure_ascii=False))
+_arguments = _texts.map(lambda word: json.dumps({"a": word}, ensure_ascii=False))
 _histories = st.lists(
     st.one_of(
         st.builds(items.Message, st.just("user"), _contents),
-        st.builds(items.Message, st.just("assistant"), _words),
-        st.builds(items.Message, st.sampled_from(["system", "developer"]), _words),
+        st.builds(items.Message, st.just("assistant"), _texts),
+        st.builds(items.Message, st.sampled_from(["system", "developer"]), _texts),
         st.builds(items.FunctionCall, _ids, st.sampled_from(["f", "g.h"]), _arguments),
         st.builds(items.FunctionCallOutput, _contents, _ids),
         st.builds(items.Reasoning, encrypted_content=st.just(json.dumps([THOUGHT]))),
@@ -235,29 +263,29 @@ _histories = st.lists(
 
 @settings(max_examples=150)
 @given(_histories)
-def test_nothing_is_lost_and_the_sides_take_turns(history: list[Any]) -> None:
-    composition = compose(
+def test_every_item_is_sent_and_roles_alternate(history: list[Any]) -> None:
+    translated = translate_request(
         Turn(request=CreateRequest(model="claude-sonnet-4-5"), items=history), find_traits("claude-sonnet-4-5")
     )
-    body = check_request(msgspec.json.encode(composition.body))
+    body = check_request(msgspec.json.encode(translated.body))
     messages = body["messages"]
     roles = [message["role"] for message in messages]
     assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
     _check_calls(messages)
-    assert [block["text"] for block in body.get("system", ())] == _say_all(history, "system", "developer")
-    assert _list_spoken(messages, "user") == _say_all(history, "user")
-    assert _list_spoken(messages, "assistant") == _say_all(history, "assistant")
-    assert _list_used(messages, composition.names) == [
+    assert [block["text"] for block in body.get("system", ())] == _list_history_texts(history, "system", "developer")
+    assert _list_texts(messages, "user") == _list_history_texts(history, "user")
+    assert _list_texts(messages, "assistant") == _list_history_texts(history, "assistant")
+    assert _list_calls(messages, translated.tool_names) == [
         (item.name, item.arguments) for item in history if isinstance(item, items.FunctionCall)
     ]
-    said = json.dumps(messages, ensure_ascii=False)
+    encoded = json.dumps(messages, ensure_ascii=False)
     results = [word for item in history if isinstance(item, items.FunctionCallOutput) for word in _read(item.output)]
-    assert all(said.count(word) >= results.count(word) for word in results)
-    assert said.count(THOUGHT["signature"]) == sum(isinstance(item, items.Reasoning) for item in history)
+    assert all(encoded.count(word) >= results.count(word) for word in results)
+    assert encoded.count(THOUGHT["signature"]) == sum(isinstance(item, items.Reasoning) for item in history)
 
 
 def _check_calls(messages: list[dict[str, Any]]) -> None:
-    """Each call is answered once, at the start of the next message, and no two have one id."""
+    """Check that each call has one result at the start of the next message, and that call ids are unique."""
     ids: list[str] = []
     for message, following in itertools.pairwise(messages):
         called = [block["id"] for block in message["content"] if block["type"] == "tool_use"]
@@ -275,33 +303,143 @@ def _read(parts: Any) -> list[str]:
     return [part.text if isinstance(part, content.InputText) else part.image_url for part in parts]
 
 
-def _say_all(history: list[Any], *roles: str) -> list[str]:
+def _list_history_texts(history: list[Any], *roles: str) -> list[str]:
     messages = [item for item in history if isinstance(item, items.Message) and item.role in roles]
     return [word for message in messages for word in _read(message.content)]
 
 
-def _list_spoken(messages: list[dict[str, Any]], role: str) -> list[str]:
-    """What this side says itself: no results, no lone results, and not the words that frame a history."""
+def _list_texts(messages: list[dict[str, Any]], role: str) -> list[str]:
+    """Return the role's own texts: no tool results, no JSON, and no added first or last message."""
     blocks = [block for message in messages if message["role"] == role for block in message["content"]]
     texts = [block.get("text") or block.get("source", {}).get("url") for block in blocks]
-    return [each for each in texts if each and each not in (OPENING, "Continue.") and not each.startswith("{")]
+    return [each for each in texts if each and each not in (FIRST_USER_TEXT, "Continue.") and not each.startswith("{")]
 
 
-def _list_used(messages: list[dict[str, Any]], names: dict[str, str]) -> list[tuple[str, str]]:
+def _list_calls(messages: list[dict[str, Any]], names: dict[str, str]) -> list[tuple[str, str]]:
     blocks = [block for message in messages for block in message["content"] if block["type"] == "tool_use"]
     return [(names[block["name"]], json.dumps(block["input"], ensure_ascii=False)) for block in blocks]
 
 
 @settings(max_examples=100)
 @given(st.lists(strategies.all_items(), max_size=4))
-def test_any_items_become_a_request_or_a_clear_error(history: list[Any]) -> None:
+def test_any_items_become_valid_request_or_named_error(history: list[Any]) -> None:
     turn = Turn(request=CreateRequest(model="claude-sonnet-4-5"), items=history)
     error = body = None
     try:
-        body = compose(turn, find_traits("claude-sonnet-4-5")).body
+        body = translate_request(turn, find_traits("claude-sonnet-4-5")).body
     except InvalidRequest as raised:
         error = raised
     if error is not None:
         assert (error.param or "").startswith("input[")
     else:
         check_request(msgspec.json.encode(body))
+
+
+# Content blocks
+
+PDF = base64.b64encode(b"%PDF-1.7 and so on").decode()
+TEXT = base64.b64encode("Grüße".encode()).decode()
+
+
+def write_block(part: Any) -> Any:
+    (block,) = write_parts([part], "input[0].content")
+    return block
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        (
+            content.InputImage(image_url="data:image/png;base64,AAAA"),
+            {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+        ),
+        (
+            content.InputImage(image_url="DATA:image/jpg;name=x;base64,AAAA"),
+            {"type": "base64", "media_type": "image/jpeg", "data": "AAAA"},
+        ),
+        (
+            content.InputImage(image_url="https://example.com/a.png"),
+            {"type": "url", "url": "https://example.com/a.png"},
+        ),
+        (content.ComputerScreenshot(file_id="file_1"), {"type": "file", "file_id": "file_1"}),
+    ],
+)
+def test_image_becomes_image_block(part: Any, source: Any) -> None:
+    assert write_block(part) == {"type": "image", "source": source}
+
+
+@pytest.mark.parametrize(
+    ("part", "block"),
+    [
+        (
+            content.InputFile(file_data=f"data:application/pdf;base64,{PDF}", filename="a.pdf"),
+            {
+                "type": "document",
+                "title": "a.pdf",
+                "source": {"type": "base64", "media_type": "application/pdf", "data": PDF},
+            },
+        ),
+        (
+            content.InputFile(file_data=PDF),
+            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PDF}},
+        ),
+        (
+            content.InputFile(file_data=TEXT, filename="notes.md"),
+            {
+                "type": "document",
+                "title": "notes.md",
+                "source": {"type": "text", "media_type": "text/plain", "data": "Grüße"},
+            },
+        ),
+        (
+            content.InputFile(file_data=TEXT),
+            {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Grüße"}},
+        ),
+        (
+            content.InputFile(file_url="https://example.com/a.pdf"),
+            {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}},
+        ),
+        (
+            content.InputFile(file_id="file_1"),
+            {"type": "document", "source": {"type": "file", "file_id": "file_1"}},
+        ),
+        (
+            content.InputFile(file_data="AAAA", filename="a.png"),
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+        ),
+    ],
+)
+def test_file_becomes_document_or_image_block(part: Any, block: Any) -> None:
+    assert write_block(part) == block
+
+
+@pytest.mark.parametrize(
+    ("part", "param", "code"),
+    [
+        (content.InputImage(image_url="data:image/svg+xml;base64,AAAA"), ".image_url", "unsupported_image_media_type"),
+        (content.InputImage(image_url="file:///etc/passwd"), ".image_url", "invalid_image_url"),
+        (content.InputImage(), "", "invalid_value"),
+        (content.InputFile(), "", "invalid_value"),
+        (content.InputFile(file_data="not base64"), ".file_data", "invalid_value"),
+        (content.InputFile(file_data="\x80"), ".file_data", "invalid_value"),
+        (content.InputFile(file_data="AAAA", filename="a.docx"), ".file_data", "unsupported_file"),
+        (content.InputFile(file_data="/w==", filename="a.txt"), ".file_data", "unsupported_file"),
+        (content.InputAudio(content.AudioData("AAAA", "wav")), "", "unsupported_content"),
+        (content.InputVideo("https://example.com/a.mp4"), "", "unsupported_content"),
+    ],
+)
+def test_unsupported_part_is_rejected_with_param_path(part: Any, param: str, code: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        write_block(part)
+    assert (caught.value.param, caught.value.code) == (f"input[0].content[0]{param}", code)
+
+
+def test_unknown_part_becomes_json_text() -> None:
+    assert write_block(Unknown(b'{"type":"acme:smell"}')) == {"type": "text", "text": '{"type":"acme:smell"}'}
+
+
+def test_assistant_parts_become_text_blocks() -> None:
+    blocks = write_assistant_parts(
+        [content.OutputText("Yes"), content.Refusal("No"), content.InputImage(image_url="https://x/y")]
+    )
+    assert [block["text"] for block in blocks] == ["Yes", "No", '{"type":"input_image","image_url":"https://x/y"}']

@@ -1,4 +1,4 @@
-"""Recorded streams, each read whole and cut at every place."""
+"""Translation of event streams: recorded ones, read whole and cut at every byte, and damaged ones."""
 
 import functools
 import json
@@ -30,33 +30,32 @@ def read_all(raw: bytes, *, names: dict[str, str] | None = None) -> list[deltas.
     return list(MessagesReader(names or {}).read(Message(None, raw)))
 
 
-def sum_up(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What came of it."""
+def read_result(events: list[dict[str, Any]]) -> dict[str, Any]:
     response = events[-1]["response"]
     return {key: response[key] for key in ("status", "incomplete_details", "error", "output", "usage")}
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_recorded_stream_becomes_this_response(name: str) -> None:
+def test_recorded_stream_gives_recorded_response(name: str) -> None:
     events = replay(make_reader, [(WIRE / f"{name}.sse").read_bytes()])
-    assert sum_up(events) == json.loads((WIRE / f"{name}.json").read_text())
+    assert read_result(events) == json.loads((WIRE / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_wherever_a_stream_is_cut_the_events_are_the_same(name: str) -> None:
+def test_stream_cut_at_any_byte_gives_same_events(name: str) -> None:
     raw = (WIRE / f"{name}.sse").read_bytes()
     assert find_harmful_cuts(raw) == []
     assert replay(make_reader, cut(raw, *range(1, len(raw)))) == replay(make_reader, [raw])
 
 
-def test_thinking_is_sealed_with_its_signature_before_the_next_thing_is_told() -> None:
+def test_thinking_is_sealed_before_the_next_item() -> None:
     reader = make_reader()
-    told = _read(reader, (WIRE / "interleaved_thinking.sse").read_bytes())
-    assert [type(delta).__name__ for delta in told] == [
+    emitted = _read(reader, (WIRE / "interleaved_thinking.sse").read_bytes())
+    assert [type(delta).__name__ for delta in emitted] == [
         "Reasoning", "ReasoningSeal", "ToolCall", "ToolCall",
         "Reasoning", "ReasoningSeal", "ToolCall", "ToolCall", "Tokens", "Finish",
     ]  # fmt: skip
-    assert [json.loads(delta.encrypted_content) for delta in told if isinstance(delta, deltas.ReasoningSeal)] == [
+    assert [json.loads(delta.encrypted_content) for delta in emitted if isinstance(delta, deltas.ReasoningSeal)] == [
         [{"type": "thinking", "thinking": "Two cities.", "signature": "sig-a"}],
         [
             {"type": "thinking", "thinking": "And the other.", "signature": "sig-b"},
@@ -70,7 +69,7 @@ def _read(reader: MessagesReader, raw: bytes) -> list[deltas.Delta]:
     return [delta for message in messages for delta in reader.read(message)]
 
 
-def test_a_tool_gets_its_own_name_back() -> None:
+def test_tool_name_is_restored() -> None:
     body = b'{"type":"message","content":[{"type":"tool_use","id":"toolu_1","name":"a_b_1234","input":{"x": 1.0}}]}'
     assert read_all(body, names={"a_b_1234": "a.b"})[:2] == [
         deltas.ToolCall(0, name="a.b", call_id="toolu_1"),
@@ -78,7 +77,7 @@ def test_a_tool_gets_its_own_name_back() -> None:
     ]
 
 
-def test_an_answer_that_was_not_streamed_is_read_in_one() -> None:
+def test_unstreamed_answer_becomes_deltas() -> None:
     message = {
         "id": "msg_1",
         "type": "message",
@@ -91,31 +90,31 @@ def test_an_answer_that_was_not_streamed_is_read_in_one() -> None:
         "stop_reason": "tool_use",
         "usage": {"input_tokens": 5, "output_tokens": 7},
     }
-    told = read_all(json.dumps(message).encode())
+    emitted = read_all(json.dumps(message).encode())
     sealed = '[{"type":"thinking","thinking":"Hm.","signature":"s"}]'
-    assert told[:-2] == [
+    assert emitted[:-2] == [
         deltas.Reasoning("Hm."),
         deltas.ReasoningSeal(sealed),
         deltas.Text("Looking."),
         deltas.ToolCall(2, name="look", call_id="toolu_1"),
         deltas.ToolCall(2, "{}"),
     ]
-    assert isinstance(told[-2], deltas.Tokens)
-    assert told[-1] == deltas.Finish("stop")
+    assert isinstance(emitted[-2], deltas.Tokens)
+    assert emitted[-1] == deltas.Finish("stop")
 
 
-def test_an_overloaded_upstream_is_raised() -> None:
+def test_overloaded_error_is_raised_as_unavailable() -> None:
     with pytest.raises(Unavailable, match="Overloaded"):
         _read(make_reader(), (WIRE / "overloaded.sse").read_bytes())
 
 
-def test_an_error_shows_no_key() -> None:
+def test_error_message_is_redacted() -> None:
     body = b'{"type":"error","error":{"type":"api_error","message":"bad key abcdef"}}'
     with pytest.raises(UpstreamError, match=r"bad key \*\*\*"):
         MessagesReader({}, secrets=["abcdef"]).read(Message("error", body))
 
 
-def test_a_stream_that_ends_too_early_is_an_error_of_the_upstream() -> None:
+def test_stream_without_stop_reason_is_upstream_error() -> None:
     reader = make_reader()
     _read(reader, (WIRE / "broken_off.sse").read_bytes())
     with pytest.raises(UpstreamError, match="before the answer ended"):
@@ -123,8 +122,8 @@ def test_a_stream_that_ends_too_early_is_an_error_of_the_upstream() -> None:
 
 
 @pytest.mark.parametrize("data", [b"not json", b'{"type":"content_block_delta","index":"one"}', b"\xff\xfe{}"])
-def test_what_cannot_be_read_is_an_error_of_the_upstream(data: bytes) -> None:
-    with pytest.raises(UpstreamError, match="cannot be read"):
+def test_invalid_event_is_upstream_error(data: bytes) -> None:
+    with pytest.raises(UpstreamError, match="invalid event"):
         make_reader().read(Message(None, data))
 
 
@@ -133,7 +132,7 @@ OBJECTS = read_objects(WIRE)
 
 @settings(max_examples=100)
 @given(st.data())
-def test_a_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
+def test_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
     assert len(replay_damaged(OBJECTS, make_reader, data)) == 1
 
 
@@ -145,12 +144,12 @@ def test_a_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> Non
         [b'data: {"type":"message","content":null}'],
     ],
 )
-def test_an_answer_without_words_or_a_reason_is_an_error(lines: list[bytes]) -> None:
-    with pytest.raises(UpstreamError, match="without having said anything"):
+def test_answer_without_output_or_stop_reason_is_error(lines: list[bytes]) -> None:
+    with pytest.raises(UpstreamError, match="without any output"):
         _read(make_reader(), b"\n".join(lines))
 
 
-def test_two_calls_under_one_index_stay_two() -> None:
+def test_two_calls_with_one_index_stay_separate() -> None:
     start = b'data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"%b","name":"f"}}'
     assert _read(make_reader(), b"\n".join([start % b"a", start % b"b"])) == [
         deltas.ToolCall(0, name="f", call_id="a"),
@@ -160,15 +159,15 @@ def test_two_calls_under_one_index_stay_two() -> None:
 
 
 @pytest.mark.parametrize("usage", [b'{"input_tokens":"many"}', b"[]", b"null", b'{"input_tokens":-1}'])
-def test_counts_that_make_no_sense_cost_no_answer(usage: bytes) -> None:
+def test_invalid_token_counts_do_not_fail_the_answer(usage: bytes) -> None:
     start = b'data: {"type":"message_start","message":{"content":null,"usage":%b}}' % usage
     text = b'data: {"type":"content_block_delta","index":null,"delta":{"type":"text_delta","text":"a"}}'
     end = b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}}'
-    told = _read(make_reader(), b"\n".join([start, text, end, b'data: {"type":"message_stop"}']))
-    assert told == [deltas.Text("a"), deltas.Tokens(Usage(0, 2, 2)), deltas.Finish("stop")]
+    emitted = _read(make_reader(), b"\n".join([start, text, end, b'data: {"type":"message_stop"}']))
+    assert emitted == [deltas.Text("a"), deltas.Tokens(Usage(0, 2, 2)), deltas.Finish("stop")]
 
 
-# What no version of the API sends, on purpose.
+# Recordings with events that no version of the API sends.
 STRANGE = {
     "error_in_words",
     "error_without_a_name",
@@ -188,7 +187,7 @@ def official_events() -> TypeAdapter[Any]:
 
 
 @pytest.mark.parametrize("name", sorted(set(STREAMS) - STRANGE))
-def test_a_recorded_stream_is_made_of_events_that_the_official_package_knows(name: str) -> None:
+def test_recorded_events_match_official_types(name: str) -> None:
     raw = (WIRE / f"{name}.sse").read_bytes()
     for line in raw.splitlines():
         if line.startswith(b"data: ") and not line.startswith((b'data: {"type":"ping"', b'data: {"type":"error"')):
@@ -205,13 +204,13 @@ def test_a_recorded_stream_is_made_of_events_that_the_official_package_knows(nam
         {"type": "hum_delta", "hum": "hm"},
     ],
 )
-def test_a_delta_that_says_nothing_needs_no_block(delta: dict[str, str]) -> None:
+def test_empty_delta_needs_no_open_block(delta: dict[str, str]) -> None:
     reader = make_reader()
     event = {"type": "content_block_delta", "index": 3, "delta": delta}
     assert list(reader.read(Message(None, json.dumps(event).encode()))) == []
 
 
-def test_an_answer_is_concluded_by_the_reason_to_stop() -> None:
+def test_stop_reason_concludes_the_answer() -> None:
     reader = make_reader()
     _read(reader, (WIRE / "broken_off.sse").read_bytes())
     assert not reader.concluded

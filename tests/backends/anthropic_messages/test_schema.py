@@ -1,13 +1,13 @@
-"""Schemas in the part of the language that can be enforced."""
+"""Restriction of JSON schemas to enforceable keywords."""
 
 from typing import Any
 
 import pytest
 
-from antiphon.backends.anthropic_messages.schema import fit
+from antiphon.backends.anthropic_messages.schema import restrict_schema
 
 
-def test_objects_are_closed_and_limits_are_said() -> None:
+def test_objects_are_closed_and_unsupported_keywords_described() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -21,7 +21,7 @@ def test_objects_are_closed_and_limits_are_said() -> None:
         "required": ["age"],
         "$defs": {"Kind": {"properties": {"b": {"type": "boolean"}}}},
     }
-    assert fit(schema) == {
+    assert restrict_schema(schema) == {
         "type": "object",
         "properties": {
             "age": {"type": "integer", "description": 'In years\n\n{"minimum": 0}'},
@@ -53,5 +53,5 @@ def test_objects_are_closed_and_limits_are_said() -> None:
         {"$ref": "#/$defs/Tree", "$defs": {"Tree": {"properties": {"kids": {"items": {"$ref": "#/$defs/Tree"}}}}}},
     ],
 )
-def test_a_schema_that_leaves_names_open_or_has_no_end_does_not_fit(schema: Any) -> None:
-    assert fit(schema) is None
+def test_open_or_recursive_schema_is_not_restricted(schema: Any) -> None:
+    assert restrict_schema(schema) is None

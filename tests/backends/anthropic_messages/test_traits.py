@@ -1,4 +1,4 @@
-"""What is known of the models."""
+"""Lookup of model traits by name."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from antiphon.backends.anthropic_messages.traits import find_traits
         ("claude-mythos-preview", "claude-mythos-5"),
     ],
 )
-def test_a_model_is_known_by_its_line_and_version(name: str, like: str) -> None:
+def test_traits_depend_on_line_and_version(name: str, like: str) -> None:
     assert find_traits(name) == find_traits(like)
 
 
@@ -40,6 +40,8 @@ def test_a_model_is_known_by_its_line_and_version(name: str, like: str) -> None:
         ("deepseek-chat", "budget", "omit", True, False),
     ],
 )
-def test_generations_differ(name: str, thinking: str, off: str, sampling: bool, json_schema: bool) -> None:
+def test_generations_have_expected_traits(
+    name: str, thinking: str, off: str, sampling: bool, json_schema: bool
+) -> None:
     traits = find_traits(name)
     assert (traits.thinking, traits.off, traits.sampling, traits.json_schema) == (thinking, off, sampling, json_schema)

@@ -1,4 +1,4 @@
-"""The backend for servers that speak Anthropic's Messages API."""
+"""The backend for servers with Anthropic's Messages API."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from antiphon.backends.anthropic_messages.reader import MessagesReader
-from antiphon.backends.anthropic_messages.request import COUNTED, Composition, compose, list_idle
+from antiphon.backends.anthropic_messages.request import (
+    COUNTED_FIELDS,
+    MessagesRequest,
+    list_ignored_params,
+    translate_request,
+)
 from antiphon.backends.anthropic_messages.traits import Traits, find_traits
 from antiphon.backends.base import Capabilities, Turn, read_options
 from antiphon.backends.upstream_backend import UpstreamBackend
@@ -18,13 +23,18 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 from antiphon.upstream.options import UpstreamOptions
 
+# API versions from this one on reject `temperature` and `top_p` for every model.
+_NO_SAMPLING_SINCE = "2026-10-21"
+_THINKING_REJECTED = re.compile(r"thinking.*\bblocks?\b|signature", re.IGNORECASE | re.DOTALL)
 
-class Options(UpstreamOptions, kw_only=True):
-    """`auth` says where the key goes: some gateways want it as a bearer token.
 
-    `version` is the API's: the newest one takes no temperature at all. `max_tokens` is how long an answer may get when
-    the request does not say. `like` names the Claude model that those of this server behave like, where their own names
-    do not tell. Without `json_schema`, answers are held to schemas here and not there, for servers that cannot.
+class AnthropicMessagesOptions(UpstreamOptions, kw_only=True):
+    """The options of one backend.
+
+    `auth` is the header that carries the key: some gateways expect a bearer token. `version` is the API version.
+    `max_tokens` limits an answer if the request has no limit. `like` names the Claude model whose traits apply, for
+    models with names of their own. Without `json_schema`, Antiphon enforces output schemas itself, for servers that
+    cannot.
     """
 
     base_url: str = "https://api.anthropic.com/v1"
@@ -35,15 +45,10 @@ class Options(UpstreamOptions, kw_only=True):
     json_schema: bool = True
 
 
-# From this version on, the API refuses any temperature, whatever the model takes.
-_NO_SAMPLING_SINCE = "2026-10-21"
-_BAD_THOUGHT = re.compile(r"thinking.*\bblocks?\b|signature", re.IGNORECASE | re.DOTALL)
-
-
 class AnthropicMessagesBackend(UpstreamBackend):
-    """One upstream with all of its models: those it lists, and those it has beside them."""
+    """One upstream with all of its models, listed or not."""
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(self, name: str, options: AnthropicMessagesOptions) -> None:
         headers = _write_headers(options)
         super().__init__(name, options, headers=headers, owned_by="anthropic", models_path="/models?limit=1000")
         self._options = options
@@ -54,53 +59,55 @@ class AnthropicMessagesBackend(UpstreamBackend):
             images=True,
             files=True,
             reasoning=True,
-            list_idle=self._list_idle,
+            list_idle=self._list_ignored_params,
         )
 
     async def stream(self, turn: Turn) -> Deltas:
-        composition = self._compose(turn)
+        request = self._translate(turn)
         try:
-            return await self._ask(composition)
+            return await self._send(request)
         except InvalidRequest as error:
-            # Newer models take their thinking back only while nothing before it has changed.
-            if not composition.has_thoughts or not _BAD_THOUGHT.search(error.message):
+            # Newer models reject their earlier thinking if anything before it has changed.
+            if not request.has_thinking or not _THINKING_REJECTED.search(error.message):
                 raise
-        return await self._ask(self._compose(turn, thoughts=False))
+        return await self._send(self._translate(turn, include_thinking=False))
 
     async def count_tokens(self, turn: Turn) -> int:
-        return await self.count_upstream("/messages/count_tokens", turn, self._write_count)
+        return await self.count_upstream("/messages/count_tokens", turn, self._write_count_request)
 
-    def _write_count(self, turn: Turn) -> bytes:
-        body = self._compose(turn).body
-        return msgspec.json.encode({name: body[name] for name in COUNTED if name in body})
+    def _write_count_request(self, turn: Turn) -> bytes:
+        body = self._translate(turn).body
+        return msgspec.json.encode({name: body[name] for name in COUNTED_FIELDS if name in body})
 
-    async def _ask(self, composition: Composition) -> Deltas:
+    async def _send(self, request: MessagesRequest) -> Deltas:
         def make_reader() -> MessagesReader:
-            return MessagesReader(composition.names, secrets=self.upstream.secrets)
+            return MessagesReader(request.tool_names, secrets=self.upstream.secrets)
 
-        return await self.upstream.stream("/messages", msgspec.json.encode(composition.body), make_reader)
+        return await self.upstream.stream("/messages", msgspec.json.encode(request.body), make_reader)
 
-    def _compose(self, turn: Turn, *, thoughts: bool = True) -> Composition:
+    def _translate(self, turn: Turn, *, include_thinking: bool = True) -> MessagesRequest:
         traits = self._find_traits(turn.request.model or "")
-        return compose(turn, traits, answer=self._options.max_tokens, thoughts=thoughts)
+        return translate_request(
+            turn, traits, default_max_tokens=self._options.max_tokens, include_thinking=include_thinking
+        )
 
-    def _list_idle(self, request: CreateRequest, model: str) -> list[str]:
-        return list_idle(request, self._find_traits(model))
+    def _list_ignored_params(self, request: CreateRequest, model: str) -> list[str]:
+        return list_ignored_params(request, self._find_traits(model))
 
     def _find_traits(self, model: str) -> Traits:
         traits = find_traits(self._options.like or model)
-        refuses = self._options.version >= _NO_SAMPLING_SINCE
-        return msgspec.structs.replace(traits, sampling=traits.sampling and not refuses)
-
-
-def _write_headers(options: Options) -> dict[str, str]:
-    headers = {"anthropic-version": options.version}
-    if options.api_key is not None:
-        bearer = options.auth == "bearer"
-        headers |= {"Authorization": f"Bearer {options.api_key}"} if bearer else {"x-api-key": options.api_key}
-    return headers
+        rejects_sampling = self._options.version >= _NO_SAMPLING_SINCE
+        return msgspec.structs.replace(traits, sampling=traits.sampling and not rejects_sampling)
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> AnthropicMessagesBackend:
-    """What the registry calls."""
-    return AnthropicMessagesBackend(name, read_options(options, Options, name=name))
+    """Create the backend from its configuration. The registry calls this."""
+    return AnthropicMessagesBackend(name, read_options(options, AnthropicMessagesOptions, name=name))
+
+
+def _write_headers(options: AnthropicMessagesOptions) -> dict[str, str]:
+    headers = {"anthropic-version": options.version}
+    if options.api_key is not None:
+        is_bearer = options.auth == "bearer"
+        headers |= {"Authorization": f"Bearer {options.api_key}"} if is_bearer else {"x-api-key": options.api_key}
+    return headers

@@ -1,4 +1,4 @@
-"""The Messages API's event stream as deltas."""
+"""Translate the event stream of the Messages API into deltas."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Raw
 
 from antiphon.backends.anthropic_messages.wire import (
-    Block,
     BlockDelta,
+    ContentBlock,
     StopDetails,
     StreamEvent,
     ThinkingBlock,
@@ -28,14 +28,25 @@ from antiphon.stream.deltas import Delta
 from antiphon.stream.sse import Message
 from antiphon.upstream.error_mapping import break_off, decode_any, explain_event, is_error
 
-# Every other block may be told more of as JSON: those of calls, and those that only the upstream understands.
-_WORDS = ("text", "thinking")
+FinishReason = Literal["stop", "length", "content_filter"]
+
+# All other stop reasons mean that the answer is complete.
+_FINISH_REASONS: dict[str, FinishReason] = {
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "pause_turn": "length",
+    "refusal": "content_filter",
+}
+# All other block types can get JSON deltas: tool calls, and blocks that only the upstream understands.
+_TEXT_TYPES = ("text", "thinking")
+# Start events for blocks that a server has not announced.
+_EMPTY_BLOCKS = {block_type: Raw(msgspec.json.encode({"type": block_type})) for block_type in _TEXT_TYPES}
 
 
-class Draft:
-    """A block so far. `key` is a number of ours: not every server counts its blocks right."""
+class OpenBlock:
+    """A content block in progress. `key` is our own number: not every server numbers its blocks correctly."""
 
-    def __init__(self, index: int | None, key: int, block: Block, raw: Raw) -> None:
+    def __init__(self, index: int | None, key: int, block: ContentBlock, raw: Raw) -> None:
         self.index = index
         self.key = key
         self.block = block
@@ -47,94 +58,74 @@ class Draft:
 
     @property
     def arguments(self) -> str:
-        """A call's arguments: as they came in pieces, else as they stood in the block."""
+        """A call's arguments: the joined JSON deltas, else the input in the block."""
         whole = bytes(self.block.input).decode()
         return "".join(self.json) or ("{}" if whole in ("", "null") else whole)
 
     def assemble(self) -> ThinkingBlock | Raw | dict[str, Raw]:
-        """A block to be given back as it was: thinking, or what a tool of the upstream's own was asked and said."""
+        """Return the block for a later request: thinking, or the upstream's own tool call or result."""
         if self.type == "thinking":
             return ThinkingBlock("".join(self.thinking), "".join(self.signature))
         if not self.json:
             return self.raw
         return msgspec.json.decode(self.raw, type=dict[str, Raw]) | {"input": Raw(self.arguments.encode())}
 
-    def takes(self, kind: str) -> bool:
-        return self.type == kind if kind in _WORDS else self.type not in _WORDS
+    def accepts(self, delta_type: str) -> bool:
+        return self.type == delta_type if delta_type in _TEXT_TYPES else self.type not in _TEXT_TYPES
 
 
-class Drafts:
-    """All blocks that are open. Calls are written side by side; of others there is one at a time."""
+class OpenBlocks:
+    """All content blocks in progress. Tool calls may overlap; any other block ends when the next one starts."""
 
     def __init__(self) -> None:
-        self._open: list[Draft] = []
+        self._blocks: list[OpenBlock] = []
 
-    def add(self, draft: Draft) -> list[Draft]:
-        """Open a block. Those that have ended with that are returned: not every server says when one has."""
-        over = [each for each in self._open if each.type != "tool_use" or _replaces(draft, each)]
-        self._open = [*(each for each in self._open if each not in over), draft]
-        return over
+    def add(self, block: OpenBlock) -> list[OpenBlock]:
+        """Add a block. Return the blocks that end with it: not every server sends `content_block_stop`."""
+        ended = [each for each in self._blocks if each.type != "tool_use" or _replaces(block, each)]
+        self._blocks = [*(each for each in self._blocks if each not in ended), block]
+        return ended
 
-    def find(self, index: int | None, kind: str) -> Draft | None:
-        """The block that a delta of this kind is about: by its index, or the last one if either has none."""
-        for draft in reversed(self._open):
-            if (index is None or draft.index is None or draft.index == index) and draft.takes(kind):
-                return draft
+    def find(self, index: int | None, delta_type: str) -> OpenBlock | None:
+        """Return the block that a delta extends: by its index, or the last one if either has no index."""
+        for block in reversed(self._blocks):
+            if (index is None or block.index is None or block.index == index) and block.accepts(delta_type):
+                return block
         return None
 
-    def remove(self, index: int | None) -> Draft | None:
-        """The block that has ended; None if it had before."""
-        for draft in reversed(self._open):
-            if index is None or draft.index is None or draft.index == index:
-                self._open.remove(draft)
-                return draft
+    def remove(self, index: int | None) -> OpenBlock | None:
+        """Remove the block that has ended and return it; None if it is already gone."""
+        for block in reversed(self._blocks):
+            if index is None or block.index is None or block.index == index:
+                self._blocks.remove(block)
+                return block
         return None
 
-    def clear(self) -> list[Draft]:
-        """All of them have ended."""
-        over, self._open = self._open, []
-        return over
+    def clear(self) -> list[OpenBlock]:
+        """Remove all blocks and return them."""
+        ended, self._blocks = self._blocks, []
+        return ended
 
 
-def _replaces(draft: Draft, call: Draft) -> bool:
-    return draft.type == "tool_use" and draft.index == call.index
-
-
-def find_kind(delta: BlockDelta) -> str | None:
-    """What a delta is more of; None if that is nothing, or nothing we know."""
-    if delta.text:  # nearly always
-        return "text"
-    if delta.partial_json:
-        return "json"
-    return "thinking" if delta.thinking or delta.signature else None
-
-
-Reason = Literal["stop", "length", "content_filter"]
-
-# Every other reason is an answer that has come to its end.
-_REASONS: dict[str, Reason] = {
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "pause_turn": "length",
-    "refusal": "content_filter",
-}
-_UNANNOUNCED = {kind: Raw(msgspec.json.encode({"type": kind})) for kind in ("text", "thinking")}
+def _replaces(block: OpenBlock, call: OpenBlock) -> bool:
+    return block.type == "tool_use" and block.index == call.index
 
 
 class MessagesReader:
-    """Reads one answer. `names` are the tools' own names, by those they go by upstream."""
+    """Reads one answer. `tool_names` maps the upstream names of tools to their own names."""
 
-    def __init__(self, names: Mapping[str, str], *, secrets: Collection[str] = ()) -> None:
+    def __init__(self, tool_names: Mapping[str, str], *, secrets: Collection[str] = ()) -> None:
         self.finished = False
-        self._names = names
+        self._tool_names = tool_names
         self._secrets = secrets
-        self._drafts = Drafts()
-        self._blocks = 0
-        self._thoughts: list[Any] = []  # the blocks that only the upstream understands, since anything else was told
-        self._said = 0  # how much text the message that is being told has
+        self._open = OpenBlocks()
+        self._block_count = 0
+        # Thinking and other opaque blocks, not yet emitted as a reasoning seal.
+        self._unsealed: list[Any] = []
+        self._text_length = 0  # of the output message in progress
         self._cited_from = 0
-        self._usage = TokenCounts()
-        self._reason: str | None = None
+        self._counts = TokenCounts()
+        self._stop_reason: str | None = None
         self._explanation: str | None = None
 
     def read(self, message: Message) -> Sequence[Delta]:
@@ -145,39 +136,39 @@ class MessagesReader:
         try:
             event = decode_event(message.data)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise UpstreamError("The upstream sent an event that cannot be read.") from None
+            raise UpstreamError("The upstream sent an invalid event.") from None
         handle = self._HANDLERS.get(event.type)
         if handle is not None:
             return handle(self, event, message.data)
-        # Some servers tell an error without saying in it that it is one.
+        # Some servers send errors without a `type`.
         if not event.type and is_error(decode_any(message.data)):
             raise self._explain(message.data)
         return ()
 
     @property
     def concluded(self) -> bool:
-        return self._reason is not None
+        return self._stop_reason is not None
 
     def end(self) -> Sequence[Delta]:
-        """Some servers close without `message_stop`. Once the reason to stop is told, the answer is whole."""
-        if self._reason is None:
+        """Finish a stream that closed without `message_stop`. It is complete if it has a stop reason."""
+        if self._stop_reason is None:
             raise break_off()
         return self._finish()
 
-    # The message
+    # Messages
 
-    def _start(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
+    def _start_message(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
         if event.message is not None:
-            self._count(event.message.usage)
+            self._add_counts(event.message.usage)
         return ()
 
-    def _note(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
-        self._count(event.usage)
+    def _extend_message(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
+        self._add_counts(event.usage)
         if event.delta is not None:
-            self._stop_for(event.delta.stop_reason, event.delta.stop_details)
+            self._set_stop_reason(event.delta.stop_reason, event.delta.stop_details)
         return ()
 
-    def _stop(self, _event: StreamEvent, _: bytes) -> Sequence[Delta]:
+    def _stop_message(self, _event: StreamEvent, _: bytes) -> Sequence[Delta]:
         return self._finish()
 
     def _fail(self, _event: StreamEvent, data: bytes) -> Sequence[Delta]:
@@ -187,158 +178,172 @@ class MessagesReader:
         return explain_event(decode_any(data), secrets=self._secrets)
 
     def _read_whole(self, _event: StreamEvent, data: bytes) -> Sequence[Delta]:
-        """An answer that was not streamed."""
+        """Read an answer that was not streamed."""
         message = msgspec.json.decode(data, type=WholeMessage)
-        self._count(message.usage)
-        self._stop_for(message.stop_reason, message.stop_details)
-        told: list[Delta] = []
+        self._add_counts(message.usage)
+        self._set_stop_reason(message.stop_reason, message.stop_details)
+        emitted: list[Delta] = []
         for index, raw in enumerate(message.content or ()):
-            told += self._open_block(index, raw)
-            told += self._close(self._drafts.clear())
-        return [*told, *self._finish()]
+            emitted += self._open_block(index, raw)
+            emitted += self._close_blocks(self._open.clear())
+        return [*emitted, *self._finish()]
 
-    def _count(self, told: Raw) -> None:
-        """The counts are running totals; a later report need not repeat what an earlier one said."""
-        if not told:
+    def _add_counts(self, raw: Raw) -> None:
+        """Add a token report. Its counts are totals, and counts it leaves out do not change."""
+        if not raw:
             return
-        usage = read_counts(told)
-        for name in usage.__struct_fields__:
-            if (value := getattr(usage, name)) is not None:
-                setattr(self._usage, name, value)
+        counts = read_counts(raw)
+        for name in counts.__struct_fields__:
+            if (value := getattr(counts, name)) is not None:
+                setattr(self._counts, name, value)
 
-    def _stop_for(self, reason: str | None, details: StopDetails | None) -> None:
-        self._reason = reason or self._reason
+    def _set_stop_reason(self, reason: str | None, details: StopDetails | None) -> None:
+        self._stop_reason = reason or self._stop_reason
         if details is not None:
             self._explanation = details.explanation or self._explanation
 
     def _finish(self) -> Sequence[Delta]:
-        if self._reason is None and not self._blocks and not self._said:
-            raise UpstreamError("The upstream ended its answer without having said anything.")
-        told: list[Delta] = [*self._close(self._drafts.clear()), *self._seal()]
-        if self._reason == "refusal" and self._explanation:
-            told.append(deltas.Refusal(self._explanation))
-        if self._usage.input_tokens is not None or self._usage.output_tokens is not None:
-            told.append(deltas.Tokens(_sum(self._usage)))
+        if self._stop_reason is None and not self._block_count and not self._text_length:
+            raise UpstreamError("The upstream ended its answer without any output.")
+        emitted: list[Delta] = [*self._close_blocks(self._open.clear()), *self._emit_seal()]
+        if self._stop_reason == "refusal" and self._explanation:
+            emitted.append(deltas.Refusal(self._explanation))
+        if self._counts.input_tokens is not None or self._counts.output_tokens is not None:
+            emitted.append(deltas.Tokens(_sum_usage(self._counts)))
         self.finished = True
-        return [*told, deltas.Finish(_REASONS.get(self._reason or "", "stop"))]
+        return [*emitted, deltas.Finish(_FINISH_REASONS.get(self._stop_reason or "", "stop"))]
 
-    # Its blocks
+    # Content blocks
 
     def _start_block(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
         return self._open_block(event.index, event.content_block)
 
     def _open_block(self, index: int | None, raw: Raw) -> list[Delta]:
         block = decode_block(raw)
-        draft = Draft(index, self._blocks, block, raw)
-        self._blocks += 1
-        told = self._close(self._drafts.add(draft))
+        opened = OpenBlock(index, self._block_count, block, raw)
+        self._block_count += 1
+        emitted = self._close_blocks(self._open.add(opened))
         if block.type == "text":
-            self._cited_from = 0 if self._thoughts else self._said
-            told += self._say(block.text or "")
-            told += (each for citation in block.citations or () for each in self._cite(citation))
+            self._cited_from = 0 if self._unsealed else self._text_length
+            emitted += self._emit_text(block.text or "")
+            emitted += (delta for citation in block.citations or () for delta in self._emit_citation(citation))
         elif block.type == "thinking":
-            told += self._think(block.thinking)
+            emitted += self._emit_reasoning(block.thinking)
         elif block.type == "tool_use":
             name = block.name or ""
-            told += self._turn_to(deltas.ToolCall(draft.key, name=self._names.get(name, name), call_id=block.id))
-        return told
+            call = deltas.ToolCall(opened.key, name=self._tool_names.get(name, name), call_id=block.id)
+            emitted += self._emit_call_start(call)
+        return emitted
 
     def _extend_block(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
         delta = event.delta
         if delta is None:
             return ()
         if delta.citation:
-            return self._cite(delta.citation)
-        kind = find_kind(delta)
-        if kind is None:
+            return self._emit_citation(delta.citation)
+        delta_type = _find_delta_type(delta)
+        if delta_type is None:
             return ()
-        told: list[Delta] = []
-        draft = self._drafts.find(event.index, kind)
-        if draft is None:
-            if kind == "json":
-                raise UpstreamError("The upstream sent more of a call, and did not say of which.")
-            # Words and thoughts tell themselves what they are, and not every server announces them.
-            told += self._open_block(event.index, _UNANNOUNCED[kind])
-            draft = self._drafts.find(event.index, kind)
-            assert draft is not None
-        return [*told, *self._extend(draft, delta)]
+        emitted: list[Delta] = []
+        block = self._open.find(event.index, delta_type)
+        if block is None:
+            if delta_type == "json":
+                raise UpstreamError("The upstream sent a JSON delta for a content block that it has not started.")
+            # Not every server starts text and thinking blocks, and their deltas are self-describing.
+            emitted += self._open_block(event.index, _EMPTY_BLOCKS[delta_type])
+            block = self._open.find(event.index, delta_type)
+            assert block is not None
+        return [*emitted, *self._add_delta(block, delta)]
 
-    def _extend(self, draft: Draft, delta: BlockDelta) -> Sequence[Delta]:
+    def _add_delta(self, block: OpenBlock, delta: BlockDelta) -> Sequence[Delta]:
         if delta.text:
-            return self._say(delta.text)
+            return self._emit_text(delta.text)
         if delta.partial_json:
-            draft.json.append(delta.partial_json)
-            return (deltas.ToolCall(draft.key, delta.partial_json),) if draft.type == "tool_use" else ()
-        draft.thinking.append(delta.thinking or "")
-        draft.signature.append(delta.signature or "")
-        return self._think(delta.thinking)
+            block.json.append(delta.partial_json)
+            return (deltas.ToolCall(block.key, delta.partial_json),) if block.type == "tool_use" else ()
+        block.thinking.append(delta.thinking or "")
+        block.signature.append(delta.signature or "")
+        return self._emit_reasoning(delta.thinking)
 
     def _stop_block(self, event: StreamEvent, _: bytes) -> Sequence[Delta]:
-        draft = self._drafts.remove(event.index)
-        return self._close([draft]) if draft is not None else ()
+        block = self._open.remove(event.index)
+        return self._close_blocks([block]) if block is not None else ()
 
-    def _close(self, drafts: Sequence[Draft]) -> list[Delta]:
-        told: list[Delta] = []
-        for draft in drafts:
-            if draft.type == "tool_use":
-                if not draft.json:  # what came in pieces is told already
-                    told.append(deltas.ToolCall(draft.key, draft.arguments))
-            elif draft.type != "text":
-                self._thoughts.append(draft.assemble())
-        return told
+    def _close_blocks(self, blocks: Sequence[OpenBlock]) -> list[Delta]:
+        emitted: list[Delta] = []
+        for block in blocks:
+            if block.type == "tool_use":
+                if not block.json:  # JSON deltas have been emitted already
+                    emitted.append(deltas.ToolCall(block.key, block.arguments))
+            elif block.type != "text":
+                self._unsealed.append(block.assemble())
+        return emitted
 
-    # What is told
+    # Deltas
 
-    def _say(self, text: str) -> Sequence[Delta]:
+    def _emit_text(self, text: str) -> Sequence[Delta]:
         if not text:
             return ()
-        sealed = self._seal() if self._thoughts else ()
-        self._said += len(text)
-        return (*sealed, deltas.Text(text))
+        seal = self._emit_seal() if self._unsealed else ()
+        self._text_length += len(text)
+        return (*seal, deltas.Text(text))
 
-    def _think(self, text: str | None) -> Sequence[Delta]:
+    def _emit_reasoning(self, text: str | None) -> Sequence[Delta]:
         return (deltas.Reasoning(text),) if text else ()
 
-    def _cite(self, raw: Raw) -> Sequence[Delta]:
+    def _emit_citation(self, raw: Raw) -> Sequence[Delta]:
         citation = decode_citation(raw)
         if citation.type == "web_search_result_location" and citation.url:
-            noted = UrlCitation(citation.url, citation.title or "", self._cited_from, self._said)
-            return (*self._seal(), deltas.Annotate(noted))
-        return (*self._seal(), deltas.Annotate(Unknown(bytes(raw))))
+            annotation = UrlCitation(citation.url, citation.title or "", self._cited_from, self._text_length)
+            return (*self._emit_seal(), deltas.Annotate(annotation))
+        return (*self._emit_seal(), deltas.Annotate(Unknown(bytes(raw))))
 
-    def _turn_to(self, delta: Delta) -> Sequence[Delta]:
-        """Tell something that is no text: what was being said ends there."""
-        self._said = 0
-        return (*self._seal(), delta)
+    def _emit_call_start(self, call: Delta) -> Sequence[Delta]:
+        self._text_length = 0  # a call ends the output message
+        return (*self._emit_seal(), call)
 
-    def _seal(self) -> Sequence[Delta]:
-        """Something else is told now: what was thought before it, as it has to be given back."""
-        if not self._thoughts:
+    def _emit_seal(self) -> Sequence[Delta]:
+        """Emit the opaque blocks so far as a reasoning seal. It ends the output message."""
+        if not self._unsealed:
             return ()
-        sealed = msgspec.json.encode(self._thoughts).decode()
-        self._thoughts = []
-        self._said = 0
-        return (deltas.ReasoningSeal(sealed),)
+        seal = msgspec.json.encode(self._unsealed).decode()
+        self._unsealed = []
+        self._text_length = 0
+        return (deltas.ReasoningSeal(seal),)
 
     _HANDLERS: ClassVar[dict[str, Callable[["MessagesReader", StreamEvent, bytes], Sequence[Delta]]]] = {
         "content_block_delta": _extend_block,
         "content_block_start": _start_block,
         "content_block_stop": _stop_block,
-        "message_start": _start,
-        "message_delta": _note,
-        "message_stop": _stop,
+        "message_start": _start_message,
+        "message_delta": _extend_message,
+        "message_stop": _stop_message,
         "message": _read_whole,
         "error": _fail,
     }
 
 
-def _sum(usage: TokenCounts) -> Usage:
-    """The upstream counts what came from its cache, or went into it, apart from the rest."""
-    cached = max(usage.cache_read_input_tokens or 0, 0)
-    written = max(usage.cache_creation_input_tokens or 0, 0)
-    read = max(usage.input_tokens or 0, 0) + cached + written
-    answered = max(usage.output_tokens or 0, 0)
-    thought = usage.output_tokens_details.thinking_tokens if usage.output_tokens_details is not None else None
+def _find_delta_type(delta: BlockDelta) -> str | None:
+    """Return the block type that a delta extends; None for an empty or unknown delta."""
+    if delta.text:  # the most frequent case
+        return "text"
+    if delta.partial_json:
+        return "json"
+    return "thinking" if delta.thinking or delta.signature else None
+
+
+def _sum_usage(counts: TokenCounts) -> Usage:
+    """Return the usage. The upstream's input count excludes tokens read from its cache or written to it."""
+    cached = max(counts.cache_read_input_tokens or 0, 0)
+    written = max(counts.cache_creation_input_tokens or 0, 0)
+    input_tokens = max(counts.input_tokens or 0, 0) + cached + written
+    output_tokens = max(counts.output_tokens or 0, 0)
+    details = counts.output_tokens_details
+    thinking = details.thinking_tokens if details is not None else None
     return Usage(
-        read, answered, read + answered, InputTokensDetails(cached, written), OutputTokensDetails(thought or 0)
+        input_tokens,
+        output_tokens,
+        input_tokens + output_tokens,
+        InputTokensDetails(cached, written),
+        OutputTokensDetails(thinking or 0),
     )

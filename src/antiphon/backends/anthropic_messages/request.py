@@ -1,4 +1,4 @@
-"""A turn as the body of a Messages request."""
+"""Translate a turn into the body of a Messages request."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -6,111 +6,134 @@ from typing import Any
 
 import msgspec
 
-from antiphon.backends.anthropic_messages.messages import Block, Dialogue, name_tool, write_text
-from antiphon.backends.anthropic_messages.schema import fit
+from antiphon.backends.anthropic_messages.messages import Block, MessagesBuilder, encode_tool_name, write_text
+from antiphon.backends.anthropic_messages.schema import restrict_schema
 from antiphon.backends.anthropic_messages.traits import Traits
 from antiphon.backends.base import Turn, list_hints
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import FunctionChoice, FunctionTool
 
-MOST_MARKS = 4
+# The fields of a body that the upstream's token count depends on.
+COUNTED_FIELDS = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config")
+# Limits of the API.
+MAX_CACHE_BREAKPOINTS = 4
+MAX_STRICT_TOOLS = 20
 
+_CHOICE_AUTO = {"type": "auto"}
+_CHOICE_NONE = {"type": "none"}
+_SERVICE_TIERS = {"auto": "auto", "priority": "auto", "scale": "auto", "fast": "auto", "ultrafast": "auto"}
+_VERBOSITY_PROMPTS = {"low": "Keep your answers short.", "high": "Answer at length and in detail."}
 
-def mark(body: JsonObject, request: CreateRequest) -> None:
-    """Mark the body's blocks: those that the request marks itself, and where it asks for caching, the usual places.
-
-    The API wants the long-lived marks before the others, so all get the longest time that any of them asks for.
-    """
-    own = [block for block in _list_content(body) if "cache_control" in block]
-    chosen = own[-MOST_MARKS:]
-    if _wants_marks(request):
-        for block in _list_usual(body):
-            if len(chosen) < MOST_MARKS and all(block is not each for each in chosen):
-                chosen.append(block)
-    asked = {block.pop("cache_control")["ttl"] for block in own}
-    long = _lasts_long(request) or "1h" in asked
-    for block in chosen:
-        block["cache_control"] = {"type": "ephemeral", "ttl": "1h"} if long else {"type": "ephemeral"}
-
-
-def _wants_marks(request: CreateRequest) -> bool:
-    options = request.prompt_cache_options
-    if options is not None and options.mode == "explicit":
-        return False
-    return bool(request.prompt_cache_key or request.prompt_cache_retention or options)
-
-
-def _lasts_long(request: CreateRequest) -> bool:
-    options = request.prompt_cache_options
-    return request.prompt_cache_retention == "24h" or (options is not None and options.ttl == "12h")
-
-
-def _list_content(body: JsonObject) -> Iterator[JsonObject]:
-    yield from body.get("system", ())
-    for message in body["messages"]:
-        yield from (block for block in message["content"] if isinstance(block, dict))
-
-
-def _list_usual(body: JsonObject) -> Iterator[JsonObject]:
-    """The ends of the instructions, of the tools, of what is new, and of what was new the last time."""
-    for name in ("system", "tools"):
-        if body.get(name):
-            yield body[name][-1]
-    said = [message for message in body["messages"] if message["role"] == "user"]
-    for message in reversed(said[-2:]):
-        yield message["content"][-1]
-
-
+# Tokens for thinking, by effort, for models that take a budget.
 _BUDGETS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 24_576, "max": 32_768}
-_SMALLEST_BUDGET = 1024
-_NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
-_SHORTEST_ANSWER = 512
+_MIN_BUDGET = 1024
+_MIN_ANSWER_TOKENS = 512
+# The nearest effort that every model with efforts has.
+_NEAREST_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the body. `effort` is for `output_config`."""
+class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to send. `tool_names` maps the upstream names of tools to their own names."""
+
+    body: JsonObject
+    tool_names: dict[str, str]
+    has_thinking: bool
+
+
+def translate_request(
+    turn: Turn, traits: Traits, *, default_max_tokens: int | None = None, include_thinking: bool = True
+) -> MessagesRequest:
+    """Translate a turn. Without `include_thinking`, the model's earlier thinking is left out."""
+    request = turn.request
+    builder = MessagesBuilder(include_thinking=include_thinking)
+    builder.add_history(turn.items)
+    tools = _write_tools(request, called=builder.called_tools, strict=traits.json_schema)
+    limits = _choose_limits(
+        request,
+        traits,
+        forced=_is_call_forced(tools),
+        resumable=builder.resumes_with_thinking,
+        default_max_tokens=default_max_tokens,
+    )
+    body: JsonObject = {"model": request.model or "", "max_tokens": limits.max_tokens, "stream": True}
+    schema = _find_schema(request, traits)
+    if system := [*write_text(request.instructions or ""), *builder.system, *_write_format_prompts(request, schema)]:
+        body["system"] = system
+    body["messages"] = builder.messages
+    body |= tools | _write_output_config(limits, schema) | _write_sampling(request, traits, limits)
+    body |= _write_account_fields(request)
+    _set_cache_breakpoints(body, request)
+    offered = [tool.name for tool in request.tools or () if isinstance(tool, FunctionTool)]
+    return MessagesRequest(
+        body=body,
+        tool_names={encode_tool_name(name): name for name in (*offered, *builder.called_tools)},
+        has_thinking=builder.has_thinking,
+    )
+
+
+def list_ignored_params(request: CreateRequest, traits: Traits) -> list[str]:
+    """Return the parameters that have no effect on this model, as far as the request alone shows."""
+    sampling = [name for name in ("temperature", "top_p") if getattr(request, name) not in (None, 1)]
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    wants_thinking = effort not in (None, "none")
+    # Not every model can think if a call is forced.
+    thinks = wants_thinking and traits.thinking != "none" and request.tool_choice in (None, "auto")
+    # The body has only the first of the two.
+    ignored = sampling if thinks or not traits.sampling else sampling[1:]
+    if wants_thinking and traits.thinking == "none":
+        ignored = [*ignored, "reasoning.effort"]
+    return [*ignored, *(name for name in list_hints(request) if name == "client_metadata")]
+
+
+# Thinking and the length of the answer
+
+
+class _OutputLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The body's `max_tokens` and `thinking`, and the `effort` in its `output_config`."""
 
     max_tokens: int
     thinking: JsonObject | None = None
     effort: str | None = None
 
     @property
-    def thinks(self) -> bool:
+    def is_thinking(self) -> bool:
         return self.thinking is not None and self.thinking["type"] in {"adaptive", "enabled"}
 
 
-def plan(request: CreateRequest, traits: Traits, *, forced: bool, resumable: bool, answer: int | None) -> Plan:
-    """The plan for a turn.
+def _choose_limits(
+    request: CreateRequest, traits: Traits, *, forced: bool, resumable: bool, default_max_tokens: int | None
+) -> _OutputLimits:
+    """Choose the limits for a turn.
 
-    `forced`: the model must call a tool, and some cannot think then. `resumable`: the calls that are being answered
-    began with thinking, without which a model with a budget cannot go on. `answer` is the answer's usual length.
+    With `forced`, the model must call a tool, and some models cannot think then. Without `resumable`, the turn answers
+    calls that began without thinking, and models with a budget reject thinking there.
     """
-    usual = min(answer or traits.answer, traits.longest)
-    plain = Plan(max_tokens=request.max_output_tokens or usual)
+    usual = min(default_max_tokens or traits.answer, traits.longest)
+    plain = _OutputLimits(max_tokens=request.max_output_tokens or usual)
     effort = request.reasoning.effort if request.reasoning is not None else None
     if effort == "none":
-        return _stop_thinking(plain, traits)
+        return _disable_thinking(plain, traits)
     if traits.thinking == "none" or not (effort or (request.reasoning is not None and request.reasoning.summary)):
         return plain
     if traits.thinking == "budget":
-        return _plan_budget(request, traits, effort or "medium", usual) if resumable and not forced else plain
-    level = _NEAREST.get(effort, effort) if effort and effort not in traits.efforts else effort
-    # Newer models keep their thinking to themselves unless they are asked for it.
+        return _choose_budget(request, traits, effort or "medium", usual) if resumable and not forced else plain
+    level = _NEAREST_EFFORTS.get(effort, effort) if effort and effort not in traits.efforts else effort
+    # Newer models omit their thinking from the answer unless a display is set.
     thinking = {"type": "adaptive", "display": "summarized"} if traits.forced or not forced else None
     return msgspec.structs.replace(plain, thinking=thinking, effort=level)
 
 
-def _plan_budget(request: CreateRequest, traits: Traits, effort: str, usual: int) -> Plan:
+def _choose_budget(request: CreateRequest, traits: Traits, effort: str, usual: int) -> _OutputLimits:
     budget = _BUDGETS[effort]
-    longest = request.max_output_tokens or min(usual + budget, traits.longest)
-    budget = min(budget, longest - _SHORTEST_ANSWER)
-    if budget < _SMALLEST_BUDGET:
-        return Plan(max_tokens=longest)
-    return Plan(max_tokens=longest, thinking={"type": "enabled", "budget_tokens": budget})
+    max_tokens = request.max_output_tokens or min(usual + budget, traits.longest)
+    budget = min(budget, max_tokens - _MIN_ANSWER_TOKENS)
+    if budget < _MIN_BUDGET:
+        return _OutputLimits(max_tokens=max_tokens)
+    return _OutputLimits(max_tokens=max_tokens, thinking={"type": "enabled", "budget_tokens": budget})
 
 
-def _stop_thinking(plain: Plan, traits: Traits) -> Plan:
+def _disable_thinking(plain: _OutputLimits, traits: Traits) -> _OutputLimits:
     if traits.off == "omit":
         return plain
     if traits.off == "never":
@@ -118,124 +141,93 @@ def _stop_thinking(plain: Plan, traits: Traits) -> Plan:
     return msgspec.structs.replace(plain, thinking={"type": traits.off})
 
 
-MOST_STRICT_TOOLS = 20
-"""The API refuses a request that has more."""
+# Tools
 
 
-def write_tools(request: CreateRequest, *, called: Iterable[str], strict: bool) -> JsonObject:
-    """`tools` and `tool_choice`. `called` are the tools that the history has calls of: the API wants to know them."""
-    choice, tools = request.tool_choice, [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
+def _write_tools(request: CreateRequest, *, called: Iterable[str], strict: bool) -> JsonObject:
+    """Return `tools` and `tool_choice`.
+
+    `called` are the tools that the history has calls of. If the request has no tools, these are declared and disabled:
+    the API wants a declaration of every tool in the history.
+    """
+    tools = [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
     if not tools:
-        known = [FunctionTool(name) for name in called]
-        return {"tools": [_write_tool(tool, strict=False) for tool in known], "tool_choice": _NONE} if known else {}
-    strict = strict and sum(bool(tool.strict) for tool in tools) <= MOST_STRICT_TOOLS
-    written: JsonObject = {"tools": [_write_tool(tool, strict=strict) for tool in tools]}
-    chosen = _write_choice(choice)
-    if request.parallel_tool_calls is False and chosen != _NONE:
-        chosen = chosen | {"disable_parallel_tool_use": True}
-    if chosen != _AUTO:
-        written["tool_choice"] = chosen
-    return written
+        known = [_write_tool(FunctionTool(name), strict=False) for name in called]
+        return {"tools": known, "tool_choice": _CHOICE_NONE} if known else {}
+    strict = strict and sum(bool(tool.strict) for tool in tools) <= MAX_STRICT_TOOLS
+    fields: JsonObject = {"tools": [_write_tool(tool, strict=strict) for tool in tools]}
+    choice = _write_choice(request.tool_choice)
+    if request.parallel_tool_calls is False and choice != _CHOICE_NONE:
+        choice = choice | {"disable_parallel_tool_use": True}
+    if choice != _CHOICE_AUTO:
+        fields["tool_choice"] = choice
+    return fields
 
 
-def is_forced(written: JsonObject) -> bool:
-    """Whether the model has to call a tool."""
-    return written.get("tool_choice", _AUTO)["type"] in {"any", "tool"}
-
-
-_AUTO = {"type": "auto"}
-_NONE = {"type": "none"}
+def _is_call_forced(tool_fields: JsonObject) -> bool:
+    return tool_fields.get("tool_choice", _CHOICE_AUTO)["type"] in {"any", "tool"}
 
 
 def _write_choice(choice: Any) -> JsonObject:
     if isinstance(choice, FunctionChoice):
-        return {"type": "tool", "name": name_tool(choice.name)}
+        return {"type": "tool", "name": encode_tool_name(choice.name)}
     if choice == "required":
         return {"type": "any"}
-    return _NONE if choice == "none" else _AUTO
+    return _CHOICE_NONE if choice == "none" else _CHOICE_AUTO
 
 
 def _write_tool(tool: FunctionTool, *, strict: bool) -> JsonObject:
-    written: JsonObject = {"name": name_tool(tool.name)}
+    fields: JsonObject = {"name": encode_tool_name(tool.name)}
     if tool.description:
-        written["description"] = tool.description
+        fields["description"] = tool.description
     parameters = tool.parameters or {}
-    fitted = fit({"type": "object"} | parameters) if strict and tool.strict else None
-    if fitted is not None:
-        return written | {"input_schema": fitted, "strict": True}
-    return written | {"input_schema": {"type": "object", "properties": {}} | parameters}
+    restricted = restrict_schema({"type": "object"} | parameters) if strict and tool.strict else None
+    if restricted is not None:
+        return fields | {"input_schema": restricted, "strict": True}
+    return fields | {"input_schema": {"type": "object", "properties": {}} | parameters}
 
 
-COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config")
-"""What of a body the upstream wants to see to count its tokens."""
-
-_TIERS = {"auto": "auto", "priority": "auto", "scale": "auto", "fast": "auto", "ultrafast": "auto"}
-_LENGTHS = {"low": "Keep your answers short.", "high": "Answer at length and in detail."}
-
-
-class Composition(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send. `names` are the tools' own names, by those they go by upstream."""
-
-    body: JsonObject
-    names: dict[str, str]
-    has_thoughts: bool
-
-
-def compose(turn: Turn, traits: Traits, *, answer: int | None = None, thoughts: bool = True) -> Composition:
-    """The request for a turn. Without `thoughts`, the model is not given back what it thought before."""
-    request = turn.request
-    dialogue = Dialogue(thoughts=thoughts)
-    dialogue.tell(turn.items)
-    tools = write_tools(request, called=dialogue.called, strict=traits.json_schema)
-    planned = plan(request, traits, forced=is_forced(tools), resumable=dialogue.thinks_first, answer=answer)
-    body: JsonObject = {"model": request.model or "", "max_tokens": planned.max_tokens, "stream": True}
-    schema = _find_schema(request, traits)
-    if system := [*write_text(request.instructions or ""), *dialogue.system, *_write_wishes(request, schema)]:
-        body["system"] = system
-    body["messages"] = dialogue.messages
-    body |= tools | _write_output(planned, schema) | _write_sampling(request, traits, planned)
-    body |= _write_sender(request)
-    mark(body, request)
-    offered = [tool.name for tool in request.tools or () if isinstance(tool, FunctionTool)]
-    return Composition(
-        body=body,
-        names={name_tool(name): name for name in (*offered, *dialogue.called)},
-        has_thoughts=dialogue.has_thoughts,
-    )
+# Output format, sampling and account fields
 
 
 def _find_schema(request: CreateRequest, traits: Traits) -> JsonObject | None:
-    """The schema that the answer will be held to; None if there is none, or none that the API can enforce."""
-    asked = request.text.format if request.text is not None else None
-    return fit(asked.schema or {}) if isinstance(asked, JsonSchemaFormat) and traits.json_schema else None
+    """Return the output schema; None if there is none or the API cannot enforce it."""
+    text_format = request.text.format if request.text is not None else None
+    if not isinstance(text_format, JsonSchemaFormat) or not traits.json_schema:
+        return None
+    return restrict_schema(text_format.schema or {})
 
 
-def _write_output(planned: Plan, schema: JsonObject | None) -> JsonObject:
-    written: JsonObject = {} if planned.thinking is None else {"thinking": planned.thinking}
-    output: JsonObject = {} if planned.effort is None else {"effort": planned.effort}
+def _write_output_config(limits: _OutputLimits, schema: JsonObject | None) -> JsonObject:
+    fields: JsonObject = {} if limits.thinking is None else {"thinking": limits.thinking}
+    config: JsonObject = {} if limits.effort is None else {"effort": limits.effort}
     if schema is not None:
-        output["format"] = {"type": "json_schema", "schema": schema}
-    return written | ({"output_config": output} if output else {})
+        config["format"] = {"type": "json_schema", "schema": schema}
+    return fields | ({"output_config": config} if config else {})
 
 
-def _write_wishes(request: CreateRequest, schema: JsonObject | None) -> list[Block]:
-    """What the API has no parameter for, said in words."""
+def _write_format_prompts(request: CreateRequest, schema: JsonObject | None) -> list[Block]:
+    """Return instructions for output settings that the API has no parameter for."""
     if request.text is None:
         return []
-    wishes = [_LENGTHS[request.text.verbosity]] if request.text.verbosity in _LENGTHS else []
-    asked = request.text.format
-    if isinstance(asked, JsonObjectFormat):
-        wishes.append("Answer with a JSON object and nothing else.")
-    elif isinstance(asked, JsonSchemaFormat) and schema is None:
-        about = f"{asked.name} ({asked.description})" if asked.description else asked.name
-        written = json.dumps(asked.schema, ensure_ascii=False)
-        wishes.append(f"Answer with a JSON value and nothing else: {about}, which fits this schema:\n{written}")
-    return [block for wish in wishes for block in write_text(wish)]
+    verbosity, text_format = request.text.verbosity, request.text.format
+    prompts = [_VERBOSITY_PROMPTS[verbosity]] if verbosity in _VERBOSITY_PROMPTS else []
+    if isinstance(text_format, JsonObjectFormat):
+        prompts.append("Answer with a JSON object and nothing else.")
+    elif isinstance(text_format, JsonSchemaFormat) and schema is None:
+        name, description = text_format.name, text_format.description
+        about = f"{name} ({description})" if description else name
+        written = json.dumps(text_format.schema, ensure_ascii=False)
+        prompts.append(f"Answer with a JSON value and nothing else: {about}, which fits this schema:\n{written}")
+    return [block for prompt in prompts for block in write_text(prompt)]
 
 
-def _write_sampling(request: CreateRequest, traits: Traits, planned: Plan) -> JsonObject:
-    """The temperature ends at 1 here. A model that thinks takes none, and no model takes `top_p` along with one."""
-    if planned.thinks or not traits.sampling:
+def _write_sampling(request: CreateRequest, traits: Traits, limits: _OutputLimits) -> JsonObject:
+    """Return `temperature` or `top_p`.
+
+    The API's highest temperature is 1. It takes one of the two fields, and neither together with thinking.
+    """
+    if limits.is_thinking or not traits.sampling:
         return {}
     if request.temperature is not None and request.temperature != 1:
         return {"temperature": min(request.temperature, 1.0)}
@@ -244,24 +236,58 @@ def _write_sampling(request: CreateRequest, traits: Traits, planned: Plan) -> Js
     return {}
 
 
-def list_idle(request: CreateRequest, traits: Traits) -> list[str]:
-    """Which parameters of a request are left out of its body, as far as the request alone tells."""
-    asked = [name for name in ("temperature", "top_p") if getattr(request, name) not in (None, 1)]
-    effort = request.reasoning.effort if request.reasoning is not None else None
-    wants_thought = effort not in (None, "none")
-    # Where a call is forced, not every model thinks.
-    thinks = wants_thought and traits.thinking != "none" and request.tool_choice in (None, "auto")
-    # Of the two, only the first is sent.
-    idle = asked if thinks or not traits.sampling else asked[1:]
-    if wants_thought and traits.thinking == "none":
-        idle = [*idle, "reasoning.effort"]
-    return [*idle, *(name for name in list_hints(request) if name == "client_metadata")]
-
-
-def _write_sender(request: CreateRequest) -> JsonObject:
-    written: JsonObject = {}
+def _write_account_fields(request: CreateRequest) -> JsonObject:
+    fields: JsonObject = {}
     if request.service_tier is not None:
-        written["service_tier"] = _TIERS.get(request.service_tier, "standard_only")
+        fields["service_tier"] = _SERVICE_TIERS.get(request.service_tier, "standard_only")
     if user := request.safety_identifier or request.user:
-        written["metadata"] = {"user_id": user}
-    return written
+        fields["metadata"] = {"user_id": user}
+    return fields
+
+
+# Prompt caching
+
+
+def _set_cache_breakpoints(body: JsonObject, request: CreateRequest) -> None:
+    """Set `cache_control` on the blocks that the request marks and, if it enables caching, on the usual ones.
+
+    The API wants blocks with a long lifetime first. So all blocks get the longest lifetime that any of them has.
+    """
+    explicit = [block for block in _list_blocks(body) if "cache_control" in block]
+    chosen = explicit[-MAX_CACHE_BREAKPOINTS:]
+    if _wants_automatic_breakpoints(request):
+        for block in _list_usual_breakpoints(body):
+            if len(chosen) < MAX_CACHE_BREAKPOINTS and all(block is not each for each in chosen):
+                chosen.append(block)
+    lifetimes = {block.pop("cache_control")["ttl"] for block in explicit}
+    is_long = _wants_long_lifetime(request) or "1h" in lifetimes
+    for block in chosen:
+        block["cache_control"] = {"type": "ephemeral", "ttl": "1h"} if is_long else {"type": "ephemeral"}
+
+
+def _wants_automatic_breakpoints(request: CreateRequest) -> bool:
+    options = request.prompt_cache_options
+    if options is not None and options.mode == "explicit":
+        return False
+    return bool(request.prompt_cache_key or request.prompt_cache_retention or options)
+
+
+def _wants_long_lifetime(request: CreateRequest) -> bool:
+    options = request.prompt_cache_options
+    return request.prompt_cache_retention == "24h" or (options is not None and options.ttl == "12h")
+
+
+def _list_blocks(body: JsonObject) -> Iterator[JsonObject]:
+    yield from body.get("system", ())
+    for message in body["messages"]:
+        yield from (block for block in message["content"] if isinstance(block, dict))
+
+
+def _list_usual_breakpoints(body: JsonObject) -> Iterator[JsonObject]:
+    """Yield the last blocks of the instructions, the tools, and the last two user messages."""
+    for name in ("system", "tools"):
+        if body.get(name):
+            yield body[name][-1]
+    user_messages = [message for message in body["messages"] if message["role"] == "user"]
+    for message in reversed(user_messages[-2:]):
+        yield message["content"][-1]

@@ -1,4 +1,4 @@
-"""What differs from model to model, as data. A model is known by its name: its line, such as opus, and its version."""
+"""The differences between Claude models, looked up by model name: the line, such as opus, and the version."""
 
 import re
 from typing import Literal
@@ -10,12 +10,11 @@ Off = Literal["omit", "disabled", "between_tools", "never"]
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation of models.
+    """The traits of one generation of models.
 
-    `thinking` is how it is asked to think: not at all, with a budget of tokens, or as it sees fit with an effort, one
-    of `efforts`. `off` is how it is asked not to. `forced` says that it may think although it is forced to call a
-    tool, `sampling` that it takes a temperature. `answer` is how long an answer may get when nobody says, `longest`
-    how long one can be.
+    `thinking`: how thinking is requested: not at all, with a token budget, or adaptive with one of the `efforts`.
+    `off`: how thinking is disabled. `forced`: thinking is allowed if a tool call is forced. `sampling`: the model takes
+    `temperature` and `top_p`. `answer`: default limit of an answer in tokens. `longest`: the highest limit.
     """
 
     thinking: Thinking = "none"
@@ -42,7 +41,7 @@ _LATEST = Traits(
 )
 _CANNOT_STOP = msgspec.structs.replace(_LATEST, off="never")
 
-# From this version on. Models of one version differ in little: that is in `_OFF`.
+# Traits by the first version that has them. `_OFF` has the exceptions for single lines.
 _GENERATIONS: tuple[tuple[tuple[int, int], Traits], ...] = (
     ((0, 0), Traits(answer=4096, longest=4096)),
     ((3, 5), Traits()),
@@ -64,17 +63,17 @@ _OFF: dict[tuple[str, tuple[int, int]], Off] = {
     ("mythos", (5, 0)): "never",
 }
 
-# What other servers with this API understand, whatever their models are.
-_OTHERS = Traits(thinking="budget", longest=1_000_000)
+# For models of other vendors.
+_OTHER_VENDORS = Traits(thinking="budget", longest=1_000_000)
 
 _NAME = re.compile(r"claude-(?:([a-z]+)-)?(?:(\d{1,2})(?:[-.](\d{1,2}))?(?!\d))?", re.ASCII)
 
 
 def find_traits(model: str) -> Traits:
-    """The traits of a model. One that is newer than this table is taken for the newest in it."""
+    """Return the traits of a model. Models newer than the table get the traits of its last entry."""
     found = _NAME.search(model.lower())
     if found is None:
-        return _OTHERS
+        return _OTHER_VENDORS
     line, major, minor = found.groups()
     if major is None:
         return _CANNOT_STOP
@@ -83,6 +82,6 @@ def find_traits(model: str) -> Traits:
     return msgspec.structs.replace(traits, off=_find_off(line or "", version, traits.off))
 
 
-def _find_off(line: str, version: tuple[int, int], usual: Off) -> Off:
+def _find_off(line: str, version: tuple[int, int], default: Off) -> Off:
     since = [known for name, known in _OFF if name == line and known <= version]
-    return _OFF[line, max(since)] if since else usual
+    return _OFF[line, max(since)] if since else default

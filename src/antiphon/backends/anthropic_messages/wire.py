@@ -1,4 +1,4 @@
-"""What we read of the Messages API's events. Everything in them may be missing, and more may be there."""
+"""The fields of the Messages API's events that are read. All are optional, and unknown ones are ignored."""
 
 import msgspec
 from msgspec import Raw, Struct
@@ -21,7 +21,7 @@ class StopDetails(Struct):
 
 
 class BlockDelta(Struct):
-    """What is new in a block, or, in `message_delta`, about the message."""
+    """The addition to a content block or, in `message_delta`, to the message."""
 
     type: str | None = None
     text: str | None = None
@@ -33,7 +33,7 @@ class BlockDelta(Struct):
     stop_details: StopDetails | None = None
 
 
-class Block(Struct):
+class ContentBlock(Struct):
     type: str = ""
     id: str | None = None
     name: str | None = None
@@ -67,14 +67,14 @@ class Citation(Struct):
 
 
 class ThinkingBlock(Struct, tag="thinking"):
-    """A block of thinking, as it has to be given back."""
+    """A thinking block in the form that the upstream accepts as input."""
 
     thinking: str
     signature: str
 
 
 def read_counts(raw: Raw) -> TokenCounts:
-    """What a report says of the tokens: nothing, if it makes no sense. An answer does not depend on it."""
+    """Return the token counts. An invalid report gives empty counts: it must not fail the answer."""
     try:
         return _decode_counts(raw) or TokenCounts()
     except msgspec.DecodeError:
@@ -83,5 +83,5 @@ def read_counts(raw: Raw) -> TokenCounts:
 
 _decode_counts = msgspec.json.Decoder(TokenCounts | None).decode
 decode_event = msgspec.json.Decoder(StreamEvent).decode
-decode_block = msgspec.json.Decoder(Block).decode
+decode_block = msgspec.json.Decoder(ContentBlock).decode
 decode_citation = msgspec.json.Decoder(Citation).decode
