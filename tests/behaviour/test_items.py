@@ -53,7 +53,7 @@ def test_a_reference_to_what_was_not_stored_is_not_found(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", body)
     assert (answer.status, answer.json["error"]["message"], answer.json["error"]["param"]) == (
         404,
-        f"Item with id '{unstored}' not found. Items are kept only if their response was stored.",
+        f"Item with id '{unstored}' not found. Items are saved only if their response is stored.",
         "input[0]",
     )
 

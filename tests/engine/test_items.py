@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.engine.items import check_named, identify
+from antiphon.engine.items import check_item_ids, normalize_item
 from antiphon.engine.respond.ids import Mint
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText, OutputText
@@ -29,21 +29,21 @@ from antiphon.protocol.unions import Unknown
     ],
 )
 def test_an_item_is_stored_with_an_id_and_otherwise_as_it_came(item: Item | Unknown, stored: Item | Unknown) -> None:
-    assert identify(item, Mint("t")) == stored
+    assert normalize_item(item, Mint("t")) == stored
 
 
 @pytest.mark.parametrize("item_id", [b"5", b"1.5", b"true", b"{}", b"[1]"])
 def test_an_id_that_is_no_text_is_refused_by_its_place(item_id: bytes) -> None:
     named, wrong = Unknown(b'{"type":"acme:x","id":"a"}'), Unknown(b'{"type":"acme:x","id":%b}' % item_id)
     with pytest.raises(InvalidRequest) as caught:
-        check_named([Message("user", "hi"), named, wrong], param="items")
+        check_item_ids([Message("user", "hi"), named, wrong], param="items")
     assert (caught.value.param, caught.value.code, caught.value.status) == ("items[2].id", "invalid_type", 400)
     assert caught.value.message.startswith("Invalid value for 'items[2].id': Expected `str | null`, got ")
 
 
 def test_a_reference_without_an_id_is_refused_by_its_place() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_named([ItemReference("msg_1"), ItemReference("")])
+        check_item_ids([ItemReference("msg_1"), ItemReference("")])
     assert (caught.value.message, caught.value.param, caught.value.code) == (
         "Invalid value for 'input[1].id': it is empty.",
         "input[1].id",
@@ -53,4 +53,4 @@ def test_a_reference_without_an_id_is_refused_by_its_place() -> None:
 
 @pytest.mark.parametrize("item_id", [b"", b',"id":null', b',"id":""', b',"id":"a/b"'])
 def test_an_item_may_have_an_id_or_none(item_id: bytes) -> None:
-    check_named([Message("user", "hi", ""), Unknown(b'{"type":"acme:x"%b}' % item_id), ItemReference("msg_1")])
+    check_item_ids([Message("user", "hi", ""), Unknown(b'{"type":"acme:x"%b}' % item_id), ItemReference("msg_1")])

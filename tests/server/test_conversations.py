@@ -164,7 +164,7 @@ def test_a_reference_to_nothing_is_not_found_by_its_place(server: Any, guarded: 
             404,
             {
                 "message": f"Item with id '{theirs['id']}' not found. "
-                "Items are kept only if their response was stored.",
+                "Items are saved only if their response is stored.",
                 "type": "invalid_request_error",
                 "param": "items[1]",
                 "code": "not_found",

@@ -15,7 +15,7 @@ from schemathesis.checks import (
 )
 
 from antiphon.engine.engine import Engine
-from antiphon.engine.prepare.parameters import OF_WEBSOCKETS, UNIMPLEMENTED
+from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETERS
 from antiphon.server.openapi import make_document
 from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
@@ -62,7 +62,7 @@ def tame(case: Case, target: Running) -> None:
 
 def tame_body(case: Case) -> None:
     if case.path.startswith("/v1/responses"):
-        for name in (*UNIMPLEMENTED, *OF_WEBSOCKETS, "prompt", "previous_response_id", "conversation"):
+        for name in (*UNIMPLEMENTED, *WEBSOCKET_PARAMETERS, "prompt", "previous_response_id", "conversation"):
             case.body.pop(name, None)
         case.body["model"] = "scripted"
     if case.path == "/v1/agent/execute":

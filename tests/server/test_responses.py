@@ -220,8 +220,7 @@ def test_an_empty_input_with_nothing_else_to_answer_is_refused(server: Any, empt
     assert (answer.status, answer.json["error"]) == (
         400,
         {
-            "message": "'input' is empty, and there is nothing else to answer: "
-            "neither instructions nor anything to continue.",
+            "message": "'input' is empty, and there are neither instructions nor a previous response or conversation.",
             "type": "invalid_request_error",
             "param": "input",
             "code": "invalid_value",

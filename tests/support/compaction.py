@@ -8,9 +8,9 @@ import msgspec
 
 from antiphon.backends.base import EVERYTHING, Model, Turn
 from antiphon.engine.sealing import Sealer
-from antiphon.engine.serve.compaction.compaction_item import Memory, unseal
+from antiphon.engine.serve.compaction.compaction_item import CompactionContent, unseal_content
 from antiphon.engine.serve.compaction.compactor import Compactor
-from antiphon.engine.serve.compaction.expansion import expand, strip
+from antiphon.engine.serve.compaction.expansion import expand_compactions, strip_compaction
 from antiphon.engine.serve.routing import Candidate, Route
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec
@@ -111,17 +111,17 @@ def make_turn(items: Sequence[Item | Unknown], **fields: Any) -> Turn:
 
 def lay_out(items: Sequence[Item | Unknown]) -> list[Item | Unknown]:
     """The items of a turn as the engine has them, with the sign of the last compaction among them."""
-    return expand(items, SEALER, project=PROJECT).items
+    return expand_compactions(items, SEALER, project=PROJECT).items
 
 
 def with_items(turn: Turn, items: Sequence[Item | Unknown]) -> Turn:
     """The turn as a model reads it if these are its items."""
-    return strip(msgspec.structs.replace(turn, items=lay_out(items)))
+    return strip_compaction(msgspec.structs.replace(turn, items=lay_out(items)))
 
 
-async def compact(backend: CountingBackend, turn: Turn, *, patience: float = 5) -> tuple[Any, Memory]:
+async def compact(backend: CountingBackend, turn: Turn, *, patience: float = 5) -> tuple[Any, CompactionContent]:
     """The compacted turn, and what is in the item."""
     compacted = await Compactor(SEALER, patience=patience).compact(backend.route, turn)
-    memory = unseal(compacted.item, SEALER, project=PROJECT)
+    memory = unseal_content(compacted.item, SEALER, project=PROJECT)
     assert memory is not None
     return compacted, memory

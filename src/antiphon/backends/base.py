@@ -22,14 +22,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     crash would have the turn begun again: a backend that says the same for the same id lets its readers go on.
 
     A backend that refuses an item names it `input[3]`, by its place among the `items`. What the client calls that is
-    not its to know: `find_place` says it, if anybody can, to whoever tells the client.
+    not its to know: `find_param` says it, if anybody can, to whoever tells the client.
     """
 
     request: CreateRequest
     items: list[Item | Unknown]
     project: str = ""
     response_id: str = ""
-    find_place: Callable[[Item | Unknown], str | None] | None = None
+    find_param: Callable[[Item | Unknown], str | None] | None = None
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

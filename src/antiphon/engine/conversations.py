@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from antiphon.engine.items import ItemPage, check_named, identify, make_page
+from antiphon.engine.items import ItemPage, check_item_ids, make_page, normalize_item
 from antiphon.engine.policy import Policy
-from antiphon.engine.prepare.context import find_item
-from antiphon.engine.prepare.parameters import check_updates
+from antiphon.engine.prepare.parameters import check_configuration_updates
+from antiphon.engine.prepare.references import load_referenced_item
 from antiphon.engine.respond.ids import Mint
 from antiphon.engine.respond.persistence import expiry
 from antiphon.errors import NotFound
@@ -50,12 +50,12 @@ class Conversations:
 
     async def _prepare(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
         """The items as they are kept: each with an id, and the stored items in the place of references to them."""
-        check_named(items, param="items")
-        check_updates(items, param="items")
+        check_item_ids(items, param="items")
+        check_configuration_updates(items, param="items")
         return [
-            await find_item(item.id, project=project, store=self._store, param=f"items[{index}]")
+            await load_referenced_item(item.id, project=project, store=self._store, param=f"items[{index}]")
             if isinstance(item, ItemReference)
-            else identify(item, mint)
+            else normalize_item(item, mint)
             for index, item in enumerate(items)
         ]
 

@@ -11,9 +11,9 @@ from antiphon.engine.background.attempt import QueuedRequest, Ways
 from antiphon.engine.background.queue import Background, BackgroundRun
 from antiphon.engine.background.worker import Worker
 from antiphon.engine.conversations import Conversations
-from antiphon.engine.items import ItemPage, identify, make_page
+from antiphon.engine.items import ItemPage, make_page, normalize_item
 from antiphon.engine.policy import Policy
-from antiphon.engine.prepare.context import fetch_context
+from antiphon.engine.prepare.history import load_history
 from antiphon.engine.prepare.parameters import check_parameters
 from antiphon.engine.prepare.prepare import Resolved, resolve
 from antiphon.engine.prompts import Prompts
@@ -23,7 +23,7 @@ from antiphon.engine.respond.session import Session
 from antiphon.engine.respond.stateless import StatelessRun, leave_state_aside
 from antiphon.engine.sealing import Sealer, make_secret
 from antiphon.engine.serve.compaction.compactor import Compactor
-from antiphon.engine.serve.compaction.expansion import expand, repair_before_trigger, strip
+from antiphon.engine.serve.compaction.expansion import expand_compactions, repair_before_trigger, strip_compaction
 from antiphon.engine.serve.first_delta import LateDeltas, open_turn
 from antiphon.engine.serve.routing import Route, Router, Serving
 from antiphon.engine.serve.sealed_reasoning import LateSealer, ReasoningSealer, screen
@@ -134,7 +134,7 @@ class Engine:
         compacting = await self._compactor.start(route, resolved.turn)
         if compacting is not None:
             return compacting
-        turn = strip(resolved.turn)
+        turn = strip_compaction(resolved.turn)
         # A stream has other ways to tell of an error, so it need not stay silent until its model speaks.
         opened = await open_turn(route, turn, patience=self._policy.opening_seconds if streamed else None)
         if isinstance(opened, LateDeltas):
@@ -149,14 +149,14 @@ class Engine:
     async def count_input_tokens(self, request: CreateRequest, *, project: str) -> tuple[int, list[str]]:
         """How many tokens the model would read for this request, and what should be known about it."""
         resolved, route = await self._resolve(request, project)
-        return await route.count_tokens(strip(resolved.turn)), resolved.warnings
+        return await route.count_tokens(strip_compaction(resolved.turn)), resolved.warnings
 
     async def compact(self, request: CreateRequest, *, project: str) -> tuple[CompactedResponse, list[str]]:
         """Compact what the request holds and continues, and say what should be known about it."""
         resolved, route = await self._resolve(request, project, mend=True)
         compacted = await self._compactor.compact(route, resolved.turn)
         mint = resolved.mint
-        output = [identify(item, mint) for item in (*compacted.retained, compacted.item)]
+        output = [normalize_item(item, mint) for item in (*compacted.retained, compacted.item)]
         # Nothing is kept under this id, so it does not look like that of a response.
         response = CompactedResponse(
             id=mint("compact"), created_at=int(resolved.response.created_at), output=output, usage=compacted.usage
@@ -202,7 +202,7 @@ class Engine:
         if self._policy.stateless:
             request, ignored = leave_state_aside(request, remembers=session is not None)
         own, request = request.input, await self.prompts.fill_in(request, project)
-        check_parameters(request, own=own, on_websocket=session is not None, may_be_empty=mend)
+        check_parameters(request, client_input=own, on_websocket=session is not None, may_be_empty=mend)
         route = self._router.find(request.model or "")
         candidate = route.first
         resolved = await resolve(
@@ -231,11 +231,11 @@ class Engine:
 
     async def _make_turn(self, queued: QueuedRequest, asked: Sequence[Item | Unknown], key: RunKey) -> Turn:
         """The turn of a queued request, on whatever it continues as that is now."""
-        context = await fetch_context(
+        context = await load_history(
             queued.request, project=key.project, store=self._store, sealer=self._sealer, inherit_tools=False
         )
         # Another turn may have come in between: what was sound when it was queued may not be so any more.
-        expanded = expand([*context.items, *asked], self._sealer, project=key.project)
+        expanded = expand_compactions([*context.items, *asked], self._sealer, project=key.project)
         readable, unopened = screen(expanded.items, self._sealer, project=key.project)
         items, repairs = repair_before_trigger(readable)
         for each in (*context.repairs, *expanded.warnings, *unopened, *repairs):
@@ -245,10 +245,10 @@ class Engine:
     async def _start_turn(self, turn: Turn, key: RunKey, told: Sequence[Delta]) -> Serving:
         # A queued request may name a model that is no longer configured: this raises then.
         route = self._router.find(turn.request.model or "")
-        compacting = await self._compactor.start(route, turn, told=told)
+        compacting = await self._compactor.start(route, turn, replayed=told)
         if compacting is not None:
             return Serving(compacting, route.first, 0)
-        serving = await route.start(strip(turn))
+        serving = await route.start(strip_compaction(turn))
         for note in serving.notes:
             logger.warning("%s", note, extra={"response_id": key.response_id})
         return serving

@@ -1,4 +1,4 @@
-"""Items on their way into the store, and in pages on their way out."""
+"""Item types, ids and pages: the form in which items are stored, compared and listed."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -9,8 +9,19 @@ import msgspec
 from antiphon.engine.respond.ids import Mint
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import validation
-from antiphon.protocol.content import InputText, OutputText
-from antiphon.protocol.hosted import LocalShellCallOutput
+from antiphon.protocol.content import InputText, OutputText, text_of
+from antiphon.protocol.hosted import (
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    ComputerCall,
+    ComputerCallOutput,
+    LocalShellCall,
+    LocalShellCallOutput,
+    ShellCall,
+    ShellCallOutput,
+    ToolSearchCall,
+    ToolSearchOutput,
+)
 from antiphon.protocol.items import (
     Compaction,
     CustomToolCall,
@@ -24,6 +35,30 @@ from antiphon.protocol.items import (
     Reasoning,
 )
 from antiphon.protocol.unions import Unknown
+
+# Tuples: `isinstance` is several times slower with a union, and it runs for every item.
+CALL_TYPES = (FunctionCall, CustomToolCall, ComputerCall, ShellCall, LocalShellCall, ApplyPatchCall, ToolSearchCall)
+OUTPUT_TYPES = (
+    FunctionCallOutput,
+    CustomToolCallOutput,
+    ComputerCallOutput,
+    ShellCallOutput,
+    LocalShellCallOutput,
+    ApplyPatchCallOutput,
+    ToolSearchOutput,
+)
+_ID_PREFIXES: dict[type, str] = {
+    Message: "msg",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    CustomToolCall: "ctc",
+    CustomToolCallOutput: "ctco",
+    LocalShellCallOutput: "lsho",
+    Reasoning: "rs",
+    Compaction: "cmp",
+}
+# Item types whose id is not checked when the request is decoded.
+_TYPES_WITH_UNCHECKED_ID = frozenset({Unknown, ItemReference})
 
 
 class ItemPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,22 +80,21 @@ def make_page(items: Sequence[Item | Unknown], *, has_more: bool) -> ItemPage:
     )
 
 
-class _Named(msgspec.Struct):
+class _ItemId(msgspec.Struct):
     id: str | None = None
 
 
-_named = msgspec.json.Decoder(_Named)
-_UNCHECKED = frozenset({Unknown, ItemReference})
+_id_decoder = msgspec.json.Decoder(_ItemId)
 
 
-def check_named(items: Sequence[Item | Unknown], *, param: str = "input") -> None:
-    """Raise on an id that can name nothing: one that is not a text, or an empty one in a reference."""
-    if _UNCHECKED.isdisjoint(map(type, items)):  # nearly always
+def check_item_ids(items: Sequence[Item | Unknown], *, param: str = "input") -> None:
+    """Raise InvalidRequest on an id that is not a string, or an empty id in an item reference."""
+    if _TYPES_WITH_UNCHECKED_ID.isdisjoint(map(type, items)):  # the common case
         return
     for index, item in enumerate(items):
         if isinstance(item, Unknown):
             try:
-                _named.decode(item.raw)
+                _id_decoder.decode(item.raw)
             except msgspec.ValidationError as error:
                 fault = validation.read(error)
                 raise validation.Fault(f"{param}[{index}].{fault.path}", fault.reason).explain() from None
@@ -69,28 +103,16 @@ def check_named(items: Sequence[Item | Unknown], *, param: str = "input") -> Non
             raise InvalidRequest(f"Invalid value for '{where}': it is empty.", param=where, code="invalid_value")
 
 
-_PREFIXES: dict[type, str] = {
-    Message: "msg",
-    FunctionCall: "fc",
-    FunctionCallOutput: "fco",
-    CustomToolCall: "ctc",
-    CustomToolCallOutput: "ctco",
-    LocalShellCallOutput: "lsho",
-    Reasoning: "rs",
-    Compaction: "cmp",
-}
-
-
-def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
-    """The item in the form that is stored: with an id and a status, a message's text in a part."""
+def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
+    """Return the item in its stored form: with an id and a status, and a message's text as a content part."""
     if isinstance(item, Unknown):
-        return _identify_unknown(item, mint)
-    # A copy, not `replace`: that would read the content anew, of every item of every request.
+        return _normalize_unknown(item, mint)
+    # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
     stored = copy(item)
     if isinstance(stored, LocalShellCallOutput) and stored.call_id == stored.id:
         stored.named_call, stored.id = stored.id, ""
-    if not stored.id:  # some clients send an empty one
-        stored.id = mint(_PREFIXES.get(type(stored), "item"))
+    if not stored.id:  # some clients send an empty id
+        stored.id = mint(_ID_PREFIXES.get(type(stored), "item"))
     if getattr(stored, "status", "none") is None:
         cast(Message, stored).status = "completed"
     if isinstance(stored, Message) and isinstance(stored.content, str):
@@ -99,10 +121,19 @@ def identify(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     return stored
 
 
-def _identify_unknown(item: Unknown, mint: Mint) -> Unknown:
-    """Everything but the id stays as it came. Without one, a page that ends here could not be turned."""
+def _normalize_unknown(item: Unknown, mint: Mint) -> Unknown:
+    """Add an id if there is none, because pages are addressed by item id. Every other field stays unchanged."""
     fields = msgspec.json.decode(item.raw, type=dict[str, msgspec.Raw])
     if bytes(fields.get("id", b"null")) not in (b"null", b'""'):
         return item
     fields["id"] = msgspec.Raw(msgspec.json.encode(mint("item")))
     return Unknown(msgspec.json.encode(fields))
+
+
+def get_comparable_text(item: Item | Unknown) -> tuple[str, ...]:
+    """Return the text by which two items with one id are compared; for a call, its call id."""
+    if isinstance(item, Message):
+        return item.role, text_of(item.content)
+    if isinstance(item, (FunctionCallOutput, CustomToolCallOutput, LocalShellCallOutput)):
+        return (text_of(item.output),)
+    return (item.call_id,) if isinstance(item, CALL_TYPES) and item.call_id is not None else ()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.engine.items import check_named
+from antiphon.engine.items import check_item_ids
 from antiphon.engine.respond.ids import new_token
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol import codec
@@ -145,7 +145,7 @@ def _read(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: s
             code="unknown_parameter",
         )
     if isinstance(decoded.request.input, list):
-        check_named(decoded.request.input, param=f"{param}.input")
+        check_item_ids(decoded.request.input, param=f"{param}.input")
     return decoded.request
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.prepare.parameters import apply_updates, check_updates
+from antiphon.engine.prepare.parameters import apply_configuration_updates, check_configuration_updates
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.items import ITEMS, Item, Message
@@ -26,7 +26,7 @@ def test_the_newest_of_each_setting_holds() -> None:
         Message("user", "hi"),
         update(reasoning={"effort": "medium"}),
     ]
-    changed, useless = apply_updates(asked, items)
+    changed, useless = apply_configuration_updates(asked, items)
     assert useless == []
     assert (changed.reasoning, changed.text) == (
         ReasoningConfig("medium", "auto"),
@@ -37,13 +37,13 @@ def test_the_newest_of_each_setting_holds() -> None:
 
 def test_a_request_without_updates_stays_as_it_is() -> None:
     asked = CreateRequest()
-    changed, useless = apply_updates(asked, [Message("user", "hi")])
+    changed, useless = apply_configuration_updates(asked, [Message("user", "hi")])
     assert (changed is asked, useless) == (True, [])
 
 
 def test_an_update_in_the_history_that_sets_what_cannot_be_stands_in_nobodys_way() -> None:
     damaged = update(id="cu_1", reasoning={"effort": "huge"})
-    changed, useless = apply_updates(CreateRequest(), [damaged, update(reasoning={"effort": "low"})])
+    changed, useless = apply_configuration_updates(CreateRequest(), [damaged, update(reasoning={"effort": "low"})])
     assert changed.reasoning == ReasoningConfig("low")
     assert [each.partition(":")[0] for each in useless] == ["the configuration_update cu_1 was left out"]
 
@@ -64,7 +64,7 @@ async def test_a_conversation_takes_no_update_that_sets_what_cannot_be(bench: Be
 )
 def test_what_cannot_be_set_is_refused_by_its_place(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_updates([update(**fields)])
+        check_configuration_updates([update(**fields)])
     assert caught.value.param is not None
     assert caught.value.param.startswith(param)
 

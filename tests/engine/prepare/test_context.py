@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.prepare.context import fetch_context
+from antiphon.engine.prepare.history import load_history
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
@@ -145,7 +145,7 @@ async def converse(bench: Bench, *texts: str) -> str:
 
 async def read(bench: Bench, response_id: str) -> tuple[list[str], list[str]]:
     """What a continuation reads, and what is mended for it."""
-    context = await fetch_context(
+    context = await load_history(
         CreateRequest(input="and?", previous_response_id=response_id),
         project="default",
         store=bench.store,
@@ -220,9 +220,7 @@ async def test_a_chain_whose_conversation_is_gone_goes_on_and_says_so(bench: Ben
     first = await bench.answer("one", conversation=conversation)
     await bench.engine.conversations.delete("default", conversation)
     run = await bench.ask("two", previous_response_id=first.id)
-    assert run.warnings == [
-        f"history: the conversation {conversation} is gone, and what it held before {first.id} with it"
-    ]
+    assert run.warnings == [f"history: the conversation {conversation} was deleted, with its items before {first.id}"]
     assert (await run.drain()).output_text == "3 items"
 
 

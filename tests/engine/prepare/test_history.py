@@ -3,7 +3,8 @@
 import pytest
 
 from antiphon.backends.base import EVERYTHING, Capabilities
-from antiphon.engine.prepare.history import check_input, check_pairs, find_answered
+from antiphon.engine.prepare.call_pairs import check_call_pairs, find_answered_calls
+from antiphon.engine.prepare.parameters import check_media
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
 from antiphon.protocol.hosted import (
@@ -47,7 +48,7 @@ CUT = FunctionCall("call_1", "f", '{"x', status="incomplete")
     ],
 )
 def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
-    check_pairs(items)
+    check_call_pairs(items)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
 )
 def test_a_lone_call_or_output_is_refused_naming_its_call_id(items: list[Item | Unknown], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_pairs(items)
+        check_call_pairs(items)
     assert (caught.value.message, caught.value.param, caught.value.code) == (message, "input", None)
 
 
@@ -90,7 +91,7 @@ def test_a_lone_call_or_output_is_refused_naming_its_call_id(items: list[Item | 
 def test_an_output_answers_an_earlier_call_only_if_none_with_its_id_comes_between(
     items: list[Item | Unknown], answered: set[str]
 ) -> None:
-    assert find_answered(items) == answered
+    assert find_answered_calls(items) == answered
 
 
 IMAGE = InputImage(image_url="data:image/png;base64,AA==")
@@ -112,9 +113,9 @@ FILE = InputFile(file_data="data:text/plain;base64,AA==")
 )
 def test_what_cannot_be_taken_is_refused_by_its_place(item: Item, param: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
-        check_input([item], Capabilities(), "tiny")
+        check_media([item], Capabilities(), "tiny")
     assert caught.value.param == param
 
 
 def test_a_capable_model_takes_every_medium() -> None:
-    check_input([Message("user", [InputText("a"), IMAGE, FILE])], EVERYTHING, "big")
+    check_media([Message("user", [InputText("a"), IMAGE, FILE])], EVERYTHING, "big")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import EVERYTHING, Capabilities
-from antiphon.engine.prepare.parameters import OF_WEBSOCKETS, UNIMPLEMENTED, check_capabilities, check_parameters
+from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETERS, check_capabilities, check_parameters
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
@@ -19,7 +19,7 @@ def request(**fields: Any) -> CreateRequest:
 
 def check(*, on_websocket: bool = False, may_be_empty: bool = False, **fields: Any) -> None:
     asked = request(**fields)
-    check_parameters(asked, own=asked.input, on_websocket=on_websocket, may_be_empty=may_be_empty)
+    check_parameters(asked, client_input=asked.input, on_websocket=on_websocket, may_be_empty=may_be_empty)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -59,7 +59,7 @@ def test_a_request_that_cannot_be_served_is_refused_by_name(fields: dict[str, An
 
 def test_every_unimplemented_parameter_has_a_case_above() -> None:
     refused = {param for _, param, code in REFUSED if code == "unsupported_parameter"}
-    assert refused - {"context_management[1].type"} == {*UNIMPLEMENTED, *OF_WEBSOCKETS}
+    assert refused - {"context_management[1].type"} == {*UNIMPLEMENTED, *WEBSOCKET_PARAMETERS}
 
 
 @pytest.mark.parametrize(

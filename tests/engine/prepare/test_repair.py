@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.engine.prepare.history import check_pairs
-from antiphon.engine.prepare.repair import Repaired, drop_unfinished, repair
+from antiphon.engine.prepare.call_pairs import check_call_pairs
+from antiphon.engine.prepare.history_repair import RepairedHistory, drop_unfinished_items, repair_history
 from antiphon.engine.respond.ids import Mint
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputImage, InputText, OutputText
@@ -36,13 +36,13 @@ REASONING = Reasoning(id="rs_1")
 
 def test_a_sound_history_is_left_alone() -> None:
     sound = [USER, REASONING, CALL, OUTPUT, ANSWER, Unknown(b'{"type":"acme:x"}')]
-    mended = repair(sound)
+    mended = repair_history(sound)
     assert (mended.items, mended.repairs) == (sound, [])
 
 
 def test_calls_at_the_end_wait_for_their_outputs() -> None:
-    assert repair([USER, CALL, CUSTOM]).repairs == []
-    assert repair([USER, CALL, CUSTOM, OUTPUT]).repairs == []
+    assert repair_history([USER, CALL, CUSTOM]).repairs == []
+    assert repair_history([USER, CALL, CUSTOM, OUTPUT]).repairs == []
 
 
 def test_who_answers_one_response_need_not_know_the_calls_of_another() -> None:
@@ -50,15 +50,15 @@ def test_who_answers_one_response_need_not_know_the_calls_of_another() -> None:
     ours, theirs = Mint(), Mint()
     mine = FunctionCall("call_m", "f", "{}", ours("fc"))
     other = FunctionCall("call_o", "f", "{}", theirs("fc"))
-    mended = repair([USER, mine, ANSWER, other], answered_next={"call_m"})
+    mended = repair_history([USER, mine, ANSWER, other], answered_next={"call_m"})
     assert mended.items == [USER, mine, ANSWER, other, FunctionCallOutput(LOST_OUTPUT, "call_o", status="completed")]
     assert mended.repairs == ["the call call_o had no output and got a note instead"]
     both = [USER, mine, FunctionCall("call_n", "f", "{}", ours("fc"))]
-    assert repair(both, answered_next={"call_m"}).items == both
+    assert repair_history(both, answered_next={"call_m"}).items == both
 
 
 def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:
-    mended = repair([USER, CALL, CUSTOM, SHELL, USER, ANSWER])
+    mended = repair_history([USER, CALL, CUSTOM, SHELL, USER, ANSWER])
     assert mended.items == [
         USER,
         CALL,
@@ -77,16 +77,16 @@ def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:
 
 def test_a_search_of_the_server_has_no_call_to_answer() -> None:
     sound = [USER, ToolSearchCall({}, "tsc_1"), ToolSearchOutput([], "tso_1"), ANSWER]
-    assert repair(sound) == Repaired(sound, [])
+    assert repair_history(sound) == RepairedHistory(sound, [])
 
 
 def test_an_output_without_its_call_is_left_out() -> None:
-    mended = repair([USER, OUTPUT, ANSWER])
+    mended = repair_history([USER, OUTPUT, ANSWER])
     assert (mended.items, mended.repairs) == ([USER, ANSWER], ["an output without its call call_1 was left out"])
 
 
 def test_repeated_items_are_left_out() -> None:
-    mended = repair([USER, CALL, CALL, OUTPUT, FunctionCallOutput("again", "call_1", "fco_2"), ANSWER])
+    mended = repair_history([USER, CALL, CALL, OUTPUT, FunctionCallOutput("again", "call_1", "fco_2"), ANSWER])
     assert mended.items == [USER, CALL, OUTPUT, ANSWER]
     assert len(mended.repairs) == 2
 
@@ -105,8 +105,8 @@ def test_items_that_share_an_id_and_say_different_things_are_all_kept() -> None:
         FunctionCall("call_1", "f", "{}", "x"),
         FunctionCallOutput("second", "call_1", "x"),
     ]
-    assert repair(told) == Repaired(told, [])
-    again = repair([*told, *told[:6], Message("user", "one", "x")])
+    assert repair_history(told) == RepairedHistory(told, [])
+    again = repair_history([*told, *told[:6], Message("user", "one", "x")])
     assert (again.items, len(again.repairs)) == (told, 7)
 
 
@@ -114,19 +114,19 @@ def test_a_call_with_the_id_of_one_that_waits_is_another_one() -> None:
     later = FunctionCall("call_1", "g", "[]", "fc_2")
     noted = [USER, CALL, FunctionCallOutput(LOST_OUTPUT, "call_1", status="completed")]
     told = ["the call call_1 had no output and got a note instead"]
-    assert repair([USER, CALL, ANSWER, later]) == Repaired([*noted, ANSWER, later], told)
-    assert repair([USER, CALL, later], answered_next={"call_1"}) == Repaired([*noted, later], told)
-    assert repair([USER, CALL, later, OUTPUT]) == Repaired([*noted, later, OUTPUT], told)
+    assert repair_history([USER, CALL, ANSWER, later]) == RepairedHistory([*noted, ANSWER, later], told)
+    assert repair_history([USER, CALL, later], answered_next={"call_1"}) == RepairedHistory([*noted, later], told)
+    assert repair_history([USER, CALL, later, OUTPUT]) == RepairedHistory([*noted, later, OUTPUT], told)
     shell = ShellCall("call_1", ShellAction(["ls"]), "sh_1")
     gone = ["the call call_1 had no output and was left out"]
-    assert repair([USER, shell, later, OUTPUT]) == Repaired([USER, later, OUTPUT], gone)
+    assert repair_history([USER, shell, later, OUTPUT]) == RepairedHistory([USER, later, OUTPUT], gone)
 
 
 def test_half_a_call_under_the_id_of_an_answered_one_is_left_out() -> None:
     cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
     told = ["the call call_1 was cut off and left out"]
-    assert repair([USER, CALL, OUTPUT, cut]) == Repaired([USER, CALL, OUTPUT], told)
-    assert repair([USER, CALL, cut]) == Repaired([USER, CALL], told)
+    assert repair_history([USER, CALL, OUTPUT, cut]) == RepairedHistory([USER, CALL, OUTPUT], told)
+    assert repair_history([USER, CALL, cut]) == RepairedHistory([USER, CALL], told)
 
 
 CUT = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
@@ -134,29 +134,29 @@ CUT_OUTPUT = FunctionCallOutput("done", "call_9")
 
 
 def test_half_a_call_is_left_out_unless_somebody_answered_it() -> None:
-    mended = repair([USER, CUT])
+    mended = repair_history([USER, CUT])
     assert (mended.items, mended.repairs) == ([USER], ["the call call_9 was cut off and left out"])
-    assert repair([USER, CUT, CUT_OUTPUT]) == Repaired([USER, CUT, CUT_OUTPUT], [])
-    assert repair([USER, CUT], answered_next={"call_9"}) == Repaired([USER, CUT], [])
+    assert repair_history([USER, CUT, CUT_OUTPUT]) == RepairedHistory([USER, CUT, CUT_OUTPUT], [])
+    assert repair_history([USER, CUT], answered_next={"call_9"}) == RepairedHistory([USER, CUT], [])
 
 
 def test_what_is_answered_next_is_a_whole_call_rather_than_half_a_one() -> None:
     cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
     told = ["the call call_1 was cut off and left out"]
-    assert repair([USER, CALL, cut], answered_next={"call_1"}) == Repaired([USER, CALL], told)
-    assert repair([USER, cut, CALL], answered_next={"call_1"}) == Repaired([USER, CALL], told)
+    assert repair_history([USER, CALL, cut], answered_next={"call_1"}) == RepairedHistory([USER, CALL], told)
+    assert repair_history([USER, cut, CALL], answered_next={"call_1"}) == RepairedHistory([USER, CALL], told)
 
 
 def test_half_a_call_that_a_client_sends_back_is_left_out_with_the_reasoning_that_led_to_it() -> None:
     sent = [USER, REASONING, CUT]
-    check_pairs(sent)
-    assert drop_unfinished(sent) == (
+    check_call_pairs(sent)
+    assert drop_unfinished_items(sent) == (
         [USER],
         ["the call call_9 was cut off and left out", "the reasoning rs_1 led to nothing and was left out"],
     )
     answered = [USER, REASONING, CUT, CUT_OUTPUT]
-    check_pairs(answered)
-    assert drop_unfinished(answered) == (answered, [])
+    check_call_pairs(answered)
+    assert drop_unfinished_items(answered) == (answered, [])
 
 
 def test_an_answered_calls_id_may_come_again_for_another_call() -> None:
@@ -167,16 +167,16 @@ def test_an_answered_calls_id_may_come_again_for_another_call() -> None:
         FunctionCall("call_1", "g", "[]", "fc_2"),
         FunctionCallOutput("x", "call_1", "fco_2"),
     ]
-    mended = repair(history)
+    mended = repair_history(history)
     assert (mended.items, mended.repairs) == (history, [])
 
 
 def test_a_call_that_the_next_input_answers_gets_no_note() -> None:
-    assert repair([USER, CALL, ANSWER], answered_next={"call_1"}).repairs == []
+    assert repair_history([USER, CALL, ANSWER], answered_next={"call_1"}).repairs == []
 
 
 def test_reasoning_that_led_to_nothing_is_left_out() -> None:
-    mended = repair([REASONING, USER, Reasoning(id="rs_2"), Reasoning(id="rs_3")])
+    mended = repair_history([REASONING, USER, Reasoning(id="rs_2"), Reasoning(id="rs_3")])
     assert mended.items == [USER]
     assert mended.repairs == [
         f"the reasoning {each} led to nothing and was left out" for each in ("rs_3", "rs_2", "rs_1")
@@ -204,14 +204,14 @@ histories: st.SearchStrategy[list[Item | Unknown]] = st.lists(
 @given(histories)
 def test_no_history_can_brick_the_next_message(history: list[Item | Unknown]) -> None:
     """Whatever was stored, the same history followed by an answer to its open calls is accepted."""
-    mended = repair([*history, Message("user", "next")]).items
-    check_pairs(mended)
+    mended = repair_history([*history, Message("user", "next")]).items
+    check_call_pairs(mended)
 
 
 @given(histories)
 def test_mending_twice_changes_nothing_more(history: list[Item | Unknown]) -> None:
-    once = repair(history).items
-    assert repair(once) == Repaired(once, [])
+    once = repair_history(history).items
+    assert repair_history(once) == RepairedHistory(once, [])
 
 
 @pytest.mark.parametrize("answered", [True, False])

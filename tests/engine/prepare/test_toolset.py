@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import EVERYTHING, Capabilities
-from antiphon.engine.prepare.toolset import check_brought_tools, select_tools
-from antiphon.engine.serve.tool_emulation.emulator import widen
+from antiphon.engine.prepare.toolset import check_item_tools, select_tools
+from antiphon.engine.serve.tool_emulation.emulator import add_emulated_capabilities
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import FunctionTool, NamespaceTool
 
-FUNCTIONS = widen(Capabilities(tools=frozenset({"function"})))
+FUNCTIONS = add_emulated_capabilities(Capabilities(tools=frozenset({"function"})))
 F = {"type": "function", "name": "f"}
 G = {"type": "function", "name": "g"}
 C = {"type": "custom", "name": "c"}
@@ -235,8 +235,8 @@ def test_tools_that_come_with_the_input_are_held_to_the_same_rules() -> None:
     items = request(input=[{"type": "additional_tools", "role": "developer", "tools": [F, MCP]}]).input
     assert isinstance(items, list)
     with pytest.raises(InvalidRequest) as caught:
-        check_brought_tools(items, capabilities=FUNCTIONS)
+        check_item_tools(items, capabilities=FUNCTIONS)
     assert (caught.value.param, caught.value.code) == ("input[0].tools[1]", "unsupported_tool")
-    assert check_brought_tools(items, capabilities=FUNCTIONS, unsupported="drop") == [
+    assert check_item_tools(items, capabilities=FUNCTIONS, unsupported="drop") == [
         "input[0].tools[1]: mcp is not available here and was left out"
     ]

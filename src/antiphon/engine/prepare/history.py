@@ -1,130 +1,144 @@
-"""Rules for the items of a conversation: calls and their outputs belong together, parts say what they hold."""
+"""The history of a request: resolve `previous_response_id` or `conversation` into earlier items."""
 
+import asyncio
 from collections.abc import Sequence
 
-from antiphon.backends.base import Capabilities
-from antiphon.errors import InvalidRequest, UnsupportedParameter
-from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo, text_of
-from antiphon.protocol.hosted import (
-    ApplyPatchCall,
-    ApplyPatchCallOutput,
-    ComputerCall,
-    ComputerCallOutput,
-    LocalShellCall,
-    LocalShellCallOutput,
-    ShellCall,
-    ShellCallOutput,
-    ToolSearchCall,
-    ToolSearchOutput,
-)
-from antiphon.protocol.items import (
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
-    Message,
-)
+import msgspec
+
+from antiphon.engine.items import CALL_TYPES
+from antiphon.engine.prepare.call_pairs import find_answered_calls
+from antiphon.engine.prepare.history_repair import repair_history
+from antiphon.engine.respond.session import Session
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.compaction.expansion import expand_compactions
+from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
+from antiphon.protocol.items import Item
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
-
-# Tuples: asking isinstance about a union takes several times as long, and every item is asked.
-# A search for tools that the server carried out has no call id: there is nothing to pair.
-CALLS = (FunctionCall, CustomToolCall, ComputerCall, ShellCall, LocalShellCall, ApplyPatchCall, ToolSearchCall)
-OUTPUTS = (
-    FunctionCallOutput,
-    CustomToolCallOutput,
-    ComputerCallOutput,
-    ShellCallOutput,
-    LocalShellCallOutput,
-    ApplyPatchCallOutput,
-    ToolSearchOutput,
-)
-# Most items are neither, and a set is the quickest to say so.
-_PAIRED = frozenset((*CALLS, *OUTPUTS))
+from antiphon.store.base import Link, Store
 
 
-def check_pairs(items: Sequence[Item | Unknown]) -> None:
-    """Raise unless every output follows its call and every call has its output. One that was cut off need not."""
-    owed: dict[str, str] = {}
-    cut: set[str] = set()
-    answered: set[str] = set()
-    for item in (item for item in items if type(item) in _PAIRED):
-        if isinstance(item, CALLS):
-            if item.call_id is not None:
-                if item.call_id in owed:
-                    raise InvalidRequest(f"More than one {_noun(item)} with call_id {item.call_id}.", param="input")
-                if item.status == "incomplete":
-                    cut.add(item.call_id)
-                else:
-                    owed[item.call_id] = _noun(item)
-        elif isinstance(item, OUTPUTS) and item.call_id is not None:
-            if owed.pop(item.call_id, None) is None and item.call_id not in cut:
-                found = "More than one output" if item.call_id in answered else "No tool call"
-                raise InvalidRequest(f"{found} found for {_noun(item)} with call_id {item.call_id}.", param="input")
-            cut.discard(item.call_id)
-            answered.add(item.call_id)
-    for call_id, noun in owed.items():
-        raise InvalidRequest(f"No tool output found for {noun} {call_id}.", param="input")
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The items before the request's own, and the tools of the previous response.
+
+    `compacted` are the items that a compaction replaces. `repairs` describe changes to damaged stored items.
+    """
+
+    items: list[Item | Unknown] = []
+    compacted: list[Item | Unknown] = []
+    tools: list[Tool | Unknown] | None = None
+    repairs: list[str] = []
 
 
-def find_answered(items: Sequence[Item | Unknown]) -> set[str]:
-    """The calls before these items that are answered among them: an output answers the latest call with its id."""
-    asked: set[str] = set()
-    answered: set[str] = set()
-    for item in (item for item in items if type(item) in _PAIRED):
-        if isinstance(item, CALLS):
-            if item.call_id is not None:
-                asked.add(item.call_id)
-        elif isinstance(item, OUTPUTS) and item.call_id is not None and item.call_id not in asked:
-            answered.add(item.call_id)
-    return answered
+def get_conversation_id(request: CreateRequest) -> str | None:
+    conversation = request.conversation
+    return conversation if conversation is None or isinstance(conversation, str) else conversation.id
 
 
-def read_words(item: Item | Unknown) -> tuple[str, ...]:
-    """What an item says, as far as it is words."""
-    if isinstance(item, Message):
-        return item.role, text_of(item.content)
-    if isinstance(item, (FunctionCallOutput, CustomToolCallOutput, LocalShellCallOutput)):
-        return (text_of(item.output),)
-    return (item.call_id,) if isinstance(item, CALLS) and item.call_id is not None else ()
+async def load_history(
+    request: CreateRequest,
+    *,
+    project: str,
+    store: Store,
+    sealer: Sealer,
+    inherit_tools: bool,
+    session: Session | None = None,
+) -> History:
+    """Load the history from the WebSocket session, else from the store.
+
+    Raises NotFound if the conversation is missing, PreviousResponseNotFound if the previous response is.
+    """
+    conversation = get_conversation_id(request)
+    if conversation is not None:
+        items = await store.conversation_items(project, conversation)
+        if items is None:
+            raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
+        return _make_history(items, request, sealer, project)
+    if request.previous_response_id is None:
+        return History()
+    wants_tools = inherit_tools and request.tools is None
+    remembered = session.find(request.previous_response_id) if session is not None else None
+    if remembered is not None:
+        # A stored response that was deleted meanwhile must not be continued.
+        if remembered.stored and await store.load(project, remembered.id) is None:
+            raise _previous_not_found(remembered.id)
+        tools = remembered.tools if wants_tools else None
+        return _make_history(remembered.items, request, sealer, project, tools=tools)
+    (chain, losses), tools = await asyncio.gather(
+        _load_chain(store, project, request.previous_response_id),
+        _load_tools(store, project, request.previous_response_id) if wants_tools else _no_tools(),
+    )
+    return _make_history(chain, request, sealer, project, tools=tools, losses=losses)
 
 
-def _noun(item: Item) -> str:
-    return item.type.replace("_", " ")
+def _make_history(
+    items: Sequence[Item | Unknown],
+    request: CreateRequest,
+    sealer: Sealer,
+    project: str,
+    *,
+    tools: list[Tool | Unknown] | None = None,
+    losses: Sequence[str] = (),
+) -> History:
+    """Expand compactions in the stored items and repair them."""
+    # Compactions first: a call or output that one covers must not be repaired.
+    answered_next = _find_calls_answered_by(request, items)
+    expanded = expand_compactions(items, sealer, project=project, answered_next=answered_next)
+    repaired = repair_history(expanded.items, answered_next=answered_next)
+    repairs = [*losses, *expanded.warnings, *repaired.repairs]
+    return History(items=repaired.items, compacted=expanded.compacted, repairs=repairs, tools=tools)
 
 
-def check_input(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
-    """Raise on new items that this model cannot take, naming the place."""
-    for index, item in enumerate(items):
-        field = _HOLDING_PARTS.get(type(item))
-        parts = "" if field is None else getattr(item, field)
-        if not isinstance(parts, str) and not _MEDIA.keys().isdisjoint(map(type, parts)):
-            _check_media(parts, capabilities, model, f"input[{index}].{field}")
+def _find_calls_answered_by(request: CreateRequest, history: Sequence[Item | Unknown]) -> set[str]:
+    """Return the ids of calls in the history that the request's input answers."""
+    if not isinstance(request.input, list):
+        return set()
+    sent_again = {item.id for item in history if isinstance(item, CALL_TYPES) and item.id}
+    return find_answered_calls([item for item in request.input if item.id not in sent_again])
 
 
-def _check_media(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:
-    for index, part in enumerate(parts):
-        medium = _MEDIA.get(type(part))
-        if medium is None:
-            continue
-        where = f"{path}[{index}]"
-        if isinstance(part, InputImage):
-            _require_one(part, ("image_url", "file_id"), where)
-        elif isinstance(part, InputFile):
-            _require_one(part, ("file_data", "file_url", "file_id"), where)
-        if not getattr(capabilities, medium):
-            raise UnsupportedParameter(f"The model '{model}' cannot read {medium}.", param=where)
+async def _load_chain(store: Store, project: str, response_id: str) -> tuple[list[Item | Unknown], list[str]]:
+    """Return the items of a response and all responses before it, and a note on lost items."""
+    chain = await store.chain(project, response_id)
+    missing = response_id if not chain else chain[0].previous_response_id
+    if missing is not None:
+        raise _previous_not_found(missing)
+    if not chain[-1].final:  # the history would silently lack its output
+        raise InvalidRequest(
+            f"Previous response with id '{response_id}' has not ended yet.",
+            param="previous_response_id",
+            code="previous_response_not_ended",
+        )
+    oldest, *later = chain
+    earlier, losses = await _load_conversation_before(store, project, oldest)
+    # A concurrent response may have added the same items to the conversation.
+    known = {item.id: item for item in earlier}
+    own = [item for item in oldest.items if item.id is None or known.get(item.id) != item]
+    return [*earlier, *own, *(item for link in later for item in link.items)], losses
 
 
-# What may hold parts, and in which field.
-_HOLDING_PARTS: dict[type, str] = {Message: "content", FunctionCallOutput: "output", CustomToolCallOutput: "output"}
-# What parts hold: the word for it is also the name of the capability.
-_MEDIA: dict[type, str] = {InputImage: "images", InputFile: "files", InputAudio: "audio", InputVideo: "video"}
+async def _load_conversation_before(store: Store, project: str, oldest: Link) -> tuple[list[Item | Unknown], list[str]]:
+    """Return the conversation's items before the chain's oldest response, and a note if the conversation is lost."""
+    if oldest.conversation is None:
+        return [], []
+    # A failed or cancelled response is not part of its conversation: then all of its items come before the response.
+    items = await store.conversation_items(project, oldest.conversation, before=oldest.id)
+    if items is None:
+        return [], [f"the conversation {oldest.conversation} was deleted, with its items before {oldest.id}"]
+    return items, []
 
 
-def _require_one(part: InputImage | InputFile, names: tuple[str, ...], path: str) -> None:
-    given = [name for name in names if getattr(part, name) is not None]
-    if len(given) != 1:
-        choices = " or ".join(f"'{name}'" for name in names)
-        found = "none" if not given else " and ".join(f"'{name}'" for name in given)
-        raise InvalidRequest(f"Exactly one of {choices} is required, not {found}.", param=path, code="invalid_value")
+def _previous_not_found(response_id: str) -> PreviousResponseNotFound:
+    return PreviousResponseNotFound(
+        f"Previous response with id '{response_id}' not found.", param="previous_response_id"
+    )
+
+
+async def _load_tools(store: Store, project: str, response_id: str) -> list[Tool | Unknown] | None:
+    stored = await store.load(project, response_id)
+    return stored.response.tools if stored is not None else None
+
+
+async def _no_tools() -> None:
+    return None

@@ -1,4 +1,4 @@
-"""Where items stand, as the client knows it: what is told of an item names it so."""
+"""Param paths of items: map an item's index in a turn to its path in the client's request, as errors name it."""
 
 import re
 from collections.abc import Sequence
@@ -8,77 +8,79 @@ from antiphon.errors import InvalidRequest
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 
-_INDEX = re.compile(r"input\[(\d+)\]")
+_INPUT_INDEX = re.compile(r"input\[(\d+)\]")
 
 
-class Places:
-    """The places of new items in the client's own input, or in the template of its prompt, which came before it.
+class ParamPaths:
+    """The param paths of a request's input items.
 
-    `asked` are all that were asked; of those, `keep` says which are new.
+    `items` is the whole input: the items of the prompt template, then `client_input`, the input that the client sent.
+    A template item is `prompt.input[0]`, a client item `input[0]`.
     """
 
-    def __init__(self, asked: Sequence[Item | Unknown], own: str | list[Item | Unknown] | None) -> None:
-        self._items = asked
-        self._left: Sequence[int] = range(len(asked))
-        self._front = len(asked) - (len(own) if isinstance(own, list) else own is not None)
+    def __init__(self, items: Sequence[Item | Unknown], client_input: str | list[Item | Unknown] | None) -> None:
+        self._items = items
+        self._indexes: Sequence[int] = range(len(items))
+        sent = len(client_input) if isinstance(client_input, list) else client_input is not None
+        self._template_size = len(items) - sent
 
-    def keep(self, items: Sequence[Item | Unknown], left: Sequence[int]) -> None:
-        """Look at these items from now on; `left` has, for each, its index among all that were asked."""
-        self._items, self._left = items, left
+    def select(self, items: Sequence[Item | Unknown], indexes: Sequence[int]) -> None:
+        """Continue with these items only. `indexes` are their positions in the whole input."""
+        self._items, self._indexes = items, indexes
 
-    def name_all(self, told: Sequence[str]) -> list[str]:
-        """What is told of items, each under its right name."""
-        return [self._name(each) for each in told]
+    def rewrite_warnings(self, warnings: Sequence[str]) -> list[str]:
+        """Return the warnings with the client's param path in front of each."""
+        return [self._rewrite(warning) for warning in warnings]
 
-    def correct(self, error: InvalidRequest) -> None:
-        """Let an error that names an item by its index name the right one."""
+    def rewrite_error(self, error: InvalidRequest) -> None:
+        """Replace an item's index in the error by the client's param path."""
         if error.param is not None:
-            _rename(error, error.param, self._name(error.param))
+            _replace_param(error, error.param, self._rewrite(error.param))
 
-    def find(self, item: Item | Unknown) -> str | None:
-        """Where this item stands, or the one that it was made from. What has not come with the request has no place."""
-        places = range(len(self._items))
-        index = next((place for place in places if self._items[place] is item), None)
-        if index is None and item.id:
-            index = next((place for place in places if self._items[place].id == item.id), None)
-        return None if index is None else self._say(index)
+    def find_param(self, item: Item | Unknown) -> str | None:
+        """Return the param path of an item, or of the item it was made from. None if the request did not send it."""
+        indexes = range(len(self._items))
+        found = next((index for index in indexes if self._items[index] is item), None)
+        if found is None and item.id:
+            found = next((index for index in indexes if self._items[index].id == item.id), None)
+        return None if found is None else self._name_param(found)
 
-    def _name(self, told: str) -> str:
-        found = _INDEX.match(told)
-        return told if found is None else self._say(int(found[1])) + told[found.end() :]
+    def _rewrite(self, text: str) -> str:
+        found = _INPUT_INDEX.match(text)
+        return text if found is None else self._name_param(int(found[1])) + text[found.end() :]
 
-    def _say(self, index: int) -> str:
-        place = self._left[index]
-        return f"prompt.input[{place}]" if place < self._front else f"input[{place - self._front}]"
+    def _name_param(self, index: int) -> str:
+        whole = self._indexes[index]
+        return f"prompt.input[{whole}]" if whole < self._template_size else f"input[{whole - self._template_size}]"
 
 
-def relocate(error: InvalidRequest, turn: Turn) -> None:
-    """Let an error of a backend, which names an item by its place in the turn, name it as the client knows it.
+def rewrite_backend_error(error: InvalidRequest, turn: Turn) -> None:
+    """Replace an item's index in the turn, as a backend names it, by the client's param path.
 
-    An item that did not come with the request is named by its id: no place in the input is to blame for it.
+    An item that the request did not send is named by its id, and the error's param is the field that brought it.
     """
-    found = _INDEX.match(error.param or "")
+    found = _INPUT_INDEX.match(error.param or "")
     if found is None or int(found[1]) >= len(turn.items):
         return
     item = turn.items[int(found[1])]
-    place = turn.find_place(item) if turn.find_place is not None else None
-    if place is not None:
-        _rename(error, found[0], place)
+    param = turn.find_param(item) if turn.find_param is not None else None
+    if param is not None:
+        _replace_param(error, found[0], param)
         return
     named = f"the item '{item.id}'" if item.id else "an earlier item"
-    _rename(error, found[0], item.id or "item")
-    _tell(error, f"In {named}: {error.message}", _name_continued(turn))
+    _replace_param(error, found[0], item.id or "item")
+    _update(error, f"In {named}: {error.message}", _name_history_param(turn))
 
 
-def _name_continued(turn: Turn) -> str | None:
+def _name_history_param(turn: Turn) -> str | None:
     return next((name for name in ("previous_response_id", "conversation") if getattr(turn.request, name)), None)
 
 
-def _rename(error: InvalidRequest, wrong: str, right: str) -> None:
+def _replace_param(error: InvalidRequest, old: str, new: str) -> None:
     assert error.param is not None
-    _tell(error, error.message.replace(wrong, right), error.param.replace(wrong, right, 1))
+    _update(error, error.message.replace(old, new), error.param.replace(old, new, 1))
 
 
-def _tell(error: InvalidRequest, message: str, param: str | None) -> None:
+def _update(error: InvalidRequest, message: str, param: str | None) -> None:
     error.message, error.param = message, param
     error.args = (message,)

@@ -1,4 +1,4 @@
-"""Which parameters a turn may use: what nobody here can do is refused by name, before the model is asked."""
+"""Request parameters: refuse those that this server or the model does not support, and apply configuration updates."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from antiphon.backends.base import Capabilities
-from antiphon.engine.items import check_named
+from antiphon.engine.items import check_item_ids
 from antiphon.errors import InvalidRequest, MissingParameter, UnsupportedParameter
 from antiphon.protocol import validation
-from antiphon.protocol.items import ConfigurationUpdate, Item
+from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo
+from antiphon.protocol.items import ConfigurationUpdate, CustomToolCallOutput, FunctionCallOutput, Item, Message
 from antiphon.protocol.request import (
     CreateRequest,
     Effort,
@@ -22,28 +23,33 @@ from antiphon.protocol.request import (
 )
 from antiphon.protocol.unions import Unknown
 
-# Parameters this server does not implement: any value but null (or what `_harmless` lists) is refused.
+# Parameters that this server does not implement. Any value but null is refused, or the value in `_ALLOWED_VALUES`.
 UNIMPLEMENTED = (
     "moderation",
     "image",
     "access_programs",
 )
-# What only the messages of a WebSocket may have.
-OF_WEBSOCKETS = ("generate", "stream_id")
-_harmless: dict[str, object] = {"generate": True}
+# Parameters of WebSocket messages only.
+WEBSOCKET_PARAMETERS = ("generate", "stream_id")
+_ALLOWED_VALUES: dict[str, object] = {"generate": True}
+
+# Item types with content parts, and the field with the parts.
+_PARTS_FIELDS: dict[type, str] = {Message: "content", FunctionCallOutput: "output", CustomToolCallOutput: "output"}
+# Part types and the capability that each needs.
+_MEDIA: dict[type, str] = {InputImage: "images", InputFile: "files", InputAudio: "audio", InputVideo: "video"}
 
 
 def check_parameters(
     request: CreateRequest,
     *,
-    own: str | list[Item | Unknown] | None,
+    client_input: str | list[Item | Unknown] | None,
     on_websocket: bool = False,
     may_be_empty: bool = False,
 ) -> None:
-    """Raise if the request is incomplete, contradicts itself, or asks for what this server does not implement.
+    """Raise if the request is incomplete, contradicts itself, or uses a parameter that this server does not implement.
 
-    `own` is the input that the client has sent; that of a prompt's template has been put before it, and is checked.
-    A request that `may_be_empty` need not have anything that a model could answer.
+    `client_input` is the input the client sent; `request.input` also has the items of a prompt template, which are
+    already checked. With `may_be_empty` the request needs no input.
     """
     if not request.model:
         raise MissingParameter("Missing required parameter: 'model'.", param="model")
@@ -58,31 +64,31 @@ def check_parameters(
     for name in UNIMPLEMENTED:
         if _is_set(request, name):
             raise UnsupportedParameter(f"'{name}' is not supported by this server.", param=name)
-    for name in () if on_websocket else OF_WEBSOCKETS:
+    for name in () if on_websocket else WEBSOCKET_PARAMETERS:
         if _is_set(request, name):
             raise UnsupportedParameter(
                 f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.", param=name
             )
     _check_context_management(request)
-    if isinstance(own, list):
-        check_named(own)
-    _check_input(request, may_be_empty=may_be_empty)
+    if isinstance(client_input, list):
+        check_item_ids(client_input)
+    _check_not_empty(request, may_be_empty=may_be_empty)
     text_format = request.text.format if request.text is not None else None
     if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
         raise MissingParameter("Missing required parameter: 'text.format.schema'.", param="text.format.schema")
 
 
-def _check_input(request: CreateRequest, *, may_be_empty: bool) -> None:
-    """Raise if there is nothing to answer, neither here nor in what is continued. A prompt is filled in by now."""
+def _check_not_empty(request: CreateRequest, *, may_be_empty: bool) -> None:
+    """Raise if the request has no input, no instructions and no history. The prompt template is already applied."""
     if request.input or may_be_empty or request.instructions:
         return
     if request.previous_response_id is not None or request.conversation is not None:
         return
     if request.input is None:
         raise MissingParameter("Either input or instructions is required.", param="input")
-    if request.generate is not False:  # a connection can be made ready before there is anything to say
+    if request.generate is not False:  # `generate: false` prepares a connection and needs no input
         raise InvalidRequest(
-            "'input' is empty, and there is nothing else to answer: neither instructions nor anything to continue.",
+            "'input' is empty, and there are neither instructions nor a previous response or conversation.",
             param="input",
             code="invalid_value",
         )
@@ -99,17 +105,20 @@ def _check_context_management(request: CreateRequest) -> None:
 
 def _is_set(request: CreateRequest, name: str) -> bool:
     value = getattr(request, name)
-    return value is not None and value != _harmless.get(name)
+    return value is not None and value != _ALLOWED_VALUES.get(name)
+
+
+# Capabilities of the model
 
 
 def check_capabilities(request: CreateRequest, capabilities: Capabilities, model: str) -> list[str]:
-    """Raise on what this model's backend cannot do. Returns warnings for hints that have no effect on it."""
-    for param, asked, capability in _DEMANDS:
-        if not getattr(capabilities, capability) and asked(request):
+    """Raise on parameters that the model does not support. Return warnings about parameters without effect."""
+    for param, is_used, capability in _REQUIRED_CAPABILITIES:
+        if not getattr(capabilities, capability) and is_used(request):
             raise UnsupportedParameter(f"The model '{model}' does not support '{param}'.", param=param)
     warnings: list[str] = []
     if request.reasoning is not None and not capabilities.reasoning:
-        # Some clients send `reasoning` with every request, whatever the model: it must not stop them.
+        # A warning, not an error: some clients send `reasoning` with every request, for any model.
         warnings.append("reasoning: the model does not reason")
     if capabilities.list_idle is not None and (idle := capabilities.list_idle(request, model)):
         warnings.append(f"no effect on this model: {', '.join(idle)}")
@@ -118,12 +127,12 @@ def check_capabilities(request: CreateRequest, capabilities: Capabilities, model
     return warnings
 
 
-def _format_kind(request: CreateRequest) -> type | None:
+def _get_format_type(request: CreateRequest) -> type | None:
     return type(request.text.format) if request.text is not None else None
 
 
-_DEMANDS: tuple[tuple[str, Callable[[CreateRequest], bool], str], ...] = (
-    ("text.format", lambda request: _format_kind(request) in (JsonSchemaFormat, JsonObjectFormat), "json_schema"),
+_REQUIRED_CAPABILITIES: tuple[tuple[str, Callable[[CreateRequest], bool], str], ...] = (
+    ("text.format", lambda request: _get_format_type(request) in (JsonSchemaFormat, JsonObjectFormat), "json_schema"),
     ("tools", lambda request: bool(request.tools), "tools"),
     ("top_logprobs", lambda request: bool(request.top_logprobs), "logprobs"),
     ("include", lambda request: "message.output_text.logprobs" in (request.include or ()), "logprobs"),
@@ -132,48 +141,84 @@ _DEMANDS: tuple[tuple[str, Callable[[CreateRequest], bool], str], ...] = (
 )
 
 
-def check_updates(items: Sequence[Item | Unknown], *, param: str = "input") -> None:
-    """Raise on an update among the new items that sets what cannot be, naming the place in `param`."""
-    if ConfigurationUpdate not in map(type, items):  # nearly always
+def check_media(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
+    """Raise on images, files, audio or video among the new items that are malformed or that the model cannot read."""
+    for index, item in enumerate(items):
+        field = _PARTS_FIELDS.get(type(item))
+        parts = "" if field is None else getattr(item, field)
+        if not isinstance(parts, str) and not _MEDIA.keys().isdisjoint(map(type, parts)):
+            _check_media_parts(parts, capabilities, model, f"input[{index}].{field}")
+
+
+def _check_media_parts(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:
+    for index, part in enumerate(parts):
+        capability = _MEDIA.get(type(part))
+        if capability is None:
+            continue
+        where = f"{path}[{index}]"
+        if isinstance(part, InputImage):
+            _require_one_field(part, ("image_url", "file_id"), where)
+        elif isinstance(part, InputFile):
+            _require_one_field(part, ("file_data", "file_url", "file_id"), where)
+        if not getattr(capabilities, capability):
+            raise UnsupportedParameter(f"The model '{model}' cannot read {capability}.", param=where)
+
+
+def _require_one_field(part: InputImage | InputFile, names: tuple[str, ...], path: str) -> None:
+    given = [name for name in names if getattr(part, name) is not None]
+    if len(given) != 1:
+        choices = " or ".join(f"'{name}'" for name in names)
+        found = "none" if not given else " and ".join(f"'{name}'" for name in given)
+        raise InvalidRequest(f"Exactly one of {choices} is required, not {found}.", param=path, code="invalid_value")
+
+
+# Configuration updates
+
+
+def check_configuration_updates(items: Sequence[Item | Unknown], *, param: str = "input") -> None:
+    """Raise InvalidRequest on a new `configuration_update` item with an invalid value. `param` is the items' path."""
+    if ConfigurationUpdate not in map(type, items):  # the common case
         return
     for index, item in enumerate(items):
         if isinstance(item, ConfigurationUpdate):
-            _read(item, f"{param}[{index}]")
+            _parse_update(item, f"{param}[{index}]")
 
 
-def apply_updates(request: CreateRequest, items: Sequence[Item | Unknown]) -> tuple[CreateRequest, list[str]]:
-    """The request with what the newest updates set, and what is to be known about it.
+def apply_configuration_updates(
+    request: CreateRequest, items: Sequence[Item | Unknown]
+) -> tuple[CreateRequest, list[str]]:
+    """Return the request with the updates in `items` applied in order, and warnings about invalid updates.
 
-    `items` is the whole history, in order. The new ones were checked; of the others, one that sets what cannot be must
-    not stand in the way for ever.
+    `items` is the whole context. Invalid updates in stored items are skipped, because they would fail every
+    request that continues them; new items are checked before.
     """
     if ConfigurationUpdate not in map(type, items):
         return request, []
     updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
     request = copy(request)
-    useless: list[str] = []
+    warnings: list[str] = []
     for update in updates:
         try:
-            effort, form = _read(update, "")
+            effort, text_format = _parse_update(update, "")
         except InvalidRequest as error:
-            useless.append(f"the configuration_update {update.id} was left out: {error.message}")
+            warnings.append(f"the configuration_update {update.id} was left out: {error.message}")
             continue
         if update.reasoning is not None:
-            before = request.reasoning or ReasoningConfig()
-            request.reasoning = msgspec.structs.replace(before, effort=effort)
-        if form is not None:
-            request.text = msgspec.structs.replace(request.text or TextConfig(), format=form)
-    return request, useless
+            reasoning = request.reasoning or ReasoningConfig()
+            request.reasoning = msgspec.structs.replace(reasoning, effort=effort)
+        if text_format is not None:
+            request.text = msgspec.structs.replace(request.text or TextConfig(), format=text_format)
+    return request, warnings
 
 
-def _read(update: ConfigurationUpdate, path: str) -> tuple[Effort | None, Format | None]:
+def _parse_update(update: ConfigurationUpdate, path: str) -> tuple[Effort | None, Format | None]:
     effort = update.reasoning.effort if update.reasoning is not None else None
     given = update.text.format if update.text is not None else None
-    form = _convert(given, Format | None, _join(path, "text.format"))
-    if isinstance(form, JsonSchemaFormat) and form.schema is None:
-        place = _join(path, "text.format.schema")
-        raise MissingParameter(f"Missing required parameter: '{place}'.", param=place)
-    return _convert(effort, Effort | None, _join(path, "reasoning.effort")), form
+    text_format = _convert(given, Format | None, _join(path, "text.format"))
+    if isinstance(text_format, JsonSchemaFormat) and text_format.schema is None:
+        where = _join(path, "text.format.schema")
+        raise MissingParameter(f"Missing required parameter: '{where}'.", param=where)
+    return _convert(effort, Effort | None, _join(path, "reasoning.effort")), text_format
 
 
 def _join(path: str, field: str) -> str:

@@ -6,18 +6,29 @@ from copy import copy
 import msgspec
 
 from antiphon.backends.base import Capabilities, Model, Turn
-from antiphon.engine.items import identify
+from antiphon.engine.items import normalize_item
 from antiphon.engine.policy import Policy
-from antiphon.engine.prepare.context import Context, check_ids, conversation_of, fetch_context, fill_references
-from antiphon.engine.prepare.history import check_input, check_pairs
-from antiphon.engine.prepare.param_paths import Places
-from antiphon.engine.prepare.parameters import apply_updates, check_capabilities, check_updates
-from antiphon.engine.prepare.repair import drop_unfinished
-from antiphon.engine.prepare.toolset import check_brought_tools, select_tools
+from antiphon.engine.prepare.call_pairs import check_call_pairs
+from antiphon.engine.prepare.history import History, get_conversation_id, load_history
+from antiphon.engine.prepare.history_repair import drop_unfinished_items
+from antiphon.engine.prepare.param_paths import ParamPaths
+from antiphon.engine.prepare.parameters import (
+    apply_configuration_updates,
+    check_capabilities,
+    check_configuration_updates,
+    check_media,
+)
+from antiphon.engine.prepare.references import check_unique_ids, resolve_references
+from antiphon.engine.prepare.toolset import check_item_tools, select_tools
 from antiphon.engine.respond.ids import BrandedMint, Mint
 from antiphon.engine.respond.session import Session
 from antiphon.engine.sealing import Sealer
-from antiphon.engine.serve.compaction.expansion import check_trigger, ends_in_trigger, expand, repair_before_trigger
+from antiphon.engine.serve.compaction.expansion import (
+    check_trigger,
+    ends_in_trigger,
+    expand_compactions,
+    repair_before_trigger,
+)
 from antiphon.engine.serve.sealed_reasoning import screen
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText
@@ -58,7 +69,7 @@ async def resolve(
     are those that are to be compacted.
     """
     warnings = check_capabilities(request, capabilities, model.id)
-    context = await fetch_context(
+    context = await load_history(
         request,
         project=project,
         store=store,
@@ -79,23 +90,23 @@ async def resolve(
     )
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     asked = read_input(request, mint)
-    places = Places(asked, own)
+    paths = ParamPaths(asked, own)
     try:
         if not mend and (request.store is not False or request.conversation is not None):
-            check_ids(asked)
-        new_items, repeated = await _fill(request, asked, context, places, project=project, store=store)
-        left_out += _check(new_items, places, model=model, capabilities=capabilities, policy=policy)
+            check_unique_ids(asked)
+        new_items, repeated = await _fill(request, asked, context, paths, project=project, store=store)
+        left_out += _check(new_items, paths, model=model, capabilities=capabilities, policy=policy)
     except InvalidRequest as error:
-        places.correct(error)
+        paths.rewrite_error(error)
         raise
-    expanded = expand(context.items + new_items, sealer, project=project)
+    expanded = expand_compactions(context.items + new_items, sealer, project=project)
     items, unopened = screen(expanded.items, sealer, project=project)
     if mend or ends_in_trigger(items):
         items, unpaired = repair_before_trigger(items)
     else:
-        check_pairs(items)
-        items, unpaired = drop_unfinished(items)
-    applied, useless = apply_updates(request, items)
+        check_call_pairs(items)
+        items, unpaired = drop_unfinished_items(items)
+    applied, useless = apply_configuration_updates(request, items)
     request = copy(applied)
     request.tools = tools or None
     if request.temperature is None:
@@ -105,7 +116,7 @@ async def resolve(
     # What continues a compaction has it expanded twice, and mended alike.
     told = dict.fromkeys((*context.repairs, *expanded.warnings, *unopened, *unpaired, *useless))
     return Resolved(
-        turn=Turn(request=request, items=items, project=project, find_place=places.find),
+        turn=Turn(request=request, items=items, project=project, find_param=paths.find_param),
         input=new_items,
         response=begin_response(request, mint.response_id),
         mint=mint,
@@ -122,30 +133,30 @@ async def resolve(
 async def _fill(
     request: CreateRequest,
     asked: list[Item | Unknown],
-    context: Context,
-    places: Places,
+    context: History,
+    paths: ParamPaths,
     *,
     project: str,
     store: Store,
 ) -> tuple[list[Item | Unknown], list[str]]:
     """The new items of what was asked, and what is to be known about the others."""
     sent = request.input if isinstance(request.input, list) else ()
-    earlier = [*context.left_out, *context.items]  # in this order: an id of a call may come again
-    filled = await fill_references(asked, sent=sent, earlier=earlier, project=project, store=store)
-    repeated = places.name_all(filled.repeated)
-    places.keep(filled.items, filled.places)
+    earlier = [*context.compacted, *context.items]  # in this order: an id of a call may come again
+    filled = await resolve_references(asked, sent=sent, history=earlier, project=project, store=store)
+    repeated = paths.rewrite_warnings(filled.warnings)
+    paths.select(filled.items, filled.indexes)
     return filled.items, repeated
 
 
 def _check(
-    items: list[Item | Unknown], places: Places, *, model: Model, capabilities: Capabilities, policy: Policy
+    items: list[Item | Unknown], paths: ParamPaths, *, model: Model, capabilities: Capabilities, policy: Policy
 ) -> list[str]:
     """Raise on new items that are not as they must be. What is to be known about the tools that they bring."""
     check_trigger(items)
-    check_input(items, capabilities, model.id)
-    check_updates(items)
-    left_out = check_brought_tools(items, capabilities=capabilities, unsupported=policy.unsupported_tools)
-    return places.name_all(left_out)
+    check_media(items, capabilities, model.id)
+    check_configuration_updates(items)
+    left_out = check_item_tools(items, capabilities=capabilities, unsupported=policy.unsupported_tools)
+    return paths.rewrite_warnings(left_out)
 
 
 def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:
@@ -154,12 +165,12 @@ def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:
         return []
     if isinstance(request.input, str):
         return [Message("user", [InputText(request.input)], mint("msg"), "completed")]
-    return [identify(item, mint) for item in request.input]
+    return [normalize_item(item, mint) for item in request.input]
 
 
 def begin_response(request: CreateRequest, response_id: str) -> Response:
     """The response before the model has said anything: the request's settings, with the defaults filled in."""
-    conversation = conversation_of(request)
+    conversation = get_conversation_id(request)
     return Response(
         id=response_id,
         created_at=int(time.time()),

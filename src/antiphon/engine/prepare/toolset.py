@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from antiphon.backends.base import Capabilities
 from antiphon.config import UnsupportedTools
-from antiphon.engine.serve.tool_emulation.grammar import find_fault
+from antiphon.engine.serve.tool_emulation.grammar import find_grammar_error
 from antiphon.errors import InvalidRequest, UnsupportedTool
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
@@ -71,7 +71,7 @@ def _list_brought(items: str | Sequence[Item | Unknown] | None) -> Tools:
     return [tool for item in items if isinstance(item, _BRINGING) for tool in item.tools]
 
 
-def check_brought_tools(
+def check_item_tools(
     items: Sequence[Item | Unknown], *, capabilities: Capabilities, unsupported: UnsupportedTools = "default"
 ) -> list[str]:
     """The same for the tools that come with a request's items. They stay in the items; the model is not shown them."""
@@ -122,7 +122,7 @@ def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> 
 
 
 def _check_grammar(tool: CustomTool, path: str) -> None:
-    fault = find_fault(tool.format) if isinstance(tool.format, GrammarInput) else None
+    fault = find_grammar_error(tool.format) if isinstance(tool.format, GrammarInput) else None
     if fault is not None:
         raise InvalidRequest(
             f"The grammar of the tool '{tool.name}' cannot be read: {fault}",

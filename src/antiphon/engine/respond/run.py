@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from antiphon.engine.prepare.history import CALLS
+from antiphon.engine.items import CALL_TYPES
 from antiphon.engine.prepare.prepare import Resolved
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.events import Event
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 READER_PATIENCE_SECONDS = 2.0
 
 # What a client has to answer before anything else can be said.
-_ASKING = (*CALLS, ToolSearchCall, McpApprovalRequest)
+_ASKING = (*CALL_TYPES, ToolSearchCall, McpApprovalRequest)
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 

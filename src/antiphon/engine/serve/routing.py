@@ -9,8 +9,7 @@ import msgspec
 
 from antiphon.backends.base import Backend, Capabilities, Model, Turn
 from antiphon.config import UnsupportedTools
-from antiphon.engine.prepare.history import check_input
-from antiphon.engine.prepare.parameters import check_capabilities
+from antiphon.engine.prepare.parameters import check_capabilities, check_media
 from antiphon.engine.prepare.toolset import select_tools
 from antiphon.engine.serve.strict_output import hold
 from antiphon.engine.serve.truncation import count_tokens, start_turn
@@ -37,7 +36,7 @@ def adapt(
     """The turn as this backend can serve it, and what is to be known about that. Raises Unfit."""
     try:
         warnings = check_capabilities(turn.request, capabilities, model)
-        check_input(turn.items, capabilities, model)
+        check_media(turn.items, capabilities, model)
         tools, left_out = select_tools(
             turn.request, capabilities=capabilities, unsupported=unsupported, earlier=turn.items
         )

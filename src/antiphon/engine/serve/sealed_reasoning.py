@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.backends.base import Backend, Model, Turn
 from antiphon.engine.items import ItemPage
-from antiphon.engine.prepare.param_paths import relocate
+from antiphon.engine.prepare.param_paths import rewrite_backend_error
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
@@ -134,7 +134,7 @@ class ReasoningSealer:
     def _correct(self, error: InvalidRequest, turn: Turn) -> None:
         """Only here are the items those that the backend has counted."""
         if not self.capabilities.any_tool:  # which passes items on, to a server that counts what it was sent
-            relocate(error, turn)
+            rewrite_backend_error(error, turn)
 
     def _unseal(self, turn: Turn) -> Turn:
         if Reasoning not in map(type, turn.items):

@@ -12,9 +12,9 @@ from copy import copy
 import msgspec
 
 from antiphon.backends.base import Backend, Turn
+from antiphon.engine.serve.tool_emulation.follow_up import AnswerRecord, TurnBudget, request_correction
 from antiphon.engine.serve.tool_emulation.freeform import strip_fence
-from antiphon.engine.serve.tool_emulation.json_output import AnswerCheck
-from antiphon.engine.serve.tool_emulation.round_end import Budget, Said, ask_anew
+from antiphon.engine.serve.tool_emulation.json_output import JsonOutputCheck
 from antiphon.engine.serve.tool_emulation.translate_history import Items
 from antiphon.engine.serve.truncation import start_turn
 from antiphon.errors import InvalidRequest
@@ -62,13 +62,13 @@ async def insist_on(form: JsonSchemaFormat, answer: Deltas, turn: Turn, backend:
 
     A code fence comes off by itself.
     """
-    budget = Budget(most_tokens=turn.request.max_output_tokens)
+    budget = TurnBudget(most_tokens=turn.request.max_output_tokens)
     heard = await _hear(form, answer, budget)
     if heard.fault is not None and heard.is_talk:
         yield heard.account
-        said = Said(0)
+        said = AnswerRecord(0)
         said.heard = heard.said[:-1]
-        following = _go_on(turn, ask_anew(said, heard.fault), most_tokens=budget.tokens_left())
+        following = _go_on(turn, request_correction(said, heard.fault), most_tokens=budget.tokens_left())
         heard = await _hear(form, (await start_turn(backend, following)).deltas, budget)
     if heard.fault is None:
         yield heard.said
@@ -95,7 +95,7 @@ class _Heard(msgspec.Struct, frozen=True):
         return [each for each in self.said if isinstance(each, deltas.Served | deltas.Tokens)]
 
 
-async def _hear(form: JsonSchemaFormat, answer: Deltas, budget: Budget) -> _Heard:
+async def _hear(form: JsonSchemaFormat, answer: Deltas, budget: TurnBudget) -> _Heard:
     heard = _Answer()
     said: list[Delta] = []
     before = budget.spent
@@ -165,7 +165,7 @@ def _fail(fault: str) -> Delta:
 
 def _find_fault(form: JsonSchemaFormat, text: str) -> str | None:
     try:
-        bare, faults = AnswerCheck(form).read(text)
+        bare, faults = JsonOutputCheck(form).read(text)
     except InvalidRequest:  # the server has taken the schema: that we cannot check it is no fault of the answer's
         return None
     if not faults and bare != text.strip():

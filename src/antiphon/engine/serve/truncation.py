@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from antiphon.backends.base import Backend, Turn
-from antiphon.engine.prepare.history import CALLS, OUTPUTS
+from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol.hosted import AdditionalTools
 from antiphon.protocol.items import Item, Message
@@ -86,7 +86,9 @@ def find_droppable(items: Sequence[Item | Unknown]) -> list[list[int]]:
     if not turns:
         return []
     said = [index for index in turns[-1] if not _is_from(items[index], "user")]
-    steps = _group(items, said, lambda item, before: isinstance(before, OUTPUTS) and not isinstance(item, OUTPUTS))
+    steps = _group(
+        items, said, lambda item, before: isinstance(before, OUTPUT_TYPES) and not isinstance(item, OUTPUT_TYPES)
+    )
     return [*turns[:-1], *steps[:-1]]
 
 
@@ -120,9 +122,9 @@ def _find_last_outputs(items: Sequence[Item | Unknown], places: Iterable[int]) -
     calls: dict[str, int] = {}
     for index in places:
         item = items[index]
-        if isinstance(item, CALLS) and item.call_id is not None:
+        if isinstance(item, CALL_TYPES) and item.call_id is not None:
             calls[item.call_id] = index
-        elif isinstance(item, OUTPUTS) and item.call_id in calls:
+        elif isinstance(item, OUTPUT_TYPES) and item.call_id in calls:
             last[calls[item.call_id]] = index
     return last
 

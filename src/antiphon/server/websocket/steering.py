@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from antiphon.engine.prepare.repair import find_lone_calls
+from antiphon.engine.prepare.history_repair import find_unanswered_calls
 from antiphon.engine.respond.ids import new_token
 from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, InvalidRequest
@@ -95,7 +95,7 @@ def prepend(steers: Sequence[QueuedSteer], request: CreateRequest) -> CreateRequ
 
 def find_required(output: Sequence[Item | Unknown]) -> list[RequiredInput]:
     """What the client owes before anything else can be said: the outputs of calls, and decisions."""
-    lone = find_lone_calls(output)
+    lone = find_unanswered_calls(output)
     required: list[RequiredInput] = []
     for index, item in enumerate(output):
         if isinstance(item, McpApprovalRequest):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.engine.serve.compaction.clipping import clip, clip_item, measure, measure_least
+from antiphon.engine.serve.compaction.clipping import clip_item, clip_text, measure_item, measure_smallest
 from antiphon.protocol import hosted
 from antiphon.protocol.content import ComputerScreenshot, InputImage, InputText, OutputText
 from antiphon.protocol.items import (
@@ -28,12 +28,12 @@ SIZE = 1000
 @settings(max_examples=80)
 @given(st.text(max_size=400), st.integers(-1, 300))
 def test_a_clipped_text_is_never_longer_than_it_may_be(text: str, size: int) -> None:
-    clipped = clip(text, size)
+    clipped = clip_text(text, size)
     assert len(clipped) <= max(size, 0) or clipped == text == ""
 
 
 def test_a_clipped_text_has_its_beginning_its_end_and_the_number_of_what_is_gone() -> None:
-    clipped = clip("a" * 500 + "b" * 500, 200)
+    clipped = clip_text("a" * 500 + "b" * 500, 200)
     head, note, tail = clipped.splitlines()
     assert (set(head), set(tail)) == ({"a"}, {"b"})
     assert note == f"[... {1000 - len(head) - len(tail)} characters were cut here ...]"
@@ -65,7 +65,7 @@ def test_a_large_item_is_made_smaller_and_stays_what_it_was(item: Item) -> None:
     clipped = clip_item(item, SIZE)
     assert type(clipped) is type(item)
     assert clipped is not None
-    assert measure(clipped) <= SIZE + 200
+    assert measure_item(clipped) <= SIZE + 200
     assert getattr(clipped, "call_id", None) == getattr(item, "call_id", None)
 
 
@@ -93,20 +93,20 @@ RIGID = hosted.ComputerCallOutput("c", ComputerScreenshot(image_url="data:,"))
 
 @pytest.mark.parametrize("item", [*CLIPPED, RIGID, user("hi"), FunctionCallOutput(LONG, "c" * 900)])
 def test_an_item_can_always_be_made_as_small_as_it_is_told_to_become(item: Item) -> None:
-    least = measure_least(item)
-    assert least <= measure(item)
+    least = measure_smallest(item)
+    assert least <= measure_item(item)
     clipped = clip_item(item, least)
     assert clipped is not None
-    assert measure(clipped) <= least + 200
+    assert measure_item(clipped) <= least + 200
 
 
 def test_what_has_no_text_to_cut_is_as_small_as_it_can_be() -> None:
-    assert measure_least(RIGID) == measure(RIGID)
+    assert measure_smallest(RIGID) == measure_item(RIGID)
 
 
 def test_an_image_counts_the_same_however_long_its_data_is() -> None:
     small, large = (Message("user", [InputImage(image_url=f"data:,{'x' * size}")]) for size in (1, 10**6))
-    assert measure(small) == measure(large)
+    assert measure_item(small) == measure_item(large)
 
 
 def test_an_image_that_has_no_room_is_noted() -> None:

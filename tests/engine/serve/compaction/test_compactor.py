@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.engine.serve.compaction.compaction_item import tell_summary
+from antiphon.engine.serve.compaction.compaction_item import make_summary_message
 from antiphon.errors import ContextLengthExceeded, RateLimited
 from antiphon.protocol.content import ComputerScreenshot, text_of
 from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
@@ -48,7 +48,7 @@ async def test_the_task_a_summary_and_the_last_steps_are_what_a_model_reads_on()
     turn = make_turn(LONG)
     compacted, _memory = await compact(backend, turn)
     read = with_items(turn, [*LONG, compacted.item]).items
-    assert read[:3] == [RULE, user("build a bridge"), tell_summary(SUMMARY)]
+    assert read[:3] == [RULE, user("build a bridge"), make_summary_message(SUMMARY)]
     assert read[3:] == LONG[-len(read[3:]) :]
     assert len(read) > 4
     assert compacted.retained == [RULE, user("build a bridge")]
@@ -128,7 +128,7 @@ async def test_an_earlier_summary_is_part_of_what_is_summarised_and_is_not_kept_
     second, memory = await compact(backend, make_turn(lay_out(whole)))
     assert SUMMARY in text_of(backend.read[1].items[0].content)  # type: ignore[union-attr]
     assert memory.first[0] == user("build a bridge")
-    assert tell_summary(SUMMARY) not in [*memory.first, *memory.last]
+    assert make_summary_message(SUMMARY) not in [*memory.first, *memory.last]
     # Whatever a client sends along of the two, the second stands for all of it.
     read = with_items(turn, [second.item]).items
     for sent in ([*whole, second.item], [*LONG, *more, user("ready?"), second.item], [first.item, second.item]):

@@ -8,7 +8,7 @@ from antiphon.backends.embedded.backend import EmbeddedBackend
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.engine.engine import Engine
 from antiphon.engine.sealing import Sealer
-from antiphon.engine.serve.compaction.compaction_item import unseal
+from antiphon.engine.serve.compaction.compaction_item import unseal_content
 from antiphon.protocol import codec
 from antiphon.protocol.items import Compaction
 from antiphon.store.memory.store import MemoryStore
@@ -47,7 +47,7 @@ async def test_a_conversation_that_is_too_long_is_summarised_by_the_model_itself
     response = judge([event async for batch in run.events() for event in batch])
     compaction, answer = response.output
     assert isinstance(compaction, Compaction)
-    memory = unseal(compaction, SEALER, project="default")
+    memory = unseal_content(compaction, SEALER, project="default")
     assert memory is not None
     assert memory.summary
     assert not memory.summary.startswith("(No summary could be written.")

@@ -3,50 +3,60 @@
 import pytest
 
 from antiphon.engine.sealing import Sealer
-from antiphon.engine.serve.compaction.compaction_item import Memory, join_marks, mark, seal, tell_summary, unseal
+from antiphon.engine.serve.compaction.compaction_item import (
+    CompactionContent,
+    fingerprint_item,
+    join_fingerprints,
+    make_summary_message,
+    seal_content,
+    unseal_content,
+)
 from antiphon.protocol import items
 from antiphon.protocol.content import InputImage, InputText, OutputText, SummaryText
 from antiphon.protocol.items import Compaction, Item
 from antiphon.protocol.unions import Unknown
 from support.compaction import SEALER, call, output, user
 
-MEMORY = Memory(
+MEMORY = CompactionContent(
     summary="A bridge.",
     first=[user("build")],
     last=[call("c"), output("c", "ok"), Unknown(b'{"type":"acme:x","id":"x"}')],
-    covered=join_marks([mark(user("build")), mark(call("c"))]),
+    covered=join_fingerprints([fingerprint_item(user("build")), fingerprint_item(call("c"))]),
 )
 
 
 def test_a_memory_comes_back_as_it_was() -> None:
-    assert unseal(seal(MEMORY, SEALER, project="a"), SEALER, project="a") == MEMORY
+    assert unseal_content(seal_content(MEMORY, SEALER, project="a"), SEALER, project="a") == MEMORY
 
 
 def test_another_project_cannot_open_it() -> None:
-    assert unseal(seal(MEMORY, SEALER, project="a"), SEALER, project="b") is None
+    assert unseal_content(seal_content(MEMORY, SEALER, project="a"), SEALER, project="b") is None
 
 
 def test_another_server_cannot_open_it() -> None:
-    assert unseal(seal(MEMORY, SEALER, project="a"), Sealer([b"x" * 32]), project="a") is None
+    assert unseal_content(seal_content(MEMORY, SEALER, project="a"), Sealer([b"x" * 32]), project="a") is None
 
 
 @pytest.mark.parametrize("payload", [b"[]", b'{"summary":"","first":[],"last":[],"covered":"","version":2}'])
 def test_a_form_that_is_not_ours_does_not_open(payload: bytes) -> None:
     text = SEALER.seal(payload, project="a", purpose="compaction")
-    assert unseal(Compaction(text), SEALER, project="a") is None
+    assert unseal_content(Compaction(text), SEALER, project="a") is None
 
 
 def test_the_summary_comes_between_what_was_asked_and_what_came_last() -> None:
-    assert MEMORY.unfold() == [*MEMORY.first, tell_summary("A bridge."), *MEMORY.last]
+    assert MEMORY.unfold() == [*MEMORY.first, make_summary_message("A bridge."), *MEMORY.last]
 
 
 def test_no_summary_is_no_message() -> None:
-    assert Memory(summary="", first=[user("a")], last=[user("b")], covered=b"").unfold() == [user("a"), user("b")]
+    assert CompactionContent(summary="", first=[user("a")], last=[user("b")], covered=b"").unfold() == [
+        user("a"),
+        user("b"),
+    ]
 
 
 def test_marks_are_kept_once_each() -> None:
-    marks = [mark(user("a")), mark(user("b"))]
-    memory = Memory(summary="", first=[], last=[], covered=join_marks([*marks, *marks]))
+    marks = [fingerprint_item(user("a")), fingerprint_item(user("b"))]
+    memory = CompactionContent(summary="", first=[], last=[], covered=join_fingerprints([*marks, *marks]))
     assert list(memory.marks()) == marks
 
 
@@ -67,7 +77,7 @@ def test_marks_are_kept_once_each() -> None:
 def test_an_item_is_known_again_whatever_a_client_does_to_its_form(
     sent: Item | Unknown, stored: Item | Unknown
 ) -> None:
-    assert mark(sent) == mark(stored)
+    assert fingerprint_item(sent) == fingerprint_item(stored)
 
 
 def test_items_that_differ_have_different_marks() -> None:
@@ -85,4 +95,4 @@ def test_items_that_differ_have_different_marks() -> None:
         items.Reasoning([], None, None, "one"),
         items.Reasoning([], None, None, "two"),
     ]
-    assert len({mark(item) for item in different}) == len(different)
+    assert len({fingerprint_item(item) for item in different}) == len(different)

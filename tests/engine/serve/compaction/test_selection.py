@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.engine.serve.compaction.clipping import measure
-from antiphon.engine.serve.compaction.selection import Room, Selection, select
+from antiphon.engine.serve.compaction.clipping import measure_item
+from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits, select_items
 from antiphon.protocol.content import ComputerScreenshot, InputText, text_of
 from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
 from antiphon.protocol.items import FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.unions import Unknown
 from support.compaction import assistant, call, output, user
 
-LARGE = Room(100_000, 100_000)
-SMALL = Room(4_000, 4_000)
+LARGE = SizeLimits(100_000, 100_000)
+SMALL = SizeLimits(4_000, 4_000)
 
 CLICK = ComputerCall("cu", "s", [], "completed", actions=[{"type": "screenshot"}])
 SCREENSHOT = ComputerCallOutput("s", ComputerScreenshot(image_url="data:,x"))
@@ -29,30 +29,30 @@ def long(word: str) -> str:
 
 def test_what_has_room_stays_and_leaves_nothing_to_tell() -> None:
     items: list[Item | Unknown] = [user("task"), call("c"), output("c", "x"), assistant("done"), user("next")]
-    assert select(items, LARGE) == Selection([], items, [])
+    assert select_items(items, LARGE) == SelectedItems([], items, [])
 
 
 def test_nothing_is_nothing() -> None:
-    assert select([], LARGE) == Selection([], [], [])
+    assert select_items([], LARGE) == SelectedItems([], [], [])
 
 
 def test_the_task_stays_with_the_last_steps_and_the_rest_is_to_be_told() -> None:
     older: list[Item | Unknown] = [user("task"), *(assistant(long(f"step{number}")) for number in range(9))]
     last: list[Item | Unknown] = [call("c"), output("c", "x"), user("next")]
-    assert select([*older, *last], SMALL) == Selection([user("task")], last, older)
+    assert select_items([*older, *last], SMALL) == SelectedItems([user("task")], last, older)
 
 
 def test_the_question_at_hand_stays_however_many_steps_ago_it_was_asked() -> None:
     steps = [item for number in range(30) for item in (call(str(number)), output(str(number), "x" * 150))]
     items: list[Item | Unknown] = [user("task"), assistant("done"), user("now this"), *steps]
-    chosen = select(items, SMALL)
+    chosen = select_items(items, SMALL)
     assert chosen.first == [user("task"), user("now this")]
     assert chosen.last == steps[-len(chosen.last) :]
 
 
 def test_a_long_task_is_clipped_and_told() -> None:
     items: list[Item | Unknown] = [user(long("task") * 20), *(assistant(long("x")) for _ in range(9)), user("next")]
-    chosen = select(items, SMALL)
+    chosen = select_items(items, SMALL)
     (task,) = chosen.first
     assert isinstance(task, Message)
     assert len(text_of(task.content)) <= SMALL.soft // 8
@@ -61,7 +61,7 @@ def test_a_long_task_is_clipped_and_told() -> None:
 
 def test_a_huge_output_is_clipped_and_not_parted_from_its_call() -> None:
     items: list[Item | Unknown] = [user("task"), call("c"), output("c", "x" * 10**6)]
-    chosen = select(items, SMALL)
+    chosen = select_items(items, SMALL)
     assert (chosen.first, chosen.last[0]) == ([user("task")], call("c"))
     clipped = chosen.last[1]
     assert isinstance(clipped, FunctionCallOutput)
@@ -72,51 +72,53 @@ def test_a_huge_output_is_clipped_and_not_parted_from_its_call() -> None:
 def test_a_thought_without_room_goes_and_its_call_stays() -> None:
     thought = Reasoning(id="rs_1", encrypted_content="x" * 10**5)
     items: list[Item | Unknown] = [user("task"), thought, call("c"), output("c", "x")]
-    assert select(items, SMALL).last == [user("task"), call("c"), output("c", "x")]
+    assert select_items(items, SMALL).last == [user("task"), call("c"), output("c", "x")]
 
 
 def test_the_last_question_may_take_half_of_the_room() -> None:
     question = user("why? " * 360)
-    assert select([user("task"), assistant(long("x")), question], SMALL).last[-1] is question
+    assert select_items([user("task"), assistant(long("x")), question], SMALL).last[-1] is question
 
 
 def test_a_screenshot_beside_long_outputs_stays_and_they_are_clipped() -> None:
     calls: list[Item | Unknown] = [call("a"), call("b"), CLICK]
     unread = [output("a", "x" * 8_000), output("b", "y" * 8_000), SCREENSHOT]
-    chosen = select([user("task"), *(assistant(long("x")) for _ in range(9)), *calls, *unread], Room(36_000, 12_000))
+    chosen = select_items(
+        [user("task"), *(assistant(long("x")) for _ in range(9)), *calls, *unread], SizeLimits(36_000, 12_000)
+    )
     assert (chosen.last[:3], chosen.last[5:]) == (calls, [SCREENSHOT])
     for clipped, letter in zip(chosen.last[3:5], "xy", strict=True):
         assert isinstance(clipped, FunctionCallOutput)
         assert text_of(clipped.output).count(letter) > 1_500
-    assert sum(map(measure, chosen.last)) <= 9_000
+    assert sum(map(measure_item, chosen.last)) <= 9_000
 
 
 @pytest.mark.parametrize("after", [[], [user("go on")]])
 def test_a_screenshot_without_room_is_noted_and_what_is_beside_it_stays(after: list[Item | Unknown]) -> None:
     items: list[Item | Unknown] = [CLICK, call("a"), SCREENSHOT, output("a", "x"), *after]
-    chosen = select([user("task"), assistant("ok"), *items], SMALL)
+    chosen = select_items([user("task"), assistant("ok"), *items], SMALL)
     task, answer = user("task"), assistant("ok")
-    assert chosen == Selection(
+    assert chosen == SelectedItems(
         [], [task, answer, call("a"), output("a", "x"), NO_SCREENSHOT, *after], [CLICK, SCREENSHOT]
     )
 
 
 def test_a_thought_that_led_to_nothing_that_stays_goes_too() -> None:
     items: list[Item | Unknown] = [Reasoning(id="rs_1", encrypted_content="x"), CLICK, SCREENSHOT]
-    assert select(items, SMALL).last == [NO_SCREENSHOT]
+    assert select_items(items, SMALL).last == [NO_SCREENSHOT]
 
 
 def test_a_note_of_what_was_left_out_is_no_question() -> None:
     steps = [item for number in range(30) for item in (call(str(number)), output(str(number), "x" * 150))]
     items: list[Item | Unknown] = [user("task"), assistant("done"), user("now this"), NO_SCREENSHOT, *steps]
-    assert select(items, SMALL).first == [user("task"), user("now this")]
+    assert select_items(items, SMALL).first == [user("task"), user("now this")]
 
 
 def test_an_output_stays_before_a_long_message() -> None:
     unread: list[Item | Unknown] = [call("c"), output("c", "x" * 40), user("note " * 800)]
     items: list[Item | Unknown] = [user("task"), *(assistant(long("x")) for _ in range(9)), *unread]
-    assert select(items, Room(36_000, 12_000)).last == unread
-    clipped = select(items, SMALL).last
+    assert select_items(items, SizeLimits(36_000, 12_000)).last == unread
+    clipped = select_items(items, SMALL).last
     assert clipped[:2] == unread[:2]
     note = clipped[2]
     assert isinstance(note, Message)
@@ -125,9 +127,9 @@ def test_an_output_stays_before_a_long_message() -> None:
 
 def test_of_messages_without_end_the_first_and_the_last_stay() -> None:
     items: list[Item | Unknown] = [user(f"message {number:04}") for number in range(5_000)]
-    chosen = select(items, SMALL)
+    chosen = select_items(items, SMALL)
     assert (chosen.first, chosen.last[1:]) == (items[:1], items[-len(chosen.last) + 1 :])
-    assert sum(map(measure, chosen.last)) <= SMALL.hard // 2 + 300
+    assert sum(map(measure_item, chosen.last)) <= SMALL.hard // 2 + 300
 
 
 sizes = st.sampled_from([0, 40, 900, 8_000])
@@ -142,9 +144,9 @@ def test_of_what_nobody_has_read_nothing_goes_without_a_note(
     asked: list[Item | Unknown] = [one for one, _ in pairs]
     unread: list[Item | Unknown] = [*(other for _, other in pairs), *(user("u" * length) for length in said)]
     seen: tuple[list[Item | Unknown], list[Item | Unknown]] = ([CLICK], [SCREENSHOT]) if screenshot else ([], [])
-    chosen = select([user("task"), assistant("ok"), *seen[0], *asked, *seen[1], *unread], Room(size, size))
+    chosen = select_items([user("task"), assistant("ok"), *seen[0], *asked, *seen[1], *unread], SizeLimits(size, size))
     kept = [getattr(item, "call_id", None) for item in chosen.last]
     noted = any("left out" in text_of(item.content) for item in chosen.last if isinstance(item, Message))
     for call_id in [str(number) for number in range(len(outputs))] + ["s"] * screenshot:
         assert kept.count(call_id) == 2 or (kept.count(call_id) == 0 and noted)
-    assert sum(map(measure, chosen.last)) <= size // 2 + 600
+    assert sum(map(measure_item, chosen.last)) <= size // 2 + 600

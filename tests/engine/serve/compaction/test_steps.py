@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.engine.serve.compaction.selection import find_end_of_outputs, join_unread, pair, split_steps
+from antiphon.engine.serve.compaction.selection import find_end_of_outputs, join_unread_steps, pair_calls, split_steps
 from antiphon.protocol import hosted
 from antiphon.protocol.items import Item, Reasoning
 from antiphon.protocol.unions import Unknown
@@ -54,18 +54,18 @@ def test_calls_without_an_output_hold_nothing_up() -> None:
 
 def test_outputs_and_the_messages_after_them_are_one_step_that_nobody_has_read() -> None:
     items: list[Item | Unknown] = [assistant("a"), call("1"), output("1", "x"), user("b"), user("c")]
-    assert join_unread(split_steps(items)) == [items[:1], items[1:]]
+    assert join_unread_steps(split_steps(items)) == [items[:1], items[1:]]
 
 
 def test_what_the_model_has_said_is_not_among_what_it_has_not_read() -> None:
     items: list[Item | Unknown] = [call("1"), output("1", "x"), assistant("a"), user("b"), user("c")]
-    assert join_unread(split_steps(items)) == [items[:2], items[2:3], items[3:]]
+    assert join_unread_steps(split_steps(items)) == [items[:2], items[2:3], items[3:]]
 
 
 def test_with_nothing_unread_the_steps_are_what_they_were() -> None:
     items: list[Item | Unknown] = [user("a"), call("1"), output("1", "x")]
-    assert join_unread(split_steps(items)) == split_steps(items)
-    assert join_unread([]) == []
+    assert join_unread_steps(split_steps(items)) == split_steps(items)
+    assert join_unread_steps([]) == []
 
 
 def test_of_a_step_each_call_is_with_its_output() -> None:
@@ -78,7 +78,7 @@ def test_of_a_step_each_call_is_with_its_output() -> None:
         output("1", "y"),
         user("b"),
     ]
-    assert pair(step) == [[THOUGHT], [step[1], step[5]], [step[2], step[3]], [step[4]], [step[6]]]
+    assert pair_calls(step) == [[THOUGHT], [step[1], step[5]], [step[2], step[3]], [step[4]], [step[6]]]
     assert find_end_of_outputs(step) == 6
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.engine.serve.compaction.compactor import Compactor
-from antiphon.engine.serve.compaction.window import ASSUMED_WINDOW, Window, measure_window, shrink_window
+from antiphon.engine.serve.compaction.window import ASSUMED_WINDOW, ContextWindow, measure_window, shrink_window
 from antiphon.errors import ContextLengthExceeded, RateLimited
 from antiphon.protocol.items import Compaction, Item, Message
 from antiphon.protocol.request import ContextManagement
@@ -63,7 +63,7 @@ async def test_the_size_that_a_refusal_tells_is_believed_if_it_explains_it_and_e
 
 async def test_what_the_rules_take_cannot_be_shrunk() -> None:
     turn, route = make_turn([Message("system", "word " * 1_000)]), CountingBackend(None).route
-    window = Window(2_500, 1_700, 600, 300)
+    window = ContextWindow(2_500, 1_700, 600, 300)
     assert await shrink_window(route, turn, window, ContextLengthExceeded("too long")) is None
 
 

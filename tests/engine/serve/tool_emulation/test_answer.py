@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.engine.serve.tool_emulation.json_output import AnswerCheck
+from antiphon.engine.serve.tool_emulation.json_output import JsonOutputCheck
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import JsonObjectFormat, JsonSchemaFormat
 
@@ -12,7 +12,7 @@ SCHEMA = {
     "required": ["n"],
     "$defs": {"short": {"type": "string", "maxLength": 2}},
 }
-CHECK = AnswerCheck(JsonSchemaFormat("number", "a number", SCHEMA))
+CHECK = JsonOutputCheck(JsonSchemaFormat("number", "a number", SCHEMA))
 
 
 def test_an_answer_that_fits_loses_what_is_around_it() -> None:
@@ -33,7 +33,7 @@ def test_what_is_wrong_is_told_with_its_place(text: str, faults: list[str]) -> N
 
 
 def test_an_object_is_an_object() -> None:
-    check = AnswerCheck(JsonObjectFormat())
+    check = JsonOutputCheck(JsonObjectFormat())
     assert [check.read(text)[1] for text in ('{"a": [1]}', "[1]")] == [[], ["not a JSON object"]]
 
 
@@ -44,14 +44,14 @@ def test_the_model_is_told_the_schema_and_what_it_is_for() -> None:
 
 def test_a_schema_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        AnswerCheck(JsonSchemaFormat("n", schema={"type": "nonsense"}))
+        JsonOutputCheck(JsonSchemaFormat("n", schema={"type": "nonsense"}))
     assert (caught.value.param, caught.value.code) == ("text.format.schema", "invalid_value")
 
 
 @pytest.mark.parametrize("reference", ["https://example.org/schema.json", "#/$defs/missing"])
 def test_nothing_is_fetched_for_a_schema(reference: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        AnswerCheck(JsonSchemaFormat("n", schema={"$ref": reference})).read("{}")
+        JsonOutputCheck(JsonSchemaFormat("n", schema={"$ref": reference})).read("{}")
     assert (caught.value.param, caught.value.code) == ("text.format.schema", "invalid_value")
 
 
@@ -61,4 +61,4 @@ def test_an_answer_without_end_is_no_json() -> None:
 
 def test_a_schema_without_end_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no end"):
-        AnswerCheck(JsonSchemaFormat("n", schema={"$ref": "#"})).read("1")
+        JsonOutputCheck(JsonSchemaFormat("n", schema={"$ref": "#"})).read("1")

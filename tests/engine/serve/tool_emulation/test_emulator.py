@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.backends.base import Capabilities, Turn
 from antiphon.backends.scripted.backend import Script, ScriptedBackend
-from antiphon.engine.serve.tool_emulation.emulator import Emulator, widen
+from antiphon.engine.serve.tool_emulation.emulator import Emulator, add_emulated_capabilities
 from antiphon.protocol import codec
 from antiphon.protocol.items import FunctionCall, Message
 from antiphon.protocol.request import CreateRequest
@@ -64,7 +64,7 @@ async def test_what_is_counted_is_what_the_model_reads() -> None:
 
 
 def test_a_backend_with_functions_has_every_tool_of_the_client() -> None:
-    assert widen(FUNCTIONS) == Capabilities(
+    assert add_emulated_capabilities(FUNCTIONS) == Capabilities(
         tools=frozenset(
             {
                 "function",
@@ -80,7 +80,7 @@ def test_a_backend_with_functions_has_every_tool_of_the_client() -> None:
         ),
         json_schema=True,
     )
-    assert widen(Capabilities()) == Capabilities(json_schema=True)
+    assert add_emulated_capabilities(Capabilities()) == Capabilities(json_schema=True)
 
 
 def test_what_is_emulated_is_told() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.engine.serve.tool_emulation.grammar import find_fault, find_mismatch, fits_pattern
+from antiphon.engine.serve.tool_emulation.grammar import explain_mismatch, find_grammar_error, matches_pattern
 from antiphon.protocol.tools import GrammarInput
 
 # The grammar that Codex sends with its `apply_patch`.
@@ -43,7 +43,7 @@ eof_line: "*** End of File" LF
     ],
 )
 def test_patches_as_codex_takes_them_fit(patch: str) -> None:
-    assert find_mismatch(patch, APPLY_PATCH) is None
+    assert explain_mismatch(patch, APPLY_PATCH) is None
 
 
 @pytest.mark.parametrize(
@@ -57,18 +57,18 @@ def test_patches_as_codex_takes_them_fit(patch: str) -> None:
     ],
 )
 def test_the_place_where_text_leaves_the_grammar_is_told(text: str, fault: str) -> None:
-    assert find_mismatch(text, APPLY_PATCH) == fault
+    assert explain_mismatch(text, APPLY_PATCH) == fault
 
 
 def test_a_regular_expression_must_match_the_whole_text() -> None:
     digits = GrammarInput("[a-z]+[0-9]", "regex")
-    assert [find_mismatch(text, digits) is None for text in ("ab1", "ab", "ab12", "")] == [True, False, False, False]
+    assert [explain_mismatch(text, digits) is None for text in ("ab1", "ab", "ab12", "")] == [True, False, False, False]
 
 
 def test_a_grammar_that_is_none_is_told() -> None:
-    assert find_fault(APPLY_PATCH) is None
-    assert "unknown name" in (find_fault(GrammarInput("start: nothing", "lark")) or "")
-    assert "unclosed" in (find_fault(GrammarInput("([", "regex")) or "")
+    assert find_grammar_error(APPLY_PATCH) is None
+    assert "unknown name" in (find_grammar_error(GrammarInput("start: nothing", "lark")) or "")
+    assert "unclosed" in (find_grammar_error(GrammarInput("([", "regex")) or "")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_grammar_that_is_none_is_told() -> None:
     ],
 )
 def test_a_grammar_that_would_bring_down_its_reader_is_not_read(definition: str, fault: str) -> None:
-    assert find_fault(GrammarInput(definition, "lark")) == fault
+    assert find_grammar_error(GrammarInput(definition, "lark")) == fault
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_a_grammar_that_would_bring_down_its_reader_is_not_read(definition: str,
     ],
 )
 def test_a_pattern_is_looked_for_anywhere_and_at_once(pattern: str, text: str, fits: bool | None) -> None:
-    assert fits_pattern(text, pattern) is fits
+    assert matches_pattern(text, pattern) is fits

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.engine.serve.tool_emulation.catalog import Catalog, Identity
-from antiphon.engine.serve.tool_emulation.translate_history import render
+from antiphon.engine.serve.tool_emulation.catalog import Catalog, ToolKey
+from antiphon.engine.serve.tool_emulation.translate_history import translate_items
 from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.tools import CustomTool, FunctionTool, NamespaceTool
 from support.tool_emulation import call
@@ -90,8 +90,8 @@ def test_any_names_go_there_and_back(tools: list[tuple[str | None, str, bool]]) 
     catalog = Catalog(offered, [], frozenset({"function"}))
     for namespace, name, custom in tools:
         called = (CustomToolCall if custom else FunctionCall)("c", name, "{}", namespace=namespace)
-        (lowered,) = render([called], catalog, custom=False, images=False)
+        (lowered,) = translate_items([called], catalog, custom=False, images=False)
         assert isinstance(lowered, FunctionCall)
         entry = catalog.find(lowered.name)
         assert entry is not None
-        assert entry.identity == Identity("named", namespace, name)
+        assert entry.identity == ToolKey("named", namespace, name)

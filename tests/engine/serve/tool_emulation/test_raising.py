@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.base import Capabilities, Turn
-from antiphon.engine.serve.tool_emulation.round_end import Budget
-from antiphon.engine.serve.tool_emulation.translate_request import lower
-from antiphon.engine.serve.tool_emulation.translate_response import Round
+from antiphon.engine.serve.tool_emulation.follow_up import TurnBudget
+from antiphon.engine.serve.tool_emulation.translate_request import translate_turn
+from antiphon.engine.serve.tool_emulation.translate_response import AnswerTranslator
 from antiphon.protocol.hosted import WebSearchCall
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
@@ -29,7 +29,7 @@ TOOLS: list[Any] = [
 
 def raise_(*batches: list[Delta], choice: Any = None) -> list[Delta]:
     request = CreateRequest(tools=TOOLS, tool_choice=choice)
-    spoken = Round(lower(Turn(request=request, items=[]), NATIVE), Budget())
+    spoken = AnswerTranslator(translate_turn(Turn(request=request, items=[]), NATIVE), TurnBudget())
     return [delta for batch in batches for delta in spoken.feed(batch)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.engine.serve.tool_emulation.catalog import Catalog
-from antiphon.engine.serve.tool_emulation.translate_history import is_readable, render
+from antiphon.engine.serve.tool_emulation.translate_history import is_readable, translate_items
 from antiphon.protocol import codec
 from antiphon.protocol.content import text_of
 from antiphon.protocol.items import ITEMS as FAMILY
@@ -18,7 +18,7 @@ ONLY_FUNCTIONS = frozenset({"function"})
 
 def read(*sent: dict[str, Any]) -> list[Any]:
     items = FAMILY.many(codec.encode(list(sent)))
-    return render(items, Catalog([], items, ONLY_FUNCTIONS), custom=False, images=True)
+    return translate_items(items, Catalog([], items, ONLY_FUNCTIONS), custom=False, images=True)
 
 
 def leaves(value: Any) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.engine.serve.tool_emulation import json_output as module
-from antiphon.engine.serve.tool_emulation.json_output import Schema
+from antiphon.engine.serve.tool_emulation.json_output import OutputSchema
 from antiphon.errors import InvalidRequest
 
 # Python's own expressions would need years for these.
@@ -43,12 +43,12 @@ DRAFTS = [
 )
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_patterns_are_matched_at_once(schema: dict[str, Any], value: Any, faults: list[str], draft: str) -> None:
-    assert Schema({"$schema": draft, **schema}).list_faults(value) == faults
+    assert OutputSchema({"$schema": draft, **schema}).list_faults(value) == faults
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_part_that_names_a_draft_of_its_own_is_checked_no_differently(draft: str) -> None:
-    schema = Schema({"properties": {"a": {"$schema": draft, "pattern": SLOW}}})
+    schema = OutputSchema({"properties": {"a": {"$schema": draft, "pattern": SLOW}}})
     assert schema.list_faults({"a": LONG}) == [f"$.a: '{LONG}' does not match '{SLOW}'"]
 
 
@@ -61,18 +61,18 @@ def test_a_part_that_names_a_draft_of_its_own_is_checked_no_differently(draft: s
     ],
 )
 def test_nothing_is_refused_for_a_pattern_that_cannot_be_read(schema: dict[str, Any], value: Any) -> None:
-    assert Schema(schema).list_faults(value) == []
+    assert OutputSchema(schema).list_faults(value) == []
 
 
 def test_properties_that_nothing_speaks_of_are_found() -> None:
-    schema = Schema({"allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False})
+    schema = OutputSchema({"allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False})
     assert schema.list_faults({"a": 1, "b": 1}) == ["$: Unevaluated properties are not allowed ('b' was unexpected)"]
 
 
 @pytest.mark.parametrize("pattern", ["(", "(?=a)a{99999999999999999999}"])
 def test_a_pattern_that_is_no_expression_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidRequest, match="is not a 'regex'"):
-        Schema({"pattern": pattern})
+        OutputSchema({"pattern": pattern})
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_a_pattern_that_is_no_expression_is_refused(pattern: str) -> None:
     ],
 )
 def test_items_are_unique_if_none_equals_another(value: list[Any], unique: bool) -> None:
-    faults = Schema({"uniqueItems": True}).list_faults(value)
+    faults = OutputSchema({"uniqueItems": True}).list_faults(value)
     assert faults == ([] if unique else [f"$: {value!r} has non-unique elements"])
 
 
 def test_a_schema_whose_parts_multiply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: dict[str, Any] = {f"p{n}": {"anyOf": [{"$ref": f"#/$defs/p{n + 1}"}] * 2} for n in range(30)}
-    schema = Schema({"$ref": "#/$defs/p0", "$defs": {**parts, "p30": {"type": "null"}}})
+    schema = OutputSchema({"$ref": "#/$defs/p0", "$defs": {**parts, "p30": {"type": "null"}}})
     assert schema.list_faults(None) == []
     monkeypatch.setattr(module, "_LONGEST", 0.1)
     with pytest.raises(InvalidRequest, match="takes too long") as caught:
@@ -103,9 +103,9 @@ def test_a_schema_whose_parts_multiply_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_a_schema_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONGEST", 0.05)
     with pytest.raises(InvalidRequest, match="takes too long"):
-        Schema({"properties": {f"p{n}": {"type": "string"} for n in range(5000)}})
+        OutputSchema({"properties": {f"p{n}": {"type": "string"} for n in range(5000)}})
 
 
 def test_a_number_that_no_float_holds_is_a_fault() -> None:
-    faults = Schema({"multipleOf": 0.5}).list_faults(json.loads("1" * 400))
+    faults = OutputSchema({"multipleOf": 0.5}).list_faults(json.loads("1" * 400))
     assert faults == ["$: it holds a number that is too large to be checked"]

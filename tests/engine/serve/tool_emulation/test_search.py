@@ -1,7 +1,7 @@
 """Finding deferred tools by words."""
 
 from antiphon.engine.serve.tool_emulation.catalog import Catalog
-from antiphon.engine.serve.tool_emulation.tool_search import MOST_FOUND, regroup, search
+from antiphon.engine.serve.tool_emulation.tool_search import MOST_FOUND, group_by_namespace, search_tools
 from antiphon.protocol.tools import FunctionTool, NamespaceTool, Tool, ToolSearchTool
 from antiphon.protocol.unions import Unknown
 
@@ -16,7 +16,9 @@ STOCKS = deferred("get_stock", "The price of a share today")
 
 
 def find(query: str, *tools: Tool | Unknown) -> list[Tool | Unknown]:
-    return regroup(search({"query": query}, Catalog([ToolSearchTool(), *tools], [], frozenset({"function"})).hidden()))
+    return group_by_namespace(
+        search_tools({"query": query}, Catalog([ToolSearchTool(), *tools], [], frozenset({"function"})).hidden())
+    )
 
 
 def test_the_best_comes_first_and_what_has_none_of_the_words_not_at_all() -> None:

@@ -41,7 +41,7 @@ _MEDIUM_SIZE = 4000
 _FRAME_SIZE = 100
 
 
-def clip(text: str, size: int) -> str:
+def clip_text(text: str, size: int) -> str:
     """At most so many characters of a text: its beginning and its end."""
     if len(text) <= size:
         return text
@@ -58,7 +58,7 @@ def _note(cut: int) -> str:
     return f"\n[... {cut} characters were cut here ...]\n"
 
 
-def measure(item: Item | Unknown) -> int:
+def measure_item(item: Item | Unknown) -> int:
     """About how many characters a model reads for an item."""
     if isinstance(item, Unknown):
         return len(item.raw)
@@ -78,22 +78,22 @@ def _measure(value: Any) -> int:
     return len(text) if isinstance(text, str) else len(codec.encode(value))
 
 
-def measure_least(item: Item | Unknown) -> int:
+def measure_smallest(item: Item | Unknown) -> int:
     """About how many characters are left of an item that is made as small as it can be."""
     smallest = _clip(item, 0)
-    return measure(item) if smallest is None else min(measure(item), measure(smallest))
+    return measure_item(item) if smallest is None else min(measure_item(item), measure_item(smallest))
 
 
 def clip_item(item: Item | Unknown, size: int) -> Item | Unknown | None:
     """The item with about so many characters at most, or None if it cannot be made so small and stay what it is."""
-    if measure(item) <= size:
+    if measure_item(item) <= size:
         return item
     smallest = _clip(item, 0)
     if smallest is None:
         return None
-    clipped = _clip(item, max(size - measure(smallest), 0))
+    clipped = _clip(item, max(size - measure_item(smallest), 0))
     # Text may take more in JSON than it was given.
-    return next((each for each in (clipped, smallest) if each and measure(each) <= size + 2 * _FRAME_SIZE), None)
+    return next((each for each in (clipped, smallest) if each and measure_item(each) <= size + 2 * _FRAME_SIZE), None)
 
 
 def _clip(item: Item | Unknown, size: int) -> Item | None:
@@ -106,16 +106,16 @@ def _clip(item: Item | Unknown, size: int) -> Item | None:
         case FunctionCall():
             return _replace(item, arguments=_clip_arguments(item.arguments, size))
         case CustomToolCall():
-            return _replace(item, input=clip(item.input, size))
+            return _replace(item, input=clip_text(item.input, size))
         case ShellCallOutput():
             return _clip_shell(item, size)
         case LocalShellCallOutput() | ApplyPatchCallOutput():
-            return _replace(item, output=clip(item.output or "", size))
+            return _replace(item, output=clip_text(item.output or "", size))
         case ProgramOutput():
-            return _replace(item, result=clip(item.result, size))
+            return _replace(item, result=clip_text(item.result, size))
         case McpCall():
             halves = {"arguments": _clip_arguments(item.arguments, size // 2)}
-            return _replace(item, output=clip(item.output or "", size // 2), **halves)
+            return _replace(item, output=clip_text(item.output or "", size // 2), **halves)
         case ImageGenerationCall():
             return _replace(item, result=None)
     return None
@@ -129,7 +129,7 @@ def _clip_content(content: Any, size: int) -> str:
     """The text alone, clipped. What is no text is too large as well, or the whole would have fitted."""
     media = [part.type for part in content if isinstance(part, _MEDIA)] if isinstance(content, list) else []
     notes = "".join(f"\n[an {kind} was left out]" for kind in media[:4])
-    return clip(text_of(content), max(size - len(notes), 0)) + notes
+    return clip_text(text_of(content), max(size - len(notes), 0)) + notes
 
 
 def _clip_arguments(arguments: str, size: int) -> str:
@@ -137,10 +137,12 @@ def _clip_arguments(arguments: str, size: int) -> str:
     if len(arguments) <= size:
         return arguments
     # Quotes and line ends take two characters in JSON.
-    return msgspec.json.encode({"clipped": clip(arguments, size // 2)}).decode()
+    return msgspec.json.encode({"clipped": clip_text(arguments, size // 2)}).decode()
 
 
 def _clip_shell(item: ShellCallOutput, size: int) -> Item:
     each = size // max(1, 2 * len(item.output))
-    output = [_replace(part, stdout=clip(part.stdout, each), stderr=clip(part.stderr, each)) for part in item.output]
+    output = [
+        _replace(part, stdout=clip_text(part.stdout, each), stderr=clip_text(part.stderr, each)) for part in item.output
+    ]
     return msgspec.structs.replace(item, output=output)

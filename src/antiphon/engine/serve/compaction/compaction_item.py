@@ -25,7 +25,7 @@ _MARK_BYTES = 6
 _PASSING = ("id", "status", "created_by", "phase")
 
 
-def mark(item: Item | Unknown) -> bytes:
+def fingerprint_item(item: Item | Unknown) -> bytes:
     """A short hash of an item, by which it is known again however it comes back."""
     fields: dict[str, Any] = msgspec.json.decode(codec.encode(item))
     if fields.get("type") == "reasoning" and fields.get("encrypted_content"):
@@ -46,7 +46,7 @@ def _plain(content: Any) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-class Memory(msgspec.Struct, kw_only=True):
+class CompactionContent(msgspec.Struct, kw_only=True):
     """`first` comes before the summary (what was asked), `last` after it (what came last)."""
 
     summary: str
@@ -61,7 +61,7 @@ class Memory(msgspec.Struct, kw_only=True):
 
     def unfold(self) -> list[Item | Unknown]:
         """What the model is to read in the place of what is covered."""
-        told: list[Item | Unknown] = [tell_summary(self.summary)] if self.summary else []
+        told: list[Item | Unknown] = [make_summary_message(self.summary)] if self.summary else []
         return [*self.first, *told, *self.last]
 
     def marks(self) -> Iterator[bytes]:
@@ -69,37 +69,39 @@ class Memory(msgspec.Struct, kw_only=True):
         return (self.covered[place : place + _MARK_BYTES] for place in range(0, len(self.covered), _MARK_BYTES))
 
 
-def tell_summary(summary: str) -> Message:
+def make_summary_message(summary: str) -> Message:
     # The user's words, not the developer's: a summary repeats what tools have said, and that must not command.
     return Message("user", [InputText(_LABEL + summary)], status="completed")
 
 
-def join_marks(marks: Iterable[bytes]) -> bytes:
+def join_fingerprints(marks: Iterable[bytes]) -> bytes:
     return b"".join(dict.fromkeys(marks))
 
 
-def seal(memory: Memory, sealer: Sealer, *, project: str) -> Compaction:
+def seal_content(memory: CompactionContent, sealer: Sealer, *, project: str) -> Compaction:
     return Compaction(sealer.seal(codec.encode(memory), project=project, purpose=_PURPOSE))
 
 
-def unseal(item: Compaction, sealer: Sealer, *, project: str) -> Memory | None:
+def unseal_content(item: Compaction, sealer: Sealer, *, project: str) -> CompactionContent | None:
     """None if it was not sealed here for this project, or in a form that is not ours."""
     payload = sealer.open(item.encrypted_content, project=project, purpose=_PURPOSE)
     if payload is None:
         return None
     try:
-        memory: Memory = read_json(payload, Memory)
+        memory: CompactionContent = read_json(payload, CompactionContent)
     except msgspec.DecodeError:
         return None
     return memory if memory.version == _VERSION else None
 
 
-def find_memory(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> tuple[int, Memory] | None:
+def find_last_compaction(
+    items: Sequence[Item | Unknown], sealer: Sealer, *, project: str
+) -> tuple[int, CompactionContent] | None:
     """The last compaction among these that opens, and where it stands."""
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
         if isinstance(item, Compaction):
-            memory = unseal(item, sealer, project=project)
+            memory = unseal_content(item, sealer, project=project)
             if memory is not None:
                 return index, memory
     return None

@@ -8,12 +8,30 @@ import msgspec
 
 from antiphon.backends.base import Turn
 from antiphon.engine.sealing import Sealer
-from antiphon.engine.serve.compaction.clipping import clip
-from antiphon.engine.serve.compaction.compaction_item import Memory, find_memory, join_marks, mark, seal, tell_summary
-from antiphon.engine.serve.compaction.expansion import ends_in_trigger, expand, is_rule, strip
-from antiphon.engine.serve.compaction.selection import Room, Selection, select
+from antiphon.engine.serve.compaction.clipping import clip_text
+from antiphon.engine.serve.compaction.compaction_item import (
+    CompactionContent,
+    find_last_compaction,
+    fingerprint_item,
+    join_fingerprints,
+    make_summary_message,
+    seal_content,
+)
+from antiphon.engine.serve.compaction.expansion import (
+    ends_in_trigger,
+    expand_compactions,
+    is_never_compacted,
+    strip_compaction,
+)
+from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits, select_items
 from antiphon.engine.serve.compaction.summary import CHARACTERS_PER_TOKEN, Summariser, Summary
-from antiphon.engine.serve.compaction.window import Window, count, is_over, measure_window, shrink_window
+from antiphon.engine.serve.compaction.window import (
+    ContextWindow,
+    count_conversation,
+    exceeds_threshold,
+    measure_window,
+    shrink_window,
+)
 from antiphon.engine.serve.routing import Route, Serving
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec, events
@@ -40,7 +58,7 @@ _OPENING: Sequence[Delta] = (
 )
 
 
-class Compacted(msgspec.Struct, frozen=True):
+class CompactedTurn(msgspec.Struct, frozen=True):
     """The item, the messages that a client should keep before it, what it took, and who has written the summary.
 
     `window` is what it has room in.
@@ -50,7 +68,7 @@ class Compacted(msgspec.Struct, frozen=True):
     retained: list[Item | Unknown]
     usage: Usage
     served: deltas.Served | None
-    window: Window
+    window: ContextWindow
 
 
 class Compactor:
@@ -60,40 +78,40 @@ class Compactor:
         self._sealer = sealer
         self._summariser = Summariser(patience=patience)
 
-    async def compact(self, route: Route, turn: Turn) -> Compacted:
+    async def compact(self, route: Route, turn: Turn) -> CompactedTurn:
         """Compact the turn's whole context. Raises ContextLengthExceeded if what cannot be compacted leaves no room."""
         return await self._compact(route, turn, await measure_window(route, turn))
 
-    async def start(self, route: Route, turn: Turn, *, told: Sequence[Delta] = ()) -> Deltas | None:
+    async def start(self, route: Route, turn: Turn, *, replayed: Sequence[Delta] = ()) -> Deltas | None:
         """Begin a turn that is to be compacted first; None if it is not.
 
-        `told` is what an earlier attempt at it has said. A compaction that was shown stays, and is not made again.
+        `replayed` is what an earlier attempt at it has said. A compaction that was shown stays, and is not made again.
         """
-        begun = [delta.item for delta in told[:1] if isinstance(delta, deltas.OpenItem)]
-        if told:
+        begun = [delta.item for delta in replayed[:1] if isinstance(delta, deltas.OpenItem)]
+        if replayed:
             wanted = any(isinstance(item, Compaction) for item in begun)
         else:
             wanted = ends_in_trigger(turn.items) or await self._is_due(route, turn)
         if not wanted:
             return None
         window = await measure_window(route, turn)
-        shown = next((delta.item for delta in told if isinstance(delta, deltas.CloseItem)), None)
+        shown = next((delta.item for delta in replayed if isinstance(delta, deltas.CloseItem)), None)
         return self._speak(route, turn, window, shown if isinstance(shown, Compaction) else None)
 
     async def _is_due(self, route: Route, turn: Turn) -> bool:
         if not turn.request.context_management:
             return False
-        found = find_memory(turn.items, self._sealer, project=turn.project)
-        return await is_over(route, turn, found[1].unfold() if found is not None else None)
+        found = find_last_compaction(turn.items, self._sealer, project=turn.project)
+        return await exceeds_threshold(route, turn, found[1].unfold() if found is not None else None)
 
     async def _speak(
-        self, route: Route, turn: Turn, window: Window, shown: Compaction | None
+        self, route: Route, turn: Turn, window: ContextWindow, shown: Compaction | None
     ) -> AsyncGenerator[Sequence[Delta], None]:
         yield _OPENING
         if shown is None:
             compacted = await self._compact(route, turn, window)
         else:
-            compacted = Compacted(shown, [], Usage(0, 0, 0), None, window)
+            compacted = CompactedTurn(shown, [], Usage(0, 0, 0), None, window)
         if ends_in_trigger(turn.items):
             yield [deltas.CloseItem(_KEY, compacted.item)]
             served = [compacted.served] if compacted.served is not None else []
@@ -114,12 +132,14 @@ class Compactor:
             async for batch in answer:
                 yield [_add_usage(delta, compacted.usage) for delta in batch]
 
-    async def _go_on(self, route: Route, turn: Turn, compacted: Compacted) -> Serving:
+    async def _go_on(self, route: Route, turn: Turn, compacted: CompactedTurn) -> Serving:
         """The answer to what is left of the turn."""
-        expanded = expand([*turn.items, compacted.item], self._sealer, project=turn.project)
-        return await route.start(strip(msgspec.structs.replace(turn, items=expanded.items)))
+        expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
+        return await route.start(strip_compaction(msgspec.structs.replace(turn, items=expanded.items)))
 
-    async def _try(self, route: Route, turn: Turn, compacted: Compacted) -> tuple[Compacted, Serving | Exception]:
+    async def _try(
+        self, route: Route, turn: Turn, compacted: CompactedTurn
+    ) -> tuple[CompactedTurn, Serving | Exception]:
         """Begin the answer; compact anew, for an ever smaller window, until the model takes it or that is of no use."""
         left = _MOST_SHRINKS
         while True:
@@ -135,7 +155,7 @@ class Compactor:
             again = await self._compact(route, turn, smaller)
             compacted = msgspec.structs.replace(again, usage=again.usage + compacted.usage)
 
-    async def _compact(self, route: Route, turn: Turn, window: Window) -> Compacted:
+    async def _compact(self, route: Route, turn: Turn, window: ContextWindow) -> CompactedTurn:
         """Compact for this window, or for the smaller one that the model turns out to have."""
         for _ in range(_MOST_SHRINKS):
             try:
@@ -150,12 +170,12 @@ class Compactor:
             window = smaller
         return await self._compact_for(window, route, turn, ask=False)
 
-    async def _compact_for(self, window: Window, route: Route, turn: Turn, *, ask: bool = True) -> Compacted:
+    async def _compact_for(self, window: ContextWindow, route: Route, turn: Turn, *, ask: bool = True) -> CompactedTurn:
         """Raises ContextLengthExceeded if the model cannot read so much; unless it is not asked."""
-        found = find_memory(turn.items, self._sealer, project=turn.project)
-        earlier = found[1] if found is not None else Memory(summary="", first=[], last=[], covered=b"")
-        told = [tell_summary(earlier.summary)] if earlier.summary else []
-        items = [item for item in strip(turn).items if not is_rule(item) and item not in told]
+        found = find_last_compaction(turn.items, self._sealer, project=turn.project)
+        earlier = found[1] if found is not None else CompactionContent(summary="", first=[], last=[], covered=b"")
+        told = [make_summary_message(earlier.summary)] if earlier.summary else []
+        items = [item for item in strip_compaction(turn).items if not is_never_compacted(item) and item not in told]
         tokens = max(1, min(window.goal // 8, _LONGEST_SUMMARY))
         chosen = await _choose(route, turn, items, window, limit=window.limit - tokens)
         summary = Summary(earlier.summary, Usage(0, 0, 0), None)
@@ -165,35 +185,37 @@ class Compactor:
                 summary = await self._summariser.summarise(route, turn, material, window=window.size, tokens=tokens)
             else:
                 summary = self._summariser.extract(material, tokens=tokens)
-        marks = join_marks([*earlier.marks(), *map(mark, told), *map(mark, items)])
-        memory = Memory(summary="", first=chosen.first, last=chosen.last, covered=marks)
-        await _fit(route, turn, memory, clip(summary.text, 2 * tokens * CHARACTERS_PER_TOKEN), limit=window.limit)
-        item = seal(memory, self._sealer, project=turn.project)
-        return Compacted(item, _retain(turn, chosen), summary.usage, summary.served, window)
+        marks = join_fingerprints([*earlier.marks(), *map(fingerprint_item, told), *map(fingerprint_item, items)])
+        memory = CompactionContent(summary="", first=chosen.first, last=chosen.last, covered=marks)
+        await _fit(route, turn, memory, clip_text(summary.text, 2 * tokens * CHARACTERS_PER_TOKEN), limit=window.limit)
+        item = seal_content(memory, self._sealer, project=turn.project)
+        return CompactedTurn(item, _retain(turn, chosen), summary.usage, summary.served, window)
 
 
-async def _choose(route: Route, turn: Turn, items: list[Item | Unknown], window: Window, *, limit: int) -> Selection:
+async def _choose(
+    route: Route, turn: Turn, items: list[Item | Unknown], window: ContextWindow, *, limit: int
+) -> SelectedItems:
     """What stays of the items, so that it fits. How many tokens a text takes is known only when it is counted."""
     hard = window.room * CHARACTERS_PER_TOKEN
     soft = min(window.goal, 4 * _MOST_KEPT) * CHARACTERS_PER_TOKEN
     while hard > 1:
-        chosen = select(items, Room(hard, soft))
-        counted = await count(route, turn, [*chosen.first, *chosen.last])
+        chosen = select_items(items, SizeLimits(hard, soft))
+        counted = await count_conversation(route, turn, [*chosen.first, *chosen.last])
         if counted <= limit:
             return chosen
         share = _share(limit - window.rules, counted - window.rules)
         hard, soft = int(hard * share), int(soft * share)
-    return Selection([], [], items)
+    return SelectedItems([], [], items)
 
 
-async def _fit(route: Route, turn: Turn, memory: Memory, summary: str, *, limit: int) -> None:
+async def _fit(route: Route, turn: Turn, memory: CompactionContent, summary: str, *, limit: int) -> None:
     """Put the summary in, or as much of it as has room."""
     memory.summary = summary
     while memory.summary:
-        counted = await count(route, turn, memory.unfold())
+        counted = await count_conversation(route, turn, memory.unfold())
         if counted <= limit:
             return
-        memory.summary = clip(memory.summary, int(len(memory.summary) * _share(limit, counted)))
+        memory.summary = clip_text(memory.summary, int(len(memory.summary) * _share(limit, counted)))
 
 
 def _share(wanted: int, counted: int) -> float:
@@ -201,9 +223,9 @@ def _share(wanted: int, counted: int) -> float:
     return max(0.05, min(0.7, 0.9 * wanted / counted)) if counted > 0 else 0.5
 
 
-def _retain(turn: Turn, chosen: Selection) -> list[Item | Unknown]:
+def _retain(turn: Turn, chosen: SelectedItems) -> list[Item | Unknown]:
     asked = [item for item in (*chosen.first, *chosen.last) if isinstance(item, Message) and item.role == "user"]
-    return [*(item for item in turn.items if is_rule(item)), *asked[:1]]
+    return [*(item for item in turn.items if is_never_compacted(item)), *asked[:1]]
 
 
 def _add_usage(delta: Delta, spent: Usage) -> Delta:

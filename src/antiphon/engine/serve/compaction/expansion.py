@@ -9,10 +9,11 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from antiphon.backends.base import Turn
-from antiphon.engine.prepare.history import CALLS, find_answered
-from antiphon.engine.prepare.repair import repair
+from antiphon.engine.items import CALL_TYPES
+from antiphon.engine.prepare.call_pairs import find_answered_calls
+from antiphon.engine.prepare.history_repair import repair_history
 from antiphon.engine.sealing import Sealer
-from antiphon.engine.serve.compaction.compaction_item import find_memory, mark
+from antiphon.engine.serve.compaction.compaction_item import find_last_compaction, fingerprint_item
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.hosted import AdditionalTools
 from antiphon.protocol.items import Compaction, CompactionTrigger, ConfigurationUpdate, Item, Message, Reasoning
@@ -23,40 +24,40 @@ _SIGNS = (Compaction, CompactionTrigger)
 _KINDS_OF_SIGNS = frozenset(_SIGNS)
 
 
-class Expanded(msgspec.Struct, frozen=True):
-    """`items` to read, `left_out` because a compaction covers them, and `warnings` about what was useless or mended."""
+class ExpandedItems(msgspec.Struct, frozen=True):
+    """The items to read, the items that a compaction replaces, and warnings."""
 
     items: list[Item | Unknown]
-    left_out: list[Item | Unknown]
+    compacted: list[Item | Unknown]
     warnings: list[str]
 
 
-def expand(
+def expand_compactions(
     items: Sequence[Item | Unknown], sealer: Sealer, *, project: str, answered_next: Collection[str] = ()
-) -> Expanded:
+) -> ExpandedItems:
     """The conversation as its last compaction has it. One that does not open is left out, and nothing with it.
 
     `answered_next` are calls whose outputs are still to come.
     """
     if _KINDS_OF_SIGNS.isdisjoint(map(type, items)):
-        return Expanded(list(items), [], [])
-    found = find_memory(items, sealer, project=project)
+        return ExpandedItems(list(items), [], [])
+    found = find_last_compaction(items, sealer, project=project)
     place, memory = found if found is not None else (-1, None)
     after, warnings = _drop_useless(items[place + 1 :])
     if memory is None:
-        return Expanded(after, [], warnings)
+        return ExpandedItems(after, [], warnings)
     kept = memory.unfold()
     seen = {id(item): item for item in (*kept, *_mend(kept)[0])}
-    before, left_out = _divide(items[:place], {*memory.marks(), *map(mark, seen.values())})
-    asked_later = {item.call_id for item in after if isinstance(item, CALLS)}
-    answered = find_answered(after) | {call_id for call_id in answered_next if call_id not in asked_later}
+    before, compacted = _divide(items[:place], {*memory.marks(), *map(fingerprint_item, seen.values())})
+    asked_later = {item.call_id for item in after if isinstance(item, CALL_TYPES)}
+    answered = find_answered_calls(after) | {call_id for call_id in answered_next if call_id not in asked_later}
     mended, repairs = _mend(kept, answered)
-    return Expanded([*before, *mended, items[place], *after], [*left_out, items[place]], [*warnings, *repairs])
+    return ExpandedItems([*before, *mended, items[place], *after], [*compacted, items[place]], [*warnings, *repairs])
 
 
 def _mend(kept: list[Item | Unknown], answered: Collection[str] = ()) -> tuple[list[Item | Unknown], list[str]]:
     """What a compaction kept, with a note on calls that were open and that nothing answers: no client can mend it."""
-    mended = repair([*kept, CompactionTrigger()], answered_next=answered)
+    mended = repair_history([*kept, CompactionTrigger()], answered_next=answered)
     return mended.items[:-1], mended.repairs
 
 
@@ -82,13 +83,17 @@ def _divide(
     led_to_gone = False
     for item in reversed(items):
         # Reasoning is of no use without what it led to.
-        gone = isinstance(item, _SIGNS) or mark(item) in covered or (led_to_gone and isinstance(item, Reasoning))
-        led_to_gone = gone and not is_rule(item)
+        gone = (
+            isinstance(item, _SIGNS)
+            or fingerprint_item(item) in covered
+            or (led_to_gone and isinstance(item, Reasoning))
+        )
+        led_to_gone = gone and not is_never_compacted(item)
         (goes if led_to_gone else stays).append(item)
     return stays[::-1], goes[::-1]
 
 
-def is_rule(item: Item | Unknown) -> bool:
+def is_never_compacted(item: Item | Unknown) -> bool:
     """Messages of the system or the developer, tools and settings hold on: no compaction covers them."""
     if isinstance(item, Message):
         return item.role in ("system", "developer")
@@ -114,11 +119,11 @@ def check_trigger(items: Sequence[Item | Unknown]) -> None:
 def repair_before_trigger(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
     """Mend what is to be compacted. Calls at its end stay open, though a trigger may follow them."""
     end = len(items) - ends_in_trigger(items)
-    mended = repair(items[:end])
+    mended = repair_history(items[:end])
     return [*mended.items, *items[end:]], mended.repairs
 
 
-def strip(turn: Turn) -> Turn:
+def strip_compaction(turn: Turn) -> Turn:
     """The turn as a backend reads it. What it says about compaction is not for backends."""
     request = turn.request
     if request.context_management is not None:

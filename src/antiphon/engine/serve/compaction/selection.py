@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from antiphon.engine.prepare.repair import drop_unfinished
-from antiphon.engine.serve.compaction.clipping import clip, clip_item, measure, measure_least
+from antiphon.engine.prepare.history_repair import drop_unfinished_items
+from antiphon.engine.serve.compaction.clipping import clip_item, clip_text, measure_item, measure_smallest
 from antiphon.protocol.content import InputText, text_of
 from antiphon.protocol.hosted import McpApprovalRequest, McpApprovalResponse
 from antiphon.protocol.items import Item, Message, Reasoning
@@ -40,7 +40,7 @@ def split_steps(items: Sequence[Item | Unknown]) -> list[Step]:
     return steps
 
 
-def join_unread(steps: Sequence[Step]) -> list[Step]:
+def join_unread_steps(steps: Sequence[Step]) -> list[Step]:
     """With all that has come since the model last spoke as one step: outputs, and messages after them."""
     start = len(steps)
     while start > 0 and _is_said(steps[start - 1]):
@@ -56,7 +56,7 @@ def _is_said(step: Step) -> bool:
     return len(step) == 1 and isinstance(step[0], Message) and step[0].role != "assistant"
 
 
-def pair(step: Step) -> list[Step]:
+def pair_calls(step: Step) -> list[Step]:
     """The items of a step, each call with its output."""
     pairs: list[Step] = []
     waiting: dict[str, Step] = {}
@@ -102,14 +102,14 @@ _SHORT_OUTPUT = 300
 _GAP = "[there was no room for what stood here, and it was left out: "
 
 
-class Room(msgspec.Struct, frozen=True):
+class SizeLimits(msgspec.Struct, frozen=True):
     """In characters: `hard` is what there is, `soft` what there should be."""
 
     hard: int
     soft: int
 
 
-class Selection(msgspec.Struct, frozen=True):
+class SelectedItems(msgspec.Struct, frozen=True):
     """`first` comes before the summary and `last` after it. `rest` is what it has to tell: nothing, if all was kept."""
 
     first: list[Item | Unknown]
@@ -117,40 +117,40 @@ class Selection(msgspec.Struct, frozen=True):
     rest: list[Item | Unknown]
 
 
-def select(items: Sequence[Item | Unknown], room: Room) -> Selection:
+def select_items(items: Sequence[Item | Unknown], room: SizeLimits) -> SelectedItems:
     """Choose what stays of these."""
-    last, taken, gone = _take_last_steps(join_unread(split_steps(items)), room)
+    last, taken, gone = _take_last_steps(join_unread_steps(split_steps(items)), room)
     older = [*items[: len(items) - taken], *gone]
     asked = [item for item in items if isinstance(item, Message) and item.role == "user" and not _tells_gap(item)]
     first = _take_questions(asked, older, room)
     whole = {id(item) for item in first}
-    return Selection(first, last, [] if all(id(item) in whole for item in older) else older)
+    return SelectedItems(first, last, [] if all(id(item) in whole for item in older) else older)
 
 
-def _take_last_steps(steps: Sequence[Step], room: Room) -> tuple[Step, int, Step]:
+def _take_last_steps(steps: Sequence[Step], room: SizeLimits) -> tuple[Step, int, Step]:
     """The last steps, whole as long as there is room, how many items they were, and what the very last is without."""
     if not steps:
         return [], 0, []
-    said = sum(measure(item) for item in steps[-1] if isinstance(item, Message))
+    said = sum(measure_item(item) for item in steps[-1] if isinstance(item, Message))
     kept, gone = _shrink(steps[-1], room.hard // 4 + min(said, room.hard // 4))
-    taken, size = len(steps[-1]), sum(map(measure, kept))
+    taken, size = len(steps[-1]), sum(map(measure_item, kept))
     for step in reversed(steps[:-1]):
         smaller = _shrink_outputs(step, room.soft // 4 - size, most=max(_SHORT_OUTPUT, room.soft // 16))
         if smaller is None:
             break
         kept[:0] = smaller
         taken += len(step)
-        size += sum(map(measure, smaller))
+        size += sum(map(measure_item, smaller))
     return kept, taken, gone
 
 
 def _shrink(step: Step, size: int) -> tuple[Step, Step]:
     """The step with about so many characters, and what had to go for it: what is short in it stays as it is."""
-    sizes = {id(item): measure(item) for item in step}
+    sizes = {id(item): measure_item(item) for item in step}
     if sum(sizes.values()) <= size:
         return list(step), []
     floor = min(_SHORT_OUTPUT, size // 4)
-    needs = {id(item): min(sizes[id(item)], max(measure_least(item), floor)) for item in step}
+    needs = {id(item): min(sizes[id(item)], max(measure_smallest(item), floor)) for item in step}
     admitted = _admit(step, needs, size)
     spare = size - sum(needs[each] for each in admitted)
     smaller: dict[int, Item | Unknown | None] = {}
@@ -165,14 +165,14 @@ def _shrink(step: Step, size: int) -> tuple[Step, Step]:
     # A call makes sense without the thought that led to it.
     gone: Step = [item for item in step if id(item) not in smaller and not isinstance(item, Reasoning)]
     end = find_end_of_outputs(kept)
-    return drop_unfinished([*kept[:end], *_tell_gap(gone), *kept[end:]])[0], gone
+    return drop_unfinished_items([*kept[:end], *_tell_gap(gone), *kept[end:]])[0], gone
 
 
 def _admit(step: Step, needs: Mapping[int, int], size: int) -> set[int]:
     """What has room with at least what it needs: the last message in any case, and each call with its output."""
     admitted = {id(item) for item in [item for item in step if isinstance(item, Message)][-1:]}
     left = size - sum(needs[each] for each in admitted)
-    pairs = [(sum(needs[id(item)] for item in each), each) for each in pair(step) if id(each[0]) not in admitted]
+    pairs = [(sum(needs[id(item)] for item in each), each) for each in pair_calls(step) if id(each[0]) not in admitted]
     pairs.reverse()  # of those that need the same, the last ones are worth more
     for need, each in sorted(pairs, key=lambda known: (isinstance(known[1][0], Reasoning), known[0])):
         if need <= left:
@@ -187,7 +187,7 @@ def _tell_gap(gone: Step) -> Step:
         return []
     kinds = Counter(item.type for item in gone)
     told = ", ".join(f"{kind} ({number})" if number > 1 else kind for kind, number in kinds.items())
-    return [Message("user", [InputText(f"{_GAP}{clip(told, _SHORT_OUTPUT)}]")])]
+    return [Message("user", [InputText(f"{_GAP}{clip_text(told, _SHORT_OUTPUT)}]")])]
 
 
 def _tells_gap(message: Message) -> bool:
@@ -199,10 +199,12 @@ def _shrink_outputs(step: Step, size: int, *, most: int) -> Step | None:
     """The step, if it is within this size: whole, but no output takes more than `most`, and room of others with it."""
     smaller = [clip_item(item, most) if item.type.endswith("_output") else item for item in step]
     kept = [item for item in smaller if item is not None]
-    return kept if len(kept) == len(step) and sum(map(measure, kept)) <= size else None
+    return kept if len(kept) == len(step) and sum(map(measure_item, kept)) <= size else None
 
 
-def _take_questions(asked: Sequence[Message], older: Sequence[Item | Unknown], room: Room) -> list[Item | Unknown]:
+def _take_questions(
+    asked: Sequence[Message], older: Sequence[Item | Unknown], room: SizeLimits
+) -> list[Item | Unknown]:
     """The task, and what was asked last, of those that are not in the last steps."""
     gone = {id(item) for item in older}
     wanted = {0: room.soft // 8, len(asked) - 1: room.hard // 4} if asked else {}

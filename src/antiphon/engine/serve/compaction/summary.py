@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 
 from antiphon.backends.base import Turn
-from antiphon.engine.serve.compaction.clipping import clip
+from antiphon.engine.serve.compaction.clipping import clip_text
 from antiphon.engine.serve.routing import Route
 from antiphon.errors import ContextLengthExceeded, ModelError
 from antiphon.protocol import codec, items
@@ -33,7 +33,7 @@ def write_transcript(conversation: Sequence[Item | Unknown], size: int) -> str:
     head = _take(entries, size // 3)
     tail = _take(entries[len(head) :][::-1], size // 2)[::-1]
     gone = len(entries) - len(head) - len(tail)
-    return clip("\n".join([*head, f"[... {gone} entries were left out here ...]", *tail]), size)
+    return clip_text("\n".join([*head, f"[... {gone} entries were left out here ...]", *tail]), size)
 
 
 def _take(entries: Sequence[str], size: int) -> list[str]:
@@ -50,18 +50,18 @@ def _take(entries: Sequence[str], size: int) -> list[str]:
 def _write(item: Item | Unknown, longest: int) -> str:
     match item:
         case items.Message():
-            return f"{item.role}: {clip(text_of(item.content), longest)}"
+            return f"{item.role}: {clip_text(text_of(item.content), longest)}"
         case items.FunctionCall():
-            return f"assistant calls {item.name}: {clip(item.arguments, longest)}"
+            return f"assistant calls {item.name}: {clip_text(item.arguments, longest)}"
         case items.CustomToolCall():
-            return f"assistant calls {item.name}: {clip(item.input, longest)}"
+            return f"assistant calls {item.name}: {clip_text(item.input, longest)}"
         case items.FunctionCallOutput() | items.CustomToolCallOutput():
-            return f"tool answers: {clip(text_of(item.output), longest)}"
+            return f"tool answers: {clip_text(text_of(item.output), longest)}"
         case items.Reasoning():
             # Sealed or not, it was for the turn it led to; its summary is what others may know of it.
             summary = text_of([*item.summary])
-            return f"assistant thinks: {clip(summary, longest)}" if summary else ""
-    return f"{item.type}: {clip(codec.encode(item).decode(), longest)}"
+            return f"assistant thinks: {clip_text(summary, longest)}" if summary else ""
+    return f"{item.type}: {clip_text(codec.encode(item).decode(), longest)}"
 
 
 logger = logging.getLogger(__name__)

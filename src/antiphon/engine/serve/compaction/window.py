@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from antiphon.backends.base import Turn
-from antiphon.engine.serve.compaction.expansion import is_rule, strip
+from antiphon.engine.serve.compaction.expansion import is_never_compacted, strip_compaction
 from antiphon.engine.serve.routing import Route
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol.items import Item
@@ -25,7 +25,7 @@ _TOLD_SIZE = re.compile(
 )
 
 
-class Window(msgspec.Struct, frozen=True):
+class ContextWindow(msgspec.Struct, frozen=True):
     """In tokens: all that the model can read and write, what it reads in any case, and the room for a conversation.
 
     `goal` is how much of the room the request wants to be used, `limit` how much a turn may count in all. If nobody
@@ -43,20 +43,22 @@ class Window(msgspec.Struct, frozen=True):
         return self.rules + int(self.room * _TAKEN)
 
 
-async def count(route: Route, turn: Turn, conversation: Sequence[Item | Unknown]) -> int:
+async def count_conversation(route: Route, turn: Turn, conversation: Sequence[Item | Unknown]) -> int:
     """The tokens of the turn with this conversation instead of its own."""
-    stripped = strip(turn)
-    rules = [item for item in stripped.items if is_rule(item)]
+    stripped = strip_compaction(turn)
+    rules = [item for item in stripped.items if is_never_compacted(item)]
     return await route.count_tokens(msgspec.structs.replace(stripped, items=[*rules, *conversation]))
 
 
-async def measure_window(route: Route, turn: Turn) -> Window:
+async def measure_window(route: Route, turn: Turn) -> ContextWindow:
     """Raises ContextLengthExceeded if what no compaction can shorten takes all of it."""
     known = _find_known(route)
     return await _measure(route, turn, size=known or ASSUMED_WINDOW, is_guess=known is None)
 
 
-async def shrink_window(route: Route, turn: Turn, window: Window, refusal: ContextLengthExceeded) -> Window | None:
+async def shrink_window(
+    route: Route, turn: Turn, window: ContextWindow, refusal: ContextLengthExceeded
+) -> ContextWindow | None:
     """What the window is taken for after a turn that had room in it was refused. None if no room would be left."""
     found = _TOLD_SIZE.search(refusal.message.replace(",", ""))
     told = int(found[1] or found[2]) if found is not None else 0
@@ -68,8 +70,8 @@ async def shrink_window(route: Route, turn: Turn, window: Window, refusal: Conte
         return None
 
 
-async def _measure(route: Route, turn: Turn, *, size: int, is_guess: bool) -> Window:
-    rules = await count(route, turn, [])
+async def _measure(route: Route, turn: Turn, *, size: int, is_guess: bool) -> ContextWindow:
+    rules = await count_conversation(route, turn, [])
     spare = size - rules
     room = spare - min(turn.request.max_output_tokens or spare // 4, spare // 2)
     if room < 1:
@@ -79,20 +81,20 @@ async def _measure(route: Route, turn: Turn, *, size: int, is_guess: bool) -> Wi
             param="input",
         )
     wanted = max(_find_threshold(route, turn) - rules, _LEAST_GOAL)
-    return Window(size, rules, room, min(room, wanted), is_guess)
+    return ContextWindow(size, rules, room, min(room, wanted), is_guess)
 
 
-async def is_over(route: Route, turn: Turn, kept: Sequence[Item | Unknown] | None) -> bool:
+async def exceeds_threshold(route: Route, turn: Turn, kept: Sequence[Item | Unknown] | None) -> bool:
     """Whether the turn takes more than its request wants it to. `kept` is what an earlier compaction has left of it.
 
     If that is too much already, another compaction waits until something worth it has been added: else there would be
     one in every turn.
     """
     threshold = _find_threshold(route, turn)
-    counted = await route.count_tokens(strip(turn))
+    counted = await route.count_tokens(strip_compaction(turn))
     if kept is None or counted <= threshold:
         return counted > threshold
-    least = await count(route, turn, kept)
+    least = await count_conversation(route, turn, kept)
     return least <= threshold or counted - least > _LEAST_GOAL or counted > _find_size(route) * FULL
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from antiphon.engine.serve.tool_emulation.client_tools import declare
+from antiphon.engine.serve.tool_emulation.client_tools import make_function_tool
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
 from antiphon.protocol.tools import CustomTool, FunctionTool, NamespaceTool, Tool, ToolSearchTool
@@ -17,7 +17,7 @@ LONGEST = 64
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class Identity(NamedTuple):
+class ToolKey(NamedTuple):
     """What tells a tool from all others. `kind` is `named` for functions and custom tools, else the tool's type."""
 
     kind: str
@@ -29,23 +29,23 @@ class Identity(NamedTuple):
 _COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
 
 
-def identify_type(kind: str) -> Identity:
+def make_type_key(kind: str) -> ToolKey:
     """The one tool of a type that has no names."""
-    return Identity("computer" if kind in _COMPUTERS else kind)
+    return ToolKey("computer" if kind in _COMPUTERS else kind)
 
 
-class Names:
+class ToolNames:
     """Gives each tool a name that every chat API takes; the same tools get the same names, turn after turn."""
 
     def __init__(self) -> None:
-        self._given: dict[Identity, str] = {}
-        self._bearers: dict[str, Identity] = {}
+        self._given: dict[ToolKey, str] = {}
+        self._bearers: dict[str, ToolKey] = {}
 
-    def keep(self, identity: Identity) -> str:
+    def keep(self, identity: ToolKey) -> str:
         """A function's own name stays as it is, whatever it looks like."""
         return self._give(identity, identity.name)
 
-    def give(self, identity: Identity) -> str:
+    def give(self, identity: ToolKey) -> str:
         """The name of this tool: the first one who asks for a name has it."""
         known = self._given.get(identity)
         if known is not None:
@@ -58,13 +58,13 @@ class Names:
             attempt += 1
         return self._give(identity, name)
 
-    def _give(self, identity: Identity, name: str) -> str:
+    def _give(self, identity: ToolKey, name: str) -> str:
         self._given[identity] = name
         self._bearers[name] = identity
         return name
 
 
-def _spell(identity: Identity) -> str:
+def _spell(identity: ToolKey) -> str:
     if identity.kind != "named":
         return identity.kind
     return identity.name if identity.namespace is None else f"{identity.namespace}__{identity.name}"
@@ -74,7 +74,7 @@ def _is_legal(name: str) -> bool:
     return 0 < len(name) <= LONGEST and _ILLEGAL.search(name) is None
 
 
-def _shorten(identity: Identity, attempt: int) -> str:
+def _shorten(identity: ToolKey, attempt: int) -> str:
     """A name that says what it can of the tool, and has a mark that no other tool's name has."""
     told = "\0".join([identity.kind, identity.namespace or "", identity.name, str(attempt)])
     mark = hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -83,7 +83,7 @@ def _shorten(identity: Identity, attempt: int) -> str:
 
 
 # Tools that can be shown as functions. A namespace is not among them: it is opened.
-AS_FUNCTIONS = frozenset(
+EMULATED_TYPES = frozenset(
     {
         "function",
         "custom",
@@ -97,10 +97,10 @@ AS_FUNCTIONS = frozenset(
 )
 
 
-class Entry(msgspec.Struct):
+class CatalogEntry(msgspec.Struct):
     """A tool, the namespace it stands in, and the name it has for the backend."""
 
-    identity: Identity
+    identity: ToolKey
     tool: Tool
     name: str
     namespace: NamespaceTool | None = None
@@ -114,17 +114,17 @@ class Catalog:
         self, tools: Sequence[Tool | Unknown], items: Iterable[Item | Unknown], native: frozenset[str]
     ) -> None:
         self._native = native
-        self._names = Names()
-        self._entries: dict[Identity, Entry] = {}
-        self._by_name: dict[str, Entry] = {}
-        self._bare: dict[str, list[Entry]] = {}
+        self._names = ToolNames()
+        self._entries: dict[ToolKey, CatalogEntry] = {}
+        self._by_name: dict[str, CatalogEntry] = {}
+        self._bare: dict[str, list[CatalogEntry]] = {}
         # Those of a type that only the backend knows: what they are, and how they are called, is between it and them.
-        self._others = [tool for tool in tools if tool.type in native - AS_FUNCTIONS]
+        self._others = [tool for tool in tools if tool.type in native - EMULATED_TYPES]
         brought = [(item, item.tools) for item in items if isinstance(item, AdditionalTools | ToolSearchOutput)]
         everything = [*tools, *(tool for _, each in brought for tool in each)]
         for tool in everything:
             if isinstance(tool, FunctionTool):  # first of all: these keep their names
-                self._names.keep(Identity("named", None, tool.name))
+                self._names.keep(ToolKey("named", None, tool.name))
         self.search = next((tool for tool in everything if isinstance(tool, ToolSearchTool)), None)
         for tool in tools:
             self._add(tool, loaded=False)
@@ -134,23 +134,23 @@ class Catalog:
 
     def _add(self, tool: Tool | Unknown, *, loaded: bool) -> None:
         for namespace, each in _open(tool):
-            identity = identify(each, namespace.name if namespace is not None else None)
+            identity = make_tool_key(each, namespace.name if namespace is not None else None)
             if identity in self._entries:
                 self._entries[identity].loaded |= loaded
                 continue
             shown = loaded or self.search is None or not getattr(each, "defer_loading", None)
-            entry = Entry(identity, each, self._names.give(identity), namespace, shown)
+            entry = CatalogEntry(identity, each, self._names.give(identity), namespace, shown)
             self._entries[identity] = self._by_name[entry.name] = entry
             if namespace is not None:
                 self._bare.setdefault(identity.name, []).append(entry)
 
-    def name_of(self, identity: Identity) -> str:
+    def name_of(self, identity: ToolKey) -> str:
         """What the backend calls this tool; one that is no longer offered still has its name."""
         if identity.namespace == identity.name and identity not in self._entries:
             return identity.name  # a deferred function: see `address`
         return self._names.give(identity)
 
-    def address(self, entry: Entry) -> tuple[str, str | None]:
+    def address(self, entry: CatalogEntry) -> tuple[str, str | None]:
         """The name and the namespace by which the client knows the tool.
 
         A function that the server's search has loaded comes as a namespace of its own: so the API has it, and clients
@@ -164,7 +164,7 @@ class Catalog:
             return name, name
         return name, namespace
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> CatalogEntry | None:
         """The tool that a model means by this name: some leave the namespace away."""
         entry = self._by_name.get(name)
         if entry is None:
@@ -172,13 +172,13 @@ class Catalog:
             entry = children[0] if len(children) == 1 else None
         return entry
 
-    def get(self, identity: Identity) -> Entry | None:
+    def get(self, identity: ToolKey) -> CatalogEntry | None:
         return self._entries.get(identity)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
 
-    def is_native(self, entry: Entry) -> bool:
+    def is_native(self, entry: CatalogEntry) -> bool:
         return entry.tool.type in self._native
 
     def show(self, allowed: frozenset[str] | None = None) -> list[Tool | Unknown]:
@@ -194,20 +194,20 @@ class Catalog:
                 shown.append(tool)
         return shown + [tool for tool in self._others if allowed is None or tool.type in allowed]
 
-    def _show(self, entry: Entry) -> Tool:
+    def _show(self, entry: CatalogEntry) -> Tool:
         tool = entry.tool
         if not self.is_native(entry):
-            return declare(self._invite(tool) if isinstance(tool, ToolSearchTool) else tool, entry.name)
+            return make_function_tool(self._invite(tool) if isinstance(tool, ToolSearchTool) else tool, entry.name)
         if isinstance(tool, FunctionTool | CustomTool) and tool.name != entry.name:
             return msgspec.structs.replace(tool, name=entry.name)
         return tool
 
-    def _is_useful(self, entry: Entry) -> bool:
+    def _is_useful(self, entry: CatalogEntry) -> bool:
         """There must be something to search for, unless it is the client who knows what there is."""
         tool = entry.tool
         return not isinstance(tool, ToolSearchTool) or tool.execution == "client" or any(self.hidden())
 
-    def hidden(self) -> Iterator[Entry]:
+    def hidden(self) -> Iterator[CatalogEntry]:
         """The tools that wait to be found."""
         return (entry for entry in self if not entry.loaded)
 
@@ -223,10 +223,10 @@ class Catalog:
         return msgspec.structs.replace(tool, description=told + "\n".join(listed), parameters=None)
 
 
-def identify(tool: Tool, namespace: str | None) -> Identity:
+def make_tool_key(tool: Tool, namespace: str | None) -> ToolKey:
     if isinstance(tool, FunctionTool | CustomTool):
-        return Identity("named", namespace, tool.name)
-    return identify_type(tool.type)
+        return ToolKey("named", namespace, tool.name)
+    return make_type_key(tool.type)
 
 
 def _open(tool: Tool | Unknown) -> Iterator[tuple[NamespaceTool | None, Tool]]:
@@ -234,7 +234,7 @@ def _open(tool: Tool | Unknown) -> Iterator[tuple[NamespaceTool | None, Tool]]:
         for child in tool.tools:
             if isinstance(child, FunctionTool | CustomTool):
                 yield tool, child
-    elif not isinstance(tool, Unknown) and tool.type in AS_FUNCTIONS:
+    elif not isinstance(tool, Unknown) and tool.type in EMULATED_TYPES:
         yield None, tool
 
 

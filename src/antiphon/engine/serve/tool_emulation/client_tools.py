@@ -79,7 +79,7 @@ _ACTION = _object(
 _QUERY = _object({"query": _TEXT | {"description": "Words that the tool's name or description has."}}, "query")
 
 
-def declare(tool: Tool, name: str) -> FunctionTool:
+def make_function_tool(tool: Tool, name: str) -> FunctionTool:
     """The tool as a function of this name."""
     match tool:
         case FunctionTool():
@@ -118,7 +118,7 @@ def _describe_custom(tool: CustomTool) -> str:
     return "\n".join(lines)
 
 
-def make_call(tool: Tool, arguments: Any, call_id: str) -> OutputItem:
+def make_call_item(tool: Tool, arguments: Any, call_id: str) -> OutputItem:
     """The item that a call of this tool is. Raises ValidationError on arguments that do not fit.
 
     Its id is left empty: whoever numbers the items has it.

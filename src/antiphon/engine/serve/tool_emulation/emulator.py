@@ -10,10 +10,15 @@ from contextlib import aclosing
 import msgspec
 
 from antiphon.backends.base import Backend, Capabilities, Model, Turn
-from antiphon.engine.serve.tool_emulation.catalog import AS_FUNCTIONS
-from antiphon.engine.serve.tool_emulation.round_end import Budget
-from antiphon.engine.serve.tool_emulation.translate_request import Lowered, lower, needs_lowering, wants_json
-from antiphon.engine.serve.tool_emulation.translate_response import Round
+from antiphon.engine.serve.tool_emulation.catalog import EMULATED_TYPES
+from antiphon.engine.serve.tool_emulation.follow_up import TurnBudget
+from antiphon.engine.serve.tool_emulation.translate_request import (
+    TranslatedTurn,
+    needs_translation,
+    translate_turn,
+    wants_json,
+)
+from antiphon.engine.serve.tool_emulation.translate_response import AnswerTranslator
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 
@@ -24,13 +29,13 @@ class Emulator:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._native = backend.capabilities
-        self.capabilities = widen(self._native)
+        self.capabilities = add_emulated_capabilities(self._native)
 
     async def start(self) -> None:
         await self._backend.start()
         # Some backends only know then what they can do.
         self._native = self._backend.capabilities
-        self.capabilities = widen(self._native)
+        self.capabilities = add_emulated_capabilities(self._native)
 
     async def close(self) -> None:
         await self._backend.close()
@@ -39,14 +44,14 @@ class Emulator:
         return self._backend.models()
 
     async def stream(self, turn: Turn) -> Deltas:
-        if not needs_lowering(turn, self._native):
+        if not needs_translation(turn, self._native):
             return await self._backend.stream(turn)
-        lowered = lower(turn, self._native)
+        lowered = translate_turn(turn, self._native)
         return self._speak(lowered, await self._backend.stream(lowered.turn))
 
     async def count_tokens(self, turn: Turn) -> int:
-        if needs_lowering(turn, self._native):
-            turn = lower(turn, self._native).turn
+        if needs_translation(turn, self._native):
+            turn = translate_turn(turn, self._native).turn
         return await self._backend.count_tokens(turn)
 
     def describe(self, request: CreateRequest) -> list[str]:
@@ -61,11 +66,11 @@ class Emulator:
                 told.append(f"tools: emulated by functions: {', '.join(emulated)}")
         return told
 
-    async def _speak(self, lowered: Lowered, answer: Deltas) -> Deltas:
+    async def _speak(self, lowered: TranslatedTurn, answer: Deltas) -> Deltas:
         request = lowered.turn.request
-        budget = Budget(most_searches=request.max_tool_calls, most_tokens=request.max_output_tokens)
+        budget = TurnBudget(most_searches=request.max_tool_calls, most_tokens=request.max_output_tokens)
         while True:
-            spoken = Round(lowered, budget)
+            spoken = AnswerTranslator(lowered, budget)
             async with aclosing(answer):
                 async for batch in answer:
                     if told := spoken.feed(batch):
@@ -76,7 +81,7 @@ class Emulator:
             answer = await self._backend.stream(lowered.turn)
 
 
-def widen(native: Capabilities) -> Capabilities:
+def add_emulated_capabilities(native: Capabilities) -> Capabilities:
     """What a backend can do with this help."""
-    tools = native.tools | AS_FUNCTIONS | {"namespace"} if "function" in native.tools else native.tools
+    tools = native.tools | EMULATED_TYPES | {"namespace"} if "function" in native.tools else native.tools
     return msgspec.structs.replace(native, tools=tools, json_schema=True)

@@ -15,7 +15,7 @@ _LONGEST = 50_000
 _MOST_RULES = 1000
 
 
-def find_fault(grammar: GrammarInput) -> str | None:
+def find_grammar_error(grammar: GrammarInput) -> str | None:
     """What is wrong with the grammar itself."""
     if len(grammar.definition) > _LONGEST:
         return f"it has more than {_LONGEST} characters."
@@ -30,7 +30,7 @@ def _find_fault(syntax: str, definition: str) -> str | None:
     return matcher.get_error().strip() if matcher.is_error() else None
 
 
-def find_mismatch(text: str, grammar: GrammarInput) -> str | None:
+def explain_mismatch(text: str, grammar: GrammarInput) -> str | None:
     """Where the text leaves the grammar, told so that a model can do better."""
     matcher = _match(grammar.syntax, grammar.definition)
     if matcher.is_error():
@@ -43,7 +43,7 @@ def find_mismatch(text: str, grammar: GrammarInput) -> str | None:
     return f"it does not fit the grammar from {rest!r} on, which follows {_tail(written[:read])!r}"
 
 
-def fits_pattern(text: str, pattern: str) -> bool | None:
+def matches_pattern(text: str, pattern: str) -> bool | None:
     """Whether some part of the text matches, as JSON schemas have it. None if that cannot be told of this pattern.
 
     Python's own expressions take forever over patterns like `(a+)+$`, and everyone else would wait.

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from antiphon.engine.serve.tool_emulation.freeform import strip_fence
-from antiphon.engine.serve.tool_emulation.grammar import fits_pattern
+from antiphon.engine.serve.tool_emulation.grammar import matches_pattern
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 
@@ -27,7 +27,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Any]
 _end: ContextVar[float] = ContextVar("end")
 
 
-class Schema:
+class OutputSchema:
     """A schema. Raises on one that is none."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def _time(keyword: _Keyword) -> _Keyword:
 def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     from jsonschema.exceptions import ValidationError
 
-    if validator.is_type(instance, "string") and fits_pattern(instance, pattern) is False:
+    if validator.is_type(instance, "string") and matches_pattern(instance, pattern) is False:
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -131,7 +131,7 @@ def _check_pattern_properties(validator: Any, patterns: dict[str, Any], instance
         return
     for pattern, part in patterns.items():
         for name, value in instance.items():
-            if fits_pattern(name, pattern):
+            if matches_pattern(name, pattern):
                 yield from validator.descend(value, part, path=name, schema_path=pattern)
 
 
@@ -144,7 +144,7 @@ def _check_additional(known: _Keyword, validator: Any, rule: Any, instance: Any,
     others = {
         name: value
         for name, value in instance.items()
-        if name not in named and all(fits_pattern(name, pattern) is False for pattern in patterns)
+        if name not in named and all(matches_pattern(name, pattern) is False for pattern in patterns)
     }
     return known(validator, rule, others, {})
 
@@ -182,7 +182,7 @@ def _make_formats() -> Any:
 
 
 def _is_expression(text: Any) -> bool:
-    return not isinstance(text, str) or fits_pattern("", text) is not None or bool(re.compile(text))
+    return not isinstance(text, str) or matches_pattern("", text) is not None or bool(re.compile(text))
 
 
 @functools.cache
@@ -193,12 +193,12 @@ def _no_references() -> Any:
     return Registry()
 
 
-class AnswerCheck:
+class JsonOutputCheck:
     """What an answer must be. Raises on a schema that is none."""
 
     def __init__(self, form: JsonSchemaFormat | JsonObjectFormat) -> None:
         self._form = form
-        self._schema = Schema(form.schema or {}) if isinstance(form, JsonSchemaFormat) else None
+        self._schema = OutputSchema(form.schema or {}) if isinstance(form, JsonSchemaFormat) else None
 
     def instruct(self) -> str:
         """What the model is told."""
@@ -223,10 +223,10 @@ class AnswerCheck:
         return bare, self._schema.list_faults(value)
 
 
-def find_check(request: CreateRequest) -> AnswerCheck | None:
+def make_output_check(request: CreateRequest) -> JsonOutputCheck | None:
     """The check that the request's `text.format` asks for."""
     form = request.text.format if request.text is not None else None
-    return AnswerCheck(form) if isinstance(form, JsonSchemaFormat | JsonObjectFormat) else None
+    return JsonOutputCheck(form) if isinstance(form, JsonSchemaFormat | JsonObjectFormat) else None
 
 
 def _refuse_constant(name: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.engine.serve.tool_emulation.catalog import Entry
+from antiphon.engine.serve.tool_emulation.catalog import CatalogEntry
 from antiphon.protocol.tools import NamespaceTool, Tool
 from antiphon.protocol.unions import Unknown
 
@@ -14,7 +14,7 @@ MOST_FOUND = 5
 _WORD = re.compile(r"[^\W_]+")
 
 
-def search(arguments: Any, hidden: Iterable[Entry]) -> list[Entry]:
+def search_tools(arguments: Any, hidden: Iterable[CatalogEntry]) -> list[CatalogEntry]:
     """The tools that have most of the words, best first. Rare words tell more than those that many tools have."""
     entries = list(hidden)
     texts = [_words_of(entry) for entry in entries]
@@ -27,7 +27,7 @@ def search(arguments: Any, hidden: Iterable[Entry]) -> list[Entry]:
     return [entries[index] for index in ranked if scores[index] > 0][:MOST_FOUND]
 
 
-def regroup(entries: Iterable[Entry]) -> list[Tool | Unknown]:
+def group_by_namespace(entries: Iterable[CatalogEntry]) -> list[Tool | Unknown]:
     """The tools as a request would list them: children inside of their namespace."""
     grouped: dict[str, Tool | Unknown] = {}
     for entry in entries:
@@ -41,7 +41,7 @@ def regroup(entries: Iterable[Entry]) -> list[Tool | Unknown]:
     return list(grouped.values())
 
 
-def _words_of(entry: Entry) -> set[str]:
+def _words_of(entry: CatalogEntry) -> set[str]:
     tool: Any = entry.tool
     told = [entry.name, tool.name, getattr(tool, "description", None) or ""]
     if entry.namespace is not None:

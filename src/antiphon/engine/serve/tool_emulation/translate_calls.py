@@ -9,10 +9,10 @@ from typing import Protocol
 
 import msgspec
 
-from antiphon.engine.serve.tool_emulation.catalog import Entry
-from antiphon.engine.serve.tool_emulation.client_tools import make_call
+from antiphon.engine.serve.tool_emulation.catalog import CatalogEntry
+from antiphon.engine.serve.tool_emulation.client_tools import make_call_item
 from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap
-from antiphon.engine.serve.tool_emulation.grammar import find_mismatch
+from antiphon.engine.serve.tool_emulation.grammar import explain_mismatch
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.tools import CustomTool, GrammarInput
 from antiphon.stream import deltas
@@ -22,7 +22,7 @@ Key = int | str
 _TAKEN = "The call was taken. Its result comes later."
 
 
-class Call(Protocol):
+class CallTranslator(Protocol):
     @property
     def fault(self) -> str | None: ...
 
@@ -36,7 +36,7 @@ class Call(Protocol):
     def close(self, *, cut: bool) -> Sequence[Delta]: ...
 
 
-class PlainCall:
+class FunctionCallTranslator:
     """A function's call stays one; only its name may be another."""
 
     fault = None
@@ -57,7 +57,7 @@ class PlainCall:
         return []
 
 
-class MutedCall:
+class DroppedCallTranslator:
     """A call that must not be: nobody hears of it."""
 
     fault = None
@@ -73,13 +73,13 @@ class MutedCall:
         return []
 
 
-class FreeformCall:
+class CustomCallTranslator:
     """A custom tool's call whose text is told as it comes."""
 
     fault = None
     reply = _TAKEN
 
-    def __init__(self, key: Key, entry: Entry) -> None:
+    def __init__(self, key: Key, entry: CatalogEntry) -> None:
         self._key = key
         self._entry = entry
         self._reader = FreeformReader()
@@ -97,10 +97,10 @@ class FreeformCall:
         return [deltas.CustomToolCall(self._key, text)] if text else []
 
 
-class HeldCall:
+class BufferedCallTranslator:
     """A call that is told when it is whole and found good."""
 
-    def __init__(self, key: Key, entry: Entry) -> None:
+    def __init__(self, key: Key, entry: CatalogEntry) -> None:
         self._key = key
         self._entry = entry
         self._written: list[str] = []
@@ -135,7 +135,7 @@ class HeldCall:
         if isinstance(tool, CustomTool):
             return self._close_custom(tool, written, cut=cut)
         try:
-            item = make_call(tool, read_arguments(written), self.call_id or "")
+            item = make_call_item(tool, read_arguments(written), self.call_id or "")
         except msgspec.MsgspecError as error:
             self.fault = str(error)
             return []
@@ -147,17 +147,17 @@ class HeldCall:
         if cut:
             return [_tell_custom(self._key, self._entry, text, self.call_id)]
         assert isinstance(tool.format, GrammarInput)
-        fault = find_mismatch(text, tool.format)
+        fault = explain_mismatch(text, tool.format)
         if fault is None:
             return [_tell_custom(self._key, self._entry, text, self.call_id)]
         for bare in (unwrap(text), strip_fence(text), unwrap(strip_fence(text))):
-            if bare != text and find_mismatch(bare, tool.format) is None:
+            if bare != text and explain_mismatch(bare, tool.format) is None:
                 return [_tell_custom(self._key, self._entry, bare, self.call_id)]
         self.fault = fault
         return []
 
 
-class SearchCall(HeldCall):
+class SearchCallTranslator(BufferedCallTranslator):
     """A search that this server carries out: it is told together with what it finds."""
 
     arguments: object = None
@@ -176,5 +176,5 @@ def read_arguments(written: str) -> object:
     return arguments
 
 
-def _tell_custom(key: Key, entry: Entry, text: str, call_id: str | None) -> deltas.CustomToolCall:
+def _tell_custom(key: Key, entry: CatalogEntry, text: str, call_id: str | None) -> deltas.CustomToolCall:
     return deltas.CustomToolCall(key, text, entry.identity.name, call_id, entry.identity.namespace)

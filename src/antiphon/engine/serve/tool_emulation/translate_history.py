@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from antiphon.engine.serve.tool_emulation.catalog import Catalog, Identity
+from antiphon.engine.serve.tool_emulation.catalog import Catalog, ToolKey
 from antiphon.protocol import codec, hosted
 from antiphon.protocol.content import InputImage, InputText, OutputText, Part
 from antiphon.protocol.items import (
@@ -37,12 +37,12 @@ def are_readable(items: Sequence[Item | Unknown]) -> bool:
     return kinds <= READABLE and (FunctionCall not in kinds or all(map(is_readable, items)))
 
 
-def render(items: Iterable[Item | Unknown], catalog: Catalog, *, custom: bool, images: bool) -> Items:
+def translate_items(items: Iterable[Item | Unknown], catalog: Catalog, *, custom: bool, images: bool) -> Items:
     """The history for a backend. `custom`: it takes custom tools itself; `images`: it sees them."""
     renderer = _Renderer(catalog, custom=custom, images=images)
     rendered: Items = []
     for item in items:
-        rendered += [item] if is_readable(item) else renderer.render(item)
+        rendered += [item] if is_readable(item) else renderer.translate(item)
     return rendered
 
 
@@ -53,7 +53,7 @@ class _Renderer:
         self._images = images
         self._searches = 0
 
-    def render(self, item: Item | Unknown) -> Sequence[Item | Unknown]:
+    def translate(self, item: Item | Unknown) -> Sequence[Item | Unknown]:
         if isinstance(item, Unknown):
             return [_tell("user", item.raw.decode(errors="replace"))]
         handler = self._HANDLERS.get(type(item))
@@ -61,16 +61,16 @@ class _Renderer:
 
     def _call(self, kind: str, call_id: str, arguments: Any) -> list[Item | Unknown]:
         text = _dump(arguments)
-        return [FunctionCall(call_id, self._catalog.name_of(Identity(kind)), text, status="completed")]
+        return [FunctionCall(call_id, self._catalog.name_of(ToolKey(kind)), text, status="completed")]
 
     # Calls that a client carries out, and what came of them
 
     def _function_call(self, item: FunctionCall) -> Sequence[Item | Unknown]:
-        name = self._catalog.name_of(Identity("named", item.namespace, item.name))
+        name = self._catalog.name_of(ToolKey("named", item.namespace, item.name))
         return [msgspec.structs.replace(item, name=name, namespace=None)]
 
     def _custom_call(self, item: CustomToolCall) -> Sequence[Item | Unknown]:
-        name = self._catalog.name_of(Identity("named", item.namespace, item.name))
+        name = self._catalog.name_of(ToolKey("named", item.namespace, item.name))
         if self._custom:
             return [msgspec.structs.replace(item, name=name, namespace=None)]
         return [FunctionCall(item.call_id, name, _dump({"input": item.input}), item.id, item.status)]
@@ -118,7 +118,11 @@ class _Renderer:
 
     def _search_output(self, item: hosted.ToolSearchOutput) -> Sequence[Item | Unknown]:
         found = [tool for tool in item.tools if not isinstance(tool, Unknown)]
-        return [FunctionCallOutput(tell_found(found, self._catalog), item.call_id or f"call_search_{self._searches}")]
+        return [
+            FunctionCallOutput(
+                describe_found_tools(found, self._catalog), item.call_id or f"call_search_{self._searches}"
+            )
+        ]
 
     def _nothing(self, item: Item) -> Sequence[Item | Unknown]:
         """Its effect is on the tools and the settings of the turn."""
@@ -190,10 +194,10 @@ _RECEIPTS: dict[type, Callable[[Any], tuple[Any, Any]]] = {
 }
 
 
-def tell_found(tools: Iterable[Any], catalog: Catalog) -> str:
+def describe_found_tools(tools: Iterable[Any], catalog: Catalog) -> str:
     """What a model hears of the tools it searched for; how they are called, it sees among its tools."""
     names = [
-        catalog.name_of(Identity("named", namespace, tool.name))
+        catalog.name_of(ToolKey("named", namespace, tool.name))
         for namespace, tool in _names_of(tools)
         if getattr(tool, "name", None)
     ]

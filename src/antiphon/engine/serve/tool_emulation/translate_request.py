@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.backends.base import Capabilities, Turn
-from antiphon.engine.serve.tool_emulation.catalog import Catalog, Entry, Identity, identify_type
-from antiphon.engine.serve.tool_emulation.json_output import AnswerCheck, find_check
-from antiphon.engine.serve.tool_emulation.translate_history import Items, are_readable, render
+from antiphon.engine.serve.tool_emulation.catalog import Catalog, CatalogEntry, ToolKey, make_type_key
+from antiphon.engine.serve.tool_emulation.json_output import JsonOutputCheck, make_output_check
+from antiphon.engine.serve.tool_emulation.translate_history import Items, are_readable, translate_items
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
@@ -19,7 +19,7 @@ from antiphon.protocol.unions import Tagged, Unknown
 Choice = Literal["none", "auto", "required"] | ToolChoice | Unknown | None
 
 
-class Limits(Struct, frozen=True):
+class CallRules(Struct, frozen=True):
     """Which functions may be called (any, if None), how many calls there may be, and whether there must be one."""
 
     allowed: frozenset[str] | None = None
@@ -27,7 +27,7 @@ class Limits(Struct, frozen=True):
     must_call: bool = False
 
 
-def read_limits(request: CreateRequest, catalog: Catalog) -> Limits:
+def read_call_rules(request: CreateRequest, catalog: Catalog) -> CallRules:
     choice = request.tool_choice
     allowed: frozenset[str] | None = None
     mode: object = choice
@@ -38,11 +38,11 @@ def read_limits(request: CreateRequest, catalog: Catalog) -> Limits:
     elif (chosen := _find_chosen(choice, catalog)) is not None:
         mode, allowed = "required", frozenset({chosen.name})
     if mode == "none":
-        return Limits(allowed, 0)
-    return Limits(allowed, 1 if request.parallel_tool_calls is False else None, mode == "required")
+        return CallRules(allowed, 0)
+    return CallRules(allowed, 1 if request.parallel_tool_calls is False else None, mode == "required")
 
 
-def lower_choice(choice: Choice, catalog: Catalog) -> Choice:
+def translate_tool_choice(choice: Choice, catalog: Catalog) -> Choice:
     """The choice in words that every backend has."""
     if isinstance(choice, AllowedToolsChoice):
         return choice.mode
@@ -54,18 +54,18 @@ def lower_choice(choice: Choice, catalog: Catalog) -> Choice:
     return CustomChoice(entry.name) if native_custom else FunctionChoice(entry.name)
 
 
-def _find_chosen(choice: Choice, catalog: Catalog) -> Entry | None:
+def _find_chosen(choice: Choice, catalog: Catalog) -> CatalogEntry | None:
     """The one tool that must be called."""
     if choice is None or isinstance(choice, str | Unknown | AllowedToolsChoice):
         return None
     if isinstance(choice, FunctionChoice | CustomChoice):
-        return catalog.get(Identity("named", None, choice.name)) or catalog.find(choice.name)
-    return catalog.get(identify_type(choice.type))
+        return catalog.get(ToolKey("named", None, choice.name)) or catalog.find(choice.name)
+    return catalog.get(make_type_key(choice.type))
 
 
 def _load(allowed: frozenset[str], catalog: Catalog) -> None:
     """Where the search may not be called, what may be does not wait to be found."""
-    search = catalog.get(identify_type("tool_search"))
+    search = catalog.get(make_type_key("tool_search"))
     if search is not None and search.name not in allowed:
         for entry in catalog:
             entry.loaded |= entry.name in allowed
@@ -77,9 +77,9 @@ def _name_allowed(allowed: JsonObject, catalog: Catalog) -> list[str]:
     if kind == "namespace":
         return [entry.name for entry in catalog if _is_called(entry.namespace, name)]
     if kind in ("function", "tool", "custom"):
-        entry = catalog.get(Identity("named", namespace, str(name))) or catalog.find(str(name))
+        entry = catalog.get(ToolKey("named", namespace, str(name))) or catalog.find(str(name))
         return [entry.name] if entry is not None else []
-    entry = catalog.get(identify_type(str(kind)))
+    entry = catalog.get(make_type_key(str(kind)))
     return [entry.name] if entry is not None else [str(kind)]
 
 
@@ -87,15 +87,15 @@ def _is_called(namespace: NamespaceTool | None, name: object) -> bool:
     return namespace is not None and namespace.name == name
 
 
-class Lowered(msgspec.Struct, frozen=True):
+class TranslatedTurn(msgspec.Struct, frozen=True):
     """The turn to give to the backend, and what is needed to understand its answer."""
 
     turn: Turn
     catalog: Catalog
-    limits: Limits
-    check: AnswerCheck | None
+    limits: CallRules
+    check: JsonOutputCheck | None
 
-    def go_on(self, said: Items, *, most_tokens: int | None) -> "Lowered":
+    def go_on(self, said: Items, *, most_tokens: int | None) -> "TranslatedTurn":
         """The turn after these items, with the tools that are loaded by now, and so many tokens for the answer."""
         request = copy(self.turn.request)
         request.max_output_tokens = most_tokens
@@ -104,7 +104,7 @@ class Lowered(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, turn=turn)
 
 
-def needs_lowering(turn: Turn, native: Capabilities) -> bool:
+def needs_translation(turn: Turn, native: Capabilities) -> bool:
     """Whether there is anything in the turn that the backend does not take as it is."""
     request = turn.request
     if not native.json_schema and wants_json(request):
@@ -130,15 +130,17 @@ def wants_json(request: CreateRequest) -> bool:
     return request.text is not None and isinstance(request.text.format, JsonSchemaFormat | JsonObjectFormat)
 
 
-def lower(turn: Turn, native: Capabilities) -> Lowered:
+def translate_turn(turn: Turn, native: Capabilities) -> TranslatedTurn:
     """Put the turn in the backend's terms. Raises on a schema that is none, and where a call must be that cannot."""
-    check = None if native.json_schema else find_check(turn.request)
+    check = None if native.json_schema else make_output_check(turn.request)
     request = turn.request if check is None else _tell_format(turn.request, check)
     if native.any_tool:
-        return Lowered(msgspec.structs.replace(turn, request=request), Catalog([], [], native.tools), Limits(), check)
+        return TranslatedTurn(
+            msgspec.structs.replace(turn, request=request), Catalog([], [], native.tools), CallRules(), check
+        )
     catalog = Catalog(request.tools or [], turn.items, native.tools)
-    limits = read_limits(request, catalog)
-    chosen = lower_choice(request.tool_choice, catalog)
+    limits = read_call_rules(request, catalog)
+    chosen = translate_tool_choice(request.tool_choice, catalog)
     # One tool that must be called can be told by its name, so all are shown: a prompt cache stays warm.
     shown = catalog.show(limits.allowed if isinstance(request.tool_choice, AllowedToolsChoice) else None)
     if limits.must_call and not shown:
@@ -146,11 +148,11 @@ def lower(turn: Turn, native: Capabilities) -> Lowered:
         raise InvalidRequest(told, param="tool_choice", code="invalid_value")
     request = copy(request)
     request.tools, request.tool_choice = (shown, chosen) if shown else (None, None)
-    items = render(turn.items, catalog, custom="custom" in native.tools, images=native.images)
-    return Lowered(msgspec.structs.replace(turn, request=request, items=items), catalog, limits, check)
+    items = translate_items(turn.items, catalog, custom="custom" in native.tools, images=native.images)
+    return TranslatedTurn(msgspec.structs.replace(turn, request=request, items=items), catalog, limits, check)
 
 
-def _tell_format(request: CreateRequest, check: AnswerCheck) -> CreateRequest:
+def _tell_format(request: CreateRequest, check: JsonOutputCheck) -> CreateRequest:
     assert request.text is not None
     told = [request.instructions] if request.instructions else []
     return msgspec.structs.replace(

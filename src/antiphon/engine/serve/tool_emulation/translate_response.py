@@ -6,18 +6,18 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from antiphon.engine.serve.tool_emulation.round_end import Budget, Said, conclude, say_commentary
+from antiphon.engine.serve.tool_emulation.follow_up import AnswerRecord, TurnBudget, decide_follow_up, take_commentary
 from antiphon.engine.serve.tool_emulation.translate_calls import (
-    Call,
-    FreeformCall,
-    HeldCall,
+    BufferedCallTranslator,
+    CallTranslator,
+    CustomCallTranslator,
+    DroppedCallTranslator,
+    FunctionCallTranslator,
     Key,
-    MutedCall,
-    PlainCall,
-    SearchCall,
+    SearchCallTranslator,
 )
 from antiphon.engine.serve.tool_emulation.translate_history import Items
-from antiphon.engine.serve.tool_emulation.translate_request import Lowered
+from antiphon.engine.serve.tool_emulation.translate_request import TranslatedTurn
 from antiphon.protocol.tools import CustomTool, GrammarInput, ToolSearchTool
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
@@ -25,17 +25,17 @@ from antiphon.stream.deltas import Delta
 logger = logging.getLogger(__name__)
 
 
-class Round:
+class AnswerTranslator:
     """One answer of the backend. After its end, `following` are the items to ask it again with, if it must be."""
 
-    def __init__(self, lowered: Lowered, budget: Budget) -> None:
+    def __init__(self, lowered: TranslatedTurn, budget: TurnBudget) -> None:
         self.following: Items | None = None
         self._lowered = lowered
         self._budget = budget
         self._number = budget.rounds
         self._before = budget.spent
-        self._said = Said(self._number)
-        self._open: dict[Key, HeldCall] = {}
+        self._said = AnswerRecord(self._number)
+        self._open: dict[Key, BufferedCallTranslator] = {}
         self._unnamed: dict[Key, list[deltas.ToolCall]] = {}
         self._muted: set[Key] = set()
         budget.rounds += 1
@@ -94,24 +94,24 @@ class Round:
             next((each.call_id for each in held if each.call_id), None),
             delta.namespace,
         )
-        told = [*self._settle(), *say_commentary(self._said)]
+        told = [*self._settle(), *take_commentary(self._said)]
         call = self._said.calls[delta.key] = self._make_call(first)
-        if isinstance(call, HeldCall):
+        if isinstance(call, BufferedCallTranslator):
             self._open[delta.key] = call
         return [*told, *call.begin(first)]
 
-    def _make_call(self, first: deltas.ToolCall) -> Call:
+    def _make_call(self, first: deltas.ToolCall) -> CallTranslator:
         entry = self._lowered.catalog.find(first.name)
         if not self._admits(entry.name if entry is not None else first.name):
-            return MutedCall()
+            return DroppedCallTranslator()
         key = self._rename(first.key)
         if entry is None or entry.tool.type == "function":
-            return PlainCall(key, None if entry is None else self._lowered.catalog.address(entry))
+            return FunctionCallTranslator(key, None if entry is None else self._lowered.catalog.address(entry))
         if isinstance(entry.tool, ToolSearchTool) and entry.tool.execution != "client":
-            return SearchCall(key, entry)
+            return SearchCallTranslator(key, entry)
         if isinstance(entry.tool, CustomTool) and not isinstance(entry.tool.format, GrammarInput):
-            return FreeformCall(key, entry)
-        return HeldCall(key, entry)
+            return CustomCallTranslator(key, entry)
+        return BufferedCallTranslator(key, entry)
 
     def _admits(self, name: str) -> bool:
         limits = self._lowered.limits
@@ -136,7 +136,7 @@ class Round:
         changes: dict[str, Any] = {"key": self._rename(delta.key)}
         if entry is not None:
             changes |= {"name": entry.identity.name, "namespace": entry.identity.namespace}
-        return [*self._settle(), *say_commentary(self._said), msgspec.structs.replace(delta, **changes)]
+        return [*self._settle(), *take_commentary(self._said), msgspec.structs.replace(delta, **changes)]
 
     def _rename(self, key: Key) -> Key:
         """Each round counts its calls anew."""
@@ -155,7 +155,7 @@ class Round:
         if cut and any(call.fault is not None for call in self._said.calls.values()):
             logger.warning("a tool call was cut off and left out")
         told += [each for held in self._unnamed.values() for each in held]
-        ending = conclude(self._said, delta, self._lowered, self._budget)
+        ending = decide_follow_up(self._said, delta, self._lowered, self._budget)
         self.following = ending.following
         return [*told, *ending.told]
 

@@ -5,10 +5,15 @@ from typing import Any
 
 import msgspec
 
-from antiphon.engine.serve.tool_emulation.tool_search import regroup, search
-from antiphon.engine.serve.tool_emulation.translate_calls import Call, Key, MutedCall, SearchCall
-from antiphon.engine.serve.tool_emulation.translate_history import Items, tell_found
-from antiphon.engine.serve.tool_emulation.translate_request import Lowered
+from antiphon.engine.serve.tool_emulation.tool_search import group_by_namespace, search_tools
+from antiphon.engine.serve.tool_emulation.translate_calls import (
+    CallTranslator,
+    DroppedCallTranslator,
+    Key,
+    SearchCallTranslator,
+)
+from antiphon.engine.serve.tool_emulation.translate_history import Items, describe_found_tools
+from antiphon.engine.serve.tool_emulation.translate_request import TranslatedTurn
 from antiphon.protocol.content import InputText
 from antiphon.protocol.hosted import ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Message
@@ -20,7 +25,7 @@ from antiphon.stream.deltas import Delta
 MOST_SEARCHES = 8
 
 
-class Budget:
+class TurnBudget:
     """What is left. `searches` below zero: the model has gone on searching after the last one."""
 
     def __init__(self, *, most_searches: int | None = None, most_tokens: int | None = None) -> None:
@@ -49,13 +54,13 @@ class Budget:
         return max(1, self._most_tokens - self.spent.output_tokens)
 
 
-class Said:
+class AnswerRecord:
     """What a backend has said in one round: as it came, its calls, and the answer that is held back to be checked."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.heard: list[Delta] = []
-        self.calls: dict[Key, Call] = {}
+        self.calls: dict[Key, CallTranslator] = {}
         self.answer: list[str] = []
         self.notes: list[Delta] = []
         self.refused = False
@@ -72,66 +77,70 @@ class Said:
         return composer.response.output
 
 
-class Ending(msgspec.Struct, frozen=True):
+class FollowUp(msgspec.Struct, frozen=True):
     """What the client is told, and the items with which the backend is asked again, if it is."""
 
     told: Sequence[Delta]
     following: Items | None = None
 
 
-def conclude(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget) -> Ending:
+def decide_follow_up(
+    said: AnswerRecord, finish: deltas.Finish, lowered: TranslatedTurn, budget: TurnBudget
+) -> FollowUp:
     if finish.reason != "stop":
-        return Ending([*_say_answer(said), finish])
+        return FollowUp([*_say_answer(said), finish])
     faults = [call.fault for call in said.calls.values() if call.fault is not None]
     if faults:
         return _reject_calls(said, faults, budget)
-    if any(isinstance(call, SearchCall) for call in said.calls.values()):
+    if any(isinstance(call, SearchCallTranslator) for call in said.calls.values()):
         return _search(said, finish, lowered, budget)
     if _is_forbidden(said) or (lowered.limits.must_call and not _has_called(said, budget)):
         return _reject_choice(said, lowered, budget)
     return _check_answer(said, finish, lowered, budget)
 
 
-def _is_forbidden(said: Said) -> bool:
+def _is_forbidden(said: AnswerRecord) -> bool:
     """Whether nothing was said but calls that may not be."""
     spoken = said.refused or said.has_custom or any(isinstance(each, deltas.Text) for each in said.heard)
-    return bool(said.calls) and not spoken and all(isinstance(call, MutedCall) for call in said.calls.values())
+    return (
+        bool(said.calls) and not spoken and all(isinstance(call, DroppedCallTranslator) for call in said.calls.values())
+    )
 
 
-def _has_called(said: Said, budget: Budget) -> bool:
+def _has_called(said: AnswerRecord, budget: TurnBudget) -> bool:
     """Whether a tool was called, here or by the backend itself: or the model has refused to say anything at all."""
     ran = any(isinstance(each, deltas.WholeItem | deltas.OpenItem) for each in said.heard)
     return budget.has_called or ran or said.refused
 
 
-def _check_answer(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget) -> Ending:
-    has_calls = said.has_custom or any(not isinstance(call, MutedCall) for call in said.calls.values())
+def _check_answer(said: AnswerRecord, finish: deltas.Finish, lowered: TranslatedTurn, budget: TurnBudget) -> FollowUp:
+    has_calls = said.has_custom or any(not isinstance(call, DroppedCallTranslator) for call in said.calls.values())
     if lowered.check is None or said.refused or (has_calls and not said.answer):
-        return Ending([*_say_answer(said), finish])
+        return FollowUp([*_say_answer(said), finish])
     text, faults = lowered.check.read("".join(said.answer))
     if not faults:
         said.answer = [text]
-        return Ending([*_say_answer(said), finish])
+        return FollowUp([*_say_answer(said), finish])
     fault = "; ".join(faults)
     if not budget.retries:
         message = f"The model's answer is not what was asked for: {fault}"
-        return Ending([deltas.Failure(message, "invalid_output", "model_error")])
+        return FollowUp([deltas.Failure(message, "invalid_output", "model_error")])
     budget.retries -= 1
-    return Ending([], ask_anew(said, fault))
+    return FollowUp([], request_correction(said, fault))
 
 
-def ask_anew(said: Said, fault: str) -> Items:
+def request_correction(said: AnswerRecord, fault: str) -> Items:
     """What the model said for an answer, and what is wrong with that."""
     wish = InputText(f"This answer is not what was asked for: {fault}. Answer again, with nothing but the JSON.")
     return [*said.list_items(), Message("user", [wish], status="completed")]
 
 
-def _say_answer(said: Said) -> list[Delta]:
+def _say_answer(said: AnswerRecord) -> list[Delta]:
     text = "".join(said.answer)
     return [deltas.Text(text), *said.notes] if text else []
 
 
-def say_commentary(said: Said) -> list[Delta]:
+def take_commentary(said: AnswerRecord) -> list[Delta]:
     """Words before a call are no answer, so they need not be what an answer must be."""
     text, said.answer = "".join(said.answer), []
     if not text.strip():
@@ -139,14 +148,14 @@ def say_commentary(said: Said) -> list[Delta]:
     return [deltas.Phase("commentary"), deltas.Text(text), deltas.CloseItem()]
 
 
-def _reject_calls(said: Said, faults: Sequence[str], budget: Budget) -> Ending:
-    told = say_commentary(said)
+def _reject_calls(said: AnswerRecord, faults: Sequence[str], budget: TurnBudget) -> FollowUp:
+    told = take_commentary(said)
     if not budget.retries:
         message = f"The model called a tool with what it does not take: {'; '.join(faults)}"
-        return Ending([*told, deltas.Failure(message, "invalid_tool_input", "model_error")])
+        return FollowUp([*told, deltas.Failure(message, "invalid_tool_input", "model_error")])
     budget.retries -= 1
     budget.calls -= len(faults)
-    return Ending(told, _reply(said, lambda call: call.reply if call.fault is None else _ask_again(call.fault)))
+    return FollowUp(told, _reply(said, lambda call: call.reply if call.fault is None else _ask_again(call.fault)))
 
 
 _NOT_ALLOWED = deltas.Failure(
@@ -157,17 +166,17 @@ _NOT_CALLED = deltas.Failure(
 )
 
 
-def _reject_choice(said: Said, lowered: Lowered, budget: Budget) -> Ending:
+def _reject_choice(said: AnswerRecord, lowered: TranslatedTurn, budget: TurnBudget) -> FollowUp:
     """Ask for a call that may be made. Words that came instead stay: they may well come before it."""
-    told = [*say_commentary(said), deltas.CloseItem()]
+    told = [*take_commentary(said), deltas.CloseItem()]
     if not budget.retries:
-        return Ending([*told, _NOT_ALLOWED if _is_forbidden(said) else _NOT_CALLED])
+        return FollowUp([*told, _NOT_ALLOWED if _is_forbidden(said) else _NOT_CALLED])
     budget.retries -= 1
     following = _reply(said, lambda call: call.reply)
     if lowered.limits.must_call:
         wanted = " or ".join(sorted(lowered.limits.allowed or ())) or "one of the tools"
         following.append(Message("user", [InputText(f"A call was asked for. Call {wanted} now.")], status="completed"))
-    return Ending(told, following)
+    return FollowUp(told, following)
 
 
 def _ask_again(fault: str) -> str:
@@ -176,37 +185,39 @@ def _ask_again(fault: str) -> str:
     )
 
 
-def _search(said: Said, finish: deltas.Finish, lowered: Lowered, budget: Budget) -> Ending:
+def _search(said: AnswerRecord, finish: deltas.Finish, lowered: TranslatedTurn, budget: TurnBudget) -> FollowUp:
     """Carry out the searches and ask the model again: unless the client has a call to answer first."""
-    told = say_commentary(said)
+    told = take_commentary(said)
     for call in said.calls.values():
-        if isinstance(call, SearchCall):
+        if isinstance(call, SearchCallTranslator):
             told += _find(call, lowered, budget)
-    others = said.has_custom or any(not isinstance(call, SearchCall | MutedCall) for call in said.calls.values())
+    others = said.has_custom or any(
+        not isinstance(call, SearchCallTranslator | DroppedCallTranslator) for call in said.calls.values()
+    )
     # A model that goes on searching when it may not any more is not asked for ever.
     if others or budget.searches < -1:
-        return Ending([*told, finish])
-    return Ending(told, _reply(said, lambda call: call.reply))
+        return FollowUp([*told, finish])
+    return FollowUp(told, _reply(said, lambda call: call.reply))
 
 
-def _find(call: SearchCall, lowered: Lowered, budget: Budget) -> list[Delta]:
+def _find(call: SearchCallTranslator, lowered: TranslatedTurn, budget: TurnBudget) -> list[Delta]:
     budget.calls -= 1  # it is not the client's to answer
     budget.searches -= 1
     if budget.searches < 0:
         call.reply = "No more searches can be made."
         return []
-    found = search(call.arguments, lowered.catalog.hidden())
+    found = search_tools(call.arguments, lowered.catalog.hidden())
     for entry in found:
         entry.loaded = True
-    tools: list[Any] = regroup(found)
-    call.reply = tell_found(tools, lowered.catalog)
+    tools: list[Any] = group_by_namespace(found)
+    call.reply = describe_found_tools(tools, lowered.catalog)
     return [
         deltas.WholeItem(ToolSearchCall(call.arguments, execution="server", status="completed")),
         deltas.WholeItem(ToolSearchOutput(tools, execution="server", status="completed")),
     ]
 
 
-def _reply(said: Said, tell: Callable[[Call], str]) -> Items:
+def _reply(said: AnswerRecord, tell: Callable[[CallTranslator], str]) -> Items:
     """What the model said, and what its calls came to."""
     calls = iter(said.calls.values())
     spoken = said.list_items()

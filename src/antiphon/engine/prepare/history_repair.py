@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from antiphon.engine.prepare.history import CALLS, OUTPUTS, read_words
+from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, get_comparable_text
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputText, OutputText, Text
 from antiphon.protocol.items import (
@@ -31,12 +31,12 @@ _TEXTS = (InputText, OutputText, Text)
 _Seen: TypeAlias = dict[str, tuple[Item | Unknown, set[Hashable]]]
 
 
-class Repaired(msgspec.Struct, frozen=True):
+class RepairedHistory(msgspec.Struct, frozen=True):
     items: list[Item | Unknown]
     repairs: list[str]
 
 
-def repair(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = ()) -> Repaired:
+def repair_history(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = ()) -> RepairedHistory:
     """The history a model can read.
 
     Calls at the very end are left open, and so are those named in `answered_next`: their outputs are about to come.
@@ -45,7 +45,7 @@ def repair(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = 
     kept = _pair(items, answered_next, repairs)
     kept = _answer_lone_calls(kept, answered_next, repairs)
     kept, dropped = _drop_reasoning(kept)
-    return Repaired(kept, [*repairs, *dropped])
+    return RepairedHistory(kept, [*repairs, *dropped])
 
 
 def _pair(items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]) -> list[Item | Unknown]:
@@ -69,7 +69,7 @@ def _pair(items: Sequence[Item | Unknown], answered_next: Collection[str], repai
 
 def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, is_answered: bool) -> str | None:
     """Why an item is left out; one that is kept is noted in `seen` or among the calls that are `waiting`."""
-    if isinstance(item, CALLS):
+    if isinstance(item, CALL_TYPES):
         # Where there is a whole one under its id, that is the one which is answered.
         if _is_cut(item) and (not is_answered or item.call_id in waiting):
             return _tell_cut(item)
@@ -78,7 +78,7 @@ def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, 
                 return f"a second {item.type} {item.call_id} was left out"
             waiting[item.call_id] = item
             return None
-    elif isinstance(item, OUTPUTS) and item.call_id is not None:
+    elif isinstance(item, OUTPUT_TYPES) and item.call_id is not None:
         is_lone = waiting.pop(item.call_id, None) is None
         return f"an output without its call {item.call_id} was left out" if is_lone else None
     return _find_repetition(item, seen)
@@ -102,7 +102,7 @@ def _find_repetition(item: Item | Unknown, seen: _Seen) -> str | None:
 
 def _read_whole(item: Item | Unknown) -> Hashable:
     """All that would be lost with an item."""
-    return read_words(item) if isinstance(item, Message) and _is_text(item) else codec.encode(item)
+    return get_comparable_text(item) if isinstance(item, Message) and _is_text(item) else codec.encode(item)
 
 
 def _is_text(item: Message) -> bool:
@@ -129,7 +129,7 @@ def _answer_lone_calls(
         elif isinstance(item, CustomToolCall):
             repairs.append(f"the call {item.call_id} had no output and got a note instead")
             kept += [item, CustomToolCallOutput(item.call_id, LOST_OUTPUT, status="completed")]
-        elif isinstance(item, CALLS):
+        elif isinstance(item, CALL_TYPES):
             repairs.append(f"the call {item.call_id} had no output and was left out")
     return kept
 
@@ -147,17 +147,17 @@ def _trace_calls(items: Sequence[Item | Unknown]) -> _Trace:
     answered: set[int] = set()
     replaced: set[int] = set()
     for index, item in enumerate(items):
-        if isinstance(item, CALLS):
+        if isinstance(item, CALL_TYPES):
             if item.call_id is not None:
                 if item.call_id in waiting:
                     replaced.add(waiting[item.call_id])
                 waiting[item.call_id] = index
-        elif isinstance(item, OUTPUTS) and item.call_id in waiting:
+        elif isinstance(item, OUTPUT_TYPES) and item.call_id in waiting:
             answered.add(waiting.pop(item.call_id))
     return _Trace(answered, replaced, {index: call_id for call_id, index in waiting.items()})
 
 
-def find_lone_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
+def find_unanswered_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
     """Where the calls stand whose outputs may still come, and their ids."""
     return _trace_calls(items).lone
 
@@ -170,12 +170,12 @@ def _find_maker(item: Item | Unknown) -> str | None:
 def _find_open_end(items: Sequence[Item | Unknown]) -> int:
     """Where the last turn's calls begin: after them there is nothing but calls and outputs."""
     end = len(items)
-    while end > 0 and isinstance(items[end - 1], CALLS + OUTPUTS):
+    while end > 0 and isinstance(items[end - 1], CALL_TYPES + OUTPUT_TYPES):
         end -= 1
     return end
 
 
-def drop_unfinished(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+def drop_unfinished_items(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
     """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere; and so it
     did before a call that was cut off, which goes with it, unless it was answered nevertheless.
 
@@ -191,11 +191,11 @@ def drop_unfinished(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], 
 
 def _is_cut(item: Item | Unknown) -> bool:
     # In this order: every item is asked, and for its kind it takes much longer.
-    return getattr(item, "status", None) == "incomplete" and isinstance(item, CALLS)
+    return getattr(item, "status", None) == "incomplete" and isinstance(item, CALL_TYPES)
 
 
 def _tell_cut(call: Item | Unknown) -> str:
-    assert isinstance(call, CALLS)
+    assert isinstance(call, CALL_TYPES)
     return f"the call {call.call_id} was cut off and left out"
 
 
@@ -214,4 +214,4 @@ def _drop_reasoning(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], 
 
 
 def _follows_reasoning(item: Item | Unknown) -> bool:
-    return not isinstance(item, OUTPUTS) and not (isinstance(item, Message) and item.role != "assistant")
+    return not isinstance(item, OUTPUT_TYPES) and not (isinstance(item, Message) and item.role != "assistant")

@@ -1,0 +1,221 @@
+"""References in a request's input: load the stored items they name, and drop items that the history already has."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, get_comparable_text
+from antiphon.engine.prepare.history_repair import find_unanswered_calls
+from antiphon.errors import InvalidRequest, NotFound
+from antiphon.protocol.codec import encode
+from antiphon.protocol.items import Item, ItemReference, Message, Reasoning
+from antiphon.protocol.unions import Unknown
+from antiphon.store.base import Store
+from antiphon.store.ownership import find_owner
+
+# Item types that may be abbreviated references to stored items.
+_ABBREVIATED_TYPES = frozenset({ItemReference, Reasoning})
+
+
+class ResolvedInput(NamedTuple):
+    """The new items of a request, their indexes in the input, and warnings about the items that were dropped."""
+
+    items: list[Item | Unknown]
+    indexes: Sequence[int]
+    warnings: list[str]
+
+
+async def resolve_references(
+    items: list[Item | Unknown],
+    *,
+    sent: Sequence[Item | Unknown],
+    history: list[Item | Unknown],
+    project: str,
+    store: Store,
+) -> ResolvedInput:
+    """Replace references by the stored items, and drop items that the history already has.
+
+    Some clients send the whole history along with the id of the response that ends it. `sent` are the items before
+    normalization gave ids to them. Raises InvalidRequest on an item that has the id of another item in the history.
+    """
+    abbreviated = [item for item in items if type(item) in _ABBREVIATED_TYPES]
+    wanted = [
+        item.id
+        for item in abbreviated
+        if item.id is not None and (isinstance(item, ItemReference) or _is_bare_reasoning(item))
+    ]
+    if not history and not wanted:
+        return ResolvedInput(items, range(len(items)), [])
+    outputs = await _load_output_items(wanted, project, store)
+    detector = _RepeatDetector(history, sent_ids={item.id for item in items})
+    resolved: dict[int, Item | Unknown] = {}
+    warnings: list[str] = []
+    start = 0  # the index after the last repeated item
+    for index, item in enumerate(items):
+        key = _get_item_key(item)
+        if key is not None and detector.has(key):
+            detector.check_repeat(item, key, index)
+            messages = _pick_messages_without_id(resolved, sent, range(start, index))
+            for repeated in detector.find_repeated_messages(key, messages):
+                del resolved[repeated]
+                warnings.append(f"input[{repeated}]: this message is part of the history already")
+            warnings.append(f"input[{index}]: {key} is part of the history already")
+            start = index + 1
+        elif isinstance(item, ItemReference):
+            found = outputs.get(item.id)
+            param = f"input[{index}]"
+            resolved[index] = found or await load_referenced_item(item.id, project=project, store=store, param=param)
+        elif _is_bare_reasoning(item):
+            found = outputs.get(item.id or "")
+            resolved[index] = found if isinstance(found, Reasoning) else item
+        else:
+            resolved[index] = item
+            if isinstance(item, CALL_TYPES) and item.call_id is not None:
+                # A new call reuses the id of an answered call, so its output is new, too.
+                detector.forget_output(item.call_id)
+    return ResolvedInput(list(resolved.values()), list(resolved), warnings)
+
+
+async def load_referenced_item(item_id: str, *, project: str, store: Store, param: str) -> Item | Unknown:
+    """Return the stored item a reference names, of a response or a conversation. `param` is the reference's path."""
+    owner = find_owner(item_id)
+    stored = await store.load(project, owner) if owner is not None else None
+    if stored is not None:
+        for item in (*stored.input, *stored.response.output):
+            if item.id == item_id:
+                return item
+    found = await store.find_item(project, item_id)
+    if found is None:
+        raise NotFound(
+            f"Item with id '{item_id}' not found. Items are saved only if their response is stored.",
+            param=param,
+        )
+    return found
+
+
+def check_unique_ids(items: list[Item | Unknown]) -> None:
+    """Raise InvalidRequest if two items have one id: a stored item is referenced by its id."""
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        if item.id is not None and item.id in seen:
+            raise InvalidRequest(
+                f"There is more than one item with id '{item.id}'.", param=f"input[{index}].id", code="invalid_value"
+            )
+        if item.id is not None:
+            seen.add(item.id)
+
+
+def _pick_messages_without_id(
+    resolved: Mapping[int, Item | Unknown], sent: Sequence[Item | Unknown], indexes: Iterable[int]
+) -> dict[int, Message]:
+    """Return the new messages that the client sent without an id, by index."""
+    found = ((index, resolved[index]) for index in indexes if not sent[index].id)
+    return {index: item for index, item in found if isinstance(item, Message)}
+
+
+async def _load_output_items(item_ids: Sequence[str], project: str, store: Store) -> dict[str, Item | Unknown]:
+    """Load those of the items that are output of stored responses, in one query."""
+    owners = dict.fromkeys(owner for item_id in item_ids if (owner := find_owner(item_id)) is not None)
+    outputs = await store.load_outputs(project, list(owners)) if owners else []
+    return {item.id: item for item in outputs if item.id is not None}
+
+
+def _is_bare_reasoning(item: Item | Unknown) -> bool:
+    """Return True for reasoning with neither content nor encrypted content: the client expects us to have stored it."""
+    return isinstance(item, Reasoning) and bool(item.id) and not item.content and not item.encrypted_content
+
+
+class _RepeatDetector:
+    """Finds input items that the history already has.
+
+    `sent_ids` are the ids in the input. Texts are read only when two items have to be compared.
+    """
+
+    def __init__(self, history: Sequence[Item | Unknown], *, sent_ids: set[str | None]) -> None:
+        self._history = history
+        self._positions: dict[str | None, list[int]] = {}
+        for position, item in enumerate(history):
+            self._positions.setdefault(_get_item_key(item), []).append(position)
+        self._texts: dict[str, set[tuple[str, ...]]] = {}
+        self._next_position = 0  # after the last item of the history that was repeated in order
+        self._unanswered = {history[index].id: call_id for index, call_id in find_unanswered_calls(history).items()}
+        # If the input repeats such a call, outputs before it belong to earlier calls with the same call id.
+        for item_id in self._unanswered.keys() - sent_ids:
+            self.forget_output(self._unanswered[item_id])
+
+    def has(self, key: str) -> bool:
+        return key in self._positions
+
+    def forget_output(self, call_id: str) -> None:
+        """Treat outputs of this call as new from now on."""
+        self._positions.pop(_make_output_key(call_id), None)
+
+    def check_repeat(self, item: Item | Unknown, key: str, index: int) -> None:
+        """Raise InvalidRequest if no item of the history with this key has the same text."""
+        if not isinstance(item, ItemReference):
+            if key not in self._texts:
+                positions = self._positions[key]
+                self._texts[key] = {get_comparable_text(self._history[position]) for position in positions}
+            # Only the text is compared, because clients omit many other fields.
+            if get_comparable_text(item) not in self._texts[key]:
+                raise _make_conflict_error(item, index)
+        if item.id in self._unanswered:
+            self.forget_output(self._unanswered[item.id])
+
+    def find_repeated_messages(self, key: str, messages: Mapping[int, Message]) -> list[int]:
+        """Return the indexes of the messages that the history has before the item with this key.
+
+        `messages` were sent just before that item. A message counts as repeated only if it comes in the same order as
+        in the history: between two repeated items, or before the first.
+        """
+        positions = self._positions.get(key, ())
+        nearest = bisect_left(positions, self._next_position)
+        if nearest == len(positions):  # out of order: it says nothing about the messages before it
+            return []
+        begin, end = self._next_position, positions[nearest]
+        self._next_position = end + 1
+        if not messages:
+            return []
+        known: dict[tuple[object, ...], list[int]] = {}
+        for position in range(begin, end):
+            item = self._history[position]
+            if isinstance(item, Message):
+                known.setdefault(_make_content_key(item), []).append(position)
+        found: list[int] = []
+        for index, message in messages.items():
+            equal = known.get(_make_content_key(message), ())
+            nearest = bisect_left(equal, begin)
+            if nearest < len(equal):
+                found.append(index)
+                begin = equal[nearest] + 1
+        return found
+
+
+def _make_conflict_error(item: Item | Unknown, index: int) -> InvalidRequest:
+    if isinstance(item, OUTPUT_TYPES):
+        return InvalidRequest(
+            f"The history has another output for call_id {item.call_id}.", param=f"input[{index}]", code="invalid_value"
+        )
+    return InvalidRequest(
+        f"The history has another item with id '{item.id}'. Send this item with a different id, or without one.",
+        param=f"input[{index}].id",
+        code="invalid_value",
+    )
+
+
+def _make_content_key(message: Message) -> tuple[object, ...]:
+    """Return the message's role and content, regardless of the part type its text is in."""
+    if isinstance(message.content, str):
+        return message.role, message.content
+    return message.role, *(getattr(part, "text", None) or encode(part) for part in message.content)
+
+
+def _get_item_key(item: Item | Unknown) -> str | None:
+    """Return the key that identifies an item: its id, or for an output its call, as clients give outputs no ids."""
+    if isinstance(item, OUTPUT_TYPES) and item.call_id is not None:
+        return _make_output_key(item.call_id)
+    return item.id
+
+
+def _make_output_key(call_id: str) -> str:
+    return f"the output of {call_id}"
