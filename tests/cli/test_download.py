@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.download import download
-from antiphon.cli.packages import Archive
+from antiphon.cli.packages import Wheel
 from antiphon.errors import AntiphonError
 
 BODY = random.Random(1).randbytes(300_000)
@@ -16,7 +16,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 @pytest.fixture
 def archive(file_server):
     file_server.files["/a.whl"] = BODY
-    return Archive(url=f"{file_server.url}/a.whl", sha256=SHA256)
+    return Wheel(url=f"{file_server.url}/a.whl", sha256=SHA256)
 
 
 @pytest.fixture
@@ -106,25 +106,25 @@ def test_a_server_that_is_not_there_is_named_as_the_reason(target):
         unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/a.whl"
         with pytest.raises(AntiphonError, match=r"stopped after 0 bytes: .*[Rr]efused"):
-            download(Archive(url=url), target, report=ignore)
+            download(Wheel(url=url), target, report=ignore)
 
 
 def test_a_missing_file_is_reported_with_the_servers_answer(target, file_server):
     with pytest.raises(AntiphonError, match=r"127\.0\.0\.1 does not hand out b\.whl: it answers 404 Not Found\."):
-        download(Archive(url=f"{file_server.url}/b.whl"), target, report=ignore)
+        download(Wheel(url=f"{file_server.url}/b.whl"), target, report=ignore)
 
 
 def test_a_file_url_is_copied(tmp_path, target):
     source = tmp_path / "source.whl"
     source.write_bytes(BODY)
-    download(Archive(url=source.as_uri(), sha256=SHA256), target, report=ignore)
+    download(Wheel(url=source.as_uri(), sha256=SHA256), target, report=ignore)
     assert target.read_bytes() == BODY
 
 
 def test_credentials_in_the_address_are_sent_to_its_host_alone(archive, target, file_server):
     file_server.redirects["/mirror.whl"] = archive.url
     address = file_server.url.replace("//", "//me:p%40ss@") + "/mirror.whl"
-    download(Archive(url=address, sha256=SHA256), target, report=ignore)
+    download(Wheel(url=address, sha256=SHA256), target, report=ignore)
     assert target.read_bytes() == BODY
     assert file_server.asked == [("/mirror.whl", None, "Basic bWU6cEBzcw=="), ("/a.whl", None, None)]
 

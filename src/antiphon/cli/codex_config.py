@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.cli.remote import ServedModel
+from antiphon.cli.server_client import ServedModel
 from antiphon.cli.toml_document import Value, set_values
 
 PROVIDER = "antiphon"

@@ -14,14 +14,14 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import HTTPSHandler, Request, build_opener
 
-from antiphon.cli.packages import Archive
+from antiphon.cli.packages import Wheel
 from antiphon.errors import AntiphonError
 
 BAR_CELLS = 24
 REDRAW_SECONDS = 0.1
 
 
-class Progress:
+class ProgressBar:
     """`update` is told the bytes that are done, and shows it as often as it helps."""
 
     def __init__(self, label: str, total: int, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +97,7 @@ class _Broken(Exception):
     """The connection failed or ended early."""
 
 
-def download(archive: Archive, target: Path, *, report: Report) -> None:
+def download(archive: Wheel, target: Path, *, report: Report) -> None:
     """Bring the whole archive to `target`. What an earlier attempt left there is continued."""
     for _ in range(2):
         _complete(archive, target, report)
@@ -113,7 +113,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _complete(archive: Archive, target: Path, report: Report) -> None:
+def _complete(archive: Wheel, target: Path, report: Report) -> None:
     while True:
         before = _size(target)
         try:
@@ -129,7 +129,7 @@ def _complete(archive: Archive, target: Path, report: Report) -> None:
             return
 
 
-def _attempt(archive: Archive, target: Path, report: Report) -> None:
+def _attempt(archive: Wheel, target: Path, report: Report) -> None:
     have = _size(target)
     try:
         with _open(archive, have) as reply:
@@ -153,7 +153,7 @@ def _attempt(archive: Archive, target: Path, report: Report) -> None:
         raise _Broken(str(error) or type(error).__name__) from None
 
 
-def _open(archive: Archive, have: int) -> Any:
+def _open(archive: Wheel, have: int) -> Any:
     parts = urlsplit(archive.url)
     request = Request(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
     if have:
@@ -190,5 +190,5 @@ def _size(target: Path) -> int:
     return target.stat().st_size if target.exists() else 0
 
 
-def _name(archive: Archive) -> str:
+def _name(archive: Wheel) -> str:
     return urlsplit(archive.url).path.rpartition("/")[2]

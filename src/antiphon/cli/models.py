@@ -9,7 +9,7 @@ from pathlib import Path
 from antiphon.backends.base import Backend, Model
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.backends.registry import create
-from antiphon.cli.remote import Remote
+from antiphon.cli.server_client import ServerClient
 from antiphon.cli.settings import choose_upstream, load_settings, read_secret
 from antiphon.config import BackendSettings, Settings
 from antiphon.errors import ConfigError
@@ -21,7 +21,7 @@ Rows = list[tuple[str, str]]
 def run(arguments: Namespace) -> int:
     if arguments.url:
         key = read_secret(arguments.key_env, option="--key-env") if arguments.key_env else None
-        _print([(model, arguments.url) for model in Remote(arguments.url, key=key).models()])
+        _print([(model, arguments.url) for model in ServerClient(arguments.url, key=key).models()])
         return 0
     settings = load_settings(arguments, backends=choose_upstream(arguments))
     rows: Rows = []

@@ -13,7 +13,7 @@ import msgspec
 from antiphon.errors import AntiphonError
 
 
-class Archive(msgspec.Struct, frozen=True, kw_only=True):
+class Wheel(msgspec.Struct, frozen=True, kw_only=True):
     """A package's wheel: where it is, and what its bytes must hash to, if the index says."""
 
     url: str
@@ -21,7 +21,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     cert: str | None = None
 
 
-def locate_archives(requirements: Sequence[str]) -> dict[str, Archive]:
+def locate_wheels(requirements: Sequence[str]) -> dict[str, Wheel]:
     """The wheel of each `NAME==VERSION`."""
     if importlib.util.find_spec("pip") is None:
         raise AntiphonError(
@@ -39,14 +39,14 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", *command], capture_output=True, text=True, check=False)
 
 
-def _ask_index(requirements: Sequence[str]) -> dict[str, Archive]:
+def _ask_index(requirements: Sequence[str]) -> dict[str, Wheel]:
     answer = _run([str(Path(__file__).with_name("index_query.py")), *requirements])
     if answer.returncode != 0:
         return {}
-    return {found.pop("requirement"): Archive(**found) for found in json.loads(answer.stdout)}
+    return {found.pop("requirement"): Wheel(**found) for found in json.loads(answer.stdout)}
 
 
-def _read_report(requirements: Sequence[str]) -> dict[str, Archive]:
+def _read_report(requirements: Sequence[str]) -> dict[str, Wheel]:
     """What `pip install` would fetch, from the report that pip documents."""
     options = ["--dry-run", "--no-deps", "--ignore-installed", "--only-binary=:all:", "--no-input", "--quiet"]
     answer = _run(["-m", "pip", "install", *options, "--report=-", *requirements])
@@ -59,8 +59,8 @@ def _read_report(requirements: Sequence[str]) -> dict[str, Archive]:
     }
 
 
-def _read_place(place: dict[str, Any]) -> Archive:
-    return Archive(url=place["url"], sha256=place.get("archive_info", {}).get("hashes", {}).get("sha256"))
+def _read_place(place: dict[str, Any]) -> Wheel:
+    return Wheel(url=place["url"], sha256=place.get("archive_info", {}).get("hashes", {}).get("sha256"))
 
 
 def _reason(stderr: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.cli.remote import Remote
+from antiphon.cli.server_client import ServerClient
 from antiphon.cli.settings import load_settings, read_secret, server_url
 from antiphon.errors import AntiphonError
 from antiphon.protocol.prompt import PromptDefinition
@@ -30,14 +30,14 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _reach(arguments: Namespace) -> Remote:
+def _reach(arguments: Namespace) -> ServerClient:
     """The server that was named, or the one that these settings would start."""
     key = read_secret(arguments.key_env, option="--key-env") if arguments.key_env else None
     if arguments.url:
-        return Remote(arguments.url, key=key)
+        return ServerClient(arguments.url, key=key)
     settings = load_settings(arguments)
     own = settings.api_keys[0].key if settings.api_keys else None
-    return Remote(server_url(settings), key=key or own)
+    return ServerClient(server_url(settings), key=key or own)
 
 
 def _read_template(path: Path) -> dict[str, Any]:

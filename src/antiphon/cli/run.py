@@ -19,10 +19,10 @@ from antiphon.agent.outcome import Outcome, RunEnded
 from antiphon.agent.transports.base import Transport
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.agent.transports.http import HttpTransport
-from antiphon.cli.assignment import LEDGER_FILE, Assignment, keep_assignment, make_assignment, recall_assignment
 from antiphon.cli.main import INTERRUPTED
-from antiphon.cli.remote import Remote
-from antiphon.cli.report import JsonReport, Report, ScreenReport, advise, describe_call
+from antiphon.cli.run_options import LEDGER_FILE, RunOptions, load_run_options, parse_run_options, save_run_options
+from antiphon.cli.run_report import JsonReport, Report, TerminalReport, advise, describe_call
+from antiphon.cli.server_client import ServerClient
 from antiphon.cli.settings import load_settings, read_secret
 from antiphon.config import DEFAULT_PROJECT, Settings
 from antiphon.engine.assembly import build_engine
@@ -42,9 +42,9 @@ def run(arguments: Namespace) -> int:
     logging.getLogger("antiphon").addHandler(logging.NullHandler())
     settings = load_settings(arguments, store="memory:")
     if arguments.resume is not None:
-        assignment = recall_assignment(settings, arguments.resume, arguments)
+        assignment = load_run_options(settings, arguments.resume, arguments)
     else:
-        assignment = make_assignment(arguments)
+        assignment = parse_run_options(arguments)
     outcome = asyncio.run(_Session(arguments, settings, assignment).work())
     config = None if arguments.config is None else str(arguments.config)
     for line in advise(outcome, config=config):
@@ -61,13 +61,13 @@ def run(arguments: Namespace) -> int:
 class _Session:
     """One run, from its beginning or from where it was left, until it ends or has to wait."""
 
-    def __init__(self, arguments: Namespace, settings: Settings, assignment: Assignment) -> None:
+    def __init__(self, arguments: Namespace, settings: Settings, assignment: RunOptions) -> None:
         self._settings = settings
         self._assignment = assignment
         self._resumed: str | None = arguments.resume
         self._run_id = self._resumed or f"run_{int(time.time() * 1000):x}{secrets.token_hex(4)}"
         self._approves_all: bool = arguments.yes
-        self._report: Report = JsonReport() if arguments.json else ScreenReport(prices=assignment.make_prices())
+        self._report: Report = JsonReport() if arguments.json else TerminalReport(prices=assignment.make_prices())
         # Who reads lines of JSON answers no questions.
         self._asks = sys.stdin.isatty() and not arguments.json
         self._cancel = asyncio.Event()
@@ -95,7 +95,7 @@ class _Session:
 
     async def _go_on(self, agent: Agent, ledger: Ledger) -> Outcome:
         task = _read_task(self._assignment.task) if self._resumed is None else ""
-        keep_assignment(self._settings, self._run_id, self._assignment)
+        save_run_options(self._settings, self._run_id, self._assignment)
         if self._resumed is None:
             events = agent.run_stream(task, durable=ledger, run_id=self._run_id, cancel=self._cancel)
         else:
@@ -163,11 +163,11 @@ def _read_task(task: str) -> str:
 
 
 @asynccontextmanager
-async def _reach_model(settings: Settings, assignment: Assignment) -> AsyncIterator[tuple[Transport, str]]:
+async def _reach_model(settings: Settings, assignment: RunOptions) -> AsyncIterator[tuple[Transport, str]]:
     """The way to the model, and its name: at the server that was named, or in this process."""
     if assignment.url is not None:
         key = read_secret(assignment.key_env, option="--key-env") if assignment.key_env else None
-        remote = Remote(assignment.url, key=key)
+        remote = ServerClient(assignment.url, key=key)
         model = assignment.model or _first(remote.models())
         transport = HttpTransport(f"{remote.url}/v1", api_key=key)
         try:

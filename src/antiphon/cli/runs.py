@@ -9,8 +9,8 @@ from typing import Any
 
 from antiphon.agent.journal import Journal, load, text_of
 from antiphon.cli import run as running
-from antiphon.cli.assignment import LEDGER_FILE
-from antiphon.cli.report import as_text, describe_call, shorten
+from antiphon.cli.run_options import LEDGER_FILE
+from antiphon.cli.run_report import as_text, describe_call, shorten
 from antiphon.cli.settings import load_settings
 from antiphon.ledger import RunSummary
 from antiphon.protocol.json_text import JsonObject

@@ -20,7 +20,7 @@ _ANY_HEADER = re.compile(r"\s*\[")
 _ENTRY = re.compile(r"""(\s*["']?([\w-]+)["']?\s*=\s*)("(?:[^"\\]|\\.)*"|'[^']*'|[^#\s"']+)(.*)$""")
 
 
-class Unmergeable(AntiphonError):
+class MergeError(AntiphonError):
     """The values cannot be set without risk to what is there."""
 
 
@@ -38,7 +38,7 @@ def set_values(text: str, path: Path, values: Mapping[str, Value | None]) -> str
         proven = False
     if not proven:
         place = f"[{'.'.join(path)}]" if path else "the top of the file"
-        raise Unmergeable(f"{', '.join(values)} cannot be set safely in {place}: it is written in a way not understood")
+        raise MergeError(f"{', '.join(values)} cannot be set safely in {place}: it is written in a way not understood")
     return changed
 
 
@@ -50,7 +50,7 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise Unmergeable(f"it is not valid TOML: {error}") from None
+        raise MergeError(f"it is not valid TOML: {error}") from None
 
 
 def _expect(document: dict[str, Any], path: Path, values: Mapping[str, Value | None]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _expect(document: dict[str, Any], path: Path, values: Mapping[str, Value | N
     for name in path:
         table = table.setdefault(name, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict):
-        raise Unmergeable(f"{'.'.join(path)} is no table")
+        raise MergeError(f"{'.'.join(path)} is no table")
     for key, value in values.items():
         if value is None:
             table.pop(key, None)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from antiphon.cli.remote import Remote
+from antiphon.cli.server_client import ServerClient
 from antiphon.errors import AntiphonError
 from antiphon.protocol.events import OutputTextDelta
 from antiphon.protocol.request import CreateRequest
@@ -55,7 +55,7 @@ def test_events_come_as_they_are_sent_however_they_are_cut():
     )
     body = delta + b'data: {"type":"new.event"}\n\n' + b"data: [DONE]\n\n"
     with answering(STREAM + as_chunk(body[:50]) + as_chunk(body[50:]) + b"0\r\n\r\n") as (url, asked):
-        assert list(Remote(f"{url}/v1", key="k").ask(REQUEST)) == [
+        assert list(ServerClient(f"{url}/v1", key="k").stream(REQUEST)) == [
             OutputTextDelta(
                 sequence_number=4, item_id="msg_1", output_index=0, content_index=0, delta="Hi", logprobs=[]
             ),
@@ -85,14 +85,14 @@ def test_events_come_as_they_are_sent_however_they_are_cut():
 )
 def test_what_goes_wrong_is_said_in_words(reply, message):
     with answering(reply) as (url, _), pytest.raises(AntiphonError) as raised:
-        list(Remote(url).ask(REQUEST))
+        list(ServerClient(url).stream(REQUEST))
     assert raised.value.message.replace(url, "URL").startswith(message)
 
 
 def test_a_server_without_a_list_of_models_is_doubted():
     reply = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>"
     with answering(reply) as (url, _), pytest.raises(AntiphonError, match=r"is it an API server\?"):
-        Remote(url).models()
+        ServerClient(url).models()
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_a_server_without_a_list_of_models_is_doubted():
 )
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(AntiphonError, match="is not the address of a server: write it as http://HOST:PORT"):
-        Remote(url)
+        ServerClient(url)

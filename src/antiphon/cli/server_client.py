@@ -41,11 +41,11 @@ class ModelList(msgspec.Struct):
     data: list[ServedModel]
 
 
-class Unreachable(AntiphonError):
+class ServerUnreachable(AntiphonError):
     """Nothing answers at the server's address."""
 
 
-class Remote:
+class ServerClient:
     """The server at `url`, with or without `/v1` at its end. `key` is sent with every request if there is one."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
@@ -80,7 +80,7 @@ class Remote:
         with self._exchange("GET", f"/v1/prompts/{quote(prompt_id, safe='')}{query}", None) as reply:
             return self._decode(reply, Prompt)
 
-    def ask(self, request: CreateRequest) -> Events:
+    def stream(self, request: CreateRequest) -> Events:
         """The events of a streamed response, as they come. Closing the generator hangs up, and the model stops."""
         with self._exchange("POST", "/v1/responses", encode(request)) as reply:
             decoder = Decoder()
@@ -117,7 +117,7 @@ class Remote:
         try:
             connection.connect()
         except OSError as error:
-            raise Unreachable(f"Nothing answers at {self.url}: {error.strerror or error}.") from None
+            raise ServerUnreachable(f"Nothing answers at {self.url}: {error.strerror or error}.") from None
         connection.sock.settimeout(SILENCE_SECONDS)
         return connection
 

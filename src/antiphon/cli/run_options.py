@@ -16,7 +16,7 @@ LEDGER_FILE = "runs.db"
 _FOLDER = "runs"
 
 
-class Assignment(Struct, frozen=True, kw_only=True):
+class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of a run. `directory` is where it was started, which is where its tools are. Secrets are not in it:
     `key_env` is the name of a variable.
     """
@@ -41,12 +41,12 @@ class Assignment(Struct, frozen=True, kw_only=True):
         return None if self.prices is None else Prices(input=self.prices[0], output=self.prices[1])
 
 
-def make_assignment(arguments: Namespace) -> Assignment:
+def parse_run_options(arguments: Namespace) -> RunOptions:
     """What was asked for on the command line."""
-    return Assignment(**_given(arguments), directory=str(Path.cwd()))
+    return RunOptions(**_given(arguments), directory=str(Path.cwd()))
 
 
-def keep_assignment(settings: Settings, run_id: str, assignment: Assignment) -> None:
+def save_run_options(settings: Settings, run_id: str, assignment: RunOptions) -> None:
     try:
         encoded = msgspec.json.format(msgspec.json.encode(assignment))
     except UnicodeEncodeError:
@@ -56,13 +56,13 @@ def keep_assignment(settings: Settings, run_id: str, assignment: Assignment) -> 
     path.write_bytes(encoded)
 
 
-def recall_assignment(settings: Settings, run_id: str, arguments: Namespace) -> Assignment:
+def load_run_options(settings: Settings, run_id: str, arguments: Namespace) -> RunOptions:
     """What the run was started with, changed by what was asked for now."""
     path = _place(settings, run_id)
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=Assignment)
+        kept = msgspec.json.decode(path.read_bytes(), type=RunOptions)
     except FileNotFoundError:
-        kept = Assignment(directory=str(Path.cwd()))
+        kept = RunOptions(directory=str(Path.cwd()))
     except (OSError, msgspec.DecodeError) as error:
         raise AntiphonError(f"{path} cannot be read: {error}") from None
     return msgspec.structs.replace(kept, **_given(arguments))
@@ -76,7 +76,7 @@ def _place(settings: Settings, run_id: str) -> Path:
 
 def _given(arguments: Namespace) -> dict[str, Any]:
     values = vars(arguments)
-    given = {name: values[name] for name in Assignment.__struct_fields__ if values.get(name) is not None}
+    given = {name: values[name] for name in RunOptions.__struct_fields__ if values.get(name) is not None}
     if isinstance(given.get("tools"), Sequence):
         given["tools"] = tuple(name for group in given["tools"] for name in group.split(",") if name)
     return given

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from antiphon.cli.remote import Events
+from antiphon.cli.server_client import Events
 from antiphon.config import DEFAULT_PROJECT, Settings
 from antiphon.engine.assembly import build_engine
 from antiphon.protocol.events import Event
@@ -21,7 +21,7 @@ T = TypeVar("T")
 Batch = Sequence[Event | Unknown]
 
 
-class Local:
+class LocalEngine:
     """Asked like a remote server.
 
     The engine's loop turns in a thread of its own. Signals reach the main thread alone, so a Ctrl-C never comes in the
@@ -44,7 +44,7 @@ class Local:
     def models(self) -> list[str]:
         return [model.id for model in self._engine.models()]
 
-    def ask(self, request: CreateRequest) -> Events:
+    def stream(self, request: CreateRequest) -> Events:
         batches: SimpleQueue[Batch] = SimpleQueue()
         answer = asyncio.run_coroutine_threadsafe(self._answer(request, batches.put), self._loop)
         answer.add_done_callback(lambda _: batches.put(()))  # ends the waiting

@@ -20,7 +20,7 @@ from antiphon.agent.outcome import (
     TurnFinished,
     TurnRestarted,
 )
-from antiphon.cli.chat import Screen
+from antiphon.cli.chat import AnswerWriter
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolInvocation
 
@@ -43,14 +43,14 @@ class JsonReport:
         """The last event has told it."""
 
 
-class ScreenReport:
+class TerminalReport:
     """The answer on the standard output, as it comes if that is a terminal; the rest for whoever watches."""
 
     def __init__(self, *, prices: Prices | None) -> None:
         self._streams = sys.stdout.isatty()
         # One screen for both: only it knows where a line is open.
         out = sys.stdout if self._streams else sys.stderr
-        self._screen = Screen(out, live=out.isatty())
+        self._screen = AnswerWriter(out, live=out.isatty())
         self._prices = prices
         self._usage = Usage(0, 0, 0)
 
@@ -95,7 +95,7 @@ class ScreenReport:
         return f"{usage.total_tokens:,} tokens{cost}"
 
 
-Report = JsonReport | ScreenReport
+Report = JsonReport | TerminalReport
 
 
 def describe_call(call: ToolInvocation) -> str:
