@@ -10,7 +10,7 @@ from typing import Any
 
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Deltas, Finish, Text, Tokens
+from antiphon.stream.deltas import Delta, Deltas, Finish, Text, TokenUsage
 from benchmarks.workloads import ANSWERS
 
 KIND = "benchmark-batches"
@@ -41,7 +41,7 @@ class BatchBackend:
         for batch in batches:
             yield batch
             await asyncio.sleep(0)
-        yield [Tokens(Usage(10, 20, 30)), Finish()]
+        yield [TokenUsage(Usage(10, 20, 30)), Finish()]
 
     async def count_tokens(self, turn: Turn) -> int:
         return 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.protocol.items import FunctionCallOutput
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Deltas, Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import Delta, Deltas, Finish, Text, TokenUsage, ToolCall
 from benchmarks.tasks import TASKS, Task
 
 READ_INTERVAL = 0.002
@@ -22,7 +22,7 @@ def make_turns(task: Task) -> list[Reads]:
     words: list[Delta] = [Text(piece) for piece in task.pieces]
     turns.append([[word] for word in words] if task.paced else [words])
     for reads in turns:
-        reads[-1] = [*reads[-1], Tokens(Usage(10, 20, 30)), Finish()]
+        reads[-1] = [*reads[-1], TokenUsage(Usage(10, 20, 30)), Finish()]
     return turns
 
 

@@ -13,7 +13,7 @@ from antiphon.protocol.response import FINAL_STATUSES, Usage
 from antiphon.store.base import NO_LIMITS, StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.store import SqliteStore
-from antiphon.stream.deltas import Deltas, Finish, Text, Tokens
+from antiphon.stream.deltas import Deltas, Finish, Text, TokenUsage
 from benchmarks.drivers import queue_driver
 from benchmarks.drivers.queue_driver import Arguments, Record, serve
 
@@ -46,7 +46,7 @@ class TimetableBackend:
     async def _emit(self) -> Deltas:
         async for pieces in self._model.answer():
             yield [Text(piece) for piece in pieces]
-        yield [Tokens(Usage(10, 20, 30)), Finish()]
+        yield [TokenUsage(Usage(10, 20, 30)), Finish()]
 
     async def count_tokens(self, turn: Turn) -> int:
         return 0

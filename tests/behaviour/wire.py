@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from antiphon.protocol.codec import EVENTS
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import SseDecoder
 from behaviour.event_samples import make_event
 from behaviour.item_samples import ITEMS
 from behaviour.samples import ANNOTATIONS, CALLED
@@ -97,7 +97,7 @@ def stream(server: Running, asked: Any, **fields: Any) -> list[Json]:
 
 
 def read_stream(body: bytes) -> list[Json]:
-    decoder = Decoder()
+    decoder = SseDecoder()
     messages = decoder.feed(body) + decoder.close()
     assert messages[-1].data == b"[DONE]"
     return [json.loads(message.data) for message in messages[:-1]]

@@ -14,7 +14,7 @@ from antiphon.protocol.content import (
     Text,
     TopLogProb,
     UrlCitation,
-    text_of,
+    extract_text,
 )
 from antiphon.protocol.unions import Unknown
 
@@ -47,7 +47,7 @@ def test_a_part_is_encoded_with_what_it_must_have(part: Any, raw: bytes) -> None
 
 
 def test_null_annotations_and_logprobs_are_none_at_all() -> None:
-    part = PARTS.one(b'{"type":"output_text","text":"hi","annotations":null,"logprobs":null}')
+    part = PARTS.decode(b'{"type":"output_text","text":"hi","annotations":null,"logprobs":null}')
     assert part == OutputText("hi")
 
 
@@ -68,4 +68,4 @@ def test_annotations_added_later_are_those_that_were_passed_in() -> None:
     ],
 )
 def test_the_text_of_content_is_that_of_its_parts(content: Any, text: str) -> None:
-    assert text_of(content) == text
+    assert extract_text(content) == text

@@ -73,7 +73,7 @@ LOOSE = [
 
 @pytest.mark.parametrize(("raw", "item"), LOOSE)
 def test_an_item_is_understood_in_all_its_forms(raw: bytes, item: Any) -> None:
-    assert ITEMS.one(raw) == item
+    assert ITEMS.decode(raw) == item
 
 
 def test_all_forms_mix_in_one_input() -> None:
@@ -121,16 +121,16 @@ def test_arguments_stay_exactly_as_they_were_written() -> None:
 @pytest.mark.parametrize("item_id", ["", "lsho_1", "call_1"])
 def test_the_output_of_a_local_shell_may_name_its_call(item_id: str) -> None:
     sent = {"type": "local_shell_call_output", "call_id": "call_1", "output": "a", "status": "completed"}
-    named = ITEMS.one(encode(sent | ({"id": item_id} if item_id else {})))
+    named = ITEMS.decode(encode(sent | ({"id": item_id} if item_id else {})))
     assert named == LocalShellCallOutput(item_id, "a", "completed", "call_1")
     assert isinstance(named, LocalShellCallOutput)
     assert named.call_id == "call_1"
     # Beside something unknown, each is looked at by itself.
-    assert ITEMS.many(encode([{"type": "acme:x"}, json.loads(encode(named))]))[1] == named
+    assert ITEMS.decode_list(encode([{"type": "acme:x"}, json.loads(encode(named))]))[1] == named
 
 
 def test_the_output_of_a_local_shell_that_names_no_call_has_the_id_of_its_call() -> None:
     plain = {"type": "local_shell_call_output", "id": "call_1", "output": "a"}
-    item = ITEMS.one(encode(plain))
+    item = ITEMS.decode(encode(plain))
     assert isinstance(item, LocalShellCallOutput)
     assert (item.call_id, json.loads(encode(item))) == ("call_1", plain)

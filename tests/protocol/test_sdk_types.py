@@ -16,7 +16,7 @@ from antiphon.protocol.items import ITEMS
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import ErrorCode, IncompleteReason, Response, Status
 from antiphon.protocol.tools import TOOLS
-from antiphon.protocol.unions import Family, Holds, find_holds
+from antiphon.protocol.unions import OpenUnion, UnionField, find_union_field
 
 # What differs on purpose, and why.
 EXPLAINED = {
@@ -95,7 +95,7 @@ def member_gaps(member: Any, node: Any, path: str) -> Iterator[str]:
     ours = nodes(node)
     if any(isinstance(our, inspect.AnyType) for our in ours):
         return
-    if isinstance(node, Holds):
+    if isinstance(node, UnionField):
         yield from open_gaps(member, node, path)
     elif is_object(member):
         yield from object_gaps(member, ours, path)
@@ -125,22 +125,22 @@ def is_mapping(annotation: Any) -> bool:
     return get_origin(annotation) is dict
 
 
-def open_gaps(member: Any, node: Holds, path: str) -> Iterator[str]:
+def open_gaps(member: Any, node: UnionField, path: str) -> Iterator[str]:
     if is_object(member):
-        yield from () if node.many else family_gaps(member, node.family(), path)
+        yield from () if node.many else family_gaps(member, node.get_union(), path)
     elif get_origin(member) is Literal:
         yield from (f"{path}: not {word!r}" for word in get_args(member) if word not in node.words)
     elif member is str or member is type(None):
-        if not (node.text if member is str else node.null):
+        if not (node.text if member is str else node.nullable):
             yield f"{path}: no {member}"
     elif not node.many:
         yield f"{path}: no list"
     else:
         for element in alternatives(get_args(member)[0]):
-            yield from family_gaps(element, node.family(), f"{path}[]")
+            yield from family_gaps(element, node.get_union(), f"{path}[]")
 
 
-def family_gaps(member: Any, family: Family[Any], path: str) -> Iterator[str]:
+def family_gaps(member: Any, family: OpenUnion[Any], path: str) -> Iterator[str]:
     for tag in tags(member):
         if tag in family.members:
             yield from struct_gaps(member, family.members[tag])
@@ -173,7 +173,7 @@ def struct_gaps(member: Any, struct: type) -> Iterator[str]:
 
 
 def field_gaps(annotation: Any, struct: type, field: inspect.Field) -> Iterator[str]:
-    return gaps(annotation, find_holds(field.type) or field.type, f"{struct.__name__}.{field.encode_name}")
+    return gaps(annotation, find_union_field(field.type) or field.type, f"{struct.__name__}.{field.encode_name}")
 
 
 UNIONS = {

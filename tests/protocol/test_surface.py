@@ -18,7 +18,7 @@ from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.content import ANNOTATIONS, PARTS
 from antiphon.protocol.items import ITEMS, OutputItem
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
-from antiphon.protocol.unions import Family
+from antiphon.protocol.unions import OpenUnion
 
 SURFACE = Path(__file__).parents[3] / "shared" / "protocol" / "surface.md"
 pytestmark = pytest.mark.skipif(not SURFACE.is_file(), reason=f"{SURFACE.name} is not beside the repository")
@@ -84,7 +84,7 @@ def listed_fields(section: int, *, column: int) -> dict[str, set[str]]:
     return fields
 
 
-def our_fields(family: Family[Any], tags: set[str]) -> dict[str, set[str]]:
+def our_fields(family: OpenUnion[Any], tags: set[str]) -> dict[str, set[str]]:
     return {tag: encode_names(member) for tag, member in family.members.items() if tag in tags}
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec import Raw, ValidationError
 
-from antiphon.protocol.unions import Family, Tagged, Unknown, Variant, Wire, always, always_list
+from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Variant, Wire, always, always_list
 
 
 class Cat(Tagged, tag="cat"):
@@ -25,7 +25,7 @@ class CratedCat(Wire):
     type: str
 
 
-PETS: Family[Any] = Family(
+PETS: OpenUnion[Any] = OpenUnion(
     "Pet",
     (Cat, Dog),
     aliases={"hound": "dog"},
@@ -41,12 +41,12 @@ class Home(Wire):
     must: Raw = Raw(b"{}")
 
     def __post_init__(self) -> None:
-        self.one = PETS.field(self.one, "one")
-        self.many = PETS.list_field(self.many, "many")
-        self.words = PETS.text_or_list_field(self.words, "words")
-        self.word = PETS.text_or_field(self.word, "word")
+        self.one = PETS.decode_field(self.one, "one")
+        self.many = PETS.decode_list_field(self.many, "many")
+        self.words = PETS.decode_text_or_list_field(self.words, "words")
+        self.word = PETS.decode_text_or_field(self.word, "word")
         if bytes(self.must) != b"{}":
-            self.must = PETS.list_field(self.must, "must", required=True)
+            self.must = PETS.decode_list_field(self.must, "must", required=True)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ class Home(Wire):
     ],
 )
 def test_one_object_is_decoded_by_its_tag(raw: bytes, pet: Any) -> None:
-    assert PETS.one(raw) == pet
+    assert PETS.decode(raw) == pet
 
 
 def test_a_missing_or_null_tag_is_inferred() -> None:
@@ -72,14 +72,14 @@ def test_a_missing_or_null_tag_is_inferred() -> None:
         id: str
         role: None = None
 
-    family: Family[Any] = Family("Pet", (Mouser, Stray), untagged={"role": "mouser", "id": "stray"})
-    assert [family.one(b'{"role":"r"}'), family.one(b'{"type":null,"role":"r"}')] == [Mouser("r"), Mouser("r")]
-    assert [family.one(b'{"id":"x"}'), family.one(b'{"id":"x","role":null}')] == [Stray("x"), Stray("x")]
+    family: OpenUnion[Any] = OpenUnion("Pet", (Mouser, Stray), untagged={"role": "mouser", "id": "stray"})
+    assert [family.decode(b'{"role":"r"}'), family.decode(b'{"type":null,"role":"r"}')] == [Mouser("r"), Mouser("r")]
+    assert [family.decode(b'{"id":"x"}'), family.decode(b'{"id":"x","role":null}')] == [Stray("x"), Stray("x")]
 
 
 def test_known_and_unknown_objects_mix_in_an_array() -> None:
     raw = b'[{"type":"cat","name":"a"}, {"type":"fish", "x":1.0}, {"type":"hound","name":"b"}]'
-    assert PETS.many(raw) == [Cat("a"), Unknown(b'{"type":"fish", "x":1.0}'), Dog("b")]
+    assert PETS.decode_list(raw) == [Cat("a"), Unknown(b'{"type":"fish", "x":1.0}'), Dog("b")]
 
 
 def test_fields_hold_what_they_may() -> None:
@@ -113,7 +113,7 @@ def test_errors_say_where(raw: bytes, message: str) -> None:
 
 def test_values_set_by_code_stay_as_they_are() -> None:
     pets = [Dog("a")]
-    assert PETS.list_field(pets, "many") is pets
+    assert PETS.decode_list_field(pets, "many") is pets
 
 
 def test_a_tagged_object_names_its_type() -> None:

@@ -2,24 +2,24 @@ import pytest
 from msgspec import ValidationError
 
 from antiphon.errors import InvalidRequest
-from antiphon.protocol.validation import Fault, read, remove
+from antiphon.protocol.validation import FieldError, parse_error, remove_field
 
 
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
-        ("Expected `int`, got `str`", Fault("", "Expected `int`, got `str`")),
-        ("Wrong - at `$.a[0].b`", Fault("a[0].b", "Wrong")),
-        ("Wrong - at `$.c` - at `$[1]` - at `$.a`", Fault("a[1].c", "Wrong")),
-        ("Wrong - at `$[...]` - at `$.a`", Fault("a[...]", "Wrong")),
-        ("Wrong - at `key` in `$.a`", Fault("a", "Wrong")),
-        ("Invalid enum value 'x - at `$.b`' - at `$.a`", Fault("a", "Invalid enum value 'x - at `$.b`'")),
-        ("Object contains unknown field `x`", Fault("", "Object contains unknown field `x`")),
-        ("Wrong - at `$.no path`", Fault("", "Wrong - at `$.no path`")),
+        ("Expected `int`, got `str`", FieldError("", "Expected `int`, got `str`")),
+        ("Wrong - at `$.a[0].b`", FieldError("a[0].b", "Wrong")),
+        ("Wrong - at `$.c` - at `$[1]` - at `$.a`", FieldError("a[1].c", "Wrong")),
+        ("Wrong - at `$[...]` - at `$.a`", FieldError("a[...]", "Wrong")),
+        ("Wrong - at `key` in `$.a`", FieldError("a", "Wrong")),
+        ("Invalid enum value 'x - at `$.b`' - at `$.a`", FieldError("a", "Invalid enum value 'x - at `$.b`'")),
+        ("Object contains unknown field `x`", FieldError("", "Object contains unknown field `x`")),
+        ("Wrong - at `$.no path`", FieldError("", "Wrong - at `$.no path`")),
     ],
 )
-def test_an_error_is_taken_apart(message: str, fault: Fault) -> None:
-    assert read(ValidationError(message)) == fault
+def test_an_error_is_taken_apart(message: str, fault: FieldError) -> None:
+    assert parse_error(ValidationError(message)) == fault
 
 
 def test_a_field_goes_from_all_objects_that_are_alike() -> None:
@@ -31,14 +31,14 @@ def test_a_field_goes_from_all_objects_that_are_alike() -> None:
         b'{"in":[{"type":"a","of":{"y":2.0}},{"type":"b","of":{"x":1}},{"of":{"x":1}},5,"x\\"x",'
         b'{"type":"a","of":[1, {"x":1}]},{"type":"a","of":{}},{"type":"a","of":{ "y":"z"}}]}'
     )
-    assert remove(body, "in[0].of", "x") == (rest, ["in[0].of.x", "in[6].of.x"])
+    assert remove_field(body, "in[0].of", "x") == (rest, ["in[0].of.x", "in[6].of.x"])
 
 
 def test_a_field_of_the_body_itself_goes() -> None:
-    assert remove(b'{"x":1,"y": [1, 2]}', "", "x") == (b'{"y":[1, 2]}', ["x"])
+    assert remove_field(b'{"x":1,"y": [1, 2]}', "", "x") == (b'{"y":[1, 2]}', ["x"])
 
 
 @pytest.mark.parametrize("path", ["", "in", "in[1]", "in[0].of", "in[0][0]", "other"])
 def test_a_field_that_is_not_there_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest, match="Unknown parameter: 'x'"):
-        remove(b'{"in":[{"y":"x"}]}', path, "x")
+        remove_field(b'{"in":[{"y":"x"}]}', path, "x")

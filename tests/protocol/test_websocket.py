@@ -65,9 +65,9 @@ def test_a_steering_message_without_proper_input_is_refused(given: bytes) -> Non
 @pytest.mark.parametrize("body", [b"[]", b"x", b"\xff", b"[" * 5000])
 def test_what_is_no_object_cannot_be_glanced_at(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        codec.glance(body)
+        codec.decode_header(body)
 
 
 def test_a_glance_takes_whatever_is_there() -> None:
-    seen = codec.glance(b'{"type":7,"stream_id":{},"input":{"x" : 1},"more":null}')
+    seen = codec.decode_header(b'{"type":7,"stream_id":{},"input":{"x" : 1},"more":null}')
     assert (seen.type, seen.stream_id, seen.previous_response_id, bytes(seen.input)) == (7, {}, None, b'{"x" : 1}')

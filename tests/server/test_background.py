@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import SseDecoder
 
 GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
 
@@ -46,7 +46,7 @@ def test_a_stream_goes_on_after_any_number_with_the_same_bytes(server: Any) -> N
 def test_the_stream_of_the_create_call_and_the_one_read_later_are_the_same(server: Any) -> None:
     body = {"model": "scripted", "input": "hello", "background": True, "stream": True}
     answer = server.ask("POST", "/v1/responses", body)
-    created = json.loads(Decoder().feed(answer.body)[0].data)
+    created = json.loads(SseDecoder().feed(answer.body)[0].data)
     again = server.ask("GET", f"/v1/responses/{created['response']['id']}?stream=true&include_obfuscation=false")
     assert answer.body == again.body
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import SseDecoder
 from support import openresponses
 from support.crashing_server import wait_until
 
@@ -28,7 +28,7 @@ def post(body: dict[str, Any]) -> bytes:
 
 def read_events(body: bytes) -> list[dict[str, Any]]:
     """The events of a whole stream, which must end in [DONE]."""
-    decoder = Decoder()
+    decoder = SseDecoder()
     messages = decoder.feed(body) + decoder.close()
     assert messages[-1].data == b"[DONE]"
     events = [json.loads(message.data) for message in messages[:-1]]

@@ -4,7 +4,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec import Struct
 
-from antiphon.protocol.unions import Family, Tagged, Variant, Wire, always, always_list, holding
+from antiphon.protocol.unions import OpenUnion, Tagged, Variant, Wire, always, always_list, union_field
 from antiphon.server.schemas import Components
 
 
@@ -14,14 +14,14 @@ class Cat(Tagged, tag="cat"):
 
 class Dog(Tagged, tag="dog"):
     id: str
-    pups: holding(lambda: PETS, many=True, most=2) = always_list()
+    pups: union_field(lambda: PETS, many=True, max_items=2) = always_list()
 
 
 class CratedCat(Wire):
     crate: dict[str, str]
 
 
-PETS: Family[Any] = Family(
+PETS: OpenUnion[Any] = OpenUnion(
     "Pet",
     (Cat, Dog),
     aliases={"hound": "dog"},
@@ -31,11 +31,11 @@ PETS: Family[Any] = Family(
 
 
 class Ask(Wire):
-    pet: holding(lambda: PETS, text=True, null=True) = None
+    pet: union_field(lambda: PETS, text=True, nullable=True) = None
 
 
 class Told(Wire):
-    pet: holding(lambda: PETS, words=("none",))
+    pet: union_field(lambda: PETS, words=("none",))
     count: int = always(0)
     note: str | None = None
 

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import SseDecoder
 from support.live_server import Running, make_settings
 
 SCRIPT = {
@@ -54,7 +54,7 @@ def ask(server: Any, asked: Any = "hello", **fields: Any) -> Any:
 def stream(server: Any, asked: Any = "hello", **fields: Any) -> list[dict[str, Any]]:
     answer = ask(server, asked, stream=True, **fields)
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
-    messages = Decoder().feed(answer.body)
+    messages = SseDecoder().feed(answer.body)
     assert messages[-1].data == b"[DONE]"
     events = [json.loads(message.data) for message in messages[:-1]]
     assert [event["type"] for event in events] == [message.event for message in messages[:-1]]

@@ -47,7 +47,7 @@ def test_after_any_delta_that_cannot_be_told_the_response_ends_as_failed(turn: l
     try:
         stream += composer.compose([*turn[-2:-1], broken])
     except IllegalDelta as error:
-        stream += composer.break_off(error.told, d.Failure("sorry"))
+        stream += composer.fail(error.events, d.Failure("sorry"))
         assert [event.type for event in stream[-2:]] == ["error", "response.failed"]
         assert fold(stream) == composer.response
         assert [_number(event) for event in stream] == list(range(len(stream)))
@@ -61,10 +61,10 @@ def test_what_a_broken_end_had_begun_to_tell_is_told_again() -> None:
     composer = new_composer()
     stream = [*composer.start(), *composer.compose([d.Text("a"), d.CloseItem(), d.ToolCall(0, "{", "f", "c")])]
     stream += composer.compose([d.ToolCall(0, 5, "", "c"), d.Text("b")])  # type: ignore[arg-type]
-    taken = composer.take_number()
+    taken = composer.take_sequence_number()
     with pytest.raises(IllegalDelta) as caught:
         composer.compose([d.Finish()])
-    rest = composer.break_off(caught.value.told, d.Failure("sorry", "x"))
+    rest = composer.fail(caught.value.events, d.Failure("sorry", "x"))
     assert [(event.type.removeprefix("response."), _number(event)) for event in rest] == [
         ("output_item.done", taken + 1),
         *((name, taken + 2 + place) for place, name in enumerate(TEXT_END)),
@@ -88,6 +88,6 @@ def test_ends_that_were_lost_with_a_broken_one_are_told_again() -> None:
     stream += composer.compose([d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, 5, "g", "e")])  # type: ignore[arg-type]
     with pytest.raises(IllegalDelta) as caught:
         composer.compose([d.Finish()])
-    stream += composer.break_off(caught.value.told, d.Failure("sorry"))
+    stream += composer.fail(caught.value.events, d.Failure("sorry"))
     assert fold(stream) == composer.response
     assert [item.type for item in composer.response.output] == ["message", "acme", "function_call", "function_call"]

@@ -332,7 +332,7 @@ def test_an_unknown_event_is_forwarded_with_its_place_in_the_numbering() -> None
 
 
 def test_usage_is_told_with_the_terminal_event_only() -> None:
-    stream = compose(d.Tokens(Usage(1, 2, 3)), d.Text("a"), d.Finish())
+    stream = compose(d.TokenUsage(Usage(1, 2, 3)), d.Text("a"), d.Finish())
     lifecycles = [event.response.usage for event in stream if isinstance(event, events.Lifecycle)]
     assert lifecycles == [None, None, Usage(1, 2, 3)]
 
@@ -341,13 +341,13 @@ def test_nothing_may_follow_the_end() -> None:
     composer = new_composer()
     with pytest.raises(IllegalDelta) as caught:
         composer.compose([d.Text("a"), d.Finish(), d.Text("b")])
-    assert [event.type for event in caught.value.told][-1] == "response.completed"
+    assert [event.type for event in caught.value.events][-1] == "response.completed"
 
 
 def test_an_end_that_could_not_be_kept_is_retracted_for_a_failure() -> None:
     composer = new_composer()
     stream = [*composer.start(), *composer.compose([d.Text("a"), d.Finish()])]
-    retracted = composer.retract(stream, d.Failure("not stored"))
+    retracted = composer.replace_terminal(stream, d.Failure("not stored"))
     assert [event.type for event in retracted[-2:]] == ["error", "response.failed"]
     assert fold(retracted) == composer.response
     assert composer.response.status == "failed"
@@ -374,7 +374,7 @@ def test_a_steered_response_says_so_and_ends_with_what_it_has() -> None:
 def test_a_number_that_is_taken_is_not_given_again() -> None:
     composer = new_composer()
     composer.start()
-    taken = composer.take_number()
+    taken = composer.take_sequence_number()
     assert [event.sequence_number for event in composer.compose([d.Text("a")]) if isinstance(event, events.Event)] == [
         taken + 1,
         taken + 2,

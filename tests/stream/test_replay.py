@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.protocol.content import LogProb, text_of
+from antiphon.protocol.content import LogProb, extract_text
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import ShellAction, ShellCall, ShellCallOutput, ShellOutput
 from antiphon.protocol.items import Compaction
@@ -15,9 +15,9 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer
-from antiphon.stream.decompose import recall
+from antiphon.stream.decompose import decompose_events
 from antiphon.stream.fold import fold
-from antiphon.stream.replay import Diverged, Retelling
+from antiphon.stream.replay import Diverged, ReplayFilter
 from support.turns import turns
 
 SEARCHING = Unknown(b'{"type":"web_search_call","id":"ws_1"}')
@@ -51,22 +51,22 @@ EMPTY = (LogProb("x", -1.0, [120]),)
 @given(turns)
 def test_composing_what_a_stream_recalls_tells_the_same_stream(turn: list[d.Delta]) -> None:
     unfinished = tell(turn[:-1])
-    assert tell(recall(unfinished)) == unfinished
+    assert tell(decompose_events(unfinished)) == unfinished
 
 
 @given(turns.filter(_plain), st.data())
 def test_a_stream_cut_anywhere_goes_on_to_the_same_response(turn: list[d.Delta], data: Any) -> None:
     shown = tell(turn[: data.draw(st.integers(0, len(turn) - 1))])
     composer = new_composer()
-    stream = [*composer.start(), *composer.compose(recall(shown))]
+    stream = [*composer.start(), *composer.compose(decompose_events(shown))]
     assert stream == shown
-    stream += composer.compose(Retelling(recall(shown)).feed(turn))
+    stream += composer.compose(ReplayFilter(decompose_events(shown)).feed(turn))
     assert _outline(fold(stream)) == _outline(fold(tell(turn)))
 
 
 def _outline(response: Response) -> list[Any]:
     return [
-        (item.type, item.id, getattr(item, "arguments", None), text_of(getattr(item, "content", None) or []))
+        (item.type, item.id, getattr(item, "arguments", None), extract_text(getattr(item, "content", None) or []))
         for item in response.output
     ]
 
@@ -111,7 +111,7 @@ def _outline(response: Response) -> list[Any]:
     ],
 )
 def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delta], new: list[d.Delta]) -> None:
-    assert Retelling(told).feed(second) == new
+    assert ReplayFilter(told).feed(second) == new
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delt
 )
 def test_a_second_run_that_says_anything_else_diverges(told: list[d.Delta], second: list[d.Delta]) -> None:
     with pytest.raises(Diverged):
-        Retelling(told).feed(second)
+        ReplayFilter(told).feed(second)
 
 
 def _shell(call_id: str) -> d.WholeItem:
@@ -148,8 +148,8 @@ def test_an_output_goes_to_the_call_that_was_told_whatever_a_second_run_calls_it
     turn = [_shell(again), _listing(again, "1"), _shell(again), _listing(again, "2"), _shell(again), d.Finish()]
     composer = new_composer()
     composer.start()
-    composer.compose(recall(shown))
-    composer.compose(Retelling(recall(shown)).feed(turn))
+    composer.compose(decompose_events(shown))
+    composer.compose(ReplayFilter(decompose_events(shown)).feed(turn))
     first, output, second, other, third = [item.call_id for item in composer.response.output]
     assert (first, output, other) == ("c", "c", second)
     assert len({first, second, third}) == 3

@@ -7,9 +7,9 @@ from antiphon.protocol.hosted import LocalShellAction, LocalShellCall, ShellActi
 from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta, ShellCommandDone
 from antiphon.protocol.response import Response
 from antiphon.stream.composer import Composer
-from antiphon.stream.decompose import recall
+from antiphon.stream.decompose import decompose_events
 from antiphon.stream.deltas import Finish, WholeItem
-from antiphon.stream.replay import Retelling
+from antiphon.stream.replay import ReplayFilter
 
 
 def compose() -> Composer:
@@ -45,5 +45,5 @@ def test_ids_that_are_left_empty_are_given() -> None:
 
 def test_a_second_run_may_call_by_another_id() -> None:
     told = compose().compose([WholeItem(ShellCall("call_1", ShellAction(["ls"])))])
-    again = Retelling(recall(told))
+    again = ReplayFilter(decompose_events(told))
     assert again.feed([WholeItem(ShellCall("call_2", ShellAction(["ls"]))), Finish()]) == [Finish()]

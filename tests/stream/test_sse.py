@@ -9,7 +9,7 @@ from antiphon.errors import ModelError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Error, ErrorPayload, Event, OutputItemDone, OutputTextDelta, RefusalDelta
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.sse import DONE, MESSAGE_LIMIT, Decoder, Message, encode_batch, encode_event
+from antiphon.stream.sse import DONE, MESSAGE_LIMIT, SseDecoder, SseMessage, encode_batch, encode_event
 
 
 def text_delta(delta: str, number: int = 0) -> OutputTextDelta:
@@ -18,8 +18,8 @@ def text_delta(delta: str, number: int = 0) -> OutputTextDelta:
     )
 
 
-def decode(*chunks: bytes, limit: int = MESSAGE_LIMIT) -> list[Message]:
-    decoder = Decoder(limit=limit)
+def decode(*chunks: bytes, limit: int = MESSAGE_LIMIT) -> list[SseMessage]:
+    decoder = SseDecoder(limit=limit)
     messages = [message for chunk in chunks for message in decoder.feed(chunk)]
     assert decoder.close() == []
     return messages
@@ -110,7 +110,7 @@ class TestEncoding:
     @given(st.lists(EVENTS, max_size=5))
     def test_encoded_events_decode_to_themselves(self, events: list[Event | Unknown]) -> None:
         messages = decode(encode_batch(events) + DONE)
-        assert messages.pop() == Message(None, b"[DONE]")
+        assert messages.pop() == SseMessage(None, b"[DONE]")
         assert [json.loads(message.data) for message in messages] == [json.loads(encode(event)) for event in events]
         known = [(event, message) for event, message in zip(events, messages, strict=True) if isinstance(event, Event)]
         assert [decode_event(message.data) for _, message in known] == [event for event, _ in known]
@@ -124,14 +124,14 @@ NOISE = st.sampled_from([":", ": data: x", "id: 1", "retry: 5", "retry", "datum:
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> tuple[list[Message], bytes]:
+def streams(draw: st.DrawFn) -> tuple[list[SseMessage], bytes]:
     """Messages, and one of the many ways to write them down."""
-    messages: list[Message] = []
+    messages: list[SseMessage] = []
     wire = draw(st.sampled_from([b"", b"\xef\xbb\xbf"]))
     for _ in range(draw(st.integers(0, 4))):
         event = draw(st.none() | LINE.filter(bool))
         data = draw(st.lists(LINE, min_size=1, max_size=3))
-        messages.append(Message(event, "\n".join(data).encode()))
+        messages.append(SseMessage(event, "\n".join(data).encode()))
         lines = [f"data: {line}" for line in data]
         for extra in [*draw(st.lists(NOISE, max_size=3)), *([] if event is None else [f"event: {event}"])]:
             lines.insert(draw(st.integers(0, len(lines))), extra)
@@ -146,45 +146,45 @@ class TestDecoding:
     @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
     def test_all_three_line_ends_end_a_line(self, end: bytes) -> None:
         wire = end.join([b"event: a", b"data: 1", b"", b"data: 2", b"", b""])
-        assert decode(wire) == [Message("a", b"1"), Message(None, b"2")]
+        assert decode(wire) == [SseMessage("a", b"1"), SseMessage(None, b"2")]
 
     def test_a_chunk_border_between_cr_and_lf_adds_no_line(self) -> None:
-        assert decode(b"data: 1\r", b"", b"\ndata: 2\r", b"\n\r", b"\n") == [Message(None, b"1\n2")]
+        assert decode(b"data: 1\r", b"", b"\ndata: 2\r", b"\n\r", b"\n") == [SseMessage(None, b"1\n2")]
 
     def test_a_message_is_given_as_soon_as_its_last_byte_is_there(self) -> None:
-        decoder = Decoder()
-        assert decoder.feed(b"data: 1\r\n\r") == [Message(None, b"1")]
+        decoder = SseDecoder()
+        assert decoder.feed(b"data: 1\r\n\r") == [SseMessage(None, b"1")]
         assert decoder.feed(b"\n") == []
         assert decoder.feed(b"data: 2\n") == []
-        assert decoder.feed(b"\n") == [Message(None, b"2")]
+        assert decoder.feed(b"\n") == [SseMessage(None, b"2")]
 
     def test_bytes_one_by_one_decode_to_the_same(self) -> None:
         wire = b"\xef\xbb\xbf" + 'event: grüße\r\n: note\ndata: "ü😀"\ndata\r\rdata: [DONE]\n\n'.encode()
-        expected = [Message("grüße", '"ü😀"\n'.encode()), Message(None, b"[DONE]")]
+        expected = [SseMessage("grüße", '"ü😀"\n'.encode()), SseMessage(None, b"[DONE]")]
         assert decode(wire) == expected
         assert decode(*(wire[place : place + 1] for place in range(len(wire)))) == expected
 
     def test_only_one_space_after_the_colon_is_dropped(self) -> None:
-        assert decode(b"data:a\n\ndata:  b\n\n") == [Message(None, b"a"), Message(None, b" b")]
+        assert decode(b"data:a\n\ndata:  b\n\n") == [SseMessage(None, b"a"), SseMessage(None, b" b")]
 
     def test_a_message_without_data_is_none(self) -> None:
-        assert decode(b"event: ping\n\nid: 3\n\n: note\n\n\n\ndata:\n\n") == [Message(None, b"")]
+        assert decode(b"event: ping\n\nid: 3\n\n: note\n\n\n\ndata:\n\n") == [SseMessage(None, b"")]
 
     def test_an_empty_event_name_is_no_name(self) -> None:
-        assert decode(b"event:\ndata: 1\n\n") == [Message(None, b"1")]
+        assert decode(b"event:\ndata: 1\n\n") == [SseMessage(None, b"1")]
 
     def test_a_byte_order_mark_is_skipped_only_at_the_start(self) -> None:
         mark = b"\xef\xbb\xbf"
-        assert decode(mark + b"data: 1\n\n" + mark + b"data: 2\n\n") == [Message(None, b"1")]
+        assert decode(mark + b"data: 1\n\n" + mark + b"data: 2\n\n") == [SseMessage(None, b"1")]
 
     def test_bad_utf8_in_a_name_is_replaced_and_data_is_left_as_it_is(self) -> None:
-        assert decode(b"event: \xff\ndata: \xff\n\n") == [Message("\ufffd", b"\xff")]
+        assert decode(b"event: \xff\ndata: \xff\n\n") == [SseMessage("\ufffd", b"\xff")]
 
     @pytest.mark.parametrize("rest", [b"data: 1", b"data: 1\n", b"data: 1\r", b"\xef\xbb\xbfdata: 1"])
     def test_what_is_left_at_the_end_is_a_message(self, rest: bytes) -> None:
-        decoder = Decoder()
+        decoder = SseDecoder()
         assert decoder.feed(rest) == []
-        assert decoder.close() == [Message(None, b"1")]
+        assert decoder.close() == [SseMessage(None, b"1")]
 
     @given(st.data())
     def test_any_way_to_write_messages_and_any_cut_decodes_to_them(self, data: st.DataObject) -> None:
@@ -196,8 +196,8 @@ class TestLimit:
     WIRE = b"data: " + b"x" * 10 + b"\ndata: " + b"y" * 10 + b"\n\n"
 
     def test_a_message_of_the_limit_passes_and_the_next_starts_from_nothing(self) -> None:
-        decoder = Decoder(limit=32)
-        expected = [Message(None, b"x" * 10 + b"\n" + b"y" * 10)]
+        decoder = SseDecoder(limit=32)
+        expected = [SseMessage(None, b"x" * 10 + b"\n" + b"y" * 10)]
         assert decoder.feed(self.WIRE) == expected
         assert decoder.feed(self.WIRE) == expected
 
@@ -208,7 +208,7 @@ class TestLimit:
 
     @pytest.mark.parametrize("line", [b"x" * 32, b": " + b"x" * 30, b"event: " + b"x" * 25])
     def test_a_line_without_end_is_an_error(self, line: bytes) -> None:
-        decoder = Decoder(limit=31)
+        decoder = SseDecoder(limit=31)
         with pytest.raises(ModelError, match="larger than 31 bytes"):
             decoder.feed(line)
 

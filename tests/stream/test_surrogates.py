@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.stream.sse import SurrogateMender
+from antiphon.stream.sse import SurrogateRepairer
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ from antiphon.stream.sse import SurrogateMender
     ],
 )
 def test_halves_that_follow_one_another_are_one_character(messages: list[bytes], mended: list[bytes]) -> None:
-    mender = SurrogateMender()
-    assert [mender.mend(message) for message in messages] == mended
+    mender = SurrogateRepairer()
+    assert [mender.repair(message) for message in messages] == mended
 
 
 def test_a_message_without_halves_is_not_touched() -> None:
     message = b'{"text": "\xf0\x9f\x98\x80 \\u0041"}'
-    assert SurrogateMender().mend(message) is message
+    assert SurrogateRepairer().repair(message) is message

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.config import ApiKey
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import SseDecoder
 from support.live_server import Answer, Running, make_settings
 
 PATH = "/v1/agent/execute"
@@ -77,4 +77,4 @@ def results(*pairs: tuple[str, Any]) -> str:
 
 def read_events(answer: Answer) -> list[tuple[str | None, Any]]:
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
-    return [(message.event, json.loads(message.data)) for message in Decoder().feed(answer.body)]
+    return [(message.event, json.loads(message.data)) for message in SseDecoder().feed(answer.body)]

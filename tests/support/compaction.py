@@ -95,7 +95,7 @@ class CountingBackend:
             yield []  # it has begun, and must be closed
             if self._says is None:
                 await asyncio.get_running_loop().create_future()
-            yield [deltas.Text(str(self._says)), deltas.Tokens(Usage(10, 5, 15)), deltas.Finish()]
+            yield [deltas.Text(str(self._says)), deltas.TokenUsage(Usage(10, 5, 15)), deltas.Finish()]
         finally:
             self.open -= 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import SseDecoder
 from antiphon.upstream.delta_stream import Reader
 from support import strategies
 from support.replay import replay
@@ -23,7 +23,7 @@ def read_objects(corpus: Path) -> list[Any]:
 
 
 def _read_stream(path: Path) -> list[Any]:
-    decoder = Decoder()
+    decoder = SseDecoder()
     messages = decoder.feed(path.read_bytes()) + decoder.close()
     return [json.loads(message.data) for message in messages if message.data.startswith((b'{"', b"[{"))]
 

@@ -11,7 +11,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.response import Response
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Failure
-from antiphon.stream.sse import Decoder, Message
+from antiphon.stream.sse import SseDecoder, SseMessage
 from antiphon.upstream.delta_stream import Reader
 
 
@@ -20,7 +20,7 @@ def replay(make_reader: Callable[[], Reader], chunks: Iterable[bytes]) -> list[d
     numbers = itertools.count()
     response = Response(id="resp_0", created_at=0, model="test")
     composer = Composer(response, new_id=lambda prefix: f"{prefix}_{next(numbers)}", now=lambda: 0)
-    reader, decoder = make_reader(), Decoder()
+    reader, decoder = make_reader(), SseDecoder()
     told: list[Any] = [*composer.start()]
     try:
         for chunk in chunks:
@@ -45,9 +45,9 @@ def cut(raw: bytes, *places: int) -> list[bytes]:
     return [raw[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def split(chunks: Iterable[bytes]) -> list[Message]:
+def split(chunks: Iterable[bytes]) -> list[SseMessage]:
     """The messages of a stream. A reader sees these, whole ones: where they are the same, so is all that it tells."""
-    decoder = Decoder()
+    decoder = SseDecoder()
     return [message for chunk in chunks for message in decoder.feed(chunk)] + decoder.close()
 
 

@@ -13,7 +13,7 @@ from antiphon.protocol.codec import EVENTS, encode
 from antiphon.protocol.content import ANNOTATIONS, PARTS
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
-from antiphon.protocol.unions import Family, Holds, Unknown, find_holds
+from antiphon.protocol.unions import OpenUnion, UnionField, Unknown, find_union_field
 
 _texts = st.text(max_size=8)
 _integers = st.integers(-(2**63), 2**63 - 1)
@@ -62,7 +62,7 @@ def unknowns(draw: st.DrawFn) -> Unknown:
     return Unknown(draw(_spelled_object(_spelled, fields)).encode())
 
 
-def members(family: Family[Any]) -> SearchStrategy[Any]:
+def members(family: OpenUnion[Any]) -> SearchStrategy[Any]:
     """Anything of a family, unknown ones too."""
     return st.deferred(lambda: st.one_of(unknowns(), *(instances(member) for member in family.members.values())))
 
@@ -77,10 +77,10 @@ def instances(struct: type) -> SearchStrategy[Any]:
     return st.fixed_dictionaries(required, optional=optional).map(lambda fields: struct(**fields))
 
 
-def _open_values(what: Holds) -> SearchStrategy[Any]:
-    some = members(what.family())
+def _open_values(what: UnionField) -> SearchStrategy[Any]:
+    some = members(what.get_union())
     forms: list[SearchStrategy[Any]] = [st.lists(some, max_size=2) if what.many else some]
-    forms += [_texts] * what.text + [st.none()] * what.null + [st.sampled_from(what.words)] * bool(what.words)
+    forms += [_texts] * what.text + [st.none()] * what.nullable + [st.sampled_from(what.words)] * bool(what.words)
     return st.one_of(forms)
 
 
@@ -91,7 +91,7 @@ def _values(node: inspect.Type) -> SearchStrategy[Any]:
 
 @_values.register
 def _(node: inspect.Metadata) -> SearchStrategy[Any]:
-    holds = find_holds(node)
+    holds = find_union_field(node)
     return _values(node.type) if holds is None else _open_values(holds)
 
 

@@ -26,7 +26,7 @@ calls = st.one_of(
     st.builds(d.CustomToolCall, keys.map(lambda key: f"custom {key}"), words, st.sampled_from(["", "h"])),
 )
 others = st.one_of(
-    st.builds(d.Tokens, st.just(Usage(1, 2, 3))),
+    st.builds(d.TokenUsage, st.just(Usage(1, 2, 3))),
     st.builds(d.WholeItem, st.just(Unknown(b'{"type":"acme:x","id":"x_1"}'))),
     st.builds(d.WholeItem, st.sampled_from([items.Compaction("blob", "cmp_1"), items.Compaction("blob")])),
     st.builds(d.WholeItem, st.just(ShellCall("call_x", ShellAction(["ls"]), status="completed"))),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.stream.deltas import Delta, Deltas, Finish, Text
-from antiphon.stream.sse import Message
+from antiphon.stream.sse import SseMessage
 from antiphon.upstream.client import Upstream
 from antiphon.upstream.options import UpstreamOptions
 from support.idle_clock import count_idle_time
@@ -25,7 +25,7 @@ class WordReader:
     def __init__(self) -> None:
         self.finished = False
 
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         if message.data == b"[DONE]":
             self.finished = True
             return [Finish()]

@@ -10,7 +10,7 @@ import pytest
 from antiphon.errors import ModelError, RateLimited, UpstreamError, UpstreamTimeout
 from antiphon.stream import sse
 from antiphon.stream.deltas import Delta, Finish, Text
-from antiphon.stream.sse import Message
+from antiphon.stream.sse import SseMessage
 from antiphon.upstream import delta_stream
 from antiphon.upstream.error_mapping import break_off
 from support.upstream_server import HANG_UP, RESET, STALL, Piece, Reply, json_of, stream_of
@@ -21,13 +21,13 @@ class WholeReader:
 
     def __init__(self) -> None:
         self.finished = False
-        self.heard: list[Message] = []
+        self.heard: list[SseMessage] = []
 
     @property
     def concluded(self) -> bool:
         return False
 
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         self.heard.append(message)
         return [Text(message.data.decode())]
 
@@ -87,7 +87,7 @@ async def test_nonsense_is_an_error(connect: Any, body: bytes) -> None:
 
 
 async def test_a_message_without_end_is_not_collected_for_ever(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sse.Decoder.__init__.__kwdefaults__, "limit", 100)
+    monkeypatch.setitem(sse.SseDecoder.__init__.__kwdefaults__, "limit", 100)
     async with connect(stream_of(b"data: " + b"x" * 200)) as line:
         with pytest.raises(ModelError, match="larger than 100 bytes"):
             await read(line)
@@ -103,7 +103,7 @@ async def test_a_body_without_end_is_not_collected_for_ever(connect: Any, monkey
 class BrittleReader(WholeReader):
     """One that breaks at the word `x`."""
 
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         if message.data == b"x":
             raise RateLimited("Enough.")
         return super().read(message)
@@ -149,7 +149,7 @@ async def test_an_answer_that_breaks_off_in_its_first_words_is_asked_for_again(c
 
 
 class TrustingReader(WholeReader):
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         return [Text(json.loads(message.data)["text"].lower())]
 
 

@@ -146,6 +146,6 @@ def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) 
 
 def locate(error: msgspec.ValidationError, where: str) -> ConfigError:
     """The same error with the whole path of the wrong setting in front."""
-    fault = validation.read(error)
+    fault = validation.parse_error(error)
     dot = "." if fault.path and not fault.path.startswith("[") else ""
     return ConfigError(f"{where}{dot}{fault.path}: {fault.reason.replace('`', '')}")

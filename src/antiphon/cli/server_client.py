@@ -15,7 +15,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.prompt import Prompt, PromptDefinition, PromptSummary
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.sse import Decoder
+from antiphon.stream.sse import SseDecoder
 
 CONNECT_SECONDS = 5
 SILENCE_SECONDS = 600
@@ -83,7 +83,7 @@ class ServerClient:
     def stream(self, request: CreateRequest) -> Events:
         """The events of a streamed response, as they come. Closing the generator hangs up, and the model stops."""
         with self._exchange("POST", "/v1/responses", encode(request)) as reply:
-            decoder = Decoder()
+            decoder = SseDecoder()
             while chunk := reply.read1(1 << 16):
                 for message in decoder.feed(chunk):
                     if message.data == b"[DONE]":

@@ -9,7 +9,7 @@ import msgspec
 from antiphon.engine.respond.ids import Mint
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import validation
-from antiphon.protocol.content import InputText, OutputText, text_of
+from antiphon.protocol.content import InputText, OutputText, extract_text
 from antiphon.protocol.hosted import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
@@ -96,8 +96,10 @@ def check_item_ids(items: Sequence[Item | Unknown], *, param: str = "input") -> 
             try:
                 _id_decoder.decode(item.raw)
             except msgspec.ValidationError as error:
-                fault = validation.read(error)
-                raise validation.Fault(f"{param}[{index}].{fault.path}", fault.reason).explain() from None
+                fault = validation.parse_error(error)
+                raise validation.FieldError(
+                    f"{param}[{index}].{fault.path}", fault.reason
+                ).to_invalid_request() from None
         elif isinstance(item, ItemReference) and not item.id:
             where = f"{param}[{index}].id"
             raise InvalidRequest(f"Invalid value for '{where}': it is empty.", param=where, code="invalid_value")
@@ -110,7 +112,7 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
     stored = copy(item)
     if isinstance(stored, LocalShellCallOutput) and stored.call_id == stored.id:
-        stored.named_call, stored.id = stored.id, ""
+        stored.given_call_id, stored.id = stored.id, ""
     if not stored.id:  # some clients send an empty id
         stored.id = mint(_ID_PREFIXES.get(type(stored), "item"))
     if getattr(stored, "status", "none") is None:
@@ -133,7 +135,7 @@ def _normalize_unknown(item: Unknown, mint: Mint) -> Unknown:
 def get_comparable_text(item: Item | Unknown) -> tuple[str, ...]:
     """Return the text by which two items with one id are compared; for a call, its call id."""
     if isinstance(item, Message):
-        return item.role, text_of(item.content)
+        return item.role, extract_text(item.content)
     if isinstance(item, (FunctionCallOutput, CustomToolCallOutput, LocalShellCallOutput)):
-        return (text_of(item.output),)
+        return (extract_text(item.output),)
     return (item.call_id,) if isinstance(item, CALL_TYPES) and item.call_id is not None else ()

@@ -15,10 +15,10 @@ from antiphon.protocol.items import ITEMS, Item
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import Response
-from antiphon.protocol.unions import Family, Unknown
-from antiphon.protocol.websocket import Glance, SteerRequest
+from antiphon.protocol.unions import OpenUnion, Unknown
+from antiphon.protocol.websocket import MessageHeader, SteerRequest
 
-EVENTS: Family[Event] = Family("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
+EVENTS: OpenUnion[Event] = OpenUnion("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _create_conversation = msgspec.json.Decoder(CreateConversation)
 _update_conversation = msgspec.json.Decoder(UpdateConversation)
 _add_items = msgspec.json.Decoder(AddItems)
 _prompt_definition = msgspec.json.Decoder(PromptDefinition)
-_glance = msgspec.json.Decoder(Glance)
+_glance = msgspec.json.Decoder(MessageHeader)
 _steer = msgspec.json.Decoder(SteerRequest)
 
 
@@ -92,7 +92,7 @@ def decode_prompt_definition(body: bytes) -> Decoded[PromptDefinition]:
     return Decoded(*_decode_leniently(_prompt_definition.decode, body))
 
 
-def glance(body: bytes) -> Glance:
+def decode_header(body: bytes) -> MessageHeader:
     """What kind of message this is, whatever else may be wrong with it. Raises InvalidRequest if it is no object."""
     return _decode_leniently(_glance.decode, body)[0]
 
@@ -109,28 +109,28 @@ def decode_response(body: bytes) -> Response:
 def decode_items(body: bytes) -> list[Item | Unknown]:
     """An array of items as a model is to read them: fields that we do not know are left aside."""
     try:
-        return _decode_leniently(ITEMS.many, body)[0]
+        return _decode_leniently(ITEMS.decode_list, body)[0]
     except InvalidRequest:
-        return [_read_kept(item) for item in keep_items(body)]
+        return [_read_kept(item) for item in decode_items_lossless(body)]
 
 
 def _read_kept(item: Item | Unknown) -> Item | Unknown:
     try:
-        return _decode_leniently(ITEMS.one, item.raw)[0] if isinstance(item, Unknown) else item
+        return _decode_leniently(ITEMS.decode, item.raw)[0] if isinstance(item, Unknown) else item
     except InvalidRequest:
         return item
 
 
-def keep_items(body: bytes) -> list[Item | Unknown]:
+def decode_items_lossless(body: bytes) -> list[Item | Unknown]:
     """An array of items with all that is in them: one that has more in it than we know, or less, stays as it is."""
-    return _decode_leniently(ITEMS.keep_many, body)[0]
+    return _decode_leniently(ITEMS.decode_list_lossless, body)[0]
 
 
 def decode_event(body: bytes) -> Event | Unknown:
     """One stream event; ValueError if it is not JSON. One we know by name but not in this form is kept as it is."""
     _check_utf8(body)
     try:
-        return EVENTS.one(body)
+        return EVENTS.decode(body)
     except (ValidationError, RecursionError):
         return Unknown(bytes(body))
 
@@ -151,10 +151,10 @@ def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tup
             try:
                 return decode(body), tuple(ignored)
             except ValidationError as error:
-                fault = validation.read(error)
+                fault = validation.parse_error(error)
                 if fault.unknown_field is None or not passes:
-                    raise fault.explain() from None
-                body, found = validation.remove(body, fault.path, fault.unknown_field)
+                    raise fault.to_invalid_request() from None
+                body, found = validation.remove_field(body, fault.path, fault.unknown_field)
                 ignored += found
                 passes -= 1
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from antiphon.protocol.unions import Family, Tagged, Unknown, Wire, always_list, holding
+from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Wire, always_list, union_field
 
 
 class PromptCacheBreakpoint(Wire):
@@ -71,7 +71,7 @@ class FilePath(Tagged, tag="file_path"):
 
 
 Annotation = FileCitation | UrlCitation | ContainerFileCitation | FilePath
-ANNOTATIONS: Family[Annotation] = Family("Annotation", get_args(Annotation))
+ANNOTATIONS: OpenUnion[Annotation] = OpenUnion("Annotation", get_args(Annotation))
 
 
 class TopLogProb(Wire, gc=False):
@@ -90,7 +90,7 @@ class LogProb(Wire, gc=False):
 if TYPE_CHECKING:
     Annotations: TypeAlias = list[Annotation | Unknown]
 else:
-    Annotations = holding(lambda: ANNOTATIONS, many=True, null=True)
+    Annotations = union_field(lambda: ANNOTATIONS, many=True, nullable=True)
 
 
 class OutputText(Tagged, tag="output_text"):
@@ -100,7 +100,7 @@ class OutputText(Tagged, tag="output_text"):
 
     def __post_init__(self) -> None:
         if not isinstance(self.annotations, list):
-            self.annotations = ANNOTATIONS.list_field(self.annotations, "annotations") or []
+            self.annotations = ANNOTATIONS.decode_list_field(self.annotations, "annotations") or []
 
 
 class Refusal(Tagged, tag="refusal"):
@@ -141,17 +141,17 @@ Part = (
     | ReasoningText
     | ComputerScreenshot
 )
-PARTS: Family[Part] = Family("Part", get_args(Part))
+PARTS: OpenUnion[Part] = OpenUnion("Part", get_args(Part))
 
 if TYPE_CHECKING:
     Content: TypeAlias = str | list[Part | Unknown]
     OptionalParts: TypeAlias = list[Part | Unknown] | None
 else:
-    Content = holding(lambda: PARTS, many=True, text=True)
-    OptionalParts = holding(lambda: PARTS, many=True, null=True)
+    Content = union_field(lambda: PARTS, many=True, text=True)
+    OptionalParts = union_field(lambda: PARTS, many=True, nullable=True)
 
 
-def text_of(content: "str | list[Part | Unknown]") -> str:
+def extract_text(content: "str | list[Part | Unknown]") -> str:
     """The readable text of a message or tool output, part after part."""
     if isinstance(content, str):
         return content

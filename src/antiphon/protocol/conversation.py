@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.request import Metadata
-from antiphon.protocol.unions import Wire, always, holding
+from antiphon.protocol.unions import Wire, always, union_field
 
-MOST_NEW_ITEMS = 20
+MAX_NEW_ITEMS = 20
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     NewItems: TypeAlias = list[Item | Unknown]
     OptionalItems: TypeAlias = list[Item | Unknown] | None
 else:
-    NewItems = holding(lambda: ITEMS, many=True, most=MOST_NEW_ITEMS)
-    OptionalItems = holding(lambda: ITEMS, many=True, null=True, most=MOST_NEW_ITEMS)
+    NewItems = union_field(lambda: ITEMS, many=True, max_items=MAX_NEW_ITEMS)
+    OptionalItems = union_field(lambda: ITEMS, many=True, nullable=True, max_items=MAX_NEW_ITEMS)
 
 
 class Conversation(Wire):
@@ -35,7 +35,7 @@ class CreateConversation(Wire, kw_only=True):
     metadata: Metadata | None = None
 
     def __post_init__(self) -> None:
-        self.items = _check_number(ITEMS.list_field(self.items, "items"))
+        self.items = _check_number(ITEMS.decode_list_field(self.items, "items"))
 
 
 class UpdateConversation(Wire, kw_only=True):
@@ -50,10 +50,10 @@ class AddItems(Wire, kw_only=True):
     items: NewItems
 
     def __post_init__(self) -> None:
-        self.items = _check_number(ITEMS.list_field(self.items, "items", required=True))
+        self.items = _check_number(ITEMS.decode_list_field(self.items, "items", required=True))
 
 
 def _check_number(items: Any) -> Any:
-    if items is not None and len(items) > MOST_NEW_ITEMS:
-        raise ValueError(f"Expected `array` of length <= {MOST_NEW_ITEMS} - at `$.items`")
+    if items is not None and len(items) > MAX_NEW_ITEMS:
+        raise ValueError(f"Expected `array` of length <= {MAX_NEW_ITEMS} - at `$.items`")
     return items

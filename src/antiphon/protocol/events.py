@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 from antiphon.protocol.content import ANNOTATIONS, PARTS, LogProb, SummaryText
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.response import Reply, Response
-from antiphon.protocol.unions import Unknown, always, always_list, holding
+from antiphon.protocol.unions import Unknown, always, always_list, union_field
 
 if TYPE_CHECKING:
     from antiphon.protocol.content import Annotation, Part
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     OnePart: TypeAlias = Part | Unknown
     OneAnnotation: TypeAlias = Annotation | Unknown | None
 else:
-    OneItem = holding(lambda: ITEMS)
-    OnePart = holding(lambda: PARTS)
-    OneAnnotation = holding(lambda: ANNOTATIONS, null=True)
+    OneItem = union_field(lambda: ITEMS)
+    OnePart = union_field(lambda: PARTS)
+    OneAnnotation = union_field(lambda: ANNOTATIONS, nullable=True)
 
 
 class Event(Struct, omit_defaults=True, gc=False, tag_field="type"):
@@ -85,7 +85,7 @@ class OutputItemEvent(Event):
 
     def __post_init__(self) -> None:
         if isinstance(self.item, Raw):
-            self.item = ITEMS.kept_field(self.item, "item")
+            self.item = ITEMS.decode_lossless_field(self.item, "item")
 
 
 class OutputItemAdded(OutputItemEvent, tag="response.output_item.added"):
@@ -114,7 +114,7 @@ class ContentPartEvent(ContentEvent):
 
     def __post_init__(self) -> None:
         if isinstance(self.part, Raw):
-            self.part = PARTS.field(self.part, "part", required=True)
+            self.part = PARTS.decode_field(self.part, "part", required=True)
 
 
 class ContentPartAdded(ContentPartEvent, tag="response.content_part.added"):
@@ -141,7 +141,7 @@ class OutputTextAnnotationAdded(ContentEvent, tag="response.output_text.annotati
     annotation: OneAnnotation = always(None)
 
     def __post_init__(self) -> None:
-        self.annotation = ANNOTATIONS.field(self.annotation, "annotation")
+        self.annotation = ANNOTATIONS.decode_field(self.annotation, "annotation")
 
 
 class RefusalDelta(ContentEvent, tag="response.refusal.delta"):

@@ -111,14 +111,14 @@ class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
     id: str
     output: str
     status: ItemStatus | None = None
-    named_call: str | None = field(default=None, name="call_id")
+    given_call_id: str | None = field(default=None, name="call_id")
 
     @property
     def call_id(self) -> str:
-        return self.named_call or self.id
+        return self.given_call_id or self.id
 
 
-class AddressedShellOutput(Wire):
+class AgentsSdkShellOutput(Wire):
     """The same as the agents SDK sends it: with the id of the call, and without its own."""
 
     call_id: str
@@ -128,7 +128,7 @@ class AddressedShellOutput(Wire):
     status: ItemStatus | None = None
 
 
-def readdress_shell_output(addressed: AddressedShellOutput) -> LocalShellCallOutput:
+def convert_agents_sdk_output(addressed: AgentsSdkShellOutput) -> LocalShellCallOutput:
     return LocalShellCallOutput("", addressed.output, addressed.status, addressed.call_id)
 
 
@@ -240,7 +240,7 @@ class ToolSearchOutput(Tagged, tag="tool_search_output"):
     created_by: str | None = None
 
     def __post_init__(self) -> None:
-        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
+        self.tools = TOOLS.decode_list_field(self.tools, "tools", required=True)
 
 
 class AdditionalTools(Tagged, tag="additional_tools"):
@@ -249,7 +249,7 @@ class AdditionalTools(Tagged, tag="additional_tools"):
     id: str | None = None
 
     def __post_init__(self) -> None:
-        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
+        self.tools = TOOLS.decode_list_field(self.tools, "tools", required=True)
 
 
 class Program(Tagged, tag="program"):

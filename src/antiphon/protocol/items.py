@@ -8,7 +8,7 @@ from msgspec import Raw
 from antiphon.protocol.content import PARTS, Content, OptionalParts, SummaryText
 from antiphon.protocol.hosted import (
     AdditionalTools,
-    AddressedShellOutput,
+    AgentsSdkShellOutput,
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CodeInterpreterCall,
@@ -30,10 +30,10 @@ from antiphon.protocol.hosted import (
     ToolSearchCall,
     ToolSearchOutput,
     WebSearchCall,
-    readdress_shell_output,
+    convert_agents_sdk_output,
 )
 from antiphon.protocol.json_text import JsonObject
-from antiphon.protocol.unions import Family, Tagged, Unknown, Variant, Wire, always_list, holding
+from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Variant, Wire, always_list, union_field
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 Phase: TypeAlias = Literal["commentary", "final_answer"]
@@ -53,7 +53,7 @@ class Message(Tagged, tag="message"):
 
     def __post_init__(self) -> None:
         if isinstance(self.content, Raw):
-            self.content = PARTS.text_or_list_field(self.content, "content", required=True)
+            self.content = PARTS.decode_text_or_list_field(self.content, "content", required=True)
 
 
 class FunctionCall(Tagged, tag="function_call"):
@@ -79,7 +79,7 @@ class FunctionCallOutput(Tagged, tag="function_call_output"):
     created_by: str | None = None
 
     def __post_init__(self) -> None:
-        self.output = PARTS.text_or_list_field(self.output, "output", required=True)
+        self.output = PARTS.decode_text_or_list_field(self.output, "output", required=True)
 
 
 class CustomToolCall(Tagged, tag="custom_tool_call"):
@@ -103,7 +103,7 @@ class CustomToolCallOutput(Tagged, tag="custom_tool_call_output"):
     created_by: str | None = None
 
     def __post_init__(self) -> None:
-        self.output = PARTS.text_or_list_field(self.output, "output", required=True)
+        self.output = PARTS.decode_text_or_list_field(self.output, "output", required=True)
 
 
 class Reasoning(Tagged, tag="reasoning"):
@@ -114,7 +114,7 @@ class Reasoning(Tagged, tag="reasoning"):
     status: ItemStatus | None = None
 
     def __post_init__(self) -> None:
-        self.content = PARTS.list_field(self.content, "content")
+        self.content = PARTS.decode_list_field(self.content, "content")
 
 
 class Compaction(Tagged, tag="compaction"):
@@ -178,16 +178,16 @@ OutputItem = (
 Item = OutputItem | CompactionTrigger | ItemReference | ConfigurationUpdate
 
 
-ITEMS: Family[Item] = Family(
+ITEMS: OpenUnion[Item] = OpenUnion(
     "Item",
     get_args(Item),
     untagged={"role": "message", "id": "item_reference"},
     variants={
-        "local_shell_call_output": Variant("call_id", AddressedShellOutput, readdress_shell_output, without="id")
+        "local_shell_call_output": Variant("call_id", AgentsSdkShellOutput, convert_agents_sdk_output, absent="id")
     },
 )
 
 if TYPE_CHECKING:
     Items: TypeAlias = list[Item | Unknown]
 else:
-    Items = holding(lambda: ITEMS, many=True)
+    Items = union_field(lambda: ITEMS, many=True)

@@ -7,7 +7,7 @@ from msgspec import Meta
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, decode_choice
-from antiphon.protocol.unions import Tagged, Unknown, Wire, always, holding
+from antiphon.protocol.unions import Tagged, Unknown, Wire, always, union_field
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     OptionalTools: TypeAlias = list[Tool | Unknown] | None
     OptionalChoice: TypeAlias = Literal["none", "auto", "required"] | ToolChoice | Unknown | None
 else:
-    OptionalInput = holding(lambda: ITEMS, many=True, text=True, null=True)
-    OptionalTools = holding(lambda: TOOLS, many=True, null=True)
-    OptionalChoice = holding(lambda: CHOICES, words=CHOICE_WORDS, null=True)
+    OptionalInput = union_field(lambda: ITEMS, many=True, text=True, nullable=True)
+    OptionalTools = union_field(lambda: TOOLS, many=True, nullable=True)
+    OptionalChoice = union_field(lambda: CHOICES, words=CHOICE_WORDS, nullable=True)
 
 Include = Literal[
     "file_search_call.results",
@@ -160,8 +160,8 @@ class CreateRequest(Wire, kw_only=True):
     stream_id: str | None = None
 
     def __post_init__(self) -> None:
-        self.input = ITEMS.text_or_list_field(self.input, "input")
-        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.input = ITEMS.decode_text_or_list_field(self.input, "input")
+        self.tools = TOOLS.decode_list_field(self.tools, "tools")
         self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 
 
@@ -181,8 +181,8 @@ class CountRequest(Wire, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
 
     def __post_init__(self) -> None:
-        self.input = ITEMS.text_or_list_field(self.input, "input")
-        self.tools = TOOLS.list_field(self.tools, "tools")
+        self.input = ITEMS.decode_text_or_list_field(self.input, "input")
+        self.tools = TOOLS.decode_list_field(self.tools, "tools")
         self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 
 
@@ -200,4 +200,4 @@ class CompactRequest(Wire, kw_only=True):
     image: ImageOptions | None = None
 
     def __post_init__(self) -> None:
-        self.input = ITEMS.text_or_list_field(self.input, "input")
+        self.input = ITEMS.decode_text_or_list_field(self.input, "input")

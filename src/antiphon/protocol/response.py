@@ -10,7 +10,7 @@ from antiphon.protocol.items import ITEMS, Message
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import ConversationRef, ImageOptions, PromptRef, ReasoningConfig, TextConfig, TextFormat
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, decode_choice
-from antiphon.protocol.unions import Unknown, always, always_list, holding
+from antiphon.protocol.unions import Unknown, always, always_list, union_field
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     EchoedChoice: TypeAlias = Literal["none", "auto", "required"] | ToolChoice | Unknown
     Instructions: TypeAlias = str | list[Item | Unknown] | None
 else:
-    Output = holding(lambda: ITEMS, many=True)
-    EchoedTools = holding(lambda: TOOLS, many=True)
-    EchoedChoice = holding(lambda: CHOICES, words=CHOICE_WORDS)
-    Instructions = holding(lambda: ITEMS, many=True, text=True, null=True)
+    Output = union_field(lambda: ITEMS, many=True)
+    EchoedTools = union_field(lambda: TOOLS, many=True)
+    EchoedChoice = union_field(lambda: CHOICES, words=CHOICE_WORDS)
+    Instructions = union_field(lambda: ITEMS, many=True, text=True, nullable=True)
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 FINAL_STATUSES = frozenset({"completed", "failed", "incomplete", "cancelled"})
@@ -116,7 +116,7 @@ class CompactedResponse(Reply, kw_only=True):
     usage: Usage
 
     def __post_init__(self) -> None:
-        self.output = ITEMS.list_field(self.output, "output", required=True)
+        self.output = ITEMS.decode_list_field(self.output, "output", required=True)
 
 
 class Response(Reply, kw_only=True):
@@ -166,11 +166,11 @@ class Response(Reply, kw_only=True):
 
     def __post_init__(self) -> None:
         if isinstance(self.instructions, Raw):
-            self.instructions = ITEMS.text_or_list_field(self.instructions, "instructions")
+            self.instructions = ITEMS.decode_text_or_list_field(self.instructions, "instructions")
         if isinstance(self.output, Raw):
-            self.output = ITEMS.list_field(self.output, "output", required=True)
+            self.output = ITEMS.decode_list_field(self.output, "output", required=True)
         if isinstance(self.tools, Raw):
-            self.tools = TOOLS.list_field(self.tools, "tools", required=True)
+            self.tools = TOOLS.decode_list_field(self.tools, "tools", required=True)
         if isinstance(self.tool_choice, Raw):
             self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 

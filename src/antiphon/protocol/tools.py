@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from antiphon.protocol.json_text import JsonObject
-from antiphon.protocol.unions import Family, Tagged, Unknown, Variant, Wire, always, holding
+from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Variant, Wire, always, union_field
 
 ToolName = Annotated[str, Meta(min_length=1)]
 Caller = Literal["direct", "programmatic"]
@@ -14,7 +14,7 @@ Caller = Literal["direct", "programmatic"]
 if TYPE_CHECKING:
     Tools: TypeAlias = "list[Tool | Unknown]"
 else:
-    Tools = holding(lambda: TOOLS, many=True)
+    Tools = union_field(lambda: TOOLS, many=True)
 
 
 class FunctionTool(Tagged, tag="function"):
@@ -52,7 +52,7 @@ class NamespaceTool(Tagged, tag="namespace"):
     tools: Tools
 
     def __post_init__(self) -> None:
-        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
+        self.tools = TOOLS.decode_list_field(self.tools, "tools", required=True)
 
 
 class ToolSearchTool(Tagged, tag="tool_search"):
@@ -221,7 +221,7 @@ def _flatten_tool(nested: NestedFunction) -> FunctionTool:
     return FunctionTool(body.name, body.description, body.parameters, body.strict)
 
 
-TOOLS: Family[Tool] = Family(
+TOOLS: OpenUnion[Tool] = OpenUnion(
     "Tool", get_args(Tool), variants={"function": Variant("function", NestedFunction, _flatten_tool)}
 )
 
@@ -314,7 +314,7 @@ def _flatten_choice(nested: NestedFunction) -> FunctionChoice:
 
 
 # `tool` is what some agents written before the API settled still say for `function`.
-CHOICES: Family[ToolChoice] = Family(
+CHOICES: OpenUnion[ToolChoice] = OpenUnion(
     "ToolChoice",
     get_args(ToolChoice),
     aliases={"tool": "function"},
@@ -325,7 +325,7 @@ CHOICE_WORDS = ("none", "auto", "required")
 
 def decode_choice(value: Any, name: str) -> Any:
     """A `tool_choice` field: one of the three words, or one of the forms above."""
-    choice = CHOICES.text_or_field(value, name)
+    choice = CHOICES.decode_text_or_field(value, name)
     if isinstance(choice, str) and choice not in CHOICE_WORDS:
         raise ValueError(f"Invalid enum value {choice!r} - at `$.{name}`")
     return choice

@@ -1,11 +1,12 @@
-"""Tagged unions that stay open: what we do not know, we keep.
+"""Open tagged unions: members with an unknown tag are kept as they came.
 
-msgspec's own tagged unions refuse an unknown tag. The wire adds new items, tools and events every month, leaves the tag
-out of messages, and renames it now and then. So a field that holds such a union is declared as `Raw` to msgspec, and
-the struct's `__post_init__` hands it to a `Family`, which decodes the members it knows and keeps the rest as `Unknown`,
-byte for byte. Errors keep their path: each level appends ` - at `$.field`` to the message, the way msgspec itself does.
-The declaration is made with `holding`, which also says what the field holds: that is where a description of the wire,
-such as a JSON schema, has it from.
+msgspec's tagged unions reject an unknown tag. The Responses API adds items, tools and events often, some clients omit
+the tag, and some send an old one. So a field of such a union is declared as `Raw` for msgspec, with `union_field`, and
+the struct's `__post_init__` passes the value to an `OpenUnion`. It decodes the known members and keeps all others as
+`Unknown`, byte for byte.
+
+Error messages have the same form as msgspec's: each level appends ` - at `$.field``. The declaration also records the
+union, so that a JSON schema can be generated from the structs.
 """
 
 import functools
@@ -19,13 +20,18 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, ValidationError, inspec
 
 T = TypeVar("T")
 
+_NULL = Raw(b"null")
+_ELEMENTS: "msgspec.json.Decoder[list[Raw]]" = msgspec.json.Decoder(list[Raw])
+_FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
+_TEXT: "msgspec.json.Decoder[str]" = msgspec.json.Decoder(str)
+
 
 class Wire(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A plain object of the wire. Unset optional fields are None and are left out when encoding."""
+    """An object of the API without a tag. Optional fields that are None are omitted when encoding."""
 
 
 class Tagged(Struct, omit_defaults=True, forbid_unknown_fields=True, tag_field="type"):
-    """An object of the wire that names its own kind in `type`."""
+    """An object of the API with its tag in the field `type`."""
 
     @property
     def type(self) -> str:
@@ -33,12 +39,15 @@ class Tagged(Struct, omit_defaults=True, forbid_unknown_fields=True, tag_field="
 
 
 def always(value: T) -> T:
-    """A default that is sent even when it was not set: some fields must be present, null or not."""
+    """Declare a default that is encoded too: the API requires some fields to be present, even as null."""
     return msgspec.field(default_factory=lambda: value)
 
 
 def always_list() -> list[Any]:
-    """An empty list that is sent. (msgspec knows the factory `list` itself, and would leave the field out.)"""
+    """Declare an empty list as a default that is encoded too.
+
+    With `list` itself as the factory, msgspec would omit an empty list.
+    """
     return msgspec.field(default_factory=_empty_list)
 
 
@@ -47,7 +56,7 @@ def _empty_list() -> list[Any]:
 
 
 class Unknown:
-    """Something of a type we do not know, kept exactly as it came."""
+    """An object of an unknown type or form, with its original bytes."""
 
     __slots__ = ("raw",)
 
@@ -67,7 +76,7 @@ class Unknown:
     def _peek(self) -> "Peek":
         try:
             return _PEEK.decode(self.raw)
-        except (ValidationError, RecursionError):  # not an object, or its type is not a string, or nobody can look
+        except (ValidationError, RecursionError):  # no object, a tag that is no string, or nested too deeply
             return Peek()
 
     def __eq__(self, other: object) -> bool:
@@ -81,7 +90,7 @@ class Unknown:
 
 
 class Peek(Struct):
-    """The fields that tell what kind of thing an object is."""
+    """The fields that determine the type of an object."""
 
     type: str | UnsetType | None = UNSET
     role: Any = None
@@ -92,23 +101,27 @@ _PEEK: "msgspec.json.Decoder[Peek]" = msgspec.json.Decoder(Peek)
 
 
 class Variant(Struct, frozen=True):
-    """Another form of a member: an object that has `mark`, and not `without`, is a `form`, and `convert` makes the
-    member of it."""
+    """An alternative form of a member.
 
-    mark: str
+    An object with the field `marker` and without the field `absent` is decoded as `form`, and `convert` makes the
+    member from it.
+    """
+
+    marker: str
     form: type[Struct]
     convert: Callable[[Any], Any]
-    without: str = ""
+    absent: str = ""
 
-    def fits(self, fields: Mapping[str, Raw]) -> bool:
-        return fields.get(self.mark, _NULL) != _NULL and fields.get(self.without, _NULL) == _NULL
+    def matches(self, fields: Mapping[str, Raw]) -> bool:
+        return fields.get(self.marker, _NULL) != _NULL and fields.get(self.absent, _NULL) == _NULL
 
 
-class Family(Generic[T]):
-    """The members of one open union, by tag. `name` is what one of them is called.
+class OpenUnion(Generic[T]):
+    """The members of one open union, by tag.
 
-    `aliases` maps a tag some clients send to the tag we know it by; `untagged` gives the tag of an object without one,
-    by the first of these fields (of those that `Peek` has) that it has; `variants` are, by tag, other forms of members.
+    `name` is the name of the union in a JSON schema. `aliases` maps other tags that clients send to known tags.
+    `untagged` maps fields of `Peek` to the tag of an object without a tag; the first field that is present decides.
+    `variants` are alternative forms of members, by tag.
     """
 
     def __init__(
@@ -133,40 +146,40 @@ class Family(Generic[T]):
         self.untagged = untagged or {}
         self.variants = variants or {}
 
-    def one(self, raw: Raw | bytes) -> T | Unknown:
-        """Decode one object: at once if it is known and tagged, else by a look at what it is first."""
+    def decode(self, raw: Raw | bytes) -> T | Unknown:
+        """Decode one object. Raise ValidationError if a known member is invalid or has an unknown field."""
         try:
             return self._one.decode(raw)
         except ValidationError:
-            return self._look_and_decode(raw)
+            return self._decode_by_tag(raw)
 
-    def keep(self, raw: Raw | bytes) -> T | Unknown:
-        """Decode one object, or keep it as it is if it is not in the form we know, or has more in it."""
+    def decode_lossless(self, raw: Raw | bytes) -> T | Unknown:
+        """Decode one object without losing data: an invalid member, or one with an unknown field, becomes `Unknown`."""
         try:
-            return self.one(raw)
+            return self.decode(raw)
         except ValidationError:
-            kept = Unknown(bytes(raw))
-            if not kept.type:
+            unknown = Unknown(bytes(raw))
+            if not unknown.type:
                 raise
-            return kept
+            return unknown
 
-    def _look_and_decode(self, raw: Raw | bytes) -> T | Unknown:
+    def _decode_by_tag(self, raw: Raw | bytes) -> T | Unknown:
         peek = _PEEK.decode(raw)
         sent = peek.type if isinstance(peek.type, str) else None
-        tag = self.aliases.get(sent, sent) if sent is not None else self._infer(peek)
+        tag = self.aliases.get(sent, sent) if sent is not None else self._infer_tag(peek)
         if tag is None:
             raise ValidationError("Object missing required field `type`")
         if tag not in self.members:
             return Unknown(bytes(raw))
         if tag != sent and peek.type is not UNSET:
-            raw = _retag(raw, tag)
+            raw = _replace_tag(raw, tag)
         variant = self.variants.get(tag)
-        if variant is not None and variant.fits(_FIELDS.decode(raw)):
+        if variant is not None and variant.matches(_FIELDS.decode(raw)):
             return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
         return self._decoder(tag).decode(raw)
 
-    def _infer(self, peek: Peek) -> str | None:
-        return next((tag for mark, tag in self.untagged.items() if getattr(peek, mark) is not None), None)
+    def _infer_tag(self, peek: Peek) -> str | None:
+        return next((tag for field, tag in self.untagged.items() if getattr(peek, field) is not None), None)
 
     def _decoder(self, tag: str) -> "msgspec.json.Decoder[T]":
         decoder = self._decoders.get(tag)
@@ -174,110 +187,107 @@ class Family(Generic[T]):
             decoder = self._decoders[tag] = msgspec.json.Decoder(self.members[tag])
         return decoder
 
-    def many(self, raw: Raw | bytes) -> list[T | Unknown]:
-        """Decode an array: in one pass if everything is known and tagged, else one by one."""
-        return self._decode_array(raw, self._look_and_decode)
+    def decode_list(self, raw: Raw | bytes) -> list[T | Unknown]:
+        """Decode an array: in one pass if every element has a known tag, else element by element."""
+        return self._decode_array(raw, self._decode_by_tag)
 
-    def keep_many(self, raw: Raw | bytes) -> list[T | Unknown]:
-        """Decode an array as `keep` does each of its elements."""
-        return self._decode_array(raw, self.keep)
+    def decode_list_lossless(self, raw: Raw | bytes) -> list[T | Unknown]:
+        """Decode an array, each element as `decode_lossless` does."""
+        return self._decode_array(raw, self.decode_lossless)
 
     def _decode_array(self, raw: Raw | bytes, decode: Callable[[Raw], T | Unknown]) -> list[T | Unknown]:
         try:
             return cast("list[T | Unknown]", self._list.decode(raw))
         except ValidationError:
-            return [self._element(element, index, decode) for index, element in enumerate(_ELEMENTS.decode(raw))]
+            return [self._decode_element(element, index, decode) for index, element in enumerate(_ELEMENTS.decode(raw))]
 
-    def _element(self, raw: Raw, index: int, decode: Callable[[Raw], T | Unknown]) -> T | Unknown:
+    def _decode_element(self, raw: Raw, index: int, decode: Callable[[Raw], T | Unknown]) -> T | Unknown:
         try:
             return decode(raw)
         except ValidationError as error:
             raise ValidationError(f"{error} - at `$[{index}]`") from None
 
-    # What a struct's __post_init__ calls. Values that are no longer Raw were set by code, and stay. Structs that are
-    # made for every answer do not even ask.
-    # A null is None, unless the field is required: then it is an error like any other wrong value.
+    # The methods below are called by a struct's __post_init__. A value that is not Raw was set by code and is returned
+    # unchanged; structs that are created often check that themselves, without a call. A null becomes None, unless the
+    # field is required: then it is an invalid value.
 
-    def field(self, value: Any, name: str, *, required: bool = False) -> Any:
-        """A field that holds one member."""
-        return self._decode_field(value, name, self.one, required=required) if isinstance(value, Raw) else value
+    def decode_field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """Decode a field with one member."""
+        return self._decode_with(value, name, self.decode, required=required) if isinstance(value, Raw) else value
 
-    def kept_field(self, value: Any, name: str) -> Any:
-        """A field that holds one member, of whatever form."""
-        return self._decode_field(value, name, self.keep, required=True) if isinstance(value, Raw) else value
+    def decode_lossless_field(self, value: Any, name: str) -> Any:
+        """Decode a required field with one member, as `decode_lossless` does."""
+        return self._decode_with(value, name, self.decode_lossless, required=True) if isinstance(value, Raw) else value
 
-    def list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
-        """A field that holds an array of members."""
-        return self._decode_field(value, name, self.many, required=required) if isinstance(value, Raw) else value
+    def decode_list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """Decode a field with an array of members."""
+        return self._decode_with(value, name, self.decode_list, required=required) if isinstance(value, Raw) else value
 
-    def text_or_list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
-        """A field that holds a string or an array of members."""
+    def decode_text_or_list_field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """Decode a field with a string or an array of members."""
         if not isinstance(value, Raw):
             return value
         try:
-            return self._text_or_list.decode(value)  # nearly always: in one step, as every message has such a field
+            return self._text_or_list.decode(value)  # fast path: every message has such a field
         except ValidationError:
-            return self._decode_field(value, name, self._text_or_many, required=required)
+            return self._decode_with(value, name, self._decode_text_or_list, required=required)
 
-    def text_or_field(self, value: Any, name: str, *, required: bool = False) -> Any:
-        """A field that holds a string or one member."""
+    def decode_text_or_field(self, value: Any, name: str, *, required: bool = False) -> Any:
+        """Decode a field with a string or one member."""
         return (
-            self._decode_field(value, name, self._text_or_one, required=required) if isinstance(value, Raw) else value
+            self._decode_with(value, name, self._decode_text_or_member, required=required)
+            if isinstance(value, Raw)
+            else value
         )
 
-    def _text_or_many(self, raw: Raw) -> str | list[T | Unknown]:
-        return self.many(raw) if _starts(raw, "[") else _decode_text(raw, other="array")
+    def _decode_text_or_list(self, raw: Raw) -> str | list[T | Unknown]:
+        return self.decode_list(raw) if _starts_with(raw, "[") else _decode_text(raw, other="array")
 
-    def _text_or_one(self, raw: Raw) -> str | T | Unknown:
-        return self.one(raw) if _starts(raw, "{") else _decode_text(raw, other="object")
+    def _decode_text_or_member(self, raw: Raw) -> str | T | Unknown:
+        return self.decode(raw) if _starts_with(raw, "{") else _decode_text(raw, other="object")
 
-    def _decode_field(self, value: Raw, name: str, decode: Callable[[Raw], Any], *, required: bool) -> Any:
-        if not required and _starts(value, "n"):  # null: no other JSON value starts so
+    def _decode_with(self, value: Raw, name: str, decode: Callable[[Raw], Any], *, required: bool) -> Any:
+        if not required and _starts_with(value, "n"):  # null: no other JSON value starts with n
             return None
         try:
             return decode(value)
         except ValidationError as error:
-            # msgspec adds the path of the struct itself to a ValueError out of __post_init__, and to nothing else.
+            # msgspec appends the path of the struct only to a ValueError from __post_init__.
             raise ValueError(f"{error} - at `$.{name}`") from None
 
 
-class Holds(Struct, frozen=True, kw_only=True):
-    """What an open field holds: members of a family (one, or many of them), or else a text, one of `words`, or null.
+class UnionField(Struct, frozen=True, kw_only=True):
+    """The declaration of a field with an open union.
 
-    `most` is how many members there may be. The family is a function's result because a member may hold its own family.
+    Allowed values are a member, or an array of members if `many`; a string if `text`; one of `words`; and null if
+    `nullable`. `get_union` is a function because a union may contain itself.
     """
 
-    family: Callable[[], Family[Any]]
+    get_union: Callable[[], OpenUnion[Any]]
     many: bool = False
     text: bool = False
     words: tuple[str, ...] = ()
-    null: bool = False
-    most: int | None = None
+    nullable: bool = False
+    max_items: int | None = None
 
 
-def holding(
-    family: Callable[[], Family[Any]],
+def union_field(
+    get_union: Callable[[], OpenUnion[Any]],
     *,
     many: bool = False,
     text: bool = False,
     words: tuple[str, ...] = (),
-    null: bool = False,
-    most: int | None = None,
+    nullable: bool = False,
+    max_items: int | None = None,
 ) -> Any:
-    """The type of an open field, as msgspec sees it: `Raw`, with a note of what it holds."""
-    holds = Holds(family=family, many=many, text=text, words=words, null=null, most=most)
-    return Annotated[Raw, Meta(extra={"holds": holds})]
+    """Return the type of a field with an open union: `Raw` for msgspec, annotated with a `UnionField`."""
+    field = UnionField(get_union=get_union, many=many, text=text, words=words, nullable=nullable, max_items=max_items)
+    return Annotated[Raw, Meta(extra={"union_field": field})]
 
 
-def find_holds(node: inspect.Type) -> Holds | None:
-    """What a field of this type holds, if it is an open one."""
-    return (node.extra or {}).get("holds") if isinstance(node, inspect.Metadata) else None
-
-
-_NULL = Raw(b"null")
-_ELEMENTS: "msgspec.json.Decoder[list[Raw]]" = msgspec.json.Decoder(list[Raw])
-_FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
-_TEXT: "msgspec.json.Decoder[str]" = msgspec.json.Decoder(str)
+def find_union_field(node: inspect.Type) -> UnionField | None:
+    """Return the declaration of a field with an open union, or None for any other type."""
+    return (node.extra or {}).get("union_field") if isinstance(node, inspect.Metadata) else None
 
 
 def _decode_text(raw: Raw, *, other: str) -> str:
@@ -287,11 +297,11 @@ def _decode_text(raw: Raw, *, other: str) -> str:
         raise ValidationError(str(error).replace("`str`", f"`str | {other}`")) from None
 
 
-def _starts(raw: Raw, character: str) -> bool:
+def _starts_with(raw: Raw, character: str) -> bool:
     return memoryview(raw)[0] == ord(character)
 
 
-def _retag(raw: Raw | bytes, tag: str) -> bytes:
+def _replace_tag(raw: Raw | bytes, tag: str) -> bytes:
     fields = _FIELDS.decode(raw)
     fields["type"] = Raw(msgspec.json.encode(tag))
     return msgspec.json.encode(fields)

@@ -20,7 +20,7 @@ _LONGEST = 200
 _DEEPEST = 100
 
 
-class Fault(Struct, frozen=True):
+class FieldError(Struct, frozen=True):
     """A msgspec error in its two parts: `input[0].role` is the path, what is wrong there the reason."""
 
     path: str
@@ -30,7 +30,7 @@ class Fault(Struct, frozen=True):
     def unknown_field(self) -> str | None:
         return self.reason[len(_UNKNOWN_FIELD) : -1] if self.reason.startswith(_UNKNOWN_FIELD) else None
 
-    def explain(self) -> InvalidRequest:
+    def to_invalid_request(self) -> InvalidRequest:
         """The error to answer with."""
         path = self.path.replace("[...]", "")  # msgspec does not name the key of a mapping
         if self.unknown_field is not None:
@@ -46,7 +46,7 @@ class Fault(Struct, frozen=True):
         return InvalidRequest(f"Invalid value for '{path}': {reason}.", param=path, code=code)
 
 
-def read(error: ValidationError) -> Fault:
+def parse_error(error: ValidationError) -> FieldError:
     """Take an error apart. Every level adds its own part of the path at the end: the outermost comes last.
 
     Only the end is looked at: before it, the message may repeat a value that somebody made to look like a path.
@@ -60,10 +60,10 @@ def read(error: ValidationError) -> Fault:
             break
         path += message[start + 2 : end - 1]
         end = start - len(mark)
-    return Fault(path.removeprefix("."), message[:end])
+    return FieldError(path.removeprefix("."), message[:end])
 
 
-def remove(body: bytes, path: str, field: str) -> tuple[bytes, list[str]]:
+def remove_field(body: bytes, path: str, field: str) -> tuple[bytes, list[str]]:
     """The JSON without the unknown `field` at `path` and in its likes, and where they were.
 
     A client that adds a field to one message adds it to all, so they go in one pass. Alike are the objects in the same

@@ -8,20 +8,20 @@ from msgspec import Raw, Struct
 from antiphon.protocol.events import ErrorPayload, Event
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.response import Reply
-from antiphon.protocol.unions import Unknown, Wire, always, holding
+from antiphon.protocol.unions import Unknown, Wire, always, union_field
 
 if TYPE_CHECKING:
     from antiphon.protocol.items import Item
 
     SteerInput: TypeAlias = str | list[Item | Unknown]
 else:
-    SteerInput = holding(lambda: ITEMS, many=True, text=True)
+    SteerInput = union_field(lambda: ITEMS, many=True, text=True)
 
 CREATE = "response.create"
 STEER = "response.steer"
 
 
-class Glance(Struct):
+class MessageHeader(Struct):
     """What can be said of any message, valid or not: it tells how to answer it."""
 
     type: Any = None
@@ -38,7 +38,7 @@ class SteerRequest(Wire, kw_only=True):
     input: SteerInput
 
     def __post_init__(self) -> None:
-        given = ITEMS.text_or_list_field(self.input, "input")
+        given = ITEMS.decode_text_or_list_field(self.input, "input")
         if given is None:
             raise msgspec.ValidationError("Expected `str | array`, got `null` - at `$.input`")
         self.input = given

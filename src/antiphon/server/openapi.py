@@ -18,7 +18,7 @@ from antiphon.errors import (
     ServerError,
 )
 from antiphon.protocol.codec import EVENTS
-from antiphon.protocol.unions import holding
+from antiphon.protocol.unions import union_field
 from antiphon.server.error_response import ErrorBody
 from antiphon.server.http import Exchange
 from antiphon.server.router import Entry, Operation, Router
@@ -51,7 +51,7 @@ _HEADERS = {
     "x-antiphon-served-by": "Which backend answers with which model, if that is known by then.",
 }
 _KEY = "bearer"
-_EVENT = holding(lambda: EVENTS)
+_EVENT = union_field(lambda: EVENTS)
 _PARAMETER = re.compile(r"\{(\w+)(\.\.\.)?\}")
 _NULL = {"type": "null"}
 

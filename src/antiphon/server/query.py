@@ -59,9 +59,9 @@ def read_query(exchange: Exchange, kind: type[Q]) -> Q:
     try:
         return msgspec.convert(given, kind, strict=False)
     except ValidationError as error:
-        fault = validation.read(error)
+        fault = validation.parse_error(error)
         name, _, _ = fault.path.partition("[")
-        raise validation.Fault(name, fault.reason).explain() from None
+        raise validation.FieldError(name, fault.reason).to_invalid_request() from None
 
 
 def _parse(query: bytes) -> dict[str, list[str]]:

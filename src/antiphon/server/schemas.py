@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT, UNSET, Struct, inspect
 
-from antiphon.protocol.unions import Family, Holds, find_holds
+from antiphon.protocol.unions import OpenUnion, UnionField, find_union_field
 
 Schema = dict[str, Any]
 
@@ -39,7 +39,7 @@ class Components:
 
     def describe(self, kind: Any, *, read: bool = False) -> Schema:
         """The schema of a type: a reference, mostly."""
-        holds = find_holds(inspect.type_info(kind))
+        holds = find_union_field(inspect.type_info(kind))
         if holds is not None:
             return _describe_open(holds, lenient=read)
         (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
@@ -51,17 +51,17 @@ class Components:
         schema.pop("additionalProperties", None)
         is_read = info.cls in self._read.structs
         for field in info.fields:
-            holds = find_holds(field.type)
+            holds = find_union_field(field.type)
             if holds is not None:
                 schema["properties"][field.encode_name] |= _describe_open(holds, lenient=is_read)
         if not is_read:
             schema["required"] = list(_always_sent(info))
 
-    def _describe_input(self, family: Family[Any]) -> dict[str, Schema]:
+    def _describe_input(self, family: OpenUnion[Any]) -> dict[str, Schema]:
         """A member of the family in any of the forms in which it is read."""
         for tag, variant in family.variants.items():
             # Whatever has the mark is read as the variant, or not at all, unless the member has a field for it itself.
-            self.schemas[family.members[tag].__name__]["properties"].setdefault(variant.mark, _NULL)
+            self.schemas[family.members[tag].__name__]["properties"].setdefault(variant.marker, _NULL)
         forms = [_refer(family.name)]
         forms += [_describe_variant(family, tag) for tag in family.variants]
         forms += [self._retag(family.members[tag], {"enum": [alias]}) for alias, tag in family.aliases.items()]
@@ -69,7 +69,7 @@ class Components:
         forms += [_refer(name) for name in untagged]
         return {f"Input{family.name}": {"title": f"Input{family.name}", "anyOf": forms}, **untagged}
 
-    def _describe_untagged(self, family: Family[Any]) -> Iterator[tuple[str, Schema]]:
+    def _describe_untagged(self, family: OpenUnion[Any]) -> Iterator[tuple[str, Schema]]:
         earlier: dict[str, Schema] = {}
         for mark, tag in family.untagged.items():
             name = f"Untagged{family.members[tag].__name__}"
@@ -90,7 +90,7 @@ class _Reach:
 
     def __init__(self, kinds: Iterable[Any], *, lenient: bool) -> None:
         self.structs: dict[type[Struct], inspect.StructType] = {}
-        self.families: dict[str, Family[Any]] = {}
+        self.families: dict[str, OpenUnion[Any]] = {}
         self._lenient = lenient
         self._visit_all(kinds)
 
@@ -99,9 +99,9 @@ class _Reach:
             self._visit(node)
 
     def _visit(self, node: inspect.Type) -> None:
-        holds = find_holds(node)
+        holds = find_union_field(node)
         if holds is not None:
-            self._visit_family(holds.family())
+            self._visit_family(holds.get_union())
         elif isinstance(node, inspect.StructType):
             if node.cls not in self.structs:
                 self.structs[node.cls] = node
@@ -111,7 +111,7 @@ class _Reach:
             for child in _children(node):
                 self._visit(child)
 
-    def _visit_family(self, family: Family[Any]) -> None:
+    def _visit_family(self, family: OpenUnion[Any]) -> None:
         if family.name not in self.families:
             self.families[family.name] = family
             forms = [variant.form for variant in family.variants.values()] if self._lenient else []
@@ -141,25 +141,25 @@ def _refer(name: str) -> Schema:
     return {"$ref": _REF.format(name=name)}
 
 
-def _is_lenient(family: Family[Any]) -> bool:
+def _is_lenient(family: OpenUnion[Any]) -> bool:
     return bool(family.aliases or family.untagged or family.variants)
 
 
-def _describe_open(holds: Holds, *, lenient: bool) -> Schema:
-    family = holds.family()
+def _describe_open(holds: UnionField, *, lenient: bool) -> Schema:
+    family = holds.get_union()
     member = _refer(f"Input{family.name}" if lenient and _is_lenient(family) else family.name)
-    most = {} if holds.most is None else {"maxItems": holds.most}
+    most = {} if holds.max_items is None else {"maxItems": holds.max_items}
     forms: list[Schema] = [{"type": "array", "items": member, **most} if holds.many else member]
     if holds.text:
         forms.insert(0, {"type": "string"})
     if holds.words:
         forms.insert(0, {"enum": list(holds.words)})
-    if holds.null:
+    if holds.nullable:
         forms.append(_NULL)
     return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
 
-def _describe_family(family: Family[Any]) -> dict[str, Schema]:
+def _describe_family(family: OpenUnion[Any]) -> dict[str, Schema]:
     refs = {tag: _refer(member.__name__) for tag, member in family.members.items()}
     unknown = f"Unknown{family.name}"
     known = sorted({*family.members, *family.aliases})
@@ -179,7 +179,7 @@ def _describe_family(family: Family[Any]) -> dict[str, Schema]:
     }
 
 
-def _describe_variant(family: Family[Any], tag: str) -> Schema:
+def _describe_variant(family: OpenUnion[Any], tag: str) -> Schema:
     tags = [tag, *(alias for alias, known in family.aliases.items() if known == tag)]
     form = _refer(family.variants[tag].form.__name__)
     return {"allOf": [form, {"properties": {"type": {"enum": tags}}, "required": ["type"]}]}

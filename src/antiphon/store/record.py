@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from antiphon.errors import InvalidRequest, ServerError
-from antiphon.protocol.codec import decode_items, decode_response, encode, keep_items
+from antiphon.protocol.codec import decode_items, decode_items_lossless, decode_response, encode
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.request import ConversationRef
@@ -55,8 +55,10 @@ def unpack(response_id: str, expires_at: int | None, asked: bytes, answered: byt
         response = decode_response(body)
     except InvalidRequest as error:
         raise _unreadable(what, error) from error
-    response.output = _decode_array(what, answered, keep_items)
-    return StoredResponse(response=response, input=_decode_array(what, asked, keep_items), expires_at=expires_at)
+    response.output = _decode_array(what, answered, decode_items_lossless)
+    return StoredResponse(
+        response=response, input=_decode_array(what, asked, decode_items_lossless), expires_at=expires_at
+    )
 
 
 class Foreign(NamedTuple):
@@ -78,7 +80,7 @@ def find_foreign(stored: StoredResponse) -> list[Foreign]:
 
 
 def unpack_output(response_id: str, answered: bytes) -> list[Item | Unknown]:
-    return _decode_array(f"response {response_id}", answered, keep_items)
+    return _decode_array(f"response {response_id}", answered, decode_items_lossless)
 
 
 def pick_item(item_id: str, response_id: str, asked: bytes, answered: bytes) -> Item | Unknown | None:

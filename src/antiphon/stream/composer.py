@@ -23,10 +23,24 @@ from antiphon.protocol.response import IncompleteDetails, Response, ResponseErro
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
-from antiphon.stream.drafts import CallDraft, CustomCallDraft, Ending, MessageDraft, ReasoningDraft, tell_commands
-from antiphon.stream.passthrough import CarriedDraft, amend, find_call_id, find_number, retell, set_id
+from antiphon.stream.drafts import (
+    CallDraft,
+    CustomCallDraft,
+    Ending,
+    MessageDraft,
+    ReasoningDraft,
+    compose_command_events,
+)
+from antiphon.stream.passthrough import (
+    PassthroughDraft,
+    amend,
+    get_call_id,
+    get_sequence_number,
+    replace_ids,
+    rewrite_event,
+)
 
-OpenDraft: TypeAlias = MessageDraft | ReasoningDraft | CallDraft | CarriedDraft
+OpenDraft: TypeAlias = MessageDraft | ReasoningDraft | CallDraft | PassthroughDraft
 
 
 class Closed(NamedTuple):
@@ -96,11 +110,14 @@ _PREFIXES = {
 
 
 class IllegalDelta(Exception):
-    """A delta that cannot be told. `told` holds the events of the deltas before it. `break_off` goes on from here."""
+    """A delta that is invalid in the current state. `events` are the events of the deltas before it in the batch.
 
-    def __init__(self, message: str, told: list[Event | Unknown]) -> None:
+    `Composer.fail` ends the response after this error.
+    """
+
+    def __init__(self, message: str, composed: list[Event | Unknown]) -> None:
         super().__init__(message)
-        self.told = told
+        self.events = composed
 
 
 class Composer:
@@ -119,7 +136,7 @@ class Composer:
         self._phase: deltas.Phase | None = None
         self._calls: dict[int | str, CallDraft] = {}
         self._call_ids: dict[str, str] = {}
-        self._carried: dict[int | str, CarriedDraft] = {}
+        self._carried: dict[int | str, PassthroughDraft] = {}
         self._unnamed: dict[int | str, list[deltas.ToolCall | deltas.CustomToolCall]] = {}
         self._usage: Usage | None = None
 
@@ -133,7 +150,7 @@ class Composer:
         """The items that are whole by now."""
         return [entry.item for entry in self._output if isinstance(entry, Closed)]
 
-    def take_number(self) -> int:
+    def take_sequence_number(self) -> int:
         """The next number, for an event that is told among this response's own."""
         self._taken = next(self._numbers)
         return self._taken
@@ -162,19 +179,19 @@ class Composer:
             self._told = told
         return told
 
-    def break_off(self, told: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
+    def fail(self, told: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
         """End as failed after an illegal delta, whatever it has left behind. `told` are the events before it.
 
         What it had begun to tell is lost, so the numbers of that are given again.
         """
         last = (told or self._told)[-1:]
-        number = max(self._taken, *(find_number(event) for event in last), -1) + 1
+        number = max(self._taken, *(get_sequence_number(event) for event in last), -1) + 1
         closing, done = salvage(self._output, number)
         self._numbers = itertools.count(number + len(closing))
         self._output = [*done]
         return [*told, *closing, *self._failure(failure)]
 
-    def retract(self, told: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
+    def replace_terminal(self, told: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
         """These events end with a terminal one that was not sent and does not hold: tell the failure in its place."""
         *kept, terminal = told
         assert isinstance(terminal, events.Lifecycle)
@@ -283,7 +300,7 @@ class Composer:
         index = len(self._output)
         told: list[Event] = [events.OutputItemAdded(next(self._numbers), index, item)]
         if isinstance(item, ShellCall):
-            told += tell_commands(item, index, self._numbers)
+            told += compose_command_events(item, index, self._numbers)
         told.append(events.OutputItemDone(next(self._numbers), index, item))
         self._output.append(Closed(item, tuple(told)))
         return silence + told
@@ -293,9 +310,9 @@ class Composer:
         item_id = item.id
         if not item_id and not isinstance(item, Unknown):
             item_id = self._new_id(_PREFIXES.get(item.type, "item"))
-        given = find_call_id(item)
+        given = get_call_id(item)
         call_id = self._find_call(item, given, item_id)
-        return item if (item_id, call_id) == (item.id, given) else set_id(item, item_id, call_id)
+        return item if (item_id, call_id) == (item.id, given) else replace_ids(item, item_id, call_id)
 
     def _find_call(self, item: OutputItem | Unknown, given: str | None, item_id: str | None) -> str | None:
         """The id of the call that this item is, or answers."""
@@ -315,7 +332,7 @@ class Composer:
         return call_id
 
     def _passthrough(self, delta: deltas.Passthrough) -> list[Unknown]:
-        return [retell(delta.event, self._numbers, None)]
+        return [rewrite_event(delta.event, self._numbers, None)]
 
     # Items that another server tells of
 
@@ -323,8 +340,8 @@ class Composer:
         if delta.key in self._carried:
             raise ValueError(f"the key {delta.key!r} is taken")
         item_id = self._new_id(delta.prefix)
-        call_id = self._find_call(delta.item, find_call_id(delta.item), item_id)
-        draft = CarriedDraft(item_id, len(self._output), self._numbers, delta.item, call_id)
+        call_id = self._find_call(delta.item, get_call_id(delta.item), item_id)
+        draft = PassthroughDraft(item_id, len(self._output), self._numbers, delta.item, call_id)
         told = self._fall_silent()
         self._output.append(draft)
         self._carried[delta.key] = draft
@@ -332,7 +349,7 @@ class Composer:
 
     def _item_event(self, delta: deltas.ItemEvent) -> list[Unknown]:
         draft = self._find(delta.key) or self._carried.get(delta.key or "")
-        return [retell(delta.event, self._numbers, draft)]
+        return [rewrite_event(delta.event, self._numbers, draft)]
 
     def _amend(self, delta: deltas.Amend) -> list[Event]:
         draft = self._find(delta.key)
@@ -344,8 +361,8 @@ class Composer:
         draft = self._find(delta.key)
         if draft is None:
             return []
-        if isinstance(draft, CarriedDraft) and delta.item is not None:
-            given = find_call_id(delta.item)
+        if isinstance(draft, PassthroughDraft) and delta.item is not None:
+            given = get_call_id(delta.item)
             known = draft.call_id if given is not None else None
             draft.finish(delta.item, known or self._find_call(delta.item, given, draft.id))
         if draft is self._speaking:
@@ -368,7 +385,7 @@ class Composer:
         self.response.model, self.response.served_by = delta.model, f"{delta.backend}/{delta.named or delta.model}"
         return []
 
-    def _tokens(self, delta: deltas.Tokens) -> list[Event]:
+    def _tokens(self, delta: deltas.TokenUsage) -> list[Event]:
         self._usage = delta.usage
         return []
 
@@ -406,7 +423,7 @@ class Composer:
         told: list[Event] = []
         for draft in drafts:
             last = draft.output_index == len(self._output) - 1
-            cut = last or isinstance(draft, CarriedDraft) or (isinstance(draft, CallDraft) and not draft.is_whole())
+            cut = last or isinstance(draft, PassthroughDraft) or (isinstance(draft, CallDraft) and not draft.is_whole())
             told += self._close(draft, ending if cut else "completed")
         self._speaking, self._calls = None, {}
         return told
@@ -433,7 +450,7 @@ class Composer:
         deltas.ItemEvent: _item_event,
         deltas.CloseItem: _close_item,
         deltas.Served: _served,
-        deltas.Tokens: _tokens,
+        deltas.TokenUsage: _tokens,
         deltas.Finish: _finish,
         deltas.Failure: _failure,
     }

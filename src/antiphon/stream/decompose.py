@@ -13,10 +13,10 @@ from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
-from antiphon.stream.passthrough import find_prefix, set_id
+from antiphon.stream.passthrough import get_id_prefix, replace_ids
 
 
-def recall(stream: Iterable[Event | Unknown]) -> list[Delta]:
+def decompose_events(stream: Iterable[Event | Unknown]) -> list[Delta]:
     """The deltas behind these events. The lifecycle is not among them: `Composer.start` tells it."""
     shown = list(stream)
     token = next((event.response.id.partition("_")[2] for event in shown if isinstance(event, events.Created)), "")
@@ -61,13 +61,13 @@ def _recall_whole(event: events.OutputItemEvent, token: str) -> Sequence[Delta]:
         return []
     item = _as_output(event)
     is_ours = bool(token) and (item.id or "").partition("_")[2].startswith(token)
-    return [deltas.WholeItem(set_id(item, "") if is_ours and not isinstance(item, Unknown) else item)]
+    return [deltas.WholeItem(replace_ids(item, "") if is_ours and not isinstance(item, Unknown) else item)]
 
 
 def _recall_carried(event: Event) -> Delta:
     if isinstance(event, events.OutputItemAdded):
         item = _as_output(event)
-        return deltas.OpenItem(_key(event), item, find_prefix(item))
+        return deltas.OpenItem(_key(event), item, get_id_prefix(item))
     if isinstance(event, events.OutputItemDone):
         return deltas.CloseItem(_key(event), _as_output(event))
     return deltas.Passthrough(Unknown(codec.encode(event)))
@@ -118,7 +118,7 @@ def _recall_part_added(event: events.ContentPartAdded) -> Sequence[Delta]:
 
 
 def _recall_part_done(event: events.ContentPartDone) -> Sequence[Delta]:
-    # Reasoning closes its summary first, which tells nothing to recall that by.
+    # Reasoning closes its summary first, which tells nothing to decompose_events that by.
     return [] if isinstance(event.part, ReasoningText) else [deltas.NewPart()]
 
 

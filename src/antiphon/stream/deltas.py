@@ -149,7 +149,7 @@ class Served(_Delta):
     named: str | None = None
 
 
-class Tokens(_Delta):
+class TokenUsage(_Delta):
     """The turn's token usage. The last one counts."""
 
     usage: Usage
@@ -199,7 +199,7 @@ Delta = (
     | ItemEvent
     | CloseItem
     | Served
-    | Tokens
+    | TokenUsage
     | Finish
     | Failure
     | Passthrough

@@ -19,7 +19,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 
 
-def tell_commands(call: ShellCall, output_index: int, numbers: Iterator[int]) -> Iterator[Event]:
+def compose_command_events(call: ShellCall, output_index: int, numbers: Iterator[int]) -> Iterator[Event]:
     for index, command in enumerate(call.action.commands):
         yield ShellCommandAdded(next(numbers), output_index, index, "")
         yield ShellCommandDelta(next(numbers), output_index, index, command)

@@ -20,7 +20,7 @@ _ONGOING = frozenset({"in_progress", "searching", "interpreting", "generating", 
 _ONLY_INPUT = (CompactionTrigger, ItemReference, ConfigurationUpdate)
 
 
-class CarriedDraft(Draft):
+class PassthroughDraft(Draft):
     """An item that is told as its server tells it, from `OpenItem` to `CloseItem`."""
 
     prefix = "item"
@@ -30,7 +30,7 @@ class CarriedDraft(Draft):
     ) -> None:
         super().__init__(item_id, output_index, numbers)
         self.call_id = call_id
-        self._item = set_id(item, item_id, call_id)
+        self._item = replace_ids(item, item_id, call_id)
         self.closed = False
 
     def announce(self) -> list[Any]:
@@ -38,7 +38,7 @@ class CarriedDraft(Draft):
 
     def finish(self, item: OutputItem | Unknown, call_id: str | None) -> None:
         """What it has come to."""
-        self._item = set_id(item, self.id, call_id)
+        self._item = replace_ids(item, self.id, call_id)
 
     def close(self, ending: Ending) -> tuple[list[Any], OutputItem | Unknown]:
         """Whoever reads that an item is done must not read in it that it is not."""
@@ -52,7 +52,7 @@ class CarriedDraft(Draft):
         return [self._done(item)], item
 
 
-def retell(event: Unknown, numbers: Iterator[int], draft: Draft | None) -> Unknown:
+def rewrite_event(event: Unknown, numbers: Iterator[int], draft: Draft | None) -> Unknown:
     """The event with the next number, and if it is about an item, with that item's id and index."""
     fields = _FIELDS.decode(event.raw)
     if draft is not None:
@@ -61,19 +61,19 @@ def retell(event: Unknown, numbers: Iterator[int], draft: Draft | None) -> Unkno
         if "output_index" in fields:
             fields["output_index"] = _encode(draft.output_index)
         if "item" in fields:
-            fields["item"] = Raw(set_id(Unknown(bytes(fields["item"])), draft.id).raw)
+            fields["item"] = Raw(replace_ids(Unknown(bytes(fields["item"])), draft.id).raw)
     fields["sequence_number"] = _encode(next(numbers))
     return Unknown(msgspec.json.encode(fields))
 
 
-def find_number(event: Event | Unknown) -> int:
+def get_sequence_number(event: Event | Unknown) -> int:
     """The number of an event that was told."""
     if not isinstance(event, Unknown):
         return event.sequence_number
     return msgspec.json.decode(_FIELDS.decode(event.raw)["sequence_number"], type=int)
 
 
-def set_id(item: Any, item_id: str | None, call_id: str | None = None) -> Any:
+def replace_ids(item: Any, item_id: str | None, call_id: str | None = None) -> Any:
     """The same item under another id, and, if it is about a call, with another id of that."""
     ids = {name: value for name, value in (("id", item_id), ("call_id", call_id)) if value is not None}
     if not isinstance(item, Unknown):
@@ -83,7 +83,7 @@ def set_id(item: Any, item_id: str | None, call_id: str | None = None) -> Any:
     return Unknown(msgspec.json.encode(fields))
 
 
-def find_call_id(item: OutputItem | Unknown) -> str | None:
+def get_call_id(item: OutputItem | Unknown) -> str | None:
     """The id of the call that this item is, or answers, if it has a field for it."""
     if not isinstance(item, Unknown):
         return getattr(item, "call_id", None) if "call_id" in item.__struct_fields__ else None
@@ -97,22 +97,22 @@ def find_call_id(item: OutputItem | Unknown) -> str | None:
 def amend(item: OutputItem | Unknown, fields: dict[str, Raw]) -> Any:
     """The item with these fields, as one of the types we know if it fits."""
     amended = _FIELDS.decode(codec.encode(item)) | fields
-    return keep_item(msgspec.json.encode(amended))
+    return decode_output_item(msgspec.json.encode(amended))
 
 
-def keep_item(raw: bytes) -> OutputItem | Unknown:
+def decode_output_item(raw: bytes) -> OutputItem | Unknown:
     """An item of another server: what is not in a form we know, or has more in it, stays as it came."""
     try:
-        item = ITEMS.keep(raw)
+        item = ITEMS.decode_lossless(raw)
     except (msgspec.ValidationError, RecursionError):  # not even a type, or deeper than can be looked into
         return Unknown(raw)
     return Unknown(raw) if isinstance(item, _ONLY_INPUT) else item
 
 
-def find_prefix(item: OutputItem | Unknown) -> str:
+def get_id_prefix(item: OutputItem | Unknown) -> str:
     """How ids of its kind begin, from the id it has."""
     prefix, _, rest = (item.id or "").partition("_")
-    return prefix if rest and prefix.isalnum() else CarriedDraft.prefix
+    return prefix if rest and prefix.isalnum() else PassthroughDraft.prefix
 
 
 def _encode(value: object) -> Raw:

@@ -1,8 +1,8 @@
-"""Going on with a stream that was cut: what its readers were shown stays true.
+"""Continue an interrupted stream with a second run of the model.
 
-The deltas that `recollection` finds behind the shown events leave the composer where it was. A `Retelling` compares a
-second run of the model with these, and lets through only what is new. A second run that says anything else diverges,
-and the stream cannot go on.
+`decompose_events` restores the deltas behind the events that were already sent. Composing them puts the composer into
+the state before the interruption. A `ReplayFilter` then compares the deltas of the second run with them and returns
+only the new ones. If the second run differs, it raises `Diverged` and the stream cannot continue.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ import msgspec
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
-from antiphon.stream.passthrough import find_call_id, set_id
+from antiphon.stream.passthrough import get_call_id, replace_ids
 
 
 class Diverged(Exception):
@@ -27,7 +27,7 @@ class _Spoken(NamedTuple):
     text: str
 
 
-class Retelling:
+class ReplayFilter:
     """Takes the deltas of a second run and gives those that the first run had not told."""
 
     def __init__(self, told: Iterable[Delta]) -> None:
@@ -58,7 +58,7 @@ class Retelling:
                 self._expected.append(piece)
 
     def _feed(self, delta: Delta) -> Sequence[Delta]:
-        if isinstance(delta, deltas.Served | deltas.Tokens | deltas.Failure):
+        if isinstance(delta, deltas.Served | deltas.TokenUsage | deltas.Failure):
             return [delta]
         if isinstance(delta, deltas.Finish):
             return self._end(delta)
@@ -111,7 +111,7 @@ class Retelling:
         if not isinstance(delta, _ITEMS) or delta.item is None or not delta.item.type.endswith("_output"):
             return delta
         call_id = self._ids.get(_find_call_id(delta))
-        return delta if call_id is None else msgspec.structs.replace(delta, item=set_id(delta.item, None, call_id))
+        return delta if call_id is None else msgspec.structs.replace(delta, item=replace_ids(delta.item, None, call_id))
 
     def _end(self, finish: deltas.Finish) -> Sequence[Delta]:
         # The last words may have been told in full: then nothing is left to hear of them.
@@ -165,7 +165,7 @@ _ITEMS = (deltas.WholeItem, deltas.OpenItem, deltas.CloseItem)
 def _find_call_id(delta: Delta) -> str | None:
     if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall):
         return delta.call_id
-    return find_call_id(delta.item) if isinstance(delta, _ITEMS) and delta.item is not None else None
+    return get_call_id(delta.item) if isinstance(delta, _ITEMS) and delta.item is not None else None
 
 
 class _Names:
@@ -187,7 +187,7 @@ class _Names:
             case deltas.ToolCall() | deltas.CustomToolCall():
                 return delta.key not in self.calls
             case deltas.WholeItem() | deltas.OpenItem():
-                return find_call_id(delta.item) is not None and not delta.item.type.endswith("_output")
+                return get_call_id(delta.item) is not None and not delta.item.type.endswith("_output")
         return False
 
     def read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":

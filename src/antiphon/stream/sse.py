@@ -26,7 +26,7 @@ _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 def encode_event(event: Event | Unknown) -> bytes:
     """One event, with its name in front."""
     prefix = _PREFIXES.get(type(event)) or _make_prefix(event)
-    return prefix + encode_line(event) + b"\n\n"
+    return prefix + encode_json_line(event) + b"\n\n"
 
 
 def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
@@ -34,7 +34,7 @@ def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
     return b"".join([encode_event(event) for event in events])
 
 
-def encode_line(event: Event | Unknown) -> bytes:
+def encode_json_line(event: Event | Unknown) -> bytes:
     """An event's JSON on one line. Something unknown inside it may have come with line ends of its own."""
     body = encode(event)
     if 10 in body or 13 in body:  # LF, CR: as numbers they are found ten times as fast
@@ -51,14 +51,14 @@ def _make_prefix(event: Event | Unknown) -> bytes:
     return f"event: {name}\ndata: ".encode()
 
 
-class Message(Struct, frozen=True, gc=False):
+class SseMessage(Struct, frozen=True, gc=False):
     """One message of a stream. `data` stays bytes: what reads it next is a JSON decoder, or looks for `[DONE]`."""
 
     event: str | None
     data: bytes
 
 
-class Decoder:
+class SseDecoder:
     """Takes a stream in chunks cut anywhere and gives its messages as soon as they are complete.
 
     Lines may end in LF, CRLF or CR. A message that grows beyond `limit` bytes is a ModelError, and the stream of no use
@@ -74,7 +74,7 @@ class Decoder:
         self._data: list[bytes] = []
         self._size = 0  # of the data lines so far, as they came
 
-    def feed(self, chunk: bytes) -> list[Message]:
+    def feed(self, chunk: bytes) -> list[SseMessage]:
         """The messages that this chunk completes."""
         if self._after_cr and chunk:
             self._after_cr = False
@@ -91,7 +91,7 @@ class Decoder:
             raise self._too_large()
         return messages
 
-    def close(self) -> list[Message]:
+    def close(self) -> list[SseMessage]:
         """The stream is over: a message that no empty line has ended yet counts too, so that nothing is lost."""
         return self._read([self._end_line(b""), b""])
 
@@ -103,14 +103,14 @@ class Decoder:
             line = line.removeprefix(b"\xef\xbb\xbf")
         return line
 
-    def _read(self, lines: list[bytes]) -> list[Message]:
-        messages: list[Message] = []
+    def _read(self, lines: list[bytes]) -> list[SseMessage]:
+        messages: list[SseMessage] = []
         for line in lines:
             if line:
                 self._read_field(line)
                 continue
             if self._data:
-                messages.append(Message(self._event, b"\n".join(self._data)))
+                messages.append(SseMessage(self._event, b"\n".join(self._data)))
                 self._data.clear()
                 self._size = 0
             self._event = None
@@ -140,13 +140,13 @@ _ESCAPE = re.compile(
 _UNKNOWN = rb"\ufffd"
 
 
-class SurrogateMender:
+class SurrogateRepairer:
     """Puts the halves together: the first waits for the message that begins with the second."""
 
     def __init__(self) -> None:
         self._waiting = b""
 
-    def mend(self, data: bytes) -> bytes:
+    def repair(self, data: bytes) -> bytes:
         """The JSON of a message, with whole characters alone."""
         if b"\\ud" not in data and b"\\uD" not in data:
             return data

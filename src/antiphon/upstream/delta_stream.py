@@ -10,7 +10,7 @@ import msgspec
 
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.stream.deltas import Delta
-from antiphon.stream.sse import Decoder, Message, SurrogateMender
+from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.error_mapping import (
     NETWORK_ERRORS,
     REFUSED,
@@ -42,7 +42,7 @@ class Reader(Protocol):
     def concluded(self) -> bool:
         """Whether nothing but a farewell can be missing. Always false for a reader that cannot tell."""
 
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         """What this message says."""
 
     def end(self) -> Sequence[Delta]:
@@ -143,8 +143,8 @@ class Answer:
         self.response = response
         self._reader = reader
         self._secrets = secrets
-        self._decoder: Decoder | None = None
-        self._mender = SurrogateMender()
+        self._decoder: SseDecoder | None = None
+        self._mender = SurrogateRepairer()
         self._failure: AntiphonError | None = None
         self._lifeline = Lifeline(response)
         self._silence = math.inf
@@ -182,7 +182,7 @@ class Answer:
             if chunk and not first:
                 return ()  # some servers send white space until they know what to answer
             chunk = chunk.lstrip(_BEFORE_EVENTS)
-            self._decoder = Decoder()
+            self._decoder = SseDecoder()
         messages = self._decoder.feed(chunk) if chunk else self._decoder.close()
         deltas = self._read_messages(messages)
         if chunk or self._reader.finished or self._failure is not None:
@@ -195,7 +195,7 @@ class Answer:
         if self._failure is not None:
             raise self._failure
 
-    def _read_messages(self, messages: Sequence[Message]) -> list[Delta]:
+    def _read_messages(self, messages: Sequence[SseMessage]) -> list[Delta]:
         deltas: list[Delta] = []
         for message in messages:
             if self._reader.finished:
@@ -207,10 +207,10 @@ class Answer:
                 break
         return deltas
 
-    def _read_message(self, message: Message) -> Sequence[Delta]:
-        mended = self._mender.mend(message.data)
+    def _read_message(self, message: SseMessage) -> Sequence[Delta]:
+        mended = self._mender.repair(message.data)
         if mended is not message.data:
-            message = Message(message.event, mended)
+            message = SseMessage(message.event, mended)
         try:
             return self._reader.read(message)
         except _STUMBLES as error:
@@ -239,14 +239,14 @@ class Answer:
         self._failure = error
 
     def _read_whole(self, body: bytes) -> list[Delta]:
-        body = self._mender.mend(body.lstrip(_BYTE_ORDER_MARK))
+        body = self._mender.repair(body.lstrip(_BYTE_ORDER_MARK))
         try:
             payload = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise break_off() from None
         if is_error(payload):
             raise explain_event(payload, secrets=self._secrets)
-        deltas = self._read_messages([Message(None, body)])
+        deltas = self._read_messages([SseMessage(None, body)])
         return deltas if self._reader.finished else self._finish(deltas)
 
     def _complain(self, body: bytes) -> UpstreamError:

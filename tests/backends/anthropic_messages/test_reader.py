@@ -14,7 +14,7 @@ from antiphon.backends.anthropic_messages.reader import MessagesReader
 from antiphon.errors import Unavailable, UpstreamError
 from antiphon.protocol.response import Usage
 from antiphon.stream import deltas
-from antiphon.stream.sse import Message
+from antiphon.stream.sse import SseMessage
 from support.damage import read_objects, replay_damaged
 from support.replay import cut, find_harmful_cuts, replay
 
@@ -27,7 +27,7 @@ def make_reader() -> MessagesReader:
 
 
 def read_all(raw: bytes, *, names: dict[str, str] | None = None) -> list[deltas.Delta]:
-    return list(MessagesReader(names or {}).read(Message(None, raw)))
+    return list(MessagesReader(names or {}).read(SseMessage(None, raw)))
 
 
 def read_result(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_thinking_is_sealed_before_the_next_item() -> None:
     emitted = _read(reader, (WIRE / "interleaved_thinking.sse").read_bytes())
     assert [type(delta).__name__ for delta in emitted] == [
         "Reasoning", "ReasoningSeal", "ToolCall", "ToolCall",
-        "Reasoning", "ReasoningSeal", "ToolCall", "ToolCall", "Tokens", "Finish",
+        "Reasoning", "ReasoningSeal", "ToolCall", "ToolCall", "TokenUsage", "Finish",
     ]  # fmt: skip
     assert [json.loads(delta.encrypted_content) for delta in emitted if isinstance(delta, deltas.ReasoningSeal)] == [
         [{"type": "thinking", "thinking": "Two cities.", "signature": "sig-a"}],
@@ -65,7 +65,7 @@ def test_thinking_is_sealed_before_the_next_item() -> None:
 
 
 def _read(reader: MessagesReader, raw: bytes) -> list[deltas.Delta]:
-    messages = [Message(None, line[6:]) for line in raw.splitlines() if line.startswith(b"data: ")]
+    messages = [SseMessage(None, line[6:]) for line in raw.splitlines() if line.startswith(b"data: ")]
     return [delta for message in messages for delta in reader.read(message)]
 
 
@@ -99,7 +99,7 @@ def test_unstreamed_answer_becomes_deltas() -> None:
         deltas.ToolCall(2, name="look", call_id="toolu_1"),
         deltas.ToolCall(2, "{}"),
     ]
-    assert isinstance(emitted[-2], deltas.Tokens)
+    assert isinstance(emitted[-2], deltas.TokenUsage)
     assert emitted[-1] == deltas.Finish("stop")
 
 
@@ -111,7 +111,7 @@ def test_overloaded_error_is_raised_as_unavailable() -> None:
 def test_error_message_is_redacted() -> None:
     body = b'{"type":"error","error":{"type":"api_error","message":"bad key abcdef"}}'
     with pytest.raises(UpstreamError, match=r"bad key \*\*\*"):
-        MessagesReader({}, secrets=["abcdef"]).read(Message("error", body))
+        MessagesReader({}, secrets=["abcdef"]).read(SseMessage("error", body))
 
 
 def test_stream_without_stop_reason_is_upstream_error() -> None:
@@ -124,7 +124,7 @@ def test_stream_without_stop_reason_is_upstream_error() -> None:
 @pytest.mark.parametrize("data", [b"not json", b'{"type":"content_block_delta","index":"one"}', b"\xff\xfe{}"])
 def test_invalid_event_is_upstream_error(data: bytes) -> None:
     with pytest.raises(UpstreamError, match="invalid event"):
-        make_reader().read(Message(None, data))
+        make_reader().read(SseMessage(None, data))
 
 
 OBJECTS = read_objects(WIRE)
@@ -164,7 +164,7 @@ def test_invalid_token_counts_do_not_fail_the_answer(usage: bytes) -> None:
     text = b'data: {"type":"content_block_delta","index":null,"delta":{"type":"text_delta","text":"a"}}'
     end = b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}}'
     emitted = _read(make_reader(), b"\n".join([start, text, end, b'data: {"type":"message_stop"}']))
-    assert emitted == [deltas.Text("a"), deltas.Tokens(Usage(0, 2, 2)), deltas.Finish("stop")]
+    assert emitted == [deltas.Text("a"), deltas.TokenUsage(Usage(0, 2, 2)), deltas.Finish("stop")]
 
 
 # Recordings with events that no version of the API sends.
@@ -207,12 +207,12 @@ def test_recorded_events_match_official_types(name: str) -> None:
 def test_empty_delta_needs_no_open_block(delta: dict[str, str]) -> None:
     reader = make_reader()
     event = {"type": "content_block_delta", "index": 3, "delta": delta}
-    assert list(reader.read(Message(None, json.dumps(event).encode()))) == []
+    assert list(reader.read(SseMessage(None, json.dumps(event).encode()))) == []
 
 
 def test_stop_reason_concludes_the_answer() -> None:
     reader = make_reader()
     _read(reader, (WIRE / "broken_off.sse").read_bytes())
     assert not reader.concluded
-    reader.read(Message(None, b'{"type":"message_delta","delta":{"stop_reason":"end_turn"}}'))
+    reader.read(SseMessage(None, b'{"type":"message_delta","delta":{"stop_reason":"end_turn"}}'))
     assert reader.concluded

@@ -13,7 +13,7 @@ from antiphon.backends.chat_completions.backend import ChatCompletionsBackend, c
 from antiphon.errors import AntiphonError, ConfigError, ModelNotFound, RateLimited, UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Finish, Served, Text, Tokens
+from antiphon.stream.deltas import Delta, Finish, Served, Text, TokenUsage
 from support.upstream_server import HANG_UP, RESET, STALL, Act, json_of, serve, stream_of
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
@@ -57,7 +57,7 @@ async def test_a_turn_is_sent_and_its_answer_told() -> None:
         "stream_options": {"include_usage": True},
         "temperature": 0.5,
     }
-    assert told == [Text("Hel"), Text("lo. Größe 🎈"), Tokens(Usage(5, 3, 8)), Finish("stop")]
+    assert told == [Text("Hel"), Text("lo. Größe 🎈"), TokenUsage(Usage(5, 3, 8)), Finish("stop")]
 
 
 async def test_another_model_than_was_asked_is_named_before_its_first_words() -> None:
@@ -91,7 +91,7 @@ async def test_a_server_that_does_not_stream_is_understood() -> None:
     whole = json_of(json.loads(recorded("whole_completion").removeprefix(b"data: ")))
     async with serve([whole]) as upstream, running(upstream.url) as backend:
         told = await listen(backend, make_turn())
-    assert told[-2:] == [Tokens(Usage(5, 3, 8)), Finish("stop")]
+    assert told[-2:] == [TokenUsage(Usage(5, 3, 8)), Finish("stop")]
 
 
 async def test_usage_that_is_not_told_is_estimated() -> None:
@@ -99,7 +99,7 @@ async def test_usage_that_is_not_told_is_estimated() -> None:
         turn = make_turn()
         told = await listen(backend, turn)
         counted = await backend.count_tokens(turn)
-    assert isinstance(told[-2], Tokens)
+    assert isinstance(told[-2], TokenUsage)
     assert (told[-2].usage.estimated, told[-2].usage.input_tokens) == (True, counted)
 
 

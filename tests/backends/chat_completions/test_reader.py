@@ -13,8 +13,8 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.reader import ChatReader
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol.response import Usage
-from antiphon.stream.deltas import Delta, Finish, Reasoning, Text, Tokens, ToolCall
-from antiphon.stream.sse import Message
+from antiphon.stream.deltas import Delta, Finish, Reasoning, Text, TokenUsage, ToolCall
+from antiphon.stream.sse import SseMessage
 from support.damage import read_objects, replay_damaged
 from support.replay import replay
 
@@ -46,12 +46,12 @@ NO_TEXT = b'{"choices":[{"delta":{"content":"\xff"}}]}'
 )
 def test_what_is_no_chunk_is_an_error(data: bytes) -> None:
     with pytest.raises(UpstreamError):
-        make_reader().read(Message(None, data))
+        make_reader().read(SseMessage(None, data))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"type":"ping"}', b'{"choices":null}', b'{"choices":[{}]}'])
 def test_a_sign_of_life_says_nothing(data: bytes) -> None:
-    assert list(make_reader().read(Message(None, data))) == []
+    assert list(make_reader().read(SseMessage(None, data))) == []
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_sign_of_life_says_nothing(data: bytes) -> None:
     ],
 )
 def test_what_is_said_is_told_though_something_beside_it_makes_no_sense(delta: Any) -> None:
-    told = make_reader().read(Message(None, json.dumps({"choices": [{"delta": delta}]}).encode()))
+    told = make_reader().read(SseMessage(None, json.dumps({"choices": [{"delta": delta}]}).encode()))
     assert list(told) == [Text("a")]
 
 
 def test_an_error_event_in_plain_words_is_told() -> None:
     with pytest.raises(AntiphonError) as caught:
-        make_reader().read(Message("error", b"out of memory"))
+        make_reader().read(SseMessage("error", b"out of memory"))
     assert caught.value.message == "The upstream failed: out of memory"
 
 
@@ -81,9 +81,9 @@ def test_a_call_takes_its_extras_along_wherever_they_come() -> None:
     late = {"index": 0, "extra_content": {"google": {"thought_signature": "s"}}}
     told: list[Delta] = []
     for piece in (call, late):
-        told += reader.read(Message(None, json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}).encode()))
-    told += reader.read(Message(None, b"[DONE]"))
-    assert [type(delta).__name__ for delta in told] == ["ToolCall", "ReasoningSeal", "Tokens", "Finish"]
+        told += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}).encode()))
+    told += reader.read(SseMessage(None, b"[DONE]"))
+    assert [type(delta).__name__ for delta in told] == ["ToolCall", "ReasoningSeal", "TokenUsage", "Finish"]
 
 
 def test_text_after_a_call_is_a_message_of_its_own() -> None:
@@ -98,9 +98,9 @@ def test_text_after_a_call_is_a_message_of_its_own() -> None:
     ]
     told: list[Delta] = []
     for piece in pieces:
-        told += reader.read(Message(None, json.dumps({"choices": [{"delta": piece}]}).encode()))
-    told += reader.read(Message(None, b"[DONE]"))
-    usage = Tokens(Usage(0, 0, 0))
+        told += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": piece}]}).encode()))
+    told += reader.read(SseMessage(None, b"[DONE]"))
+    usage = TokenUsage(Usage(0, 0, 0))
     assert told == [Text("<"), ToolCall(0, "{}", "f", "a"), Text("\nb"), Reasoning("c"), usage, Finish("stop")]
     assert reader.finished
 
@@ -108,8 +108,8 @@ def test_text_after_a_call_is_a_message_of_its_own() -> None:
 def test_a_long_call_in_small_pieces_takes_no_longer_than_it_is() -> None:
     reader = make_reader()
     first = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"text":"'}}
-    reader.read(Message(None, json.dumps({"choices": [{"delta": {"tool_calls": [first]}}]}).encode()))
-    piece = Message(None, b'{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"abcd"}}]}}]}')
+    reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [first]}}]}).encode()))
+    piece = SseMessage(None, b'{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"abcd"}}]}}]}')
     begun = time.process_time()
     for _ in range(200_000):
         reader.read(piece)
@@ -124,7 +124,7 @@ def test_an_answer_is_concluded_by_its_reason_unless_it_has_calls_and_may_go_on_
         for reason in (None, "stop"):
             reader = make_reader()
             chunk = {"choices": [{"delta": delta, "finish_reason": reason}]}
-            reader.read(Message(None, json.dumps(chunk).encode()))
+            reader.read(SseMessage(None, json.dumps(chunk).encode()))
             concluded.append(reader.concluded)
     assert concluded == [False, True, False, False]
 
@@ -162,5 +162,5 @@ def test_arguments_that_nobody_can_look_into_are_told_as_they_are() -> None:
     told: list[Delta] = []
     for piece in ({"name": "f", "arguments": deep}, {"name": "f", "arguments": " "}):
         chunk = {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "a", "function": piece}]}}]}
-        told += reader.read(Message(None, json.dumps(chunk).encode()))
+        told += reader.read(SseMessage(None, json.dumps(chunk).encode()))
     assert told == [ToolCall(0, deep, "f", "a"), ToolCall(0, " ", "", "a")]

@@ -16,7 +16,7 @@ from antiphon.backends.embedded.weights import find_weights
 from antiphon.errors import ConfigError, ContextLengthExceeded, InvalidRequest, Unavailable
 from antiphon.protocol import codec
 from antiphon.protocol.items import Message
-from antiphon.stream.deltas import Delta, Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import Delta, Finish, Text, TokenUsage, ToolCall
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -69,7 +69,7 @@ class Said:
         self.texts = [delta.text for delta in deltas if isinstance(delta, Text)]
         self.text = "".join(self.texts)
         self.logprobs = [each for delta in deltas if isinstance(delta, Text) for each in delta.logprobs]
-        self.usage = next(delta.usage for delta in deltas if isinstance(delta, Tokens))
+        self.usage = next(delta.usage for delta in deltas if isinstance(delta, TokenUsage))
         self.end = deltas[-1]
         calls: dict[int | str, list[str]] = {}
         for delta in deltas:

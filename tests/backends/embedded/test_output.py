@@ -11,7 +11,7 @@ from antiphon.backends.embedded.prompt import write_call, write_custom_call
 from antiphon.errors import ModelError
 from antiphon.protocol.content import LogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
-from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, TokenUsage, ToolCall
 
 
 def read(pieces: list[str], *, may_call: bool = True, reason: str = "stop") -> list[Delta]:
@@ -122,7 +122,7 @@ def test_a_call_that_was_not_offered_is_the_models_fault() -> None:
 def test_tokens_are_counted_as_the_model_counts_them() -> None:
     answer = Answer(tools=())
     said = answer.read(Chunk([Choice("Hi", "length")], Timings(cache_n=5, prompt_n=2, predicted_n=1)))
-    assert said == [Text("Hi"), Tokens(Usage(7, 1, 8, InputTokensDetails(5))), Finish("length")]
+    assert said == [Text("Hi"), TokenUsage(Usage(7, 1, 8, InputTokensDetails(5))), Finish("length")]
 
 
 def test_logprobs_go_with_the_text_they_describe() -> None:

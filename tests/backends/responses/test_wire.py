@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from antiphon.backends.responses.reader import ResponsesReader
 from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol import codec
-from antiphon.stream.deltas import Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import Finish, Text, TokenUsage, ToolCall
 from antiphon.stream.fold import fold
-from antiphon.stream.sse import Message
+from antiphon.stream.sse import SseMessage
 from support.damage import read_objects, replay_damaged
 from support.replay import find_harmful_cuts, replay
 
@@ -99,7 +99,7 @@ def test_what_nobody_knows_passes_as_it_came() -> None:
 
 def test_an_event_passes_byte_for_byte_but_for_its_number() -> None:
     raw = b'{"type":"acme.tick","sequence_number":7,"at":1.50e+00,"big":12345678901234567890123}'
-    [delta] = ResponsesReader().read(Message("acme.tick", raw))
+    [delta] = ResponsesReader().read(SseMessage("acme.tick", raw))
     assert delta.event.raw == raw  # type: ignore[union-attr]
 
 
@@ -112,9 +112,9 @@ def test_an_answer_that_comes_whole_is_read_too() -> None:
         "usage": {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3},
     }
     reader = ResponsesReader()
-    told = reader.read(Message(None, json.dumps(response).encode()))
+    told = reader.read(SseMessage(None, json.dumps(response).encode()))
     assert [delta for delta in told if isinstance(delta, Text)] == [Text("Hi")]
-    assert isinstance(told[-2], Tokens)
+    assert isinstance(told[-2], TokenUsage)
     assert told[-1] == Finish()
     assert reader.finished
 
@@ -122,13 +122,13 @@ def test_an_answer_that_comes_whole_is_read_too() -> None:
 @pytest.mark.parametrize("data", [b"{", b"[1]", b'"x"', b"\xff"])
 def test_what_is_no_event_is_the_upstreams_fault(data: bytes) -> None:
     with pytest.raises(AntiphonError, match="cannot be read"):
-        ResponsesReader().read(Message(None, data))
+        ResponsesReader().read(SseMessage(None, data))
 
 
 def test_secrets_in_an_error_are_blotted_out() -> None:
     data = b'{"type":"error","error":{"message":"The key hunter2 is wrong","type":"authentication_error"}}'
     with pytest.raises(AntiphonError) as caught:
-        ResponsesReader(secrets={"hunter2"}).read(Message("error", data))
+        ResponsesReader(secrets={"hunter2"}).read(SseMessage("error", data))
     assert "hunter2" not in caught.value.message
 
 
@@ -153,7 +153,7 @@ def test_a_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> Non
 
 def tell(*events: Any) -> list[Any]:
     reader = ResponsesReader()
-    return [delta for event in events for delta in reader.read(Message(None, json.dumps(event).encode()))]
+    return [delta for event in events for delta in reader.read(SseMessage(None, json.dumps(event).encode()))]
 
 
 WORD = {"type": "response.output_text.delta", "delta": "a"}
@@ -236,7 +236,7 @@ F, G = call("fc_1", "call_1", "f"), call("fc_2", "call_1", "g")
 )
 def test_no_call_is_taken_for_another_that_has_its_id(events: list[dict[str, Any]]) -> None:
     reader = ResponsesReader()
-    told = [delta for event in events for delta in reader.read(Message(None, json.dumps(event).encode()))]
+    told = [delta for event in events for delta in reader.read(SseMessage(None, json.dumps(event).encode()))]
     calls = [delta for delta in told if isinstance(delta, ToolCall)]
     assert [(delta.key, delta.name, delta.arguments) for delta in calls] == [
         (0, "f", ""),
@@ -249,7 +249,7 @@ def test_no_call_is_taken_for_another_that_has_its_id(events: list[dict[str, Any
 @pytest.mark.parametrize("data", [b"out of memory", b'{"type":"server_error","message":"out of memory"}'])
 def test_an_event_that_is_called_an_error_is_one_whatever_stands_in_it(data: bytes) -> None:
     with pytest.raises(UpstreamError, match="The upstream failed: out of memory"):
-        ResponsesReader().read(Message("error", data))
+        ResponsesReader().read(SseMessage("error", data))
 
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "opaque"}

@@ -14,7 +14,7 @@ from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Mess
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import Delta, Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import Delta, Finish, Text, TokenUsage, ToolCall
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "scripted.json"
 ERROR = {"message": "Too fast.", "status": 429, "type": "rate_limit_error", "code": "rate", "param": "input"}
@@ -48,7 +48,7 @@ class TestAnswers:
             (Text(" said:"),),
             (Text(" Guten"),),
             (Text(" Tag"),),
-            (Tokens(Usage(4, 4, 8)), Finish("stop")),
+            (TokenUsage(Usage(4, 4, 8)), Finish("stop")),
         ]
         await backend.close()
 

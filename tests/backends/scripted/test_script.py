@@ -23,7 +23,7 @@ from antiphon.stream.deltas import (
     ReasoningSummary,
     Refusal,
     Text,
-    Tokens,
+    TokenUsage,
     ToolCall,
     WholeItem,
 )
@@ -40,8 +40,8 @@ def batches(*deltas: Delta) -> list[Move]:
     return [(delta,) for delta in deltas]
 
 
-def usage(*, read: int = 0, said: int = 0, reasoning: int = 0) -> Tokens:
-    return Tokens(Usage(read, said, read + said, output_tokens_details=OutputTokensDetails(reasoning)))
+def usage(*, read: int = 0, said: int = 0, reasoning: int = 0) -> TokenUsage:
+    return TokenUsage(Usage(read, said, read + said, output_tokens_details=OutputTokensDetails(reasoning)))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ class TestEndings:
 
     def test_scripted_usage_is_told_in_its_place(self) -> None:
         given = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
-        assert plan([{"usage": given}, {"text": "a"}]).moves == batches(Tokens(Usage(1, 2, 3)), Text("a"))
+        assert plan([{"usage": given}, {"text": "a"}]).moves == batches(TokenUsage(Usage(1, 2, 3)), Text("a"))
 
     def test_every_said_word_is_counted_once_and_reasoning_apart(self) -> None:
         steps = [

@@ -16,7 +16,7 @@ OBJECT = {"format": {"type": "json_object"}}
 
 
 def update(**fields: Any) -> Item | Unknown:
-    return ITEMS.one(codec.encode({"type": "configuration_update", **fields}))
+    return ITEMS.decode(codec.encode({"type": "configuration_update", **fields}))
 
 
 def test_the_newest_of_each_setting_holds() -> None:

@@ -10,7 +10,7 @@ from antiphon.engine.prepare.history import load_history
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import NotFound
 from antiphon.protocol import codec
-from antiphon.protocol.content import text_of
+from antiphon.protocol.content import extract_text
 from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.request import CreateRequest
@@ -56,7 +56,7 @@ def refer(item_id: str | None) -> dict[str, Any]:
 
 
 def tell(items: list[Item | Unknown]) -> list[str]:
-    return [text_of(item.content) for item in items if isinstance(item, Message)]
+    return [extract_text(item.content) for item in items if isinstance(item, Message)]
 
 
 async def resolve(bench: Bench, item_id: str | None, *, project: str = "default") -> str:

@@ -19,7 +19,7 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
-from antiphon.stream.deltas import Delta, Finish, ReasoningSeal, Text, Tokens
+from antiphon.stream.deltas import Delta, Finish, ReasoningSeal, Text, TokenUsage
 from support.engine_harness import Bench
 
 SEALER = Sealer([b"k" * 32])
@@ -47,7 +47,7 @@ async def say(
 ) -> list[Delta]:
     turn = Turn(request=CreateRequest(model="scripted", include=include), items=items or [], project="p")
     answer = await ReasoningSealer(name, backend, SEALER).stream(turn)
-    return [delta for batch in [each async for each in answer] for delta in batch if not isinstance(delta, Tokens)]
+    return [delta for batch in [each async for each in answer] for delta in batch if not isinstance(delta, TokenUsage)]
 
 
 async def seal_of(*said: dict[str, Any], name: str = "one") -> str:

@@ -24,7 +24,7 @@ from antiphon.stream.deltas import (
     Refusal,
     Served,
     Text,
-    Tokens,
+    TokenUsage,
     ToolCall,
 )
 
@@ -33,7 +33,7 @@ STRICT = JsonSchemaFormat("n", schema=SCHEMA, strict=True)
 GOOD = Text('{"n": 4}')
 PROSE = Text("Sure! It is 4.")
 CALL = ToolCall(0, "{}", "f", "call_1")
-SPENT = Tokens(Usage(1, 2, 3))
+SPENT = TokenUsage(Usage(1, 2, 3))
 
 
 async def tell(batches: Sequence[Sequence[Delta]]) -> Deltas:
@@ -158,7 +158,7 @@ async def test_where_nobody_listens_a_misfit_is_not_told_and_asked_for_once_more
         [SERVED, Reasoning("Hm."), PROSE, SPENT, Finish()],
         [SERVED, Phase("final_answer"), GOOD, CloseItem(), SPENT, Finish()],
     )
-    twice = Tokens(Usage(2, 4, 6))
+    twice = TokenUsage(Usage(2, 4, 6))
     assert await ask(server, max_output_tokens=10) == [
         *(SERVED, SPENT),
         *(SERVED, Phase("final_answer"), GOOD, CloseItem(), twice, Finish()),
@@ -174,7 +174,7 @@ async def test_where_nobody_listens_a_misfit_is_not_told_and_asked_for_once_more
 
 async def test_an_answer_that_stays_wrong_fails_without_its_words() -> None:
     server = Server([SERVED, PROSE, SPENT, Finish()], [SERVED, PROSE, SPENT, Finish()])
-    assert await ask(server) == [SERVED, SPENT, SERVED, Tokens(Usage(2, 4, 6)), FAILED]
+    assert await ask(server) == [SERVED, SPENT, SERVED, TokenUsage(Usage(2, 4, 6)), FAILED]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.serve.truncation import count_tokens, find_droppable, start_turn
 from antiphon.errors import ContextLengthExceeded
-from antiphon.protocol.content import text_of
+from antiphon.protocol.content import extract_text
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
@@ -129,7 +129,7 @@ async def _nothing() -> Deltas:
 
 
 def _text(item: Item | Unknown) -> str:
-    return text_of(item.content) if isinstance(item, Message) else "a call"
+    return extract_text(item.content) if isinstance(item, Message) else "a call"
 
 
 TURNS: list[Item | Unknown] = [SYSTEM, *(user(f"turn {number} of five") for number in range(1, 6))]

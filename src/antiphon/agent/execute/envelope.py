@@ -144,7 +144,7 @@ def _decode(body: bytes | str, whole: type[T], kind: type[Envelope]) -> T:
         read = msgspec.json.decode(body)
         return msgspec.convert(_spell(read, kind), whole)
     except msgspec.ValidationError as error:
-        raise validation.read(error).explain() from None
+        raise validation.parse_error(error).to_invalid_request() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:

@@ -16,7 +16,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.sse import Decoder, Message, SurrogateMender
+from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.retry import read_retry_after
 
 _FIRST_DELAY = 0.2
@@ -99,7 +99,7 @@ class HttpTransport:
 
 
 async def _read(answer: aiohttp.ClientResponse) -> Events:
-    decoder, mender = Decoder(), SurrogateMender()
+    decoder, mender = SseDecoder(), SurrogateRepairer()
     try:
         if answer.content_type == "application/json":
             yield [_as_event(await answer.read())]
@@ -130,9 +130,9 @@ async def _await_end(answer: aiohttp.ClientResponse) -> None:
                 pass
 
 
-def _decode(messages: Sequence[Message], mender: SurrogateMender) -> list[Event | Unknown]:
+def _decode(messages: Sequence[SseMessage], mender: SurrogateRepairer) -> list[Event | Unknown]:
     try:
-        return [codec.decode_event(mender.mend(message.data)) for message in messages if message.data != _DONE]
+        return [codec.decode_event(mender.repair(message.data)) for message in messages if message.data != _DONE]
     except ValueError:
         raise UpstreamError("The server sent an event that is not JSON.") from None
 
@@ -146,7 +146,7 @@ def _as_event(body: bytes) -> Event | Unknown:
     if status not in _ENDS:
         raise UpstreamError(f"The server sent a response that has not come to its end: it is {status}.")
     (event,) = _decode(
-        [Message(None, b'{"type":"response.%b","response":%b}' % (status.encode(), body))], SurrogateMender()
+        [SseMessage(None, b'{"type":"response.%b","response":%b}' % (status.encode(), body))], SurrogateRepairer()
     )
     return event
 

@@ -25,7 +25,7 @@ from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, 
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
-from antiphon.stream.sse import Message
+from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import break_off, decode_any, explain_event, is_error
 
 FinishReason = Literal["stop", "length", "content_filter"]
@@ -128,7 +128,7 @@ class MessagesReader:
         self._stop_reason: str | None = None
         self._explanation: str | None = None
 
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         if message.data.strip() in (b"", b"[DONE]"):
             return ()
         if message.event == "error":
@@ -209,7 +209,7 @@ class MessagesReader:
         if self._stop_reason == "refusal" and self._explanation:
             emitted.append(deltas.Refusal(self._explanation))
         if self._counts.input_tokens is not None or self._counts.output_tokens is not None:
-            emitted.append(deltas.Tokens(_sum_usage(self._counts)))
+            emitted.append(deltas.TokenUsage(_sum_usage(self._counts)))
         self.finished = True
         return [*emitted, deltas.Finish(_FINISH_REASONS.get(self._stop_reason or "", "stop"))]
 

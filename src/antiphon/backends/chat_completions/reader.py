@@ -36,10 +36,10 @@ from antiphon.stream.deltas import (
     ReasoningSummary,
     Refusal,
     Text,
-    Tokens,
+    TokenUsage,
     ToolCall,
 )
-from antiphon.stream.sse import Message
+from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import break_off, decode_any, explain_event, is_error
 from antiphon.upstream.fields import Naming, read_logprobs
 from antiphon.upstream.usage import read_usage
@@ -79,7 +79,7 @@ class ChatReader:
         """Where there are calls, others may follow, with a reason of their own."""
         return self._reason is not None and not self._calls
 
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         data = message.data
         if not data.startswith(b"{"):
             data = data.strip()
@@ -247,7 +247,7 @@ class ChatReader:
             told.append(self._seal())
         self.finished = True
         usage = self._usage or self._estimate("".join(self._said))
-        return [*told, Tokens(usage), Finish(self._reason or "stop")]
+        return [*told, TokenUsage(usage), Finish(self._reason or "stop")]
 
 
 def _read_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:

@@ -10,7 +10,7 @@ from antiphon.backends.embedded.model import Chunk, Timings, Token
 from antiphon.errors import ModelError
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
-from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, Tokens, ToolCall
+from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, TokenUsage, ToolCall
 
 
 class Answer:
@@ -67,7 +67,7 @@ class Answer:
         if self._calls is None and not (self._opening and reason == "length"):
             deltas = self._release()
         if self._timings is not None:
-            deltas.append(Tokens(_count(self._timings)))
+            deltas.append(TokenUsage(_count(self._timings)))
         deltas.append(Finish("length" if reason == "length" else "stop"))
         return deltas
 

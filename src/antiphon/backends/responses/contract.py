@@ -68,8 +68,8 @@ class ResponsesApiRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     text: TextControls | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        self.input = ITEMS.list_field(self.input, "input", required=True)
-        self.tools = TOOLS.list_field(self.tools, "tools", required=True)
+        self.input = ITEMS.decode_list_field(self.input, "input", required=True)
+        self.tools = TOOLS.decode_list_field(self.tools, "tools", required=True)
         if self.tool_choice != "auto":
             raise ValueError("Expected 'auto' - at `$.tool_choice`")
         if self.parallel_tool_calls is not False:

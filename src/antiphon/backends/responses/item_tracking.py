@@ -12,7 +12,7 @@ from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
-from antiphon.stream.passthrough import keep_item
+from antiphon.stream.passthrough import decode_output_item
 from antiphon.upstream.fields import read_logprobs
 
 Kind = Literal["message", "reasoning", "function_call", "custom_tool_call", "carried"]
@@ -181,7 +181,7 @@ class Closing:
         track = self._track
         track.closed = True
         if track.kind == "carried":
-            return [deltas.CloseItem(track.key, keep_item(bytes(raw)))]
+            return [deltas.CloseItem(track.key, decode_output_item(bytes(raw)))]
         if track.kind in ("function_call", "custom_tool_call"):
             told = self.announce_call(item) + self.complete_call(item)
             return told + self._end(item, track.key)
@@ -209,7 +209,7 @@ class Closing:
 
     def _give_whole(self, raw: Raw) -> list[Delta]:
         """An item that says nothing: there are no words that could bring it about."""
-        item = keep_item(bytes(raw))
+        item = decode_output_item(bytes(raw))
         self._voice.fall_silent()
         if isinstance(item, Message | Reasoning):
             return [deltas.WholeItem(msgspec.structs.replace(item, id=None))]

@@ -15,8 +15,8 @@ from antiphon.errors import UpstreamError
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
-from antiphon.stream.passthrough import find_prefix, keep_item
-from antiphon.stream.sse import Message
+from antiphon.stream.passthrough import decode_output_item, get_id_prefix
+from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import break_off, decode_any, explain_event
 from antiphon.upstream.fields import Naming, read_logprobs
 from antiphon.upstream.usage import read_usage
@@ -47,7 +47,7 @@ class ResponsesReader:
         self._held: list[tuple[wire.Event, bytes]] = []
         self._done: list[Raw] = []
 
-    def read(self, message: Message) -> Sequence[Delta]:
+    def read(self, message: SseMessage) -> Sequence[Delta]:
         told = self._read(message)
         naming = self._naming
         if naming is None or not told:
@@ -55,7 +55,7 @@ class ResponsesReader:
         self._naming = None
         return naming.introduce(told)
 
-    def _read(self, message: Message) -> Sequence[Delta]:
+    def _read(self, message: SseMessage) -> Sequence[Delta]:
         if message.data == DONE:
             return ()
         if message.event == "error":  # whatever stands in it
@@ -183,8 +183,11 @@ class ResponsesReader:
         if track.kind in ("function_call", "custom_tool_call"):
             told = Closing(track, self._voice).announce_call(item)
         elif track.kind == "carried":
-            opened = keep_item(bytes(raw))
-            told = [deltas.OpenItem(track.key, opened, find_prefix(opened)), *self._release(track, item, output_index)]
+            opened = decode_output_item(bytes(raw))
+            told = [
+                deltas.OpenItem(track.key, opened, get_id_prefix(opened)),
+                *self._release(track, item, output_index),
+            ]
             self._voice.fall_silent()
         else:
             told = []
@@ -260,7 +263,7 @@ class ResponsesReader:
         told = self._tell_rest(output)
         usage = read_usage(outcome.usage)
         if usage is not None:
-            told.append(deltas.Tokens(usage))
+            told.append(deltas.TokenUsage(usage))
         told.append(_find_finish(outcome))
         self.finished = True
         if self._settle is not None and outcome.status == "completed":

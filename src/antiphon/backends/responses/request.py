@@ -18,7 +18,7 @@ from antiphon.backends.responses.contract import (
     write_format,
 )
 from antiphon.protocol import codec
-from antiphon.protocol.content import InputText, OutputText, Part, ReasoningText, Text, text_of
+from antiphon.protocol.content import InputText, OutputText, Part, ReasoningText, Text, extract_text
 from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import CustomToolCallOutput, FunctionCall, FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.request import ENCRYPTED_REASONING, CreateRequest
@@ -59,7 +59,7 @@ def _write(item: Item | Unknown, *, ids: bool, reasoning_text: bool) -> Item | U
         case FunctionCallOutput() | CustomToolCallOutput() if not isinstance(item.output, str):
             item = _write_output(item)
         case LocalShellCallOutput():  # the API knows it by the id of its call
-            item = msgspec.structs.replace(item, id=item.call_id, named_call=None)
+            item = msgspec.structs.replace(item, id=item.call_id, given_call_id=None)
         case Reasoning():
             kept = _write_reasoning_item(item, reasoning_text=reasoning_text)
             if kept is None:
@@ -89,7 +89,7 @@ def _write_output(item: FunctionCallOutput | CustomToolCallOutput) -> FunctionCa
     parts = item.output
     assert not isinstance(parts, str)
     if all(isinstance(part, _TEXTS) for part in parts):
-        return msgspec.structs.replace(item, output=text_of(parts))
+        return msgspec.structs.replace(item, output=extract_text(parts))
     return msgspec.structs.replace(item, output=[_write_part(part, "user") for part in parts])
 
 

@@ -14,7 +14,7 @@ from msgspec import Raw
 from antiphon.backends.base import Turn
 from antiphon.backends.responses.request import Continuation
 from antiphon.protocol import codec
-from antiphon.protocol.content import text_of
+from antiphon.protocol.content import extract_text
 from antiphon.protocol.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -25,7 +25,7 @@ from antiphon.protocol.items import (
     Reasoning,
 )
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.passthrough import keep_item
+from antiphon.stream.passthrough import decode_output_item
 
 MOST_RESPONSES = 10_000
 # What an item may have here and not there, or have otherwise.
@@ -51,7 +51,7 @@ class Memory:
 
     def learn(self, turn: Turn, response_id: str, output: Sequence[Raw]) -> None:
         """The upstream has kept this answer to the turn."""
-        told = [keep_item(bytes(raw)) for raw in output]
+        told = [decode_output_item(bytes(raw)) for raw in output]
         # An answer that leaves no mark would be found by everyone who asks the same question.
         if not response_id or all(_read(item) is None for item in told):
             return
@@ -83,7 +83,7 @@ def _read(item: Item | Unknown) -> bytes | None:
     """What counts of an item. Ids are others there and here, and reasoning is sealed anew on its way."""
     match item:
         case Message():
-            words = text_of(item.content)
+            words = extract_text(item.content)
             return codec.encode([item.type, item.role, words if item.role == "assistant" else item.content])
         case FunctionCall():
             return codec.encode([item.type, item.call_id, item.name, item.arguments])

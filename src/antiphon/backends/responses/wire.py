@@ -108,7 +108,7 @@ def read_index(value: Any) -> int:
 def read_annotation(value: Any) -> Annotation | Unknown:
     raw = bytes(value) if isinstance(value, Raw) else msgspec.json.encode(value)
     try:
-        return ANNOTATIONS.one(raw)
+        return ANNOTATIONS.decode(raw)
     except msgspec.ValidationError:
         return Unknown(raw)
 

@@ -29,7 +29,7 @@ from antiphon.backends.scripted.script import (
 )
 from antiphon.errors import ConfigError
 from antiphon.protocol import items
-from antiphon.protocol.content import text_of
+from antiphon.protocol.content import extract_text
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Deltas
 
@@ -51,7 +51,7 @@ class Reading:
         """The last user message."""
         for item in reversed(self.items):
             if isinstance(item, items.Message) and item.role == "user":
-                return text_of(item.content)
+                return extract_text(item.content)
         return ""
 
     @functools.cached_property
@@ -73,15 +73,15 @@ class Reading:
 def _read_item(item: items.Item | Unknown) -> str:
     match item:
         case items.Message():
-            return text_of(item.content)
+            return extract_text(item.content)
         case items.FunctionCallOutput() | items.CustomToolCallOutput():
-            return text_of(item.output)
+            return extract_text(item.output)
         case items.FunctionCall():
             return item.arguments
         case items.CustomToolCall():
             return item.input
         case items.Reasoning():
-            return text_of([*item.summary, *(item.content or ())])
+            return extract_text([*item.summary, *(item.content or ())])
         case _:
             return ""
 

@@ -220,7 +220,7 @@ def _call(kind: type[deltas.ToolCall | deltas.CustomToolCall], call: Call, text:
 
 
 def _give_item(raw: Raw) -> list[Delta]:
-    item = items.ITEMS.one(raw)
+    item = items.ITEMS.decode(raw)
     if isinstance(item, items.CompactionTrigger | items.ItemReference | items.ConfigurationUpdate):
         raise ValidationError(f"Expected an output item, got {item.type}")
     return [deltas.WholeItem(item)]
@@ -240,12 +240,12 @@ _SPEECH: dict[str, Callable[[Any], list[Delta]]] = {
     "tokens": lambda tokens: [deltas.Text(token.token, (token,)) for token in tokens],
     "summary": _summarise,
     "seal": lambda sealed: [deltas.ReasoningSeal(sealed)],
-    "annotation": lambda raw: [deltas.Annotate(ANNOTATIONS.one(raw))],
+    "annotation": lambda raw: [deltas.Annotate(ANNOTATIONS.decode(raw))],
     "tool_call": _call_function,
     "custom_tool_call": lambda call: _call(deltas.CustomToolCall, call, call.input),
     "item": _give_item,
     "event": _pass_event,
-    "usage": lambda usage: [deltas.Tokens(usage)],
+    "usage": lambda usage: [deltas.TokenUsage(usage)],
 }
 
 
@@ -307,7 +307,7 @@ class Plan:
             return (self._ending,)
         read, said = count_read(), self._words + filled_words
         details = OutputTokensDetails(self._reasoning_words)
-        return (deltas.Tokens(Usage(read, said, read + said, output_tokens_details=details)), self._ending)
+        return (deltas.TokenUsage(Usage(read, said, read + said, output_tokens_details=details)), self._ending)
 
     def _add(self, key: str, value: Any, index: int) -> None:
         if key in _SPEECH:

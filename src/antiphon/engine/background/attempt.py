@@ -30,10 +30,10 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 from antiphon.stream.composer import Composer
-from antiphon.stream.decompose import recall
+from antiphon.stream.decompose import decompose_events
 from antiphon.stream.deltas import Delta, Deltas, Failure, Finish
-from antiphon.stream.replay import Diverged, Retelling
-from antiphon.stream.sse import encode_line
+from antiphon.stream.replay import Diverged, ReplayFilter
+from antiphon.stream.sse import encode_json_line
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +144,8 @@ class Attempt:
         await self._show_progress(response)
         turn = Turn(request=queued.request, items=[])
         resolved = Resolved(turn=turn, input=asked.input, response=response, mint=mint, warnings=[])
-        deltas = self._speak(queued, asked.input, recall(told))
-        self._run = Run(resolved, deltas, self, told=recall(told))
+        deltas = self._speak(queued, asked.input, decompose_events(told))
+        self._run = Run(resolved, deltas, self, told=decompose_events(told))
         async with aclosing(self._run.events()) as batches:
             async for batch in batches:
                 if not self.journal.ending:
@@ -185,7 +185,7 @@ class Attempt:
             return
         key = RunKey(self._claimed.project, self._claimed.response_id)
         turn = await self._ways.make_turn(queued, asked, key)
-        retelling = Retelling(told)
+        retelling = ReplayFilter(told)
         try:
             serving = await self._ways.start_turn(turn, key, told)
         except ModelNotFound:  # an upstream may have another word on what it has
@@ -221,7 +221,7 @@ class Attempt:
     async def _fail(self, reason: Failure, log: Log | None) -> None:
         """The log cannot be gone on with, not even to close what is open in it."""
         ended, last = end_log(self._begin_response(), log or read_log([]), None if self._cancelled else reason)
-        await self._keep(ended, None if log is None else (log.next, [encode_line(event) for event in last]))
+        await self._keep(ended, None if log is None else (log.next, [encode_json_line(event) for event in last]))
 
     # What the run does with its outcome
 
@@ -267,7 +267,7 @@ def _repeats(response: Response, mint: Mint, told: Sequence[Event | Unknown]) ->
     """
     composer = Composer(response, new_id=Mint(mint.token, mint.minted), now=int)
     try:
-        again = (encode_line(event) for event in (*composer.start(), *composer.compose(recall(told))))
+        again = (encode_json_line(event) for event in (*composer.start(), *composer.compose(decompose_events(told))))
         return [codec.decode_event(line) for line in again] == list(told)
     except Exception:  # no other attempt would fare better
         logger.exception("the events of a response cannot be read again", extra={"response_id": response.id})

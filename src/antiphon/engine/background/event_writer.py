@@ -19,7 +19,7 @@ from antiphon.protocol.response import Response, ResponseError
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import EventLog, LeaseLost
 from antiphon.stream.deltas import Failure
-from antiphon.stream.sse import encode_line
+from antiphon.stream.sse import encode_json_line
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Journal:
 
     def _encode_new(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
         known = max(0, self._recovered - self._written)
-        return [encode_line(event) for event in batch[known:]]
+        return [encode_json_line(event) for event in batch[known:]]
 
     def _flush_soon(self) -> None:
         if self._pending and not self.ending and self._pause is None and (self._flush is None or self._flush.done()):

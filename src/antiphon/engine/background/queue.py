@@ -18,7 +18,7 @@ from antiphon.protocol.events import TERMINAL, Event
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import RunKey, Store, StoredResponse
-from antiphon.stream.sse import encode_line
+from antiphon.stream.sse import encode_json_line
 
 # How often a response that another process works on is looked at.
 POLL_SECONDS = 0.25
@@ -133,4 +133,4 @@ def _is_readable(payload: bytes) -> bool:
 
 
 def _number(told: Sequence[Event]) -> list[tuple[int, bytes]]:
-    return [(event.sequence_number, encode_line(event)) for event in told]
+    return [(event.sequence_number, encode_json_line(event)) for event in told]

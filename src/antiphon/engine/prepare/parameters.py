@@ -229,6 +229,6 @@ def _convert(value: Any, kind: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        fault = validation.read(error)
+        fault = validation.parse_error(error)
         where = _join(path, fault.path) if fault.path else path
         raise InvalidRequest(f"Invalid '{where}': {fault.reason}.", param=where, code="invalid_value") from None

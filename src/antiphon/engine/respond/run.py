@@ -16,7 +16,7 @@ from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost
 from antiphon.stream.composer import Composer, IllegalDelta
-from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, Tokens
+from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, TokenUsage
 
 logger = logging.getLogger(__name__)
 
@@ -131,9 +131,9 @@ class Run:
         if not self._composer.has_calls and not any(isinstance(item, _ASKING) for item in self._composer.output):
             self._interrupt(Finish("steered"))
 
-    def take_number(self) -> int:
+    def take_sequence_number(self) -> int:
         """The number for an event that belongs to this response but does not come from its model."""
-        return self._composer.take_number()
+        return self._composer.take_sequence_number()
 
     def close_as_cancelled(self) -> Response:
         """End now, without telling anyone."""
@@ -188,7 +188,7 @@ class Run:
             return self._composer.compose(batch)
         except IllegalDelta as error:
             logger.exception("the backend's deltas make no sense", extra={"response_id": self.response.id})
-            return error.told if self._composer.finished else self._composer.break_off(error.told, _UNEXPECTED)
+            return error.events if self._composer.finished else self._composer.fail(error.events, _UNEXPECTED)
 
     async def _keep(self, told: list[Event | Unknown]) -> Sequence[Event | Unknown]:
         """What cannot be kept has failed, since nobody could build on it; that it failed is kept if it can be."""
@@ -199,7 +199,7 @@ class Run:
         except Exception as error:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})
             reason = f": {error.message}" if isinstance(error, InvalidRequest) else "."
-            told = self._composer.retract(told, Failure(f"The response could not be stored{reason}"))
+            told = self._composer.replace_terminal(told, Failure(f"The response could not be stored{reason}"))
             with suppress(Exception):
                 await self._keeper.finish(self.response, told)
         return told
@@ -207,7 +207,7 @@ class Run:
 
 async def prepare_only() -> Deltas:
     """What no model says: the response of a request that only prepares the next one."""
-    yield [Tokens(Usage(0, 0, 0)), Finish()]
+    yield [TokenUsage(Usage(0, 0, 0)), Finish()]
 
 
 _UNEXPECTED = Failure("The server had an error while answering. Its log says more.")

@@ -174,7 +174,7 @@ class ReasoningSealer:
 
 _OF_REASONING = frozenset({deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal})
 # What may come while reasoning goes on.
-_BESIDE = (deltas.Tokens, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemEvent)
+_BESIDE = (deltas.TokenUsage, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemEvent)
 
 
 class _Envelope:

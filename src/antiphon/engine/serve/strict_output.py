@@ -26,7 +26,7 @@ from antiphon.stream.deltas import Delta, Deltas
 _DEEDS = (deltas.ToolCall, deltas.CustomToolCall, deltas.WholeItem, deltas.OpenItem)
 _INSTEAD = (deltas.ToolCall, deltas.CustomToolCall, deltas.Refusal)
 # What may come while an answer goes on.
-_BESIDE = (deltas.Annotate, deltas.Tokens, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.Served)
+_BESIDE = (deltas.Annotate, deltas.TokenUsage, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.Served)
 _FENCED = "the JSON stands in a code fence"
 
 
@@ -92,7 +92,7 @@ class _Heard(msgspec.Struct, frozen=True):
     @property
     def account(self) -> list[Delta]:
         """Who said it, and what it took."""
-        return [each for each in self.said if isinstance(each, deltas.Served | deltas.Tokens)]
+        return [each for each in self.said if isinstance(each, deltas.Served | deltas.TokenUsage)]
 
 
 async def _hear(form: JsonSchemaFormat, answer: Deltas, budget: TurnBudget) -> _Heard:
@@ -104,8 +104,8 @@ async def _hear(form: JsonSchemaFormat, answer: Deltas, budget: TurnBudget) -> _
             async for batch in answer:
                 for each in batch:
                     heard.take(each)
-                    if isinstance(each, deltas.Tokens):
-                        said.append(deltas.Tokens(budget.spend(each.usage, before)))
+                    if isinstance(each, deltas.TokenUsage):
+                        said.append(deltas.TokenUsage(budget.spend(each.usage, before)))
                     else:
                         said.append(each)
     except Exception as error:  # what came before is told before it

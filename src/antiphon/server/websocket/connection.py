@@ -8,7 +8,7 @@ from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter, Rat
 from antiphon.protocol import codec
 from antiphon.protocol.codec import DecodedRequest
 from antiphon.protocol.request import CreateRequest
-from antiphon.protocol.websocket import CREATE, STEER, Glance, ReturnedSteer, SteerError, SteerFailed
+from antiphon.protocol.websocket import CREATE, STEER, MessageHeader, ReturnedSteer, SteerError, SteerFailed
 from antiphon.server.http import ClientGone
 from antiphon.server.websocket.lane import Job, Lane
 from antiphon.server.websocket.peer import Peer
@@ -97,9 +97,9 @@ class Connection:
     async def _take_other(self, body: bytes, error: InvalidRequest) -> None:
         """A message that is no valid request: something else, or something wrong."""
         try:
-            seen = codec.glance(body)
+            seen = codec.decode_header(body)
         except InvalidRequest:
-            seen = Glance(type=CREATE)
+            seen = MessageHeader(type=CREATE)
         if seen.type == STEER:
             await self._take_steer(body, seen)
             return
@@ -149,7 +149,7 @@ class Connection:
 
     # Steering
 
-    async def _take_steer(self, body: bytes, seen: Glance) -> None:
+    async def _take_steer(self, body: bytes, seen: MessageHeader) -> None:
         target = seen.previous_response_id
         if not isinstance(target, str) or not bytes(seen.input):
             missing = "input" if isinstance(target, str) else "previous_response_id"

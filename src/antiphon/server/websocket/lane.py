@@ -22,7 +22,7 @@ from antiphon.server.keepalive import encode_beat_line
 from antiphon.server.log import AccessLine, write_line
 from antiphon.server.websocket.peer import Peer, make_label
 from antiphon.server.websocket.steering import QueuedSteer, explain, find_required, prepend, succeed
-from antiphon.stream.sse import encode_line
+from antiphon.stream.sse import encode_json_line
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Lane:
     async def steer(self, run: Run, steer: QueuedSteer) -> None:
         """Take over input for the response that runs here."""
         # The number is taken, and the place in line with it, before the model's next words can have either.
-        accepted = SteerAccepted(run.take_number(), steer.receipt)
+        accepted = SteerAccepted(run.take_sequence_number(), steer.receipt)
         self._steers.append(steer)
         self._peer.steered.setdefault(run.response.id, asyncio.Event())
         run.steer()
@@ -141,7 +141,7 @@ class Lane:
             # Somebody cancelled the response, and did not wait for this client to read on. It will hear of it then.
             self.task.uncancel()
             line.error = None
-            await self._write([events.Incomplete(run.take_number(), run.response)])
+            await self._write([events.Incomplete(run.take_sequence_number(), run.response)])
         except Exception as error:  # only an engine that breaks its promise gets here
             await self._refuse(Job(request=run.request), _as_known(error, self._peer.upgrade.id), line)
             return
@@ -177,18 +177,18 @@ class Lane:
         if response.status not in ("completed", "incomplete"):
             for steer in steers:
                 message = f"The response has ended as {response.status}."
-                await self._write([steer.give_back(run.take_number(), "response_not_active", message)])
+                await self._write([steer.give_back(run.take_sequence_number(), "response_not_active", message)])
         elif required:
             self._peer.owed[response.id] = steers
             for steer in steers:
-                await self._write([SteerPending(run.take_number(), steer.receipt, required)])
+                await self._write([SteerPending(run.take_sequence_number(), steer.receipt, required)])
         else:
             self._jobs.appendleft(Job(request=succeed(run, steers), steers=steers, automatic=True))
 
     # Sending
 
     async def _write(self, told: Sequence[Event | Unknown]) -> None:
-        lines = self._mark([encode_line(event) for event in self._peer.rename(told)])
+        lines = self._mark([encode_json_line(event) for event in self._peer.rename(told)])
         self.sent += self._peer.count(lines)
         if not self._peer.wire.write_now(lines):
             await self._peer.wire.write(lines)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from antiphon.engine.serve.compaction.compaction_item import make_summary_message
 from antiphon.errors import ContextLengthExceeded, RateLimited
-from antiphon.protocol.content import ComputerScreenshot, text_of
+from antiphon.protocol.content import ComputerScreenshot, extract_text
 from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.request import ContextManagement
@@ -64,7 +64,7 @@ async def test_the_model_is_asked_for_notes_in_one_text_without_tools() -> None:
     assert asked.request.max_output_tokens <= WINDOW // 8
     (message,) = asked.items
     assert isinstance(message, Message)
-    text = text_of(message.content)
+    text = extract_text(message.content)
     assert "system: Speak like a sailor." in text
     assert "user: build a bridge" in text
     assert "beam 0 is set" in text
@@ -126,7 +126,7 @@ async def test_an_earlier_summary_is_part_of_what_is_summarised_and_is_not_kept_
     more = [item for number in range(40, 80) for item in (call(str(number)), output(str(number), "steel " * 30))]
     whole = [*LONG, first.item, *more, user("ready?")]
     second, memory = await compact(backend, make_turn(lay_out(whole)))
-    assert SUMMARY in text_of(backend.read[1].items[0].content)  # type: ignore[union-attr]
+    assert SUMMARY in extract_text(backend.read[1].items[0].content)  # type: ignore[union-attr]
     assert memory.first[0] == user("build a bridge")
     assert make_summary_message(SUMMARY) not in [*memory.first, *memory.last]
     # Whatever a client sends along of the two, the second stands for all of it.

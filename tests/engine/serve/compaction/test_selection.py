@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from antiphon.engine.serve.compaction.clipping import measure_item
 from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits, select_items
-from antiphon.protocol.content import ComputerScreenshot, InputText, text_of
+from antiphon.protocol.content import ComputerScreenshot, InputText, extract_text
 from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
 from antiphon.protocol.items import FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.unions import Unknown
@@ -55,7 +55,7 @@ def test_a_long_task_is_clipped_and_told() -> None:
     chosen = select_items(items, SMALL)
     (task,) = chosen.first
     assert isinstance(task, Message)
-    assert len(text_of(task.content)) <= SMALL.soft // 8
+    assert len(extract_text(task.content)) <= SMALL.soft // 8
     assert chosen.rest[0] is items[0]
 
 
@@ -66,7 +66,7 @@ def test_a_huge_output_is_clipped_and_not_parted_from_its_call() -> None:
     clipped = chosen.last[1]
     assert isinstance(clipped, FunctionCallOutput)
     assert clipped.call_id == "c"
-    assert "characters were cut here" in text_of(clipped.output)
+    assert "characters were cut here" in extract_text(clipped.output)
 
 
 def test_a_thought_without_room_goes_and_its_call_stays() -> None:
@@ -89,7 +89,7 @@ def test_a_screenshot_beside_long_outputs_stays_and_they_are_clipped() -> None:
     assert (chosen.last[:3], chosen.last[5:]) == (calls, [SCREENSHOT])
     for clipped, letter in zip(chosen.last[3:5], "xy", strict=True):
         assert isinstance(clipped, FunctionCallOutput)
-        assert text_of(clipped.output).count(letter) > 1_500
+        assert extract_text(clipped.output).count(letter) > 1_500
     assert sum(map(measure_item, chosen.last)) <= 9_000
 
 
@@ -122,7 +122,7 @@ def test_an_output_stays_before_a_long_message() -> None:
     assert clipped[:2] == unread[:2]
     note = clipped[2]
     assert isinstance(note, Message)
-    assert "characters were cut here" in text_of(note.content)
+    assert "characters were cut here" in extract_text(note.content)
 
 
 def test_of_messages_without_end_the_first_and_the_last_stay() -> None:
@@ -146,7 +146,7 @@ def test_of_what_nobody_has_read_nothing_goes_without_a_note(
     seen: tuple[list[Item | Unknown], list[Item | Unknown]] = ([CLICK], [SCREENSHOT]) if screenshot else ([], [])
     chosen = select_items([user("task"), assistant("ok"), *seen[0], *asked, *seen[1], *unread], SizeLimits(size, size))
     kept = [getattr(item, "call_id", None) for item in chosen.last]
-    noted = any("left out" in text_of(item.content) for item in chosen.last if isinstance(item, Message))
+    noted = any("left out" in extract_text(item.content) for item in chosen.last if isinstance(item, Message))
     for call_id in [str(number) for number in range(len(outputs))] + ["s"] * screenshot:
         assert kept.count(call_id) == 2 or (kept.count(call_id) == 0 and noted)
     assert sum(map(measure_item, chosen.last)) <= size // 2 + 600

@@ -10,7 +10,7 @@ from antiphon.errors import ContextLengthExceeded, RateLimited
 from antiphon.protocol.items import Compaction, Item, Message
 from antiphon.protocol.request import ContextManagement
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import CloseItem, Delta, Finish, OpenItem, Text, Tokens
+from antiphon.stream.deltas import CloseItem, Delta, Finish, OpenItem, Text, TokenUsage
 from support.compaction import (
     SEALER,
     SUMMARY,
@@ -96,7 +96,7 @@ async def test_an_answer_that_is_refused_has_its_turn_compacted_anew() -> None:
     kinds = [type(delta) for delta in told]
     assert (kinds.count(OpenItem), kinds.count(CloseItem)) == (1, 1)
     assert told[-3] == Text(SUMMARY)
-    assert (type(told[-2]), told[-1], backend.refused) == (Tokens, Finish(), 1)
+    assert (type(told[-2]), told[-1], backend.refused) == (TokenUsage, Finish(), 1)
     (closed,) = (delta.item for delta in told if isinstance(delta, CloseItem))
     assert isinstance(closed, Compaction)
     assert await backend.count_tokens(with_items(make_turn(HUGE), [*HUGE, closed])) < WINDOW

@@ -8,7 +8,7 @@ import pytest
 from antiphon.engine.serve.tool_emulation.catalog import Catalog
 from antiphon.engine.serve.tool_emulation.translate_history import is_readable, translate_items
 from antiphon.protocol import codec
-from antiphon.protocol.content import text_of
+from antiphon.protocol.content import extract_text
 from antiphon.protocol.items import ITEMS as FAMILY
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Message
 from behaviour.item_samples import ITEMS
@@ -78,7 +78,7 @@ def test_a_program_and_its_output_belong_together() -> None:
 
 def test_an_approval_is_asked_by_the_model_and_given_by_the_user() -> None:
     asked, given = read(ITEMS["mcp_approval_request"], ITEMS["mcp_approval_response"])
-    assert [(item.role, json.loads(text_of(item.content))["type"]) for item in (asked, given)] == [
+    assert [(item.role, json.loads(extract_text(item.content))["type"]) for item in (asked, given)] == [
         ("assistant", "mcp_approval_request"),
         ("user", "mcp_approval_response"),
     ]
@@ -88,7 +88,7 @@ def test_an_unknown_item_is_shown_as_it_came() -> None:
     unknown = {"type": "acme:note", "n": [1, None]}
     (told,) = read(unknown)
     assert isinstance(told, Message)
-    assert json.loads(text_of(told.content)) == unknown
+    assert json.loads(extract_text(told.content)) == unknown
 
 
 def test_two_searches_of_the_server_are_told_apart() -> None:

@@ -13,7 +13,7 @@ from antiphon.protocol.content import (
     InputText,
     InputVideo,
     OutputText,
-    text_of,
+    extract_text,
 )
 from antiphon.protocol.hosted import (
     ApplyPatchCallOutput,
@@ -129,7 +129,7 @@ def _clip_content(content: Any, size: int) -> str:
     """The text alone, clipped. What is no text is too large as well, or the whole would have fitted."""
     media = [part.type for part in content if isinstance(part, _MEDIA)] if isinstance(content, list) else []
     notes = "".join(f"\n[an {kind} was left out]" for kind in media[:4])
-    return clip_text(text_of(content), max(size - len(notes), 0)) + notes
+    return clip_text(extract_text(content), max(size - len(notes), 0)) + notes
 
 
 def _clip_arguments(arguments: str, size: int) -> str:

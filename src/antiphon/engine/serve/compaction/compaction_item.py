@@ -56,8 +56,8 @@ class CompactionContent(msgspec.Struct, kw_only=True):
     version: int = _VERSION
 
     def __post_init__(self) -> None:
-        self.first = ITEMS.list_field(self.first, "first", required=True)
-        self.last = ITEMS.list_field(self.last, "last", required=True)
+        self.first = ITEMS.decode_list_field(self.first, "first", required=True)
+        self.last = ITEMS.decode_list_field(self.last, "last", required=True)
 
     def unfold(self) -> list[Item | Unknown]:
         """What the model is to read in the place of what is covered."""

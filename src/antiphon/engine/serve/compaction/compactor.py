@@ -115,7 +115,7 @@ class Compactor:
         if ends_in_trigger(turn.items):
             yield [deltas.CloseItem(_KEY, compacted.item)]
             served = [compacted.served] if compacted.served is not None else []
-            yield [*served, deltas.Tokens(compacted.usage), deltas.Finish()]
+            yield [*served, deltas.TokenUsage(compacted.usage), deltas.Finish()]
             return
         begun: Serving | Exception | None = None
         if compacted.window.is_guess and shown is None:  # once it is shown, it cannot become smaller any more
@@ -128,7 +128,7 @@ class Compactor:
             raise begun
         serving = begun or await self._go_on(route, turn, compacted)
         async with aclosing(serving.deltas) as answer:
-            yield [*closed, serving.told, deltas.Tokens(compacted.usage)]
+            yield [*closed, serving.told, deltas.TokenUsage(compacted.usage)]
             async for batch in answer:
                 yield [_add_usage(delta, compacted.usage) for delta in batch]
 
@@ -230,4 +230,4 @@ def _retain(turn: Turn, chosen: SelectedItems) -> list[Item | Unknown]:
 
 def _add_usage(delta: Delta, spent: Usage) -> Delta:
     """The answer's usage together with what the summary took."""
-    return deltas.Tokens(delta.usage + spent) if isinstance(delta, deltas.Tokens) else delta
+    return deltas.TokenUsage(delta.usage + spent) if isinstance(delta, deltas.TokenUsage) else delta

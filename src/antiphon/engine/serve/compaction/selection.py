@@ -7,7 +7,7 @@ import msgspec
 
 from antiphon.engine.prepare.history_repair import drop_unfinished_items
 from antiphon.engine.serve.compaction.clipping import clip_item, clip_text, measure_item, measure_smallest
-from antiphon.protocol.content import InputText, text_of
+from antiphon.protocol.content import InputText, extract_text
 from antiphon.protocol.hosted import McpApprovalRequest, McpApprovalResponse
 from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.json_text import read_json
@@ -192,7 +192,7 @@ def _tell_gap(gone: Step) -> Step:
 
 def _tells_gap(message: Message) -> bool:
     """Nobody asked that."""
-    return text_of(message.content).startswith(_GAP)
+    return extract_text(message.content).startswith(_GAP)
 
 
 def _shrink_outputs(step: Step, size: int, *, most: int) -> Step | None:

@@ -12,7 +12,7 @@ from antiphon.engine.serve.compaction.clipping import clip_text
 from antiphon.engine.serve.routing import Route
 from antiphon.errors import ContextLengthExceeded, ModelError
 from antiphon.protocol import codec, items
-from antiphon.protocol.content import InputText, text_of
+from antiphon.protocol.content import InputText, extract_text
 from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Usage
@@ -50,16 +50,16 @@ def _take(entries: Sequence[str], size: int) -> list[str]:
 def _write(item: Item | Unknown, longest: int) -> str:
     match item:
         case items.Message():
-            return f"{item.role}: {clip_text(text_of(item.content), longest)}"
+            return f"{item.role}: {clip_text(extract_text(item.content), longest)}"
         case items.FunctionCall():
             return f"assistant calls {item.name}: {clip_text(item.arguments, longest)}"
         case items.CustomToolCall():
             return f"assistant calls {item.name}: {clip_text(item.input, longest)}"
         case items.FunctionCallOutput() | items.CustomToolCallOutput():
-            return f"tool answers: {clip_text(text_of(item.output), longest)}"
+            return f"tool answers: {clip_text(extract_text(item.output), longest)}"
         case items.Reasoning():
             # Sealed or not, it was for the turn it led to; its summary is what others may know of it.
-            summary = text_of([*item.summary])
+            summary = extract_text([*item.summary])
             return f"assistant thinks: {clip_text(summary, longest)}" if summary else ""
     return f"{item.type}: {clip_text(codec.encode(item).decode(), longest)}"
 
@@ -174,7 +174,7 @@ async def _listen(answer: Deltas) -> tuple[str, Usage]:
         for delta in batch:
             if isinstance(delta, deltas.Text):
                 words.append(delta.text)
-            elif isinstance(delta, deltas.Tokens):
+            elif isinstance(delta, deltas.TokenUsage):
                 usage = delta.usage
             elif isinstance(delta, deltas.Failure):
                 raise ModelError(delta.message, code=delta.code)

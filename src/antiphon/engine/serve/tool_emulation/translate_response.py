@@ -72,8 +72,8 @@ class AnswerTranslator:
         self._said.heard.append(delta)
         return [delta]
 
-    def _tokens(self, delta: deltas.Tokens) -> Sequence[Delta]:
-        return [deltas.Tokens(self._budget.spend(delta.usage, self._before))]
+    def _tokens(self, delta: deltas.TokenUsage) -> Sequence[Delta]:
+        return [deltas.TokenUsage(self._budget.spend(delta.usage, self._before))]
 
     # Calls
 
@@ -163,7 +163,7 @@ class AnswerTranslator:
         deltas.Text: _text,
         deltas.Annotate: _annotate,
         deltas.Refusal: _refusal,
-        deltas.Tokens: _tokens,
+        deltas.TokenUsage: _tokens,
         deltas.ToolCall: _tool_call,
         deltas.CustomToolCall: _custom_call,
         deltas.Finish: _finish,
