@@ -23,7 +23,7 @@ async def fill(bench: Bench, template: dict[str, Any], request: CreateRequest | 
     made = await define(bench, template)
     request = request or CreateRequest()
     request.prompt = PromptRef(made.id, variables or None)
-    return await bench.engine.prompts.fill_in(request, "default")
+    return await bench.engine.prompts.apply_template(request, "default")
 
 
 async def refusal(bench: Bench, template: dict[str, Any], **fields: Any) -> tuple[str | None, str | None]:
@@ -173,7 +173,7 @@ async def test_another_project_sees_nothing(bench: Bench) -> None:
     for attempt in (
         prompts.retrieve("other", made.id, None),
         prompts.delete("other", made.id),
-        prompts.fill_in(CreateRequest(prompt=PromptRef(made.id)), "other"),
+        prompts.apply_template(CreateRequest(prompt=PromptRef(made.id)), "other"),
     ):
         with pytest.raises(NotFound):
             await attempt

@@ -82,7 +82,7 @@ def test_rotation_puts_a_new_key_in_front_and_keeps_the_others(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([], "seal_keys: there must be a key."),
+        ([], "seal_keys: at least one key is required."),
         (["not base64!"], "seal_keys: key 1 is not 32 bytes in base64."),
         ([base64.b64encode(OLD).decode(), base64.b64encode(b"short").decode()], "seal_keys: key 2 is not 32 bytes"),
     ],
@@ -95,7 +95,7 @@ def test_keys_that_are_none_are_refused_without_being_shown(lines: list[str], re
 
 def test_a_server_that_runs_opens_what_another_seals_with_a_newer_key(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
-    running = Sealer(load_secrets(path), look_again=lambda: load_secrets(path))
+    running = Sealer(load_secrets(path), reload_secrets=lambda: load_secrets(path))
     before = running.seal(b"x", project="p", purpose="q")
     rotate_secrets(path)
     restarted = Sealer(load_secrets(path))
@@ -105,7 +105,7 @@ def test_a_server_that_runs_opens_what_another_seals_with_a_newer_key(tmp_path: 
 
 def test_keys_that_cannot_be_read_again_leave_those_there_are(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
-    running = Sealer(load_secrets(path), look_again=lambda: load_secrets(path))
+    running = Sealer(load_secrets(path), reload_secrets=lambda: load_secrets(path))
     before = running.seal(b"x", project="p", purpose="q")
     path.write_text("broken")
     foreign = Sealer([NEW]).seal(b"y", project="p", purpose="q")
@@ -117,11 +117,13 @@ def test_a_folder_that_takes_no_keys_is_told_by_its_path(act: Callable[[Path], o
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
         act(tmp_path / "file" / "seal.keys")
-    assert caught.value.message.startswith(f"The keys for sealed content cannot be kept in {tmp_path}/file/seal.keys: ")
+    assert caught.value.message.startswith(
+        f"The keys for sealed content cannot be stored in {tmp_path}/file/seal.keys: "
+    )
 
 
 def test_a_file_of_something_else_is_not_taken_for_keys(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
     path.write_bytes(b"\xff\x00")
-    with pytest.raises(ConfigError, match="these are not keys"):
+    with pytest.raises(ConfigError, match="the keys are not in base64"):
         load_secrets(path)

@@ -49,7 +49,7 @@ def make_sealer(settings: Settings) -> Sealer:
     if settings.seal_keys:
         return Sealer(read_secrets(settings.seal_keys, origin="seal_keys"))
     path = settings.data_dir / SEAL_FILE
-    return Sealer(load_secrets(path), look_again=lambda: load_secrets(path))
+    return Sealer(load_secrets(path), reload_secrets=lambda: load_secrets(path))
 
 
 def make_policy(settings: Settings) -> Policy:

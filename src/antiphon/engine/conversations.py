@@ -1,4 +1,4 @@
-"""Operations on conversations: the lists of items that responses read and add to."""
+"""Conversations: create, read, update and delete them and their items."""
 
 import time
 from collections.abc import Sequence
@@ -27,29 +27,29 @@ class Conversations:
     ) -> Conversation:
         mint = Mint()
         conversation = Conversation(f"conv_{mint.token}", int(time.time()), metadata or {})
-        kept = await self._prepare(project, items, mint)
-        await self._store.create_conversation(project, conversation, kept, expires_at=expiry(self._policy))
+        stored = await self._prepare_items(project, items, mint)
+        await self._store.create_conversation(project, conversation, stored, expires_at=expiry(self._policy))
         return conversation
 
     async def retrieve(self, project: str, conversation_id: str) -> Conversation:
-        return _found(await self._store.load_conversation(project, conversation_id), conversation_id)
+        return _require(await self._store.load_conversation(project, conversation_id), conversation_id)
 
     async def update(self, project: str, conversation_id: str, metadata: dict[str, str] | None) -> Conversation:
         updated = await self._store.update_conversation(project, conversation_id, metadata or {})
-        return _found(updated, conversation_id)
+        return _require(updated, conversation_id)
 
     async def delete(self, project: str, conversation_id: str) -> None:
         if not await self._store.delete_conversation(project, conversation_id):
-            raise _not_found(conversation_id)
+            raise _not_require(conversation_id)
 
     async def add_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> ItemPage:
-        kept = await self._prepare(project, items, Mint())
-        if not await self._store.append_items(project, conversation_id, kept, expires_at=expiry(self._policy)):
-            raise _not_found(conversation_id)
-        return make_page(kept, has_more=False)
+        stored = await self._prepare_items(project, items, Mint())
+        if not await self._store.append_items(project, conversation_id, stored, expires_at=expiry(self._policy)):
+            raise _not_require(conversation_id)
+        return make_page(stored, has_more=False)
 
-    async def _prepare(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
-        """The items as they are kept: each with an id, and the stored items in the place of references to them."""
+    async def _prepare_items(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
+        """Check the items, give them ids, and replace references by the stored items."""
         check_item_ids(items, param="items")
         check_configuration_updates(items, param="items")
         return [
@@ -64,7 +64,7 @@ class Conversations:
     ) -> ItemPage:
         rows = await self._store.list_items(project, conversation_id, after=after, limit=limit, order=order)
         if rows is None:
-            raise _not_found(conversation_id)
+            raise _not_require(conversation_id)
         return make_page(rows.items, has_more=rows.has_more)
 
     async def retrieve_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown:
@@ -74,18 +74,18 @@ class Conversations:
         return item
 
     async def delete_item(self, project: str, conversation_id: str, item_id: str) -> Conversation:
-        """Take the item out, and give the conversation it was in."""
+        """Delete the item and return its conversation."""
         conversation = await self.retrieve(project, conversation_id)
         if not await self._store.delete_item(project, conversation_id, item_id):
             raise NotFound(f"Item with id '{item_id}' not found in this conversation.", param="item_id")
         return conversation
 
 
-def _found(conversation: Conversation | None, conversation_id: str) -> Conversation:
+def _require(conversation: Conversation | None, conversation_id: str) -> Conversation:
     if conversation is None:
-        raise _not_found(conversation_id)
+        raise _not_require(conversation_id)
     return conversation
 
 
-def _not_found(conversation_id: str) -> NotFound:
+def _not_require(conversation_id: str) -> NotFound:
     return NotFound(f"Conversation with id '{conversation_id}' not found.", param="conversation_id")

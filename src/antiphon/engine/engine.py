@@ -201,7 +201,7 @@ class Engine:
         ignored: list[str] = []
         if self._policy.stateless:
             request, ignored = leave_state_aside(request, remembers=session is not None)
-        own, request = request.input, await self.prompts.fill_in(request, project)
+        own, request = request.input, await self.prompts.apply_template(request, project)
         check_parameters(request, client_input=own, on_websocket=session is not None, may_be_empty=mend)
         route = self._router.find(request.model or "")
         candidate = route.first

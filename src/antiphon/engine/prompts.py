@@ -1,4 +1,4 @@
-"""Prompt templates: defining them, and filling one in for a request that names it."""
+"""Prompt templates: define, list and delete them, and apply one to a request."""
 
 import re
 import time
@@ -18,10 +18,10 @@ from antiphon.protocol.request import CreateRequest, PromptRef
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store, StoredPrompt
 
-_BLANK = re.compile(r"\{\{\s*([A-Za-z0-9_.-]+)\s*\}\}")
-_DEEPEST = 100
-# What a template cannot set: it would bind the prompt to one conversation, or to itself.
-_NOT_IN_TEMPLATES = ("prompt", "previous_response_id", "conversation", "stream", "background", "store")
+_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z0-9_.-]+)\s*\}\}")
+_MAX_DEPTH = 100
+# Parameters that would bind the prompt to one conversation, to one kind of response, or to itself.
+_FORBIDDEN_IN_TEMPLATE = ("prompt", "previous_response_id", "conversation", "stream", "background", "store")
 
 
 class Prompts:
@@ -29,11 +29,13 @@ class Prompts:
         self._store = store
 
     async def define(self, project: str, definition: PromptDefinition) -> Prompt:
-        """Keep a new version of a prompt, or the first version of a new one."""
-        for name in _NOT_IN_TEMPLATES:
+        """Save a new version of a prompt, or the first version of a new prompt."""
+        for name in _FORBIDDEN_IN_TEMPLATE:
             if name in definition.template:
                 raise InvalidRequest(f"A template cannot set '{name}'.", param=f"template.{name}", code="invalid_value")
-        _read(definition.template, dict.fromkeys(_blanks(definition.template), "x"), param="template")
+        _decode_template(
+            definition.template, dict.fromkeys(_find_variables(definition.template), "x"), param="template"
+        )
         prompt_id = definition.id or f"pmpt_{new_token()}"
         created_at = int(time.time())
         body = msgspec.json.encode(definition.template)
@@ -45,24 +47,24 @@ class Prompts:
         return Prompt(prompt_id, version, created_at, definition.template)
 
     async def _save_next(self, project: str, prompt_id: str, body: bytes, created_at: int) -> str:
-        """Keep the body under the next number, and give that."""
+        """Save the body under the next version number and return the number."""
         newest = await self._store.load_prompt(project, prompt_id, None)
         if newest is not None and not newest.version.isdecimal():
             raise InvalidRequest(
-                f"The newest version is called '{newest.version}': name the next one.",
+                f"The newest version is '{newest.version}', which is not a number: set 'version'.",
                 param="version",
                 code="invalid_value",
             )
         version = 0 if newest is None else int(newest.version)
         while True:
             version += 1
-            # The number may be taken: by a version that was named so, or by somebody else at this moment.
+            # The number may be taken, by a version that was named so or by a concurrent request.
             with suppress(InvalidRequest):
                 await self._store.save_prompt(project, prompt_id, str(version), body, created_at)
                 return str(version)
 
     async def retrieve(self, project: str, prompt_id: str, version: str | None) -> Prompt:
-        """This version; for None, the one that was defined last."""
+        """Return this version of a prompt, or for None the latest."""
         found = await self._find(project, prompt_id, version, param="prompt_id")
         return Prompt(prompt_id, found.version, found.created_at, msgspec.json.decode(found.body))
 
@@ -73,13 +75,13 @@ class Prompts:
         if not await self._store.delete_prompt(project, prompt_id):
             raise NotFound(f"Prompt with id '{prompt_id}' not found.", param="prompt_id")
 
-    async def fill_in(self, request: CreateRequest, project: str) -> CreateRequest:
-        """The request with its prompt's template under it: what the request itself says, counts."""
+    async def apply_template(self, request: CreateRequest, project: str) -> CreateRequest:
+        """Return the request with the template of its prompt as defaults. Template input comes before the request's."""
         if request.prompt is None:
             return request
         found = await self._find(project, request.prompt.id, request.prompt.version, param="prompt")
         template: dict[str, Any] = msgspec.json.decode(found.body)
-        filled = _read(template, _check_variables(template, request.prompt), param="prompt")
+        filled = _decode_template(template, _check_variables(template, request.prompt), param="prompt")
         changes: dict[str, Any] = {
             name: getattr(filled, name)
             for name in request.__struct_fields__
@@ -103,36 +105,36 @@ def _as_items(value: "str | list[Item | Unknown]") -> "list[Item | Unknown]":
 
 def _check_variables(template: Mapping[str, Any], prompt: PromptRef) -> Mapping[str, Any]:
     given = prompt.variables or {}
-    blanks = _blanks(template)
-    for name in sorted(blanks - given.keys()):
+    variables = _find_variables(template)
+    for name in sorted(variables - given.keys()):
         raise InvalidRequest(
             f"The prompt needs a value for its variable '{name}'.",
             param=f"prompt.variables.{name}",
             code="missing_required_parameter",
         )
-    for name in sorted(given.keys() - blanks):
+    for name in sorted(given.keys() - variables):
         raise InvalidRequest(
             f"The prompt has no variable '{name}'.", param=f"prompt.variables.{name}", code="invalid_value"
         )
     return given
 
 
-def _blanks(value: Any, level: int = 0) -> set[str]:
-    """The names of all variables in a template."""
-    if level > _DEEPEST:
+def _find_variables(value: Any, level: int = 0) -> set[str]:
+    """Return the names of all variables in a template."""
+    if level > _MAX_DEPTH:
         raise InvalidRequest("The template is nested too deeply.", param="template", code="invalid_value")
     if isinstance(value, str):
-        return set(_BLANK.findall(value))
+        return set(_PLACEHOLDER.findall(value))
     if isinstance(value, dict):
-        return {name for each in value.values() for name in _blanks(each, level + 1)}
+        return {name for each in value.values() for name in _find_variables(each, level + 1)}
     if isinstance(value, list):
-        return {name for each in value for name in _blanks(each, level + 1)}
+        return {name for each in value for name in _find_variables(each, level + 1)}
     return set()
 
 
-def _read(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: str) -> CreateRequest:
-    """The template, filled in, as a request. What is wrong with it is told with its place in the template."""
-    filled = _fill(template, variables)
+def _decode_template(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: str) -> CreateRequest:
+    """Decode the template with its variables replaced. Errors have the param path in the template."""
+    filled = _replace_variables(template, variables)
     try:
         decoded = codec.decode_request(msgspec.json.encode(filled))
     except InvalidRequest as error:
@@ -149,23 +151,23 @@ def _read(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: s
     return decoded.request
 
 
-def _fill(value: Any, variables: Mapping[str, Any]) -> Any:
+def _replace_variables(value: Any, variables: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
-        return _BLANK.sub(lambda blank: _as_text(blank[1], variables[blank[1]]), value)
+        return _PLACEHOLDER.sub(lambda match: _as_text(match[1], variables[match[1]]), value)
     if isinstance(value, list):
-        return [_fill(each, variables) for each in value]
+        return [_replace_variables(each, variables) for each in value]
     if isinstance(value, dict):
-        part = _whole_part(value, variables)
-        return part if part is not None else {name: _fill(each, variables) for name, each in value.items()}
+        part = _replace_part(value, variables)
+        return part if part is not None else {name: _replace_variables(each, variables) for name, each in value.items()}
     return value
 
 
-def _whole_part(value: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
-    """A text part that is nothing but a variable may become an image or a file."""
-    blank = _BLANK.fullmatch(value["text"]) if isinstance(value.get("text"), str) else None
-    if blank is None or not isinstance(variables[blank[1]], dict):
+def _replace_part(value: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
+    """Return the value of a text part that is only a variable, if the value is a content part (an image, a file)."""
+    match = _PLACEHOLDER.fullmatch(value["text"]) if isinstance(value.get("text"), str) else None
+    if match is None or not isinstance(variables[match[1]], dict):
         return None
-    return variables[blank[1]]
+    return variables[match[1]]
 
 
 def _as_text(name: str, value: Any) -> str:
@@ -174,7 +176,7 @@ def _as_text(name: str, value: Any) -> str:
     if isinstance(value, dict) and value.get("type") == "input_text" and isinstance(value.get("text"), str):
         return str(value["text"])
     raise InvalidRequest(
-        f"The variable '{name}' stands inside a text, so its value must be text.",
+        f"The variable '{name}' is inside a text, so its value must be text.",
         param=f"prompt.variables.{name}",
         code="invalid_type",
     )

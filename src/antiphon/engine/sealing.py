@@ -1,8 +1,8 @@
-"""Sealing: what clients carry for us, they can neither read nor change.
+"""Sealing: encrypt and authenticate data that clients store for the server, and manage the keys.
 
-Sealed text is authenticated, and bound to the project and the purpose it was made for. Sealing the same thing twice
-gives the same text: so a run that is repeated after a crash tells the same events. The nonce is therefore made from the
-content (as SIV modes do), which is safe because equal nonces then mean equal contents.
+Sealed text is bound to a project and a purpose. Sealing the same payload twice gives the same text, so that a run
+repeated after a crash emits the same events. The nonce is therefore derived from the content, as in SIV modes: equal
+nonces then mean equal contents.
 """
 
 import base64
@@ -21,22 +21,22 @@ from antiphon.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
-_MARK = "ant1."
-_NAME_BYTES = 4
+_PREFIX = "ant1."
+_KEY_ID_BYTES = 4
 _NONCE_BYTES = 12
 
 
 class _Key:
-    """A key by its name, with one key for each of its uses derived from it."""
+    """A secret with its id, and the keys derived from it: one for encryption, one for nonces."""
 
     def __init__(self, secret: bytes) -> None:
-        self.name = hashlib.sha256(b"name" + secret).digest()[:_NAME_BYTES]
+        self.key_id = hashlib.sha256(b"name" + secret).digest()[:_KEY_ID_BYTES]
         self._cipher = AESGCM(hmac.digest(secret, b"encrypt", "sha256"))
-        self._nonces = hmac.digest(secret, b"nonce", "sha256")
+        self._nonce_key = hmac.digest(secret, b"nonce", "sha256")
 
     def encrypt(self, payload: bytes, context: bytes) -> bytes:
-        measured = len(context).to_bytes(8, "big") + context + payload
-        nonce = hmac.digest(self._nonces, measured, "sha256")[:_NONCE_BYTES]
+        framed = len(context).to_bytes(8, "big") + context + payload
+        nonce = hmac.digest(self._nonce_key, framed, "sha256")[:_NONCE_BYTES]
         return nonce + self._cipher.encrypt(nonce, payload, context)
 
     def decrypt(self, sealed: bytes, context: bytes) -> bytes | None:
@@ -47,34 +47,38 @@ class _Key:
 
 
 class Sealer:
-    """Seals with the first of its keys, and opens what was sealed with any of them.
+    """Seals with its first key, and opens text that was sealed with any of its keys.
 
-    `look_again` reads the keys anew: another server may seal with one that was made since this one started.
+    `reload_secrets` loads the keys again when text has an unknown key id: another server may have added a key.
     """
 
-    def __init__(self, secrets: Sequence[bytes], *, look_again: Callable[[], Sequence[bytes]] | None = None) -> None:
+    def __init__(
+        self, secrets: Sequence[bytes], *, reload_secrets: Callable[[], Sequence[bytes]] | None = None
+    ) -> None:
         self._keys = [_Key(secret) for secret in secrets]
-        self._look_again = look_again
+        self._reload_secrets = reload_secrets
 
     def seal(self, payload: bytes, *, project: str, purpose: str) -> str:
         key = self._keys[0]
-        sealed = key.name + key.encrypt(payload, _bind(project, purpose))
-        return _MARK + base64.urlsafe_b64encode(sealed).decode()
+        sealed = key.key_id + key.encrypt(payload, _bind(project, purpose))
+        return _PREFIX + base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, text: str, *, project: str, purpose: str) -> bytes | None:
-        """What was sealed; None if it was changed, or sealed by another server, for another project or purpose."""
+        """Return the sealed payload. None if it was changed, or sealed with another key, project or purpose."""
         sealed = _decode(text)
-        key = self._find(sealed[:_NAME_BYTES]) if sealed else None
-        return None if key is None else key.decrypt(sealed[_NAME_BYTES:], _bind(project, purpose))
+        key = self._find_key(sealed[:_KEY_ID_BYTES]) if sealed else None
+        return None if key is None else key.decrypt(sealed[_KEY_ID_BYTES:], _bind(project, purpose))
 
-    def _find(self, name: bytes) -> _Key | None:
-        found = next((key for key in self._keys if key.name == name), None)
-        if found is None and self._look_again is not None:
+    def _find_key(self, key_id: bytes) -> _Key | None:
+        found = next((key for key in self._keys if key.key_id == key_id), None)
+        if found is None and self._reload_secrets is not None:
             try:
-                self._keys[1:] = [key for key in map(_Key, self._look_again()) if key.name != self._keys[0].name]
+                self._keys[1:] = [
+                    key for key in map(_Key, self._reload_secrets()) if key.key_id != self._keys[0].key_id
+                ]
             except ConfigError as error:
-                logger.warning("the keys cannot be read again: %s", error.message)
-            found = next((key for key in self._keys if key.name == name), None)
+                logger.warning("cannot reload the seal keys: %s", error.message)
+            found = next((key for key in self._keys if key.key_id == key_id), None)
         return found
 
 
@@ -83,14 +87,14 @@ def _bind(project: str, purpose: str) -> bytes:
 
 
 def _decode(text: str) -> bytes:
-    if not text.startswith(_MARK):
+    if not text.startswith(_PREFIX):
         return b""
     try:
-        sealed = base64.b64decode(text[len(_MARK) :], altchars=b"-_", validate=True)
+        sealed = base64.b64decode(text[len(_PREFIX) :], altchars=b"-_", validate=True)
     except ValueError:
         return b""
-    # Base64 has several spellings of one thing: only ours is genuine.
-    return sealed if _MARK + base64.urlsafe_b64encode(sealed).decode() == text else b""
+    # Several base64 texts decode to the same bytes. Accept only the canonical one.
+    return sealed if _PREFIX + base64.urlsafe_b64encode(sealed).decode() == text else b""
 
 
 def make_secret() -> bytes:
@@ -98,7 +102,7 @@ def make_secret() -> bytes:
 
 
 def read_secrets(lines: Sequence[str], *, origin: str) -> list[bytes]:
-    """Keys as they are written: 32 bytes in base64 each. Raises ConfigError, without showing any."""
+    """Decode keys of 32 bytes in base64. Raises ConfigError with the key's number, never its text."""
     secrets: list[bytes] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -109,25 +113,25 @@ def read_secrets(lines: Sequence[str], *, origin: str) -> list[bytes]:
             raise ConfigError(f"{origin}: key {number} is not {KEY_BYTES} bytes in base64.")
         secrets.append(secret)
     if not secrets:
-        raise ConfigError(f"{origin}: there must be a key.")
+        raise ConfigError(f"{origin}: at least one key is required.")
     return secrets
 
 
 def load_secrets(path: Path) -> list[bytes]:
-    """The keys of a file, one a line, the newest first. A file that is not there yet is made, for its owner alone."""
+    """Load the keys of a file, one per line, newest first. Create the file (mode 0600) with a new key if missing."""
     try:
         if not path.exists():
             _create(path)
         text = path.read_text(encoding="ascii")
     except OSError as error:
-        raise _fail(path, error) from None
+        raise _make_file_error(path, error) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: these are not keys in base64.") from None
+        raise ConfigError(f"{path}: the keys are not in base64.") from None
     return read_secrets([line for line in text.splitlines() if line.strip()], origin=str(path))
 
 
 def rotate_secrets(path: Path) -> int:
-    """Put a new key in front of those of the file. Returns how many there are then."""
+    """Add a new first key to the file. Return the number of keys."""
     secrets = [make_secret(), *load_secrets(path)]
     fresh = path.with_name(f"{path.name}.new")
     try:
@@ -135,13 +139,13 @@ def rotate_secrets(path: Path) -> int:
         _write(fresh, secrets)
         fresh.replace(path)
     except OSError as error:
-        raise _fail(path, error) from None
+        raise _make_file_error(path, error) from None
     return len(secrets)
 
 
-def _fail(path: Path, error: OSError) -> ConfigError:
+def _make_file_error(path: Path, error: OSError) -> ConfigError:
     reason = error.strerror or error
-    return ConfigError(f"The keys for sealed content cannot be kept in {path}: {reason}. Set data_dir or seal_keys.")
+    return ConfigError(f"The keys for sealed content cannot be stored in {path}: {reason}. Set data_dir or seal_keys.")
 
 
 def _create(path: Path) -> None:
@@ -150,7 +154,7 @@ def _create(path: Path) -> None:
     _write(fresh, [make_secret()])
     try:
         path.hardlink_to(fresh)
-    except FileExistsError:  # another process was quicker, and its key counts
+    except FileExistsError:  # another process created it first: use its key
         pass
     finally:
         fresh.unlink(missing_ok=True)

@@ -228,7 +228,7 @@ def test_a_tool_that_came_with_an_earlier_turn_can_be_chosen(choice: Any) -> Non
     assert isinstance(earlier, list)
     for fields in {}, {"input": brought}:  # whoever brings them every time brings the same ones
         asked = request(tool_choice=choice, **fields)
-        assert select_tools(asked, capabilities=FUNCTIONS, earlier=earlier) == ([], [])
+        assert select_tools(asked, capabilities=FUNCTIONS, history=earlier) == ([], [])
 
 
 def test_tools_that_come_with_the_input_are_held_to_the_same_rules() -> None:

@@ -1,8 +1,8 @@
-"""Mending stored history, so that one bad turn cannot brick a conversation.
+"""Repair of stored histories: make damaged items readable for a model.
 
-What a client sends is checked strictly (`history.py`). What was stored can still be damaged: an item deleted from a
-conversation, a turn that was cut off. Models and upstream APIs refuse such a history for ever, so it is mended on the
-way out, and every repair is told.
+New input is checked strictly (`call_pairs.py`). Stored items can still be damaged: an item was deleted from a
+conversation, or a turn was cut off. Models and upstream APIs refuse such a history every time, so it is repaired before
+each turn. Every repair is reported as a warning.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -26,123 +26,57 @@ from antiphon.protocol.items import (
 from antiphon.protocol.unions import Unknown
 from antiphon.store.ownership import find_owner
 
-_TEXTS = (InputText, OutputText, Text)
-# By id, the first item that has it, and what all that have it say, once there is a second.
+_TEXT_TYPES = (InputText, OutputText, Text)
+# By id: the first item with the id, and the contents of all items with it. The set is filled at the second item.
 _Seen: TypeAlias = dict[str, tuple[Item | Unknown, set[Hashable]]]
 
 
 class RepairedHistory(msgspec.Struct, frozen=True):
+    """The repaired items, and a description of each repair."""
+
     items: list[Item | Unknown]
     repairs: list[str]
 
 
 def repair_history(items: Sequence[Item | Unknown], *, answered_next: Collection[str] = ()) -> RepairedHistory:
-    """The history a model can read.
+    """Drop duplicates, lone outputs and unfinished items, and add an output to calls that have none.
 
-    Calls at the very end are left open, and so are those named in `answered_next`: their outputs are about to come.
+    Calls at the very end and the calls in `answered_next` get no output: their outputs are still to come.
     """
     repairs: list[str] = []
-    kept = _pair(items, answered_next, repairs)
-    kept = _answer_lone_calls(kept, answered_next, repairs)
-    kept, dropped = _drop_reasoning(kept)
-    return RepairedHistory(kept, [*repairs, *dropped])
+    repaired = _drop_faulty_items(items, answered_next, repairs)
+    repaired = _answer_unanswered_calls(repaired, answered_next, repairs)
+    repaired, dropped = _drop_dangling_reasoning(repaired)
+    return RepairedHistory(repaired, [*repairs, *dropped])
 
 
-def _pair(items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]) -> list[Item | Unknown]:
-    """Without what comes twice, and without outputs that answer no call.
+def drop_unfinished_items(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+    """Drop calls that were cut off and have no output, and reasoning that no answer or call follows.
 
-    A call's id may come again for another call: some models count them anew.
+    Upstreams refuse such items, and a client whose stream was cut off has no others to send.
     """
-    trace = _trace_calls(items)
-    answered = trace.answered | {index for index, call_id in trace.lone.items() if call_id in answered_next}
-    seen: _Seen = {}
-    waiting: dict[str, Item] = {}
-    kept: list[Item | Unknown] = []
-    for index, item in enumerate(items):
-        fault = _find_fault(item, seen, waiting, is_answered=index in answered)
-        if fault is None:
-            kept.append(item)
-        else:
-            repairs.append(fault)
-    return kept
+    if not any(map(_is_cut_off, items)):
+        return _drop_dangling_reasoning(items)
+    answered = _trace_calls(items).answered
+    cut_off = {index for index, item in enumerate(items) if _is_cut_off(item) and index not in answered}
+    rest, repairs = _drop_dangling_reasoning([item for index, item in enumerate(items) if index not in cut_off])
+    return rest, [*(_describe_cut_off(items[index]) for index in sorted(cut_off)), *repairs]
 
 
-def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, is_answered: bool) -> str | None:
-    """Why an item is left out; one that is kept is noted in `seen` or among the calls that are `waiting`."""
-    if isinstance(item, CALL_TYPES):
-        # Where there is a whole one under its id, that is the one which is answered.
-        if _is_cut(item) and (not is_answered or item.call_id in waiting):
-            return _tell_cut(item)
-        if item.call_id is not None:
-            if item.id is not None and waiting.get(item.call_id) == item:
-                return f"a second {item.type} {item.call_id} was left out"
-            waiting[item.call_id] = item
-            return None
-    elif isinstance(item, OUTPUT_TYPES) and item.call_id is not None:
-        is_lone = waiting.pop(item.call_id, None) is None
-        return f"an output without its call {item.call_id} was left out" if is_lone else None
-    return _find_repetition(item, seen)
+def find_unanswered_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
+    """Return the index and the call id of each call whose output may still come."""
+    return _trace_calls(items).unanswered
 
 
-def _find_repetition(item: Item | Unknown, seen: _Seen) -> str | None:
-    """An id says little: some clients give the same to all that they send."""
-    if item.id is None:
-        return None
-    if item.id not in seen:
-        seen[item.id] = (item, set())
-        return None
-    first, told = seen[item.id]
-    if not told:  # until now there was nothing to compare
-        told.add(_read_whole(first))
-    if (whole := _read_whole(item)) in told:
-        return f"a second {item.type} {item.id} was left out"
-    told.add(whole)
-    return None
-
-
-def _read_whole(item: Item | Unknown) -> Hashable:
-    """All that would be lost with an item."""
-    return get_comparable_text(item) if isinstance(item, Message) and _is_text(item) else codec.encode(item)
-
-
-def _is_text(item: Message) -> bool:
-    return isinstance(item.content, str) or all(isinstance(part, _TEXTS) for part in item.content)
-
-
-def _answer_lone_calls(
-    items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]
-) -> list[Item | Unknown]:
-    trace = _trace_calls(items)
-    lone = trace.lone
-    open_end = _find_open_end(items)
-    # Several may use a conversation at once. Whoever answers the calls of one response does not know those of another.
-    answered = {_find_maker(items[index]) for index, call_id in lone.items() if call_id in answered_next}
-    kept: list[Item | Unknown] = []
-    for index, item in enumerate(items):
-        is_owed = index >= open_end and (not answered or _find_maker(item) in answered)
-        awaits = index in lone and (is_owed or lone[index] in answered_next)
-        if awaits or (index not in lone and index not in trace.replaced):
-            kept.append(item)
-        elif isinstance(item, FunctionCall):
-            repairs.append(f"the call {item.call_id} had no output and got a note instead")
-            kept += [item, FunctionCallOutput(LOST_OUTPUT, item.call_id, status="completed")]
-        elif isinstance(item, CustomToolCall):
-            repairs.append(f"the call {item.call_id} had no output and got a note instead")
-            kept += [item, CustomToolCallOutput(item.call_id, LOST_OUTPUT, status="completed")]
-        elif isinstance(item, CALL_TYPES):
-            repairs.append(f"the call {item.call_id} had no output and was left out")
-    return kept
-
-
-class _Trace(msgspec.Struct, frozen=True):
-    """Where the calls stand: those with an output, those that another call with their id came after, and the rest."""
+class _CallTrace(msgspec.Struct, frozen=True):
+    """Indexes of calls: those with an output, those replaced by a later call with the same id, and the others."""
 
     answered: set[int]
     replaced: set[int]
-    lone: dict[int, str]
+    unanswered: dict[int, str]
 
 
-def _trace_calls(items: Sequence[Item | Unknown]) -> _Trace:
+def _trace_calls(items: Sequence[Item | Unknown]) -> _CallTrace:
     waiting: dict[str, int] = {}
     answered: set[int] = set()
     replaced: set[int] = set()
@@ -154,64 +88,142 @@ def _trace_calls(items: Sequence[Item | Unknown]) -> _Trace:
                 waiting[item.call_id] = index
         elif isinstance(item, OUTPUT_TYPES) and item.call_id in waiting:
             answered.add(waiting.pop(item.call_id))
-    return _Trace(answered, replaced, {index: call_id for call_id, index in waiting.items()})
+    return _CallTrace(answered, replaced, {index: call_id for call_id, index in waiting.items()})
 
 
-def find_unanswered_calls(items: Sequence[Item | Unknown]) -> dict[int, str]:
-    """Where the calls stand whose outputs may still come, and their ids."""
-    return _trace_calls(items).lone
+# Duplicates and outputs without a call
 
 
-def _find_maker(item: Item | Unknown) -> str | None:
-    """The response that made an item, if it was one of ours."""
+def _drop_faulty_items(
+    items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]
+) -> list[Item | Unknown]:
+    """Drop duplicates and outputs without a call.
+
+    Two different calls may have one call id, because some models number their calls anew in each turn.
+    """
+    trace = _trace_calls(items)
+    answered = trace.answered | {index for index, call_id in trace.unanswered.items() if call_id in answered_next}
+    seen: _Seen = {}
+    waiting: dict[str, Item] = {}
+    rest: list[Item | Unknown] = []
+    for index, item in enumerate(items):
+        fault = _find_fault(item, seen, waiting, is_answered=index in answered)
+        if fault is None:
+            rest.append(item)
+        else:
+            repairs.append(fault)
+    return rest
+
+
+def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, is_answered: bool) -> str | None:
+    """Return the reason to drop an item. Record other items in `seen` or in `waiting` (calls without an output)."""
+    if isinstance(item, CALL_TYPES):
+        # The output belongs to the complete call with this id, if there is one.
+        if _is_cut_off(item) and (not is_answered or item.call_id in waiting):
+            return _describe_cut_off(item)
+        if item.call_id is not None:
+            if item.id is not None and waiting.get(item.call_id) == item:
+                return f"a second {item.type} {item.call_id} was left out"
+            waiting[item.call_id] = item
+            return None
+    elif isinstance(item, OUTPUT_TYPES) and item.call_id is not None:
+        has_no_call = waiting.pop(item.call_id, None) is None
+        return f"an output without its call {item.call_id} was left out" if has_no_call else None
+    return _find_repetition(item, seen)
+
+
+def _find_repetition(item: Item | Unknown, seen: _Seen) -> str | None:
+    """Return the reason to drop an item that repeats another. Equal ids are not enough: some clients reuse them."""
+    if item.id is None:
+        return None
+    if item.id not in seen:
+        seen[item.id] = (item, set())
+        return None
+    first, contents = seen[item.id]
+    if not contents:  # the second item with this id: the first one was not read yet
+        contents.add(_read_content(first))
+    if (content := _read_content(item)) in contents:
+        return f"a second {item.type} {item.id} was left out"
+    contents.add(content)
+    return None
+
+
+def _read_content(item: Item | Unknown) -> Hashable:
+    is_text = isinstance(item, Message) and _has_only_text(item)
+    return get_comparable_text(item) if is_text else codec.encode(item)
+
+
+def _has_only_text(item: Message) -> bool:
+    return isinstance(item.content, str) or all(isinstance(part, _TEXT_TYPES) for part in item.content)
+
+
+# Calls without an output
+
+
+def _answer_unanswered_calls(
+    items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]
+) -> list[Item | Unknown]:
+    trace = _trace_calls(items)
+    unanswered = trace.unanswered
+    last_calls = _find_last_calls(items)
+    # Several clients may use one conversation. A client that answers one response's calls does not know the others.
+    answered = {_find_response(items[index]) for index, call_id in unanswered.items() if call_id in answered_next}
+    repaired: list[Item | Unknown] = []
+    for index, item in enumerate(items):
+        is_recent = index >= last_calls and (not answered or _find_response(item) in answered)
+        awaits_output = index in unanswered and (is_recent or unanswered[index] in answered_next)
+        if awaits_output or (index not in unanswered and index not in trace.replaced):
+            repaired.append(item)
+        elif isinstance(item, FunctionCall):
+            repairs.append(f"the call {item.call_id} had no output and got a note instead")
+            repaired += [item, FunctionCallOutput(LOST_OUTPUT, item.call_id, status="completed")]
+        elif isinstance(item, CustomToolCall):
+            repairs.append(f"the call {item.call_id} had no output and got a note instead")
+            repaired += [item, CustomToolCallOutput(item.call_id, LOST_OUTPUT, status="completed")]
+        elif isinstance(item, CALL_TYPES):
+            repairs.append(f"the call {item.call_id} had no output and was left out")
+    return repaired
+
+
+def _find_response(item: Item | Unknown) -> str | None:
+    """Return the id of the response that an item is the output of."""
     return find_owner(item.id) if item.id is not None else None
 
 
-def _find_open_end(items: Sequence[Item | Unknown]) -> int:
-    """Where the last turn's calls begin: after them there is nothing but calls and outputs."""
+def _find_last_calls(items: Sequence[Item | Unknown]) -> int:
+    """Return the index after which there are only calls and outputs."""
     end = len(items)
     while end > 0 and isinstance(items[end - 1], CALL_TYPES + OUTPUT_TYPES):
         end -= 1
     return end
 
 
-def drop_unfinished_items(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
-    """Reasoning leads to an answer or a call. Before the user's next word, or at the end, it led nowhere; and so it
-    did before a call that was cut off, which goes with it, unless it was answered nevertheless.
-
-    Upstreams refuse such a history, and a client that was cut off while its model reasoned has no other.
-    """
-    if not any(map(_is_cut, items)):
-        return _drop_reasoning(items)
-    answered = _trace_calls(items).answered
-    cut = {index for index, item in enumerate(items) if _is_cut(item) and index not in answered}
-    kept, repairs = _drop_reasoning([item for index, item in enumerate(items) if index not in cut])
-    return kept, [*(_tell_cut(items[index]) for index in sorted(cut)), *repairs]
+# Unfinished items
 
 
-def _is_cut(item: Item | Unknown) -> bool:
-    # In this order: every item is asked, and for its kind it takes much longer.
+def _is_cut_off(item: Item | Unknown) -> bool:
+    # The status first: this runs for every item, and `isinstance` is slower.
     return getattr(item, "status", None) == "incomplete" and isinstance(item, CALL_TYPES)
 
 
-def _tell_cut(call: Item | Unknown) -> str:
+def _describe_cut_off(call: Item | Unknown) -> str:
     assert isinstance(call, CALL_TYPES)
     return f"the call {call.call_id} was cut off and left out"
 
 
-def _drop_reasoning(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+def _drop_dangling_reasoning(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
     if Reasoning not in map(type, items):
         return items, []
     repairs: list[str] = []
-    kept: list[Item | Unknown] = []
+    rest: list[Item | Unknown] = []
     for item in reversed(items):
-        if isinstance(item, Reasoning) and (not kept or not _follows_reasoning(kept[-1])):
+        if isinstance(item, Reasoning) and (not rest or not _may_follow_reasoning(rest[-1])):
             repairs.append(f"the reasoning {item.id} led to nothing and was left out")
         else:
-            kept.append(item)
-    kept.reverse()
-    return kept, repairs
+            rest.append(item)
+    rest.reverse()
+    return rest, repairs
 
 
-def _follows_reasoning(item: Item | Unknown) -> bool:
+def _may_follow_reasoning(item: Item | Unknown) -> bool:
     return not isinstance(item, OUTPUT_TYPES) and not (isinstance(item, Message) and item.role != "assistant")

@@ -86,7 +86,7 @@ async def resolve(
         capabilities=capabilities,
         unsupported=unsupported,
         functions_only=policy.stateless,
-        earlier=context.items,
+        history=context.items,
     )
     mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
     asked = read_input(request, mint)

@@ -1,4 +1,4 @@
-"""The tools of a turn: which of the offered ones can be served, and whether `tool_choice` fits them."""
+"""The tools of a turn: check that each tool can be served and that `tool_choice` names one of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,10 +28,14 @@ from antiphon.protocol.unions import Unknown
 
 Tools = list[Tool | Unknown]
 
-_NAMED = (FunctionTool, CustomTool)
-_BRINGING = (AdditionalTools, ToolSearchOutput)
-# Every request is asked whether it has any, and hardly one has.
-_KINDS_BRINGING = frozenset(_BRINGING)
+_NAMED_TYPES = (FunctionTool, CustomTool)
+# Tool types of which a request can have only one, as they have no names.
+_UNNAMED_TYPES = frozenset({"tool_search", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview"})
+# Other names of tool types in `tool_choice`.
+_TYPE_ALIASES = {"computer_use": "computer", "computer_use_preview": "computer", "tool": "function"}
+# Item types that add tools. The set is for a fast test: hardly any request has such an item.
+_ITEMS_WITH_TOOLS = (AdditionalTools, ToolSearchOutput)
+_ITEMS_WITH_TOOLS_SET = frozenset(_ITEMS_WITH_TOOLS)
 
 
 def select_tools(
@@ -40,70 +44,70 @@ def select_tools(
     capabilities: Capabilities,
     unsupported: UnsupportedTools = "default",
     functions_only: bool = False,
-    earlier: Sequence[Item | Unknown] = (),
+    history: Sequence[Item | Unknown] = (),
 ) -> tuple[Tools, list[str]]:
-    """The tools to show the model, and warnings about those left out.
+    """Return the tools to show the model, and warnings about dropped tools.
 
-    Raises on a tool that cannot be served, unless it is to be dropped. `functions_only` drops all but functions.
-    `earlier` are items that the request builds on: the tools that they brought can be chosen.
+    Raises UnsupportedTool on a tool that cannot be served, unless the policy is to drop it. `functions_only` drops all
+    other tools. `tool_choice` may also name tools of `history` items and of the input.
     """
-    kept: dict[str, Tool | Unknown] = {}
+    selected: dict[str, Tool | Unknown] = {}
     warnings: list[str] = []
     for index, tool in enumerate(request.tools or ()):
         path = f"tools[{index}]"
         if functions_only and not isinstance(tool, FunctionTool):
-            warnings.append(_leave_out(tool, path))
-        elif _admit(tool, path, capabilities, unsupported, warnings):
-            kept[path] = tool
-    _check_names(kept)
-    tools = list(kept.values())
+            warnings.append(_describe_dropped(tool, path))
+        elif _can_serve(tool, path, capabilities, unsupported, warnings):
+            selected[path] = tool
+    _check_unique_names(selected)
+    tools = list(selected.values())
     if request.tool_choice not in (None, "auto", "none"):
-        brought = [*_list_brought(earlier), *_list_brought(request.input)]
-        _check_choice(request, tools + brought, capabilities)
+        item_tools = [*_list_item_tools(history), *_list_item_tools(request.input)]
+        _check_tool_choice(request, tools + item_tools, capabilities)
     return tools, warnings
 
 
-def _list_brought(items: str | Sequence[Item | Unknown] | None) -> Tools:
+def _list_item_tools(items: str | Sequence[Item | Unknown] | None) -> Tools:
     if items is None or isinstance(items, str):
         return []
-    if _KINDS_BRINGING.isdisjoint(map(type, items)):
+    if _ITEMS_WITH_TOOLS_SET.isdisjoint(map(type, items)):
         return []
-    return [tool for item in items if isinstance(item, _BRINGING) for tool in item.tools]
+    return [tool for item in items if isinstance(item, _ITEMS_WITH_TOOLS) for tool in item.tools]
 
 
 def check_item_tools(
     items: Sequence[Item | Unknown], *, capabilities: Capabilities, unsupported: UnsupportedTools = "default"
 ) -> list[str]:
-    """The same for the tools that come with a request's items. They stay in the items; the model is not shown them."""
+    """Check the tools of input items, as `select_tools` does for the request's. Return warnings about dropped tools."""
     warnings: list[str] = []
-    if _KINDS_BRINGING.isdisjoint(map(type, items)):
+    if _ITEMS_WITH_TOOLS_SET.isdisjoint(map(type, items)):
         return warnings
     for index, item in enumerate(items):
-        if isinstance(item, _BRINGING):
-            for place, tool in enumerate(item.tools):
-                _admit(tool, f"input[{index}].tools[{place}]", capabilities, unsupported, warnings)
+        if isinstance(item, _ITEMS_WITH_TOOLS):
+            for position, tool in enumerate(item.tools):
+                _can_serve(tool, f"input[{index}].tools[{position}]", capabilities, unsupported, warnings)
     return warnings
 
 
-def _admit(
+def _can_serve(
     tool: Tool | Unknown, path: str, capabilities: Capabilities, unsupported: UnsupportedTools, warnings: list[str]
 ) -> bool:
-    """Whether the tool can be served. Raises if it cannot, unless it is to be dropped: there is a warning then."""
+    """Return True if the tool can be served. Else raise UnsupportedTool, or add a warning if the tool is dropped."""
     fault = None if capabilities.any_tool else _find_fault(tool, path, capabilities)
     if fault is None:
         return True
-    # Codex offers web search whether or not the server has it, and cannot be told not to.
+    # Codex always sends a web search tool and has no option to turn it off.
     default = "drop" if isinstance(tool, WebSearchTool) else "refuse"
     if (default if unsupported == "default" else unsupported) == "refuse":
         raise fault
-    warnings.append(_leave_out(tool, path))
+    warnings.append(_describe_dropped(tool, path))
     return False
 
 
 def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> UnsupportedTool | None:
     if tool.type not in capabilities.tools:
         return UnsupportedTool(f"Tools of type '{tool.type}' are not supported by this server.", param=path)
-    if isinstance(tool, FunctionTool):  # nearly always
+    if isinstance(tool, FunctionTool):  # the common case
         return None
     if isinstance(tool, ShellTool) and (tool.environment or {}).get("type", "local") != "local":
         where = tool.environment["type"] if tool.environment else None
@@ -113,9 +117,9 @@ def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> 
     if isinstance(tool, NamespaceTool):
         for index, child in enumerate(tool.tools):
             inner = f"{path}.tools[{index}]"
-            if not isinstance(child, _NAMED):
-                told = f"A namespace can hold functions and custom tools, not '{child.type}'."
-                return UnsupportedTool(told, param=inner)
+            if not isinstance(child, _NAMED_TYPES):
+                message = f"A namespace can contain functions and custom tools, not '{child.type}'."
+                return UnsupportedTool(message, param=inner)
             if isinstance(child, CustomTool):
                 _check_grammar(child, inner)
     return None
@@ -131,45 +135,41 @@ def _check_grammar(tool: CustomTool, path: str) -> None:
         )
 
 
-def _leave_out(tool: Tool | Unknown, path: str) -> str:
+def _describe_dropped(tool: Tool | Unknown, path: str) -> str:
     return f"{path}: {tool.type} is not available here and was left out"
 
 
-def _check_names(tools: Mapping[str, Tool | Unknown]) -> None:
-    """A name stands for one tool of its namespace, and of the tools without a name there is one."""
+def _check_unique_names(tools: Mapping[str, Tool | Unknown]) -> None:
+    """Raise InvalidRequest if a namespace has two tools of one name, or two unnamed tools have one type."""
     seen: set[tuple[str | None, str]] = set()
-    for place, tool in tools.items():
-        for path, identity in _identify(tool, place):
-            if identity in seen:
-                raise InvalidRequest(f"The tool name '{identity[1]}' is used twice.", param=path, code="duplicate_tool")
-            seen.add(identity)
+    for tool_path, tool in tools.items():
+        for path, key in _list_keys(tool, tool_path):
+            if key in seen:
+                raise InvalidRequest(f"The tool name '{key[1]}' is used twice.", param=path, code="duplicate_tool")
+            seen.add(key)
 
 
-def _identify(tool: Tool | Unknown, path: str) -> Iterator[tuple[str, tuple[str | None, str]]]:
-    if isinstance(tool, _NAMED):
+def _list_keys(tool: Tool | Unknown, path: str) -> Iterator[tuple[str, tuple[str | None, str]]]:
+    """Yield the param path, and the namespace and name, of a tool or of each tool in a namespace."""
+    if isinstance(tool, _NAMED_TYPES):
         yield f"{path}.name", (None, tool.name)
     elif isinstance(tool, NamespaceTool):
         for index, child in enumerate(tool.tools):
-            if isinstance(child, _NAMED):
+            if isinstance(child, _NAMED_TYPES):
                 yield f"{path}.tools[{index}].name", (tool.name, child.name)
     elif isinstance(tool, McpTool):
         yield f"{path}.server_label", ("mcp", tool.server_label)
-    elif tool.type in _SINGLE:  # which no tool of an unknown type is
+    elif tool.type in _UNNAMED_TYPES:  # tools of unknown types are not checked
         yield path, ("", tool.type)
 
 
-_SINGLE = frozenset({"tool_search", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview"})
-# A choice may call the same tool by another name.
-_ALIASES = {"computer_use": "computer", "computer_use_preview": "computer", "tool": "function"}
-
-
-def _check_choice(request: CreateRequest, tools: Tools, capabilities: Capabilities) -> None:
+def _check_tool_choice(request: CreateRequest, tools: Tools, capabilities: Capabilities) -> None:
     choice = request.tool_choice
     if choice == "required" and not tools:
         raise InvalidRequest(
             "'tool_choice' is 'required', but there are no tools.", param="tool_choice", code="invalid_value"
         )
-    if choice is None or isinstance(choice, str) or (capabilities.any_tool and not _is_self_contained(request, tools)):
+    if choice is None or isinstance(choice, str) or (capabilities.any_tool and not _knows_all_tools(request, tools)):
         return
     if isinstance(choice, FunctionChoice | CustomChoice):
         _check_name(choice.name, tools, "tool_choice.name")
@@ -178,14 +178,14 @@ def _check_choice(request: CreateRequest, tools: Tools, capabilities: Capabiliti
             _check_allowed(allowed, tools, f"tool_choice.tools[{index}]", any_type=capabilities.any_tool)
     elif capabilities.any_tool:
         return
-    elif isinstance(choice, Unknown):  # nobody could say what it asks for
+    elif isinstance(choice, Unknown):  # its meaning is not known
         raise UnsupportedTool(f"A choice of type '{choice.type}' is not supported by this server.", param="tool_choice")
     else:
         _check_type(choice.type, tools, "tool_choice")
 
 
-def _is_self_contained(request: CreateRequest, tools: Tools) -> bool:
-    """Whether these are all the tools that a backend with tools of its own can know of by name."""
+def _knows_all_tools(request: CreateRequest, tools: Tools) -> bool:
+    """Return True if a backend with tools of its own can have no other named tools than these."""
     continues = request.previous_response_id is not None or request.conversation is not None
     return not continues and not any(isinstance(tool, Unknown | ToolSearchTool) for tool in tools)
 
@@ -204,12 +204,12 @@ def _check_allowed(allowed: JsonObject, tools: Tools, path: str, *, any_type: bo
 
 
 def _check_name(name: object, tools: Tools, path: str, *, namespace: object = None) -> None:
-    """A child may be named without its namespace, as long as only one has that name."""
-    found = {  # one that comes with several turns is one
-        identity
+    """Raise InvalidRequest unless one tool has this name. The namespace may be omitted if the name is unique."""
+    found = {  # a set: the same tool may come with several turns
+        key
         for tool in tools
-        for _, identity in _identify(tool, path)
-        if identity[1] == name and identity[0] != "" and namespace in (None, identity[0])
+        for _, key in _list_keys(tool, path)
+        if key[1] == name and key[0] != "" and namespace in (None, key[0])
     }
     if not found:
         raise InvalidRequest(f"There is no tool named '{name}' in 'tools'.", param=path, code="invalid_value")
@@ -218,5 +218,5 @@ def _check_name(name: object, tools: Tools, path: str, *, namespace: object = No
 
 
 def _check_type(kind: str, tools: Tools, path: str) -> None:
-    if _ALIASES.get(kind, kind) not in {_ALIASES.get(tool.type, tool.type) for tool in tools}:
-        raise UnsupportedTool(f"There is no tool of type '{kind}' that could be called.", param=path)
+    if _TYPE_ALIASES.get(kind, kind) not in {_TYPE_ALIASES.get(tool.type, tool.type) for tool in tools}:
+        raise UnsupportedTool(f"There is no tool of type '{kind}' in 'tools'.", param=path)

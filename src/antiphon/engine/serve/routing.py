@@ -38,7 +38,7 @@ def adapt(
         warnings = check_capabilities(turn.request, capabilities, model)
         check_media(turn.items, capabilities, model)
         tools, left_out = select_tools(
-            turn.request, capabilities=capabilities, unsupported=unsupported, earlier=turn.items
+            turn.request, capabilities=capabilities, unsupported=unsupported, history=turn.items
         )
     except InvalidRequest as error:
         raise Unfit(error.message) from None
