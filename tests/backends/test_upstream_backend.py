@@ -31,4 +31,4 @@ def test_a_window_that_was_set_is_among_what_it_says_of_itself() -> None:
 def test_that_its_server_holds_to_schemas_is_taken_on_trust() -> None:
     backend = UpstreamBackend("up", UpstreamOptions(base_url="http://127.0.0.1:1/v1"), headers={})
     backend.capabilities = Capabilities(json_schema=True)
-    assert backend.capabilities == Capabilities(json_schema=True, schema_on_trust=True)
+    assert backend.capabilities == Capabilities(json_schema=True, verify_json_schema=True)

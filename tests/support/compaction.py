@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.backends.base import EVERYTHING, Model, Turn
+from antiphon.backends.base import ALL_CAPABILITIES, Model, Turn
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compaction_item import CompactionContent, unseal_content
 from antiphon.engine.serve.compaction.compactor import Compactor
@@ -48,7 +48,7 @@ class CountingBackend:
     With `refuses`, nobody is told of its window until too much is read, and then in these words.
     """
 
-    capabilities = EVERYTHING
+    capabilities = ALL_CAPABILITIES
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.stream.deltas import Delta, Deltas, Finish, Text
 from antiphon.stream.sse import SseMessage
-from antiphon.upstream.client import Upstream
+from antiphon.upstream.client import UpstreamClient
 from antiphon.upstream.options import UpstreamOptions
 from support.idle_clock import count_idle_time
 from support.upstream_server import Reply, UpstreamServer, serve
@@ -20,7 +20,7 @@ KEY = "sk-upstream-0123456789"
 class WordReader:
     """A little dialect: every message is a word; `[DONE]` ends the answer, `-` says nothing."""
 
-    concluded = False
+    is_complete = False
 
     def __init__(self) -> None:
         self.finished = False
@@ -42,7 +42,7 @@ class Line:
         self.server = server
         self.waits: list[float] = []
         self.time = 1000.0
-        self.upstream: Upstream
+        self.upstream: UpstreamClient
 
     async def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -65,7 +65,7 @@ def connect() -> Callable[..., Any]:
         count_idle_time(asyncio.get_running_loop())
         async with serve(replies) as server:
             line = Line(server)
-            line.upstream = Upstream(
+            line.upstream = UpstreamClient(
                 "there",
                 UpstreamOptions(**{"base_url": server.url, "api_key": KEY} | options),
                 headers={"Authorization": f"Bearer {KEY}"},

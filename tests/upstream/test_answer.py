@@ -12,7 +12,7 @@ from antiphon.stream import sse
 from antiphon.stream.deltas import Delta, Finish, Text
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream import delta_stream
-from antiphon.upstream.error_mapping import break_off
+from antiphon.upstream.error_mapping import make_broken_stream_error
 from support.upstream_server import HANG_UP, RESET, STALL, Piece, Reply, json_of, stream_of
 
 
@@ -24,7 +24,7 @@ class WholeReader:
         self.heard: list[SseMessage] = []
 
     @property
-    def concluded(self) -> bool:
+    def is_complete(self) -> bool:
         return False
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
@@ -164,12 +164,12 @@ class ConcludingReader(WholeReader):
     """A full stop is the end of what there is to say; who says it may still add something."""
 
     @property
-    def concluded(self) -> bool:
+    def is_complete(self) -> bool:
         return any(message.data == b"." for message in self.heard)
 
     def end(self) -> Sequence[Delta]:
-        if not self.concluded:
-            raise break_off()
+        if not self.is_complete:
+            raise make_broken_stream_error()
         return super().end()
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from antiphon.upstream.fields import write_arguments
+from antiphon.upstream.fields import normalize_arguments
 
 
 @pytest.mark.parametrize("arguments", ["{}", '{ "b":1.0,"a" : 1e2, "c":"\\u0041" }'])
 def test_an_object_stays_as_it_was_written(arguments: str) -> None:
-    assert write_arguments(arguments) == arguments
+    assert normalize_arguments(arguments) == arguments
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_an_object_stays_as_it_was_written(arguments: str) -> None:
     ],
 )
 def test_what_is_no_object_becomes_text_in_one(arguments: str, written: str) -> None:
-    assert write_arguments(arguments) == written
+    assert normalize_arguments(arguments) == written
 
 
 def test_an_object_without_end_is_text() -> None:
-    assert write_arguments('{"a":' * 100_000).startswith('{"arguments":"')
+    assert normalize_arguments('{"a":' * 100_000).startswith('{"arguments":"')

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
-from antiphon.upstream.retry import FAILURES, Circuit
+from antiphon.upstream.retry import FAILURES, CircuitBreaker
 
 
 class Clock:
@@ -13,19 +13,19 @@ class Clock:
         return self.time
 
 
-def fail(circuit: Circuit, error: BaseException) -> None:
+def fail(circuit: CircuitBreaker, error: BaseException) -> None:
     with pytest.raises(type(error)), circuit.guard():
         raise error
 
 
-def make_open(clock: Clock) -> Circuit:
-    circuit = Circuit("there", now=clock)
+def make_open(clock: Clock) -> CircuitBreaker:
+    circuit = CircuitBreaker("there", now=clock)
     for _ in range(FAILURES):
         fail(circuit, UpstreamError("x"))
     return circuit
 
 
-def is_open(circuit: Circuit) -> bool:
+def is_open(circuit: CircuitBreaker) -> bool:
     try:
         with circuit.guard():
             return False
@@ -35,7 +35,7 @@ def is_open(circuit: Circuit) -> bool:
 
 @pytest.mark.parametrize("error", [UpstreamError("x"), UpstreamTimeout("x"), Unavailable("x")])
 def test_it_opens_after_so_many_failures_in_a_row(error: AntiphonError) -> None:
-    circuit = Circuit("there", now=Clock())
+    circuit = CircuitBreaker("there", now=Clock())
     for _ in range(FAILURES - 1):
         fail(circuit, error)
     assert not is_open(circuit)  # which was a success, so the count begins anew
@@ -46,7 +46,7 @@ def test_it_opens_after_so_many_failures_in_a_row(error: AntiphonError) -> None:
 
 @pytest.mark.parametrize("error", [RateLimited("x"), InvalidRequest("x"), UpstreamError("x", code="upstream_refused")])
 def test_a_server_that_refuses_works(error: AntiphonError) -> None:
-    circuit = Circuit("there", now=Clock())
+    circuit = CircuitBreaker("there", now=Clock())
     for _ in range(FAILURES - 1):
         fail(circuit, UpstreamError("x"))
     for _ in range(FAILURES):
@@ -113,7 +113,7 @@ def test_a_trial_that_is_cancelled_lets_the_next_one_try() -> None:
 
 def test_calls_that_were_under_way_do_not_lengthen_the_pause() -> None:
     clock = Clock()
-    circuit = Circuit("there", now=clock)
+    circuit = CircuitBreaker("there", now=clock)
     guards = [circuit.guard() for _ in range(FAILURES + 5)]
     for guard in guards:
         guard.__enter__()

@@ -16,7 +16,7 @@ from antiphon.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from antiphon.upstream.error_mapping import explain, explain_event, find_wait
+from antiphon.upstream.error_mapping import map_error_payload, map_error_response, parse_wait
 
 
 def tell(error: AntiphonError) -> tuple[type, str | None, str | None]:
@@ -69,9 +69,9 @@ def tell(error: AntiphonError) -> tuple[type, str | None, str | None]:
     ],
 )
 def test_a_status_and_its_words_are_an_error_of_ours(status: int, error: Any, told: Any) -> None:
-    explained = explain(status, json.dumps({"error": error}).encode())
-    assert tell(explained) == told
-    assert error.get("message", "") in explained.message
+    mapped = map_error_response(status, json.dumps({"error": error}).encode())
+    assert tell(mapped) == told
+    assert error.get("message", "") in mapped.message
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_status_and_its_words_are_an_error_of_ours(status: int, error: Any, to
     ],
 )
 def test_a_context_that_is_too_long_is_known_in_all_wordings(status: int, error: Any) -> None:
-    explained = explain(status, json.dumps({"error": error}).encode())
-    assert tell(explained) == (ContextLengthExceeded, "context_length_exceeded", "input")
-    assert explained.message == error["message"]
+    mapped = map_error_response(status, json.dumps({"error": error}).encode())
+    assert tell(mapped) == (ContextLengthExceeded, "context_length_exceeded", "input")
+    assert mapped.message == error["message"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_context_that_is_too_long_is_known_in_all_wordings(status: int, error:
     ["max_tokens is too large: 9. This model supports at most 8 completion tokens.", "Invalid context: try again."],
 )
 def test_other_refusals_are_not_taken_for_a_long_context(message: str) -> None:
-    assert tell(explain(400, json.dumps({"error": {"message": message}}).encode()))[0] is InvalidRequest
+    assert tell(map_error_response(400, json.dumps({"error": {"message": message}}).encode()))[0] is InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -136,28 +136,28 @@ def test_other_refusals_are_not_taken_for_a_long_context(message: str) -> None:
     ],
 )
 def test_an_error_in_a_stream_needs_no_status(payload: Any, told: Any) -> None:
-    explained = explain_event(payload)
-    assert tell(explained) == told
-    assert "No." in explained.message
+    mapped = map_error_payload(payload)
+    assert tell(mapped) == told
+    assert "No." in mapped.message
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"null", b"[]", b"<html></html>", b"\xff\xfe"])
 def test_an_error_without_words_has_some(body: bytes) -> None:
-    errors = [explain(status, body) for status in range(300, 600)]
+    errors = [map_error_response(status, body) for status in range(300, 600)]
     assert [error for error in errors if len(error.message) < 20 or error.status < 400] == []
 
 
 def test_a_wait_in_the_headers_counts_more_than_one_in_the_words() -> None:
     body = b'{"error":{"message":"Please try again in 5s."}}'
-    assert explain(429, body).retry_after == 5
-    assert explain(429, body, retry_after=2).retry_after == 2
-    assert explain(503, b"", retry_after=3).retry_after == 3
+    assert map_error_response(429, body).retry_after == 5
+    assert map_error_response(429, body, retry_after=2).retry_after == 2
+    assert map_error_response(503, b"", retry_after=3).retry_after == 3
 
 
 @pytest.mark.parametrize("header", [1e300, None])
 def test_nobody_is_told_to_wait_for_more_than_a_year(header: float | None) -> None:
     body = json.dumps({"error": {"message": f"Try again in {'9' * 400}s."}}).encode()
-    assert explain(429, body, retry_after=header).retry_after == 366 * 24 * 3600
+    assert map_error_response(429, body, retry_after=header).retry_after == 366 * 24 * 3600
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_nobody_is_told_to_wait_for_more_than_a_year(header: float | None) -> No
     ],
 )
 def test_a_wait_is_found_in_the_words(message: str, seconds: float | None) -> None:
-    assert find_wait(message) == (seconds if seconds is None else pytest.approx(seconds))
+    assert parse_wait(message) == (seconds if seconds is None else pytest.approx(seconds))
 
 
 def test_secrets_are_taken_out_of_message_and_param() -> None:
     body = {"error": {"message": "Key abcd1234 at http://10.0.0.1:80/v1.", "param": "abcd1234", "code": "abcd1234"}}
-    explained = explain(400, json.dumps(body).encode(), secrets=["abcd1234"])
-    assert (explained.message, explained.param, explained.code) == ("Key *** at [URL]", "***", "***")
+    mapped = map_error_response(400, json.dumps(body).encode(), secrets=["abcd1234"])
+    assert (mapped.message, mapped.param, mapped.code) == ("Key *** at [URL]", "***", "***")

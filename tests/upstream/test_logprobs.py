@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.protocol.content import LogProb, TopLogProb
-from antiphon.upstream.fields import read_logprobs
+from antiphon.upstream.fields import parse_logprobs
 
 YES = {"token": "Yes", "logprob": -0.25}
 BYTES = [89, 101, 115]
@@ -25,4 +25,4 @@ BYTES = [89, 101, 115]
     ],
 )
 def test_what_is_told_in_full_is_read(told: Any, read: tuple[LogProb, ...]) -> None:
-    assert read_logprobs(told) == read
+    assert parse_logprobs(told) == read

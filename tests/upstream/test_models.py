@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import Model
-from antiphon.backends.upstream_backend import Catalogue
+from antiphon.backends.upstream_backend import ModelCatalog
 from support.upstream_server import STALL, Reply, json_of
 
 
 @asynccontextmanager
-async def catalogue_of(line: Any) -> AsyncIterator[Catalogue]:
-    catalogue = Catalogue(line.upstream, owned_by="there", now=line.now)
+async def catalogue_of(line: Any) -> AsyncIterator[ModelCatalog]:
+    catalogue = ModelCatalog(line.upstream, owned_by="there", now=line.now)
     await catalogue.start()
     try:
         yield catalogue
@@ -122,8 +122,8 @@ async def test_a_server_that_says_nothing_does_not_keep_us_from_starting(
 
 
 def test_it_can_be_asked_before_it_runs(connect: Any) -> None:
-    async def make() -> Catalogue:
+    async def make() -> ModelCatalog:
         async with connect() as line:
-            return Catalogue(line.upstream, owned_by="there")
+            return ModelCatalog(line.upstream, owned_by="there")
 
     assert list(asyncio.run(make()).models()) == []

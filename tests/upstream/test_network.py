@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from antiphon.errors import UpstreamError, UpstreamTimeout
-from antiphon.upstream.client import Upstream
-from antiphon.upstream.error_mapping import explain_network
+from antiphon.upstream.client import UpstreamClient
+from antiphon.upstream.error_mapping import map_network_error
 from antiphon.upstream.options import UpstreamOptions
 from support.upstream_server import json_of, serve
 
@@ -23,7 +23,7 @@ KEY = ConnectionKey("private.example", 443, is_ssl=True, ssl=True, proxy=None, p
 
 
 async def fetch(url: str, **options: Any) -> Any:
-    upstream = Upstream("there", UpstreamOptions(base_url=url, **options), headers={})
+    upstream = UpstreamClient("there", UpstreamOptions(base_url=url, **options), headers={})
     await upstream.start()
     try:
         return await upstream.get_json("/models")
@@ -119,13 +119,13 @@ async def test_a_connection_that_is_not_taken_is_not_waited_for() -> None:
     ],
 )
 def test_every_way_to_fail_has_its_words_and_none_names_the_host(error: Exception, message: str) -> None:
-    explained = explain_network(error)
-    assert explained.message == message
+    mapped_network_errors = map_network_error(error)
+    assert mapped_network_errors.message == message
     assert "private.example" not in message
 
 
 def test_a_certificate_for_another_name_does_not_tell_ours() -> None:
     reason = ssl.SSLCertVerificationError(1, "failed")
     reason.verify_message = "Hostname mismatch, certificate is not valid for 'private.example'."
-    explained = explain_network(aiohttp.ClientConnectorCertificateError(KEY, reason))
-    assert explained.message == "The upstream's TLS certificate is not accepted: it is for another name."
+    mapped_network_errors = map_network_error(aiohttp.ClientConnectorCertificateError(KEY, reason))
+    assert mapped_network_errors.message == "The upstream's TLS certificate is not accepted: it is for another name."

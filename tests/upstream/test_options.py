@@ -4,7 +4,7 @@ import pytest
 
 from antiphon.backends.base import read_options
 from antiphon.errors import ConfigError
-from antiphon.upstream.client import Upstream
+from antiphon.upstream.client import UpstreamClient
 from antiphon.upstream.options import UpstreamOptions
 
 URL = "http://127.0.0.1:8000/v1"
@@ -16,8 +16,8 @@ class Special(UpstreamOptions, kw_only=True):
     flavour: str = "plain"
 
 
-def make(**options: Any) -> Upstream:
-    return Upstream("there", read_options({"base_url": URL} | options, Special, name="there"), headers={})
+def make(**options: Any) -> UpstreamClient:
+    return UpstreamClient("there", read_options({"base_url": URL} | options, Special, name="there"), headers={})
 
 
 def test_a_kind_has_the_common_options_and_its_own() -> None:

@@ -2,11 +2,11 @@ import pytest
 
 from antiphon.errors import AntiphonError, ModelNotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.upstream.options import UpstreamOptions
-from antiphon.upstream.retry import Patience
+from antiphon.upstream.retry import RetryPolicy
 
 
-def make(**options: int) -> Patience:
-    return Patience(UpstreamOptions(base_url="http://127.0.0.1/v1", **options))
+def make(**options: int) -> RetryPolicy:
+    return RetryPolicy(UpstreamOptions(base_url="http://127.0.0.1/v1", **options))
 
 
 def test_waits_double_up_to_a_bound() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.upstream.retry import read_retry_after
+from antiphon.upstream.retry import parse_retry_after
 
 NOW = 1_445_412_450.0  # Wed, 21 Oct 2015 07:27:30 GMT
 
@@ -26,4 +26,4 @@ NOW = 1_445_412_450.0  # Wed, 21 Oct 2015 07:27:30 GMT
     ],
 )
 def test_the_wait_is_read_from_the_headers(headers: dict[str, str], seconds: float | None) -> None:
-    assert read_retry_after(headers, now=NOW) == seconds
+    assert parse_retry_after(headers, now=NOW) == seconds

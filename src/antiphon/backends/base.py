@@ -37,9 +37,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     `tools` are the types of tools it takes as they are. One with `any_tool` takes every tool, whatever its type, and
     runs those that are not the client's to run. One with `any_model` answers for more models than it lists, and
-    `context_window` is what those can read, if that is known. With `schema_on_trust`, `json_schema` is the word of
-    another server, and what it says is looked at once more. `list_idle` names the parameters of a request that have no
-    effect on the model of this name, there.
+    `context_window` is what those can read, if that is known. With `verify_json_schema`, `json_schema` is the word of
+    another server, and its output is validated again. `list_ignored` returns the parameters of a request that
+    have no effect on the named model.
     """
 
     tools: frozenset[str] = frozenset()
@@ -47,7 +47,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     any_model: bool = False
     context_window: int | None = None
     json_schema: bool = False
-    schema_on_trust: bool = False
+    verify_json_schema: bool = False
     images: bool = False
     files: bool = False
     audio: bool = False
@@ -55,15 +55,15 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     penalties: bool = False
     reasoning: bool = False
-    list_idle: Callable[[CreateRequest, str], Sequence[str]] | None = None
+    list_ignored: Callable[[CreateRequest, str], Sequence[str]] | None = None
 
 
 _ABLE: dict[str, Any] = {
     field.name: True
     for field in msgspec.structs.fields(Capabilities)
-    if field.default is False and field.name not in ("any_model", "schema_on_trust")
+    if field.default is False and field.name not in ("any_model", "verify_json_schema")
 }
-EVERYTHING = Capabilities(tools=frozenset({"function"}), **_ABLE)
+ALL_CAPABILITIES = Capabilities(tools=frozenset({"function"}), **_ABLE)
 
 _HINTS = (
     "client_metadata",
@@ -76,8 +76,8 @@ _HINTS = (
 )
 
 
-def list_hints(request: CreateRequest) -> list[str]:
-    """Those parameters of a request that a model can answer without, for `Capabilities.list_idle`."""
+def list_hint_parameters(request: CreateRequest) -> list[str]:
+    """Those parameters of a request that a model can answer without, for `Capabilities.list_ignored`."""
     hints = [name for name in _HINTS if getattr(request, name) not in (None, {})]
     if request.service_tier in ("auto", "default"):  # which asks for nothing
         hints.remove("service_tier")
@@ -141,10 +141,10 @@ def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) 
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
-        raise locate(error, where) from None
+        raise locate_config_error(error, where) from None
 
 
-def locate(error: msgspec.ValidationError, where: str) -> ConfigError:
+def locate_config_error(error: msgspec.ValidationError, where: str) -> ConfigError:
     """The same error with the whole path of the wrong setting in front."""
     fault = validation.parse_error(error)
     dot = "." if fault.path and not fault.path.startswith("[") else ""

@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.errors import AntiphonError, NotFound
-from antiphon.upstream.client import Upstream
+from antiphon.upstream.client import UpstreamClient
 from antiphon.upstream.error_mapping import REFUSED
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.token_estimate import estimate_tokens
@@ -36,12 +36,12 @@ _WINDOWS = (
 _META_WINDOWS = ("n_ctx", "n_ctx_train")
 
 
-class Catalogue:
+class ModelCatalog:
     """The list, asked for at the start and again now and then. As long as the server is down, what was known stays."""
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: UpstreamClient,
         *,
         owned_by: str,
         path: str = "/models",
@@ -151,8 +151,8 @@ class UpstreamBackend:
         owned_by: str | None = None,
         models_path: str = "/models",
     ) -> None:
-        self.upstream = Upstream(name, options, headers=headers)
-        self._catalogue = Catalogue(self.upstream, owned_by=owned_by or name, path=models_path)
+        self.upstream = UpstreamClient(name, options, headers=headers)
+        self._catalogue = ModelCatalog(self.upstream, owned_by=owned_by or name, path=models_path)
         self._counts = True
 
     @property
@@ -163,7 +163,7 @@ class UpstreamBackend:
     def capabilities(self, able: Capabilities) -> None:
         """What a kind says of itself. A window that was set counts for models that are not listed, too."""
         window = self.upstream.options.context_window
-        self._capabilities = msgspec.structs.replace(able, context_window=window, schema_on_trust=able.json_schema)
+        self._capabilities = msgspec.structs.replace(able, context_window=window, verify_json_schema=able.json_schema)
 
     async def start(self) -> None:
         await self.upstream.start()

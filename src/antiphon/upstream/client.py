@@ -15,10 +15,10 @@ from yarl import URL
 
 from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Delta, Deltas
-from antiphon.upstream.delta_stream import LARGEST_BODY, Answer, Reader, read_bounded
-from antiphon.upstream.error_mapping import REFUSED, explain, explained
+from antiphon.upstream.delta_stream import LARGEST_BODY, DeltaStream, Reader, read_bounded
+from antiphon.upstream.error_mapping import REFUSED, map_error_response, mapped_network_errors
 from antiphon.upstream.options import UpstreamOptions, check_options
-from antiphon.upstream.retry import Circuit, Patience, read_retry_after
+from antiphon.upstream.retry import CircuitBreaker, RetryPolicy, parse_retry_after
 
 LARGEST_ERROR = 256 * 1024
 LARGEST_PLAIN_BODY = 1024 * 1024
@@ -34,7 +34,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Upstream:
+class UpstreamClient:
     """Another server. `headers` are those that say who we are, in the way its kind of API wants it.
 
     `name` is what the configuration calls it, and the only thing that the log says of it.
@@ -53,10 +53,10 @@ class Upstream:
         self.name = name
         self.options = options
         self.secrets = _collect_secrets(options, headers)
-        """What must not be in any error: for `failure.explain` and `explain_event`."""
+        """What must not be in any error: for `failure.map_error_response` and `map_error_payload`."""
         self._headers = {"User-Agent": "antiphon", "Accept-Encoding": "identity", **headers, **options.headers}
         self._sleep = sleep
-        self._circuit = Circuit(name, now=now)
+        self._circuit = CircuitBreaker(name, now=now)
         # A semaphore wakes who waits in the order in which they came.
         self._slots: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(options.max_concurrent) if options.max_concurrent else nullcontext()
@@ -117,10 +117,10 @@ class Upstream:
     ) -> Deltas:
         """The deltas, after an empty batch that says the first are there."""
 
-        async def begin(patience: Patience) -> tuple[Answer, list[Delta]]:
+        async def begin(patience: RetryPolicy) -> tuple[DeltaStream, list[Delta]]:
             response = await self._send("POST", path, body, headers)
             patience.answered = True
-            answer = Answer(response, make_reader(), secrets=self.secrets)
+            answer = DeltaStream(response, make_reader(), secrets=self.secrets)
             try:
                 while not (deltas := await answer.read()):
                     pass
@@ -136,16 +136,16 @@ class Upstream:
             try:
                 yield ()
                 yield first
-                answer.limit_silence(self.options.idle_timeout)
+                answer.set_idle_timeout(self.options.idle_timeout)
                 while not answer.finished:
                     if deltas := await answer.read():
                         yield deltas
             finally:
                 self._leave(answer)
 
-    async def _repeat(self, attempt: Callable[[Patience], Awaitable[T]]) -> T:
+    async def _repeat(self, attempt: Callable[[RetryPolicy], Awaitable[T]]) -> T:
         """Make the attempt, and again after what may pass, as long as there is patience."""
-        patience = Patience(self.options)
+        patience = RetryPolicy(self.options)
         while True:
             patience.answered = False
             try:
@@ -185,7 +185,7 @@ class Upstream:
             raise UpstreamError("The connection to the upstream is closed.", code=REFUSED)
         url = URL(self.options.base_url + path)
         sent = {"Content-Type": "application/json"} if body is not None else {}
-        with explained():
+        with mapped_network_errors():
             response = await self._session.request(
                 method,
                 url.update_query(self.options.query) if self.options.query else url,
@@ -206,10 +206,10 @@ class Upstream:
             body = await read_bounded(response, limit=LARGEST_ERROR)
         except UpstreamError:
             body = b""  # the status says enough
-        wait = read_retry_after(response.headers, now=time.time())
-        return explain(response.status, body, secrets=self.secrets, retry_after=wait)
+        wait = parse_retry_after(response.headers, now=time.time())
+        return map_error_response(response.status, body, secrets=self.secrets, retry_after=wait)
 
-    def _leave(self, answer: Answer) -> None:
+    def _leave(self, answer: DeltaStream) -> None:
         """Hang up, or let the rest of a finished answer come in, so that the connection can be used again."""
         if not answer.finished or answer.response.content.is_eof():
             answer.close()
@@ -219,7 +219,7 @@ class Upstream:
             task.add_done_callback(self._drains.discard)
 
 
-async def _drain(answer: Answer) -> None:
+async def _drain(answer: DeltaStream) -> None:
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
             await read_bounded(answer.response, limit=LARGEST_REST)

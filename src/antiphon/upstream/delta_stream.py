@@ -14,12 +14,12 @@ from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.error_mapping import (
     NETWORK_ERRORS,
     REFUSED,
-    break_off,
-    explain_event,
-    explain_network,
-    explained,
-    is_error,
-    read_body,
+    is_error_payload,
+    make_broken_stream_error,
+    map_error_payload,
+    map_network_error,
+    mapped_network_errors,
+    parse_error_body,
     redact,
 )
 
@@ -32,14 +32,14 @@ class Reader(Protocol):
     still be sent again or elsewhere. A server that does not stream answers with one JSON body, which comes as a single
     message without an event name.
 
-    An answer is `concluded` if it is whole, though not `finished`: its server may have more to tell about it. That is
-    not waited for as long as for words, and if the connection breaks or falls silent instead, nothing is lost.
+    `is_complete` is true when the answer is complete but not `finished`: the server may still send its usage or an end
+    marker. The stream waits only briefly for these, and a broken connection is then not an error.
     """
 
     finished: bool
 
     @property
-    def concluded(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether nothing but a farewell can be missing. Always false for a reader that cannot tell."""
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
@@ -49,11 +49,11 @@ class Reader(Protocol):
         """What is left to say when the server has closed the stream, whether or not it has said that it is over.
 
         If the answer is not complete, the reader stays unfinished: the stream has broken off then. A connection that
-        breaks or falls silent ends only an answer that is `concluded`.
+        breaks or falls silent ends only an answer that is complete.
         """
 
 
-class Lifeline:
+class ReadTimeout:
     """Ends the reading of a body whose connection is lost, or silent for too long.
 
     aiohttp closes a connection over which nonsense came, but tells nobody who waits for the rest of the body. And a
@@ -78,11 +78,11 @@ class Lifeline:
         try:
             return await self._content.readany()
         except NETWORK_ERRORS as error:
-            raise explain_network(error) from None
+            raise map_network_error(error) from None
         finally:
             self._waiting_since = None
 
-    def limit_silence(self, seconds: float) -> None:
+    def set_idle_timeout(self, seconds: float) -> None:
         """From now on, a read that has to wait for so long fails."""
         if self._timer is not None:
             self._timer.cancel()
@@ -124,7 +124,7 @@ def _look(closed: "asyncio.Future[None]") -> None:
 
 LARGEST_BODY = 64 * 1024 * 1024
 LAST_SILENCE = 10.0
-"""For how many seconds more is waited for once an answer is concluded: what follows then comes at once, or never."""
+"""For how many seconds more is waited for once an answer is complete: what follows then comes at once, or never."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
@@ -133,7 +133,7 @@ _BEFORE_EVENTS = b"\r\n" + _BYTE_ORDER_MARK  # each for itself: the mark may be 
 _STUMBLES = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
 
 
-class Answer:
+class DeltaStream:
     """Reads the body of a response with a good status: an event stream, or one JSON body from who does not stream.
 
     Which of them it is, the first byte tells: the content types of some servers are wrong.
@@ -146,7 +146,7 @@ class Answer:
         self._decoder: SseDecoder | None = None
         self._mender = SurrogateRepairer()
         self._failure: AntiphonError | None = None
-        self._lifeline = Lifeline(response)
+        self._lifeline = ReadTimeout(response)
         self._silence = math.inf
         self._hurried = False
 
@@ -154,10 +154,10 @@ class Answer:
     def finished(self) -> bool:
         return self._reader.finished
 
-    def limit_silence(self, seconds: float) -> None:
+    def set_idle_timeout(self, seconds: float) -> None:
         """From now on, so long a silence ends the answer."""
         self._silence = min(seconds, LAST_SILENCE) if self._hurried else seconds
-        self._lifeline.limit_silence(self._silence)
+        self._lifeline.set_idle_timeout(self._silence)
 
     def close(self) -> None:
         """Hang up, unless all of it has been read: the connection serves others then."""
@@ -170,7 +170,7 @@ class Answer:
         try:
             chunk = await self._lifeline.read()
         except UpstreamError:
-            if not self._reader.concluded:
+            if not self._reader.is_complete:
                 raise
             return self._finish([])
         if self._decoder is None:
@@ -218,16 +218,16 @@ class Answer:
 
     def _hurry(self) -> None:
         """Some servers keep the connection open after all is said."""
-        if not self._hurried and self._reader.concluded:
+        if not self._hurried and self._reader.is_complete:
             self._hurried = True
-            self.limit_silence(self._silence)
+            self.set_idle_timeout(self._silence)
 
     def _finish(self, deltas: list[Delta]) -> list[Delta]:
         """The stream is over: what there is may be all of it."""
         try:
             deltas += self._reader.end()
             if not self._reader.finished:
-                raise break_off()
+                raise make_broken_stream_error()
         except AntiphonError as error:
             self._hold(error, deltas)
         return deltas
@@ -243,14 +243,14 @@ class Answer:
         try:
             payload = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise break_off() from None
-        if is_error(payload):
-            raise explain_event(payload, secrets=self._secrets)
+            raise make_broken_stream_error() from None
+        if is_error_payload(payload):
+            raise map_error_payload(payload, secrets=self._secrets)
         deltas = self._read_messages([SseMessage(None, body)])
         return deltas if self._reader.finished else self._finish(deltas)
 
     def _complain(self, body: bytes) -> UpstreamError:
-        said = redact(read_body(body).message, self._secrets)
+        said = redact(parse_error_body(body).message, self._secrets)
         return UpstreamError(
             f"The upstream answered with a web page: its base_url may be wrong ({said}).", code=REFUSED
         )
@@ -263,7 +263,7 @@ async def read_bounded(response: aiohttp.ClientResponse, *, limit: int, head: by
     """The body of a response, of which `head` was read before."""
     chunks = [head]
     size = len(head)
-    with explained():
+    with mapped_network_errors():
         while chunk := await response.content.readany():
             chunks.append(chunk)
             size += len(chunk)

@@ -65,7 +65,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _UNSEEN = re.compile(r"<(script|style|head)\b.*?</\1>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     """An error in another server's words. `message` is empty if it had none."""
 
     message: str = ""
@@ -75,16 +75,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
 
 
-def read_body(body: bytes) -> Report:
+def parse_error_body(body: bytes) -> ErrorReport:
     """The error in the body of an answer: JSON, HTML or plain text."""
     try:
         payload = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Report(message=_read_text(body.decode(errors="ignore")))
-    return read_payload(payload)
+        return ErrorReport(message=_read_text(body.decode(errors="ignore")))
+    return parse_error_payload(payload)
 
 
-def decode_any(data: bytes) -> Any:
+def decode_json_or_text(data: bytes) -> Any:
     """What stands where an error was told: JSON, else the text as it is."""
     try:
         return read_json(data)
@@ -92,12 +92,12 @@ def decode_any(data: bytes) -> Any:
         return data.decode(errors="replace")
 
 
-def read_payload(payload: Any) -> Report:
+def parse_error_payload(payload: Any) -> ErrorReport:
     """The error in decoded JSON."""
     if isinstance(payload, list) and payload:  # Gemini wraps the object in an array
         payload = payload[0]
     if not isinstance(payload, Mapping):
-        return Report(message=_shorten(payload) if isinstance(payload, str) else "")
+        return ErrorReport(message=_shorten(payload) if isinstance(payload, str) else "")
     error = payload.get("error")
     if isinstance(error, Mapping):
         return _read_error(error)
@@ -108,7 +108,7 @@ def read_payload(payload: Any) -> Report:
     return _read_error(payload)
 
 
-def is_error(payload: Any) -> bool:
+def is_error_payload(payload: Any) -> bool:
     """Whether a JSON answer with a good status is an error nevertheless."""
     if isinstance(payload, list) and len(payload) == 1:
         payload = payload[0]
@@ -120,11 +120,11 @@ def is_error(payload: Any) -> bool:
     return bool(payload.get("error")) and not ({"output", "choices", "content"} & payload.keys())
 
 
-def _read_error(error: Mapping[str, Any]) -> Report:
+def _read_error(error: Mapping[str, Any]) -> ErrorReport:
     code = error.get("code")
     status = code if isinstance(code, int) else error.get("status_code")
     param = error.get("param")
-    return Report(
+    return ErrorReport(
         message=_shorten(_find_message(error)),
         type=_take_code(error.get("type")) or _take_code(error.get("status")).lower(),
         code=_take_code(code),
@@ -138,7 +138,7 @@ def _find_message(error: Mapping[str, Any]) -> str:
     # OpenRouter says "Provider returned error", and what the provider said beside it.
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
     if isinstance(raw, str) and raw:
-        return read_body(raw.encode(errors="replace")).message or raw
+        return parse_error_body(raw.encode(errors="replace")).message or raw
     for name in ("message", "msg", "detail", "error_description"):
         text = error.get(name)
         if isinstance(text, str) and text:
@@ -148,15 +148,15 @@ def _find_message(error: Mapping[str, Any]) -> str:
     return ""
 
 
-def _read_detail(detail: Any) -> Report:
+def _read_detail(detail: Any) -> ErrorReport:
     """FastAPI's: a text, an object, or a list of what is wrong where."""
     if isinstance(detail, Mapping):
-        return read_payload(detail)
+        return parse_error_payload(detail)
     if not isinstance(detail, list):
-        return Report(message=_shorten(str(detail)))
+        return ErrorReport(message=_shorten(str(detail)))
     faults = [fault for fault in detail if isinstance(fault, Mapping)]
     texts = [f"{_join(fault.get('loc'))}: {fault.get('msg', 'invalid')}" for fault in faults]
-    return Report(
+    return ErrorReport(
         message=_shorten("; ".join(texts)), param=_join(faults[0].get("loc")) if faults and "loc" in faults[0] else None
     )
 
@@ -189,7 +189,7 @@ AUTHENTICATION = "upstream_authentication"
 REFUSED = "upstream_refused"
 OVERLOADED = "upstream_overloaded"
 
-SPENT_CODES = frozenset(
+EXHAUSTED_CODES = frozenset(
     {"insufficient_quota", "usage_limit_reached", "usage_not_included", "billing_hard_limit_reached"}
 )
 """Limits that do not pass by waiting a little."""
@@ -243,27 +243,29 @@ _STATUSES = {
 }
 
 
-def explain(
+def map_error_response(
     status: int, body: bytes, *, secrets: Collection[str] = (), retry_after: float | None = None
 ) -> AntiphonError:
     """The error that an answer with this status and body is. `retry_after` is what its headers say, in seconds."""
     retry_after = None if retry_after is None else min(retry_after, _LONGEST_WAIT)
-    return _classify(status, read_body(body), secrets=secrets, retry_after=retry_after)
+    return _classify(status, parse_error_body(body), secrets=secrets, retry_after=retry_after)
 
 
-def explain_event(payload: Any, *, secrets: Collection[str] = ()) -> AntiphonError:
+def map_error_payload(payload: Any, *, secrets: Collection[str] = ()) -> AntiphonError:
     """The error that stands in an event, or in the body, of an answer whose status was good."""
-    report = read_payload(payload)
+    report = parse_error_payload(payload)
     status = report.status or _STATUSES.get(report.code) or _STATUSES.get(report.type) or 500
     return _classify(status, report, secrets=secrets, retry_after=None)
 
 
-def break_off() -> UpstreamError:
+def make_broken_stream_error() -> UpstreamError:
     """The error of an answer that ended before it was complete."""
     return UpstreamError("The connection to the upstream was closed before the answer ended.")
 
 
-def _classify(status: int, report: Report, *, secrets: Collection[str], retry_after: float | None) -> AntiphonError:
+def _classify(
+    status: int, report: ErrorReport, *, secrets: Collection[str], retry_after: float | None
+) -> AntiphonError:
     message = redact(report.message, secrets)
     param = report.param and redact(report.param, secrets)
     code = redact(report.code, secrets) if report.code else None
@@ -276,13 +278,13 @@ def _classify(status: int, report: Report, *, secrets: Collection[str], retry_af
     if status == 413:
         return BodyTooLarge(message or "The request is too large for the upstream.", param=param)
     if status in (402, 429):
-        wait = retry_after if retry_after is not None else find_wait(report.message)
+        wait = retry_after if retry_after is not None else parse_wait(report.message)
         spent = "insufficient_quota" if status == 402 else code
         return RateLimited(message or "The upstream takes no more requests for now.", code=spent, retry_after=wait)
     return _blame_upstream(status, message, retry_after=retry_after)
 
 
-def _find_meaning(status: int, report: Report, message: str, param: str | None) -> AntiphonError | None:
+def _find_meaning(status: int, report: ErrorReport, message: str, param: str | None) -> AntiphonError | None:
     """Errors that are known by their words or code, more than by their status."""
     if report.code == "previous_response_not_found":
         return PreviousResponseNotFound(message, param=param)
@@ -317,7 +319,7 @@ def _blame_upstream(status: int, message: str, *, retry_after: float | None) -> 
     return UpstreamError(f"The upstream failed{said}", retry_after=retry_after)
 
 
-def find_wait(message: str) -> float | None:
+def parse_wait(message: str) -> float | None:
     """How many seconds to wait, if the words say it, as in `Please try again in 1m2.5s.`"""
     found = _WAIT.search(message)
     if found is None:
@@ -331,15 +333,15 @@ NETWORK_ERRORS = (aiohttp.ClientError, OSError, RuntimeError)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def mapped_network_errors() -> Iterator[None]:
     """Raise every error of the network as one of ours."""
     try:
         yield
     except NETWORK_ERRORS as error:
-        raise explain_network(error) from None
+        raise map_network_error(error) from None
 
 
-def explain_network(error: Exception) -> UpstreamError:
+def map_network_error(error: Exception) -> UpstreamError:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return UpstreamError(f"The upstream's TLS certificate is not accepted: {_judge(error)}.", code=REFUSED)
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
@@ -349,7 +351,7 @@ def explain_network(error: Exception) -> UpstreamError:
     for kind, make, message in _WORDS:
         if isinstance(error, kind):
             return make(message)
-    return break_off() if isinstance(error, aiohttp.ClientPayloadError) else UpstreamError(_BROKEN)
+    return make_broken_stream_error() if isinstance(error, aiohttp.ClientPayloadError) else UpstreamError(_BROKEN)
 
 
 def _judge(error: aiohttp.ClientConnectorCertificateError) -> str:

@@ -11,7 +11,7 @@ from antiphon.stream.deltas import Delta, Served
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
-def write_arguments(arguments: str) -> str:
+def normalize_arguments(arguments: str) -> str:
     """The arguments as the model wrote them. What is no JSON object is told as text in one.
 
     Many servers read what was once called for, and would refuse the whole conversation for one slip of their model.
@@ -23,7 +23,7 @@ def write_arguments(arguments: str) -> str:
     return arguments
 
 
-def read_logprobs(told: Any) -> tuple[LogProb, ...]:
+def parse_logprobs(told: Any) -> tuple[LogProb, ...]:
     """The tokens of a list, each with those that might have stood in its place."""
     return tuple(
         LogProb(*_read_token(each), [TopLogProb(*_read_token(top)) for top in _list_tokens(each.get("top_logprobs"))])
@@ -51,7 +51,7 @@ def _read_token(told: dict[str, Any]) -> tuple[str, float, list[int]]:
 LONGEST_NAME = 200
 
 
-class Naming:
+class ServedModel:
     """Of one answer. `backend` is what the configuration calls the upstream, `asked` the model that was asked for."""
 
     def __init__(self, backend: str, asked: str) -> None:
@@ -59,12 +59,12 @@ class Naming:
         self._asked = asked
         self._name = asked
 
-    def hear(self, name: Any) -> None:
+    def observe(self, name: Any) -> None:
         """What the upstream calls the model. Not every server keeps to names."""
         if isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME:
             self._name = name
 
-    def introduce(self, told: Sequence[Delta]) -> Sequence[Delta]:
+    def announce(self, told: Sequence[Delta]) -> Sequence[Delta]:
         """The first words, and who says them, if that is to be told."""
         if self._name == self._asked:
             return told

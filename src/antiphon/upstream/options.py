@@ -55,12 +55,12 @@ def check_options(options: UpstreamOptions, *, name: str) -> None:
     """Refuse what no request could be sent with. `name` is what the configuration calls the backend."""
     where = f"backends.{name}"
     _check_url(options.base_url, where=f"{where}.base_url")
-    if options.api_key is not None and not fits_header(options.api_key):
+    if options.api_key is not None and not is_header_value(options.api_key):
         raise ConfigError(f"{where}.api_key: a key is a line of ASCII text, not empty, without spaces around it")
     for header, text in options.headers.items():
         if not header.isascii() or not header.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"{where}.headers: {header!r} is not the name of a header")
-        if text and not fits_header(text):
+        if text and not is_header_value(text):
             raise ConfigError(f"{where}.headers.{header}: a header is a line of ASCII text, without spaces around it")
 
 
@@ -78,6 +78,6 @@ def _check_url(url: str, *, where: str) -> None:
         raise ConfigError(f"{where}: nothing may follow the path; use query")
 
 
-def fits_header(text: str) -> bool:
+def is_header_value(text: str) -> bool:
     """Whether a text can be the value of a header."""
     return bool(text) and text.isascii() and text.isprintable() and text == text.strip()

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 
 from antiphon.errors import AntiphonError, RateLimited, Unavailable, UpstreamError
-from antiphon.upstream.error_mapping import SPENT_CODES
+from antiphon.upstream.error_mapping import EXHAUSTED_CODES
 from antiphon.upstream.options import UpstreamOptions
 
 
-def read_retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
+def parse_retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
     """The seconds that the answer's headers ask to wait, if they do: a number, or a date. `now` is since the epoch."""
     milliseconds = _read_number(headers.get("retry-after-ms"))
     if milliseconds is not None:
@@ -42,14 +42,14 @@ LONGEST_PAUSE = 60.0
 logger = logging.getLogger(__name__)
 
 
-def means_unusable(error: BaseException) -> bool:
+def is_outage(error: BaseException) -> bool:
     """Whether the server as such is broken. One that refuses a request, or wants it later, works."""
     return isinstance(error, Unavailable) or (
         isinstance(error, UpstreamError) and error.code in ("upstream_error", "upstream_timeout")
     )
 
 
-class Circuit:
+class CircuitBreaker:
     """Open after so many failures in a row; each trial that fails doubles the pause."""
 
     def __init__(self, name: str, *, now: Callable[[], float]) -> None:
@@ -67,7 +67,7 @@ class Circuit:
         try:
             yield
         except BaseException as error:
-            if means_unusable(error):
+            if is_outage(error):
                 self._count_failure(is_trial=is_trial)
             elif isinstance(error, AntiphonError):
                 self._failures = 0  # it refused, so it works
@@ -107,7 +107,7 @@ LONGEST_WAIT = 60.0
 """Who is asked to wait longer is told so instead: the client may have better to do."""
 
 
-class Patience:
+class RetryPolicy:
     """How much of it is left for one call. `answered` says that the present attempt got the beginning of an answer."""
 
     def __init__(self, options: UpstreamOptions) -> None:
@@ -123,7 +123,7 @@ class Patience:
             self._streams -= 1
         else:
             self._requests -= 1
-        if min(self._requests, self._streams) < 0 or not may_pass(error):
+        if min(self._requests, self._streams) < 0 or not is_transient(error):
             return None
         if error.retry_after is not None:
             return error.retry_after if error.retry_after <= LONGEST_WAIT else None
@@ -132,6 +132,6 @@ class Patience:
         return min(math.ldexp(FIRST_WAIT, doublings), LONGEST_BACKOFF) * random.uniform(0.9, 1.1)
 
 
-def may_pass(error: AntiphonError) -> bool:
+def is_transient(error: AntiphonError) -> bool:
     """Whether the same request may succeed a little later."""
-    return means_unusable(error) or (isinstance(error, RateLimited) and error.code not in SPENT_CODES)
+    return is_outage(error) or (isinstance(error, RateLimited) and error.code not in EXHAUSTED_CODES)

@@ -213,6 +213,6 @@ def test_empty_delta_needs_no_open_block(delta: dict[str, str]) -> None:
 def test_stop_reason_concludes_the_answer() -> None:
     reader = make_reader()
     _read(reader, (WIRE / "broken_off.sse").read_bytes())
-    assert not reader.concluded
+    assert not reader.is_complete
     reader.read(SseMessage(None, b'{"type":"message_delta","delta":{"stop_reason":"end_turn"}}'))
-    assert reader.concluded
+    assert reader.is_complete

@@ -101,7 +101,7 @@ def test_ignored_params_are_listed(tmp_path: Path, model: str, ignored: list[lis
     requests = [
         codec.decode_request(codec.encode({"model": model, "input": "Hi"} | each)).request for each in parameter_sets
     ]
-    list_ignored = create("claude", {}, tmp_path).capabilities.list_idle
+    list_ignored = create("claude", {}, tmp_path).capabilities.list_ignored
     assert list_ignored is not None
     assert [list_ignored(each, model) for each in requests] == ignored
 

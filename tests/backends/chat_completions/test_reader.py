@@ -119,14 +119,14 @@ def test_a_long_call_in_small_pieces_takes_no_longer_than_it_is() -> None:
 def test_an_answer_is_concluded_by_its_reason_unless_it_has_calls_and_may_go_on_to_others() -> None:
     said = {"content": "a"}
     call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}
-    concluded = []
+    is_complete = []
     for delta in (said, call):
         for reason in (None, "stop"):
             reader = make_reader()
             chunk = {"choices": [{"delta": delta, "finish_reason": reason}]}
             reader.read(SseMessage(None, json.dumps(chunk).encode()))
-            concluded.append(reader.concluded)
-    assert concluded == [False, True, False, False]
+            is_complete.append(reader.is_complete)
+    assert is_complete == [False, True, False, False]
 
 
 def make_call(call_id: str, arguments: str, reason: str | None = None) -> bytes:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
-from antiphon.backends.chat_completions.request import list_idle, make_body
+from antiphon.backends.chat_completions.request import list_ignored, make_body
 from backends.chat_completions.wording import make_turn, write
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}, "strict": False}
@@ -194,9 +194,9 @@ WISHES: dict[str, Any] = {
 )  # fmt: skip
 def test_what_is_not_sent_is_known(model: str, server: str | None, idle: list[str]) -> None:
     quirks = find_quirks(model, "http://127.0.0.1/v1", server=server)
-    assert list_idle(make_turn(**WISHES).request, quirks) == idle
+    assert list_ignored(make_turn(**WISHES).request, quirks) == idle
 
 
 @pytest.mark.parametrize("asked", [{}, {"service_tier": "auto"}, {"service_tier": "default"}, {"reasoning": {}}])
 def test_what_asks_for_nothing_is_not_missed(asked: dict[str, Any]) -> None:
-    assert list_idle(make_turn(**asked).request, Quirks()) == []
+    assert list_ignored(make_turn(**asked).request, Quirks()) == []

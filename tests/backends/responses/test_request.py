@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from antiphon.backends.base import Turn
 from antiphon.backends.responses.backend import Options
-from antiphon.backends.responses.request import Continuation, Writer, list_idle
+from antiphon.backends.responses.request import Continuation, Writer, list_ignored
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, SummaryText, Text
@@ -117,7 +117,7 @@ def test_s5_9_a_verbosity_is_left_out_with_a_warning_for_other_families() -> Non
     assert question.warnings == ["text.verbosity: left out, since 'gpt-4o' is not of the gpt-5 family"]
     assert Writer("up", OPENAI).write(make_turn(text={"verbosity": "low"})).warnings == []
     asked = make_turn(text={"verbosity": "low"}, service_tier="flex").request
-    assert [list_idle(asked, model) for model in ("gpt-4o", "gpt-5")] == [["text.verbosity"], []]
+    assert [list_ignored(asked, model) for model in ("gpt-4o", "gpt-5")] == [["text.verbosity"], []]
 
 
 def test_s5_10_only_azure_gets_the_ids_of_items() -> None:

@@ -121,14 +121,14 @@ async def test_a_model_that_does_not_reason_is_asked_to_only_once() -> None:
     replies = [refusal(NO_EFFORT, param="reasoning.effort", code="unsupported_parameter"), ANSWER, ANSWER, ANSWER]
     asked = {"reasoning": {"effort": "high", "summary": "auto"}, "include": [ENCRYPTED]}
     async with serve(replies) as upstream, running(upstream.url, models=["m", "n"]) as backend:
-        list_idle = backend.capabilities.list_idle
-        assert list_idle is not None
-        assert list_idle(make_turn(**asked).request, "m") == []
+        list_ignored = backend.capabilities.list_ignored
+        assert list_ignored is not None
+        assert list_ignored(make_turn(**asked).request, "m") == []
         for model in "mmn":
             await listen(backend, make_turn(model=model, **asked))
         sent = [(each.json["model"], each.json.get("reasoning"), each.json["include"]) for each in upstream.requests]
-        assert list_idle(make_turn(**asked).request, "m") == ["reasoning"]
-        assert list_idle(make_turn().request, "m") == []
+        assert list_ignored(make_turn(**asked).request, "m") == ["reasoning"]
+        assert list_ignored(make_turn().request, "m") == []
     reasoning = {"effort": "high", "summary": "auto"}
     assert sent == [
         ("m", reasoning, [ENCRYPTED]),

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.backends.base import EVERYTHING, Backend, Model, Turn
+from antiphon.backends.base import ALL_CAPABILITIES, Backend, Model, Turn
 from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol.content import InputText, SummaryText
@@ -260,9 +260,9 @@ async def test_the_example_script_calls_a_tool_and_uses_its_output() -> None:
 def test_a_script_may_say_what_its_model_cannot_do() -> None:
     capabilities = make({"native_tools": ["function", "custom"], "lacks": ["json_schema", "images"]}).capabilities
     assert capabilities == msgspec.structs.replace(
-        EVERYTHING, tools=frozenset({"function", "custom"}), any_tool=False, json_schema=False, images=False
+        ALL_CAPABILITIES, tools=frozenset({"function", "custom"}), any_tool=False, json_schema=False, images=False
     )
-    assert make().capabilities == EVERYTHING
+    assert make().capabilities == ALL_CAPABILITIES
 
 
 def test_a_model_cannot_lack_what_there_is_not() -> None:

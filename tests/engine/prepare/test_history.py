@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.backends.base import EVERYTHING, Capabilities
+from antiphon.backends.base import ALL_CAPABILITIES, Capabilities
 from antiphon.engine.prepare.call_pairs import check_call_pairs, find_answered_calls
 from antiphon.engine.prepare.parameters import check_media
 from antiphon.errors import InvalidRequest
@@ -118,4 +118,4 @@ def test_what_cannot_be_taken_is_refused_by_its_place(item: Item, param: str, me
 
 
 def test_a_capable_model_takes_every_medium() -> None:
-    check_media([Message("user", [InputText("a"), IMAGE, FILE])], EVERYTHING, "big")
+    check_media([Message("user", [InputText("a"), IMAGE, FILE])], ALL_CAPABILITIES, "big")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.backends.base import EVERYTHING, Capabilities
+from antiphon.backends.base import ALL_CAPABILITIES, Capabilities
 from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETERS, check_capabilities, check_parameters
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
@@ -101,24 +101,24 @@ def test_what_the_backend_lacks_is_refused_and_what_it_has_is_not(fields: dict[s
     with pytest.raises(InvalidRequest) as caught:
         check_capabilities(request(**fields), NOTHING, "tiny")
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
-    assert check_capabilities(request(**fields), EVERYTHING, "tiny") == []
+    assert check_capabilities(request(**fields), ALL_CAPABILITIES, "tiny") == []
 
 
 def test_reasoning_on_a_model_that_does_not_reason_is_a_warning_not_an_error() -> None:
     asked = request(reasoning={"effort": "low", "summary": "auto"})
     assert check_capabilities(asked, NOTHING, "tiny") == ["reasoning: the model does not reason"]
-    assert check_capabilities(asked, EVERYTHING, "tiny") == []
+    assert check_capabilities(asked, ALL_CAPABILITIES, "tiny") == []
 
 
 def test_padding_that_was_asked_for_and_is_not_there_is_told() -> None:
     padded, plain = (request(stream_options={"include_obfuscation": asked}) for asked in (True, False))
-    assert check_capabilities(padded, EVERYTHING, "tiny") == [
+    assert check_capabilities(padded, ALL_CAPABILITIES, "tiny") == [
         "stream_options.include_obfuscation: streams are never padded"
     ]
-    assert check_capabilities(plain, EVERYTHING, "tiny") == []
+    assert check_capabilities(plain, ALL_CAPABILITIES, "tiny") == []
 
 
 def test_what_has_no_effect_on_the_model_is_told() -> None:
-    idle = Capabilities(list_idle=lambda request, model: [f"user of {model}"] if request.user else [])
+    idle = Capabilities(list_ignored=lambda request, model: [f"user of {model}"] if request.user else [])
     assert check_capabilities(request(user="u"), idle, "tiny") == ["no effect on this model: user of tiny"]
     assert check_capabilities(request(), idle, "tiny") == []

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.backends.base import EVERYTHING, Capabilities
+from antiphon.backends.base import ALL_CAPABILITIES, Capabilities
 from antiphon.engine.prepare.toolset import check_item_tools, select_tools
 from antiphon.engine.serve.tool_emulation.emulator import add_emulated_capabilities
 from antiphon.errors import InvalidRequest
@@ -60,7 +60,7 @@ def test_what_the_client_carries_out_is_kept(tool: dict[str, Any]) -> None:
 
 def test_a_backend_that_runs_any_tool_gets_every_tool() -> None:
     asked = request(tools=[MCP, {"type": "web_search"}, {"type": "acme:tool"}, namespace(namespace(F))])
-    assert select_tools(asked, capabilities=EVERYTHING, unsupported="refuse") == (asked.tools, [])
+    assert select_tools(asked, capabilities=ALL_CAPABILITIES, unsupported="refuse") == (asked.tools, [])
 
 
 @pytest.mark.parametrize("kind", ["web_search", "web_search_preview", "web_search_2025_08_26"])
@@ -169,7 +169,7 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
 )
 def test_a_name_that_nothing_has_is_refused_whatever_the_backend_runs(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        select_tools(request(**fields), capabilities=EVERYTHING)
+        select_tools(request(**fields), capabilities=ALL_CAPABILITIES)
     assert (caught.value.param, caught.value.code) == (param, "invalid_value")
 
 
@@ -187,7 +187,7 @@ def test_a_name_that_nothing_has_is_refused_whatever_the_backend_runs(fields: di
     ],
 )
 def test_a_choice_that_the_backend_may_understand_is_its_own_to_judge(fields: dict[str, Any]) -> None:
-    assert select_tools(request(**fields), capabilities=EVERYTHING)[1] == []
+    assert select_tools(request(**fields), capabilities=ALL_CAPABILITIES)[1] == []
 
 
 @pytest.mark.parametrize(

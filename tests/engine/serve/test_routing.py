@@ -228,7 +228,9 @@ def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list() -> No
 
 async def test_what_a_backend_learns_by_asking_is_told_once() -> None:
     station = Station("a", "one")
-    station.capabilities = Capabilities(list_idle=lambda _, model: ["user", *(["reasoning"] if station.asked else [])])
+    station.capabilities = Capabilities(
+        list_ignored=lambda _, model: ["user", *(["reasoning"] if station.asked else [])]
+    )
     route = make_router(("a", station)).find("one")
     asked = Turn(request=CreateRequest(model="one", reasoning=ReasoningConfig(effort="low")), items=[])
     notes = [(await route.start(asked)).notes for _ in range(2)]

@@ -114,7 +114,7 @@ class Server:
     """A backend that gives these answers one after the other, and trusts another server with schemas."""
 
     def __init__(self, *answers: Sequence[Delta | Exception], on_trust: bool = True) -> None:
-        self.capabilities = Capabilities(json_schema=True, schema_on_trust=on_trust)
+        self.capabilities = Capabilities(json_schema=True, verify_json_schema=on_trust)
         self.turns: list[Turn] = []
         self._answers = iter(answers)
 

@@ -17,7 +17,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
-from antiphon.upstream.retry import read_retry_after
+from antiphon.upstream.retry import parse_retry_after
 
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 60.0
@@ -163,7 +163,7 @@ def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> AntiphonError:
     if 300 <= answer.status < 400:
         message = f"The server answers with a redirect (status {answer.status}): the base_url may be wrong."
         error = {"message": message, "code": REFUSED}
-    return as_error(answer.status, error, retry_after=read_retry_after(answer.headers, now=time.time()))
+    return as_error(answer.status, error, retry_after=parse_retry_after(answer.headers, now=time.time()))
 
 
 def _passes(error: AntiphonError) -> bool:

@@ -59,7 +59,7 @@ class AnthropicMessagesBackend(UpstreamBackend):
             images=True,
             files=True,
             reasoning=True,
-            list_idle=self._list_ignored_params,
+            list_ignored=self._list_ignored_params,
         )
 
     async def stream(self, turn: Turn) -> Deltas:

@@ -18,7 +18,7 @@ from msgspec import Raw
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec, content, items
 from antiphon.protocol.unions import Unknown
-from antiphon.upstream.fields import write_arguments
+from antiphon.upstream.fields import normalize_arguments
 
 Block = dict[str, Any]
 Content = list[Block | Raw]
@@ -111,7 +111,7 @@ class MessagesBuilder:
         call_id = encode_call_id(call.call_id, taken=self._call_ids)
         self._call_ids.add(call_id)
         self.called_tools[call.name] = None
-        arguments = Raw(write_arguments(call.arguments).encode())
+        arguments = Raw(normalize_arguments(call.arguments).encode())
         name = encode_tool_name(call.name)
         self._append("assistant", [{"type": "tool_use", "id": call_id, "name": name, "input": arguments}])
         self._open_calls.setdefault(call.call_id, []).append((call_id, len(self.messages) - 1))

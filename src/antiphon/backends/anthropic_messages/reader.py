@@ -26,7 +26,12 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 from antiphon.stream.sse import SseMessage
-from antiphon.upstream.error_mapping import break_off, decode_any, explain_event, is_error
+from antiphon.upstream.error_mapping import (
+    decode_json_or_text,
+    is_error_payload,
+    make_broken_stream_error,
+    map_error_payload,
+)
 
 FinishReason = Literal["stop", "length", "content_filter"]
 
@@ -141,18 +146,18 @@ class MessagesReader:
         if handle is not None:
             return handle(self, event, message.data)
         # Some servers send errors without a `type`.
-        if not event.type and is_error(decode_any(message.data)):
+        if not event.type and is_error_payload(decode_json_or_text(message.data)):
             raise self._explain(message.data)
         return ()
 
     @property
-    def concluded(self) -> bool:
+    def is_complete(self) -> bool:
         return self._stop_reason is not None
 
     def end(self) -> Sequence[Delta]:
         """Finish a stream that closed without `message_stop`. It is complete if it has a stop reason."""
         if self._stop_reason is None:
-            raise break_off()
+            raise make_broken_stream_error()
         return self._finish()
 
     # Messages
@@ -175,7 +180,7 @@ class MessagesReader:
         raise self._explain(data)
 
     def _explain(self, data: bytes) -> AntiphonError:
-        return explain_event(decode_any(data), secrets=self._secrets)
+        return map_error_payload(decode_json_or_text(data), secrets=self._secrets)
 
     def _read_whole(self, _event: StreamEvent, data: bytes) -> Sequence[Delta]:
         """Read an answer that was not streamed."""

@@ -9,7 +9,7 @@ import msgspec
 from antiphon.backends.anthropic_messages.messages import Block, MessagesBuilder, encode_tool_name, write_text
 from antiphon.backends.anthropic_messages.schema import restrict_schema
 from antiphon.backends.anthropic_messages.traits import Traits
-from antiphon.backends.base import Turn, list_hints
+from antiphon.backends.base import Turn, list_hint_parameters
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import FunctionChoice, FunctionTool
@@ -83,7 +83,7 @@ def list_ignored_params(request: CreateRequest, traits: Traits) -> list[str]:
     ignored = sampling if thinks or not traits.sampling else sampling[1:]
     if wants_thinking and traits.thinking == "none":
         ignored = [*ignored, "reasoning.effort"]
-    return [*ignored, *(name for name in list_hints(request) if name == "client_metadata")]
+    return [*ignored, *(name for name in list_hint_parameters(request) if name == "client_metadata")]
 
 
 # Thinking and the length of the answer

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 from msgspec import field
 
-from antiphon.backends.base import Capabilities, Turn, locate, read_options
+from antiphon.backends.base import Capabilities, Turn, locate_config_error, read_options
 from antiphon.backends.chat_completions.quirks import Quirks, Server, find_quirks
 from antiphon.backends.chat_completions.reader import ChatReader
-from antiphon.backends.chat_completions.request import list_idle, make_body
+from antiphon.backends.chat_completions.request import list_ignored, make_body
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
-from antiphon.upstream.fields import Naming
+from antiphon.upstream.fields import ServedModel
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.usage import estimate_usage
 
@@ -48,7 +48,7 @@ def check_quirks(options: Options, *, name: str) -> None:
         try:
             msgspec.convert(table, Quirks)
         except msgspec.ValidationError as error:
-            raise locate(error, place) from None
+            raise locate_config_error(error, place) from None
 
 
 _REMEMBERED_MODELS = 256
@@ -72,11 +72,11 @@ class ChatCompletionsBackend(UpstreamBackend):
             logprobs=True,
             penalties=True,
             reasoning=True,
-            list_idle=self._list_idle,
+            list_ignored=self._list_ignored,
         )
 
-    def _list_idle(self, request: CreateRequest, model: str) -> list[str]:
-        return list_idle(request, self._find_quirks(model))
+    def _list_ignored(self, request: CreateRequest, model: str) -> list[str]:
+        return list_ignored(request, self._find_quirks(model))
 
     async def stream(self, turn: Turn) -> Deltas:
         model = turn.request.model or ""
@@ -85,8 +85,8 @@ class ChatCompletionsBackend(UpstreamBackend):
         estimate = functools.partial(estimate_usage, turn.request, turn.items)
 
         def make_reader() -> ChatReader:
-            naming = Naming(self.upstream.name, model)
-            return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets, naming=naming)
+            served_model = ServedModel(self.upstream.name, model)
+            return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets, served_model=served_model)
 
         return await self.upstream.stream("/chat/completions", codec.encode(body), make_reader)
 

@@ -15,12 +15,12 @@ import msgspec
 
 from antiphon.backends.base import Turn
 from antiphon.backends.chat_completions.quirks import Quirks
-from antiphon.backends.chat_completions.wire import read_keepsake
+from antiphon.backends.chat_completions.wire import parse_opaque_state
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec, content, items
 from antiphon.protocol.content import ReasoningText
 from antiphon.protocol.unions import Unknown
-from antiphon.upstream.fields import write_arguments
+from antiphon.upstream.fields import normalize_arguments
 
 ChatPart = dict[str, Any]
 
@@ -221,7 +221,7 @@ class _Layout:
         return said.end
 
     def _write_call(self, call_id: str, call: items.FunctionCall, said: "_Said") -> ChatMessage:
-        function = {"name": call.name, "arguments": write_arguments(call.arguments)}
+        function = {"name": call.name, "arguments": normalize_arguments(call.arguments)}
         written: ChatMessage = {"id": call_id, "type": "function", "function": function}
         if self._quirks.keep_call_extras and call.call_id in said.extras:
             written["extra_content"] = said.extras[call.call_id]
@@ -302,7 +302,7 @@ class _Said:
             text = text or "\n\n".join(part.text for part in item.summary)
             if text:
                 self.reasoning.append(text)
-            kept = read_keepsake(item)
+            kept = parse_opaque_state(item)
             self.details += kept.details
             self.extras |= kept.calls
 

@@ -17,7 +17,7 @@ from antiphon.backends.chat_completions.wire import (
     CallPiece,
     Choice,
     Chunk,
-    Keepsake,
+    OpaqueState,
     Reason,
     Said,
     decode_chunk,
@@ -40,8 +40,13 @@ from antiphon.stream.deltas import (
     ToolCall,
 )
 from antiphon.stream.sse import SseMessage
-from antiphon.upstream.error_mapping import break_off, decode_any, explain_event, is_error
-from antiphon.upstream.fields import Naming, read_logprobs
+from antiphon.upstream.error_mapping import (
+    decode_json_or_text,
+    is_error_payload,
+    make_broken_stream_error,
+    map_error_payload,
+)
+from antiphon.upstream.fields import ServedModel, parse_logprobs
 from antiphon.upstream.usage import read_usage
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -50,7 +55,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class ChatReader:
     """Reads one answer. `estimate` makes the usage from the answer's text if the server tells none.
 
-    `secrets` are what errors must not show, and `naming` tells who answers.
+    `secrets` are what errors must not show, and `served_model` tells who answers.
     """
 
     def __init__(
@@ -59,23 +64,23 @@ class ChatReader:
         *,
         estimate: Callable[[str], Usage],
         secrets: Collection[str] = (),
-        naming: Naming | None = None,
+        served_model: ServedModel | None = None,
     ) -> None:
         self.finished = False
-        self._naming = naming
+        self._served_model = served_model
         self._quirks = quirks
         self._estimate = estimate
         self._secrets = secrets
         self._speech = Speech(tags=quirks.thinking_tags, thinking=quirks.thinking_open)
         self._calls = Calls()
-        self._kept = Keepsake()
+        self._kept = OpaqueState()
         self._usage: Usage | None = None
         self._reason: Reason | None = None
         self._said: list[str] = []
         self._has_spoken = False
 
     @property
-    def concluded(self) -> bool:
+    def is_complete(self) -> bool:
         """Where there are calls, others may follow, with a reason of their own."""
         return self._reason is not None and not self._calls
 
@@ -95,18 +100,18 @@ class ChatReader:
         for choice in chunk.choices:
             if not choice.index:  # others are other answers to the same question
                 told += self._read_choice(choice)
-        return told if self._naming is None else self._introduce(self._naming, chunk, told)
+        return told if self._served_model is None else self._introduce(self._served_model, chunk, told)
 
-    def _introduce(self, naming: Naming, chunk: Chunk, told: Sequence[Delta]) -> Sequence[Delta]:
-        naming.hear(chunk.model)
+    def _introduce(self, served_model: ServedModel, chunk: Chunk, told: Sequence[Delta]) -> Sequence[Delta]:
+        served_model.observe(chunk.model)
         if not told:
             return told
-        self._naming = None
-        return naming.introduce(told)
+        self._served_model = None
+        return served_model.announce(told)
 
     def end(self) -> Sequence[Delta]:
         if self._reason is None or self._calls.are_torn():
-            raise break_off()
+            raise make_broken_stream_error()
         return self._finish()
 
     def _decode(self, data: bytes, *, named_error: bool) -> Chunk:
@@ -115,9 +120,9 @@ class ChatReader:
             if not named_error and not chunk.is_error():
                 return chunk
         except _UNREADABLE:
-            if not named_error and not is_error(decode_any(data)):
+            if not named_error and not is_error_payload(decode_json_or_text(data)):
                 raise UpstreamError("The model's server sent what is no chunk of a chat completion.") from None
-        raise explain_event(decode_any(data), secrets=self._secrets)
+        raise map_error_payload(decode_json_or_text(data), secrets=self._secrets)
 
     # What is said
 
@@ -129,7 +134,7 @@ class ChatReader:
             self._said.append(said.content)
             return (Text(said.content),)
         if choice.error:
-            raise explain_event({"error": choice.error}, secrets=self._secrets)
+            raise map_error_payload({"error": choice.error}, secrets=self._secrets)
         whole, ending = choice.message, choice.finish_reason
         if whole is not None and not self._said:
             said, whole = whole, None
@@ -137,7 +142,7 @@ class ChatReader:
         told: list[Delta] = []
         if said is not None:
             probable = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
-            told += self._noted(self._read_said(said, read_logprobs(probable)))
+            told += self._noted(self._read_said(said, parse_logprobs(probable)))
         if whole is not None and (said is None or choice.finish_reason):
             told += self._noted(self._catch_up(whole))
         if ending:
@@ -184,7 +189,7 @@ class ChatReader:
         yield delta
 
     def _seal(self) -> ReasoningSeal:
-        kept, self._kept = self._kept, Keepsake()
+        kept, self._kept = self._kept, OpaqueState()
         return ReasoningSeal(kept.write())
 
     def _read_reasoning(self, said: Said) -> Iterator[Delta]:

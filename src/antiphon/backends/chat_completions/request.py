@@ -1,6 +1,6 @@
 """A turn as the body of a Chat Completions request."""
 
-from antiphon.backends.base import Turn, list_hints
+from antiphon.backends.base import Turn, list_hint_parameters
 from antiphon.backends.chat_completions.messages import lay_out
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.protocol.json_text import JsonObject
@@ -96,9 +96,9 @@ def _write_hints(request: CreateRequest, quirks: Quirks) -> JsonObject:
     return {name: known[name] for name in quirks.hints if known[name] is not None}
 
 
-def list_idle(request: CreateRequest, quirks: Quirks) -> list[str]:
+def list_ignored(request: CreateRequest, quirks: Quirks) -> list[str]:
     """Which parameters of a request are left out of its body."""
-    idle = [name for name in list_hints(request) if name.removeprefix("text.") not in quirks.hints]
+    idle = [name for name in list_hint_parameters(request) if name.removeprefix("text.") not in quirks.hints]
     if quirks.reasoning_effort == "omit" and request.reasoning is not None and request.reasoning.effort is not None:
         idle.append("reasoning.effort")
     return idle

@@ -120,7 +120,7 @@ def read_ending(word: str) -> Reason | None:
 _GROWING = ("text", "summary", "data")
 
 
-class Keepsake(msgspec.Struct, omit_defaults=True, tag_field="of", tag="chat_completions"):
+class OpaqueState(msgspec.Struct, omit_defaults=True, tag_field="of", tag="chat_completions"):
     """`details` are OpenRouter's `reasoning_details`; `calls` holds the `extra_content` of calls, by call id."""
 
     details: list[dict[str, Any]] = []
@@ -142,9 +142,9 @@ class Keepsake(msgspec.Struct, omit_defaults=True, tag_field="of", tag="chat_com
         return msgspec.json.encode(self).decode()
 
 
-def read_keepsake(item: Reasoning) -> Keepsake:
+def parse_opaque_state(item: Reasoning) -> OpaqueState:
     """What this item keeps for us. One that some other model has sealed keeps nothing."""
     try:
-        return msgspec.json.decode(item.encrypted_content or "{}", type=Keepsake)
+        return msgspec.json.decode(item.encrypted_content or "{}", type=OpaqueState)
     except msgspec.DecodeError:
-        return Keepsake()
+        return OpaqueState()

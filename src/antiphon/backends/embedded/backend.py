@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from antiphon.backends.base import Capabilities, Model, Turn, list_hints, read_options
+from antiphon.backends.base import Capabilities, Model, Turn, list_hint_parameters, read_options
 from antiphon.backends.embedded.grammar import Rules, build_grammar, input_grammar, read_rules, schema_grammar
 from antiphon.backends.embedded.model import Llama
 from antiphon.backends.embedded.output import Answer
@@ -48,7 +48,7 @@ class EmbeddedBackend:
         json_schema=True,
         logprobs=True,
         penalties=True,
-        list_idle=lambda request, _: list_hints(request),
+        list_ignored=lambda request, _: list_hint_parameters(request),
     )
 
     def __init__(

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from antiphon.backends.base import EVERYTHING, Turn, read_options
+from antiphon.backends.base import ALL_CAPABILITIES, Turn, read_options
 from antiphon.backends.responses.reader import ResponsesReader
-from antiphon.backends.responses.request import Continuation, Options, Writer, list_idle
+from antiphon.backends.responses.request import Continuation, Options, Writer, list_ignored
 from antiphon.backends.responses.unsupported_fields import Fault, Refusals, Sent, find_fault
 from antiphon.backends.responses.upstream_state import Memory
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.errors import InvalidRequest, NotFound, PreviousResponseNotFound
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
-from antiphon.upstream.fields import Naming
+from antiphon.upstream.fields import ServedModel
 
 _FAULTS: dict[Fault, str] = {
     "reasoning": "the model does not take 'reasoning'",
@@ -38,7 +38,9 @@ class ResponsesBackend(UpstreamBackend):
         super().__init__(name, options, headers=self._writer.credentials())
         any_model = options.models is None
         self._refusals = Refusals()
-        self.capabilities = msgspec.structs.replace(EVERYTHING, any_model=any_model, list_idle=self._list_idle)
+        self.capabilities = msgspec.structs.replace(
+            ALL_CAPABILITIES, any_model=any_model, list_ignored=self._list_ignored
+        )
         self._memory = Memory() if options.state == "upstream" else None
 
     async def stream(self, turn: Turn) -> Deltas:
@@ -79,8 +81,8 @@ class ResponsesBackend(UpstreamBackend):
         settle = functools.partial(self._memory.learn, sent.turn) if self._memory is not None else None
 
         def make_reader() -> ResponsesReader:
-            naming = Naming(self.upstream.name, sent.model or "")
-            return ResponsesReader(secrets=self.upstream.secrets, settle=settle, naming=naming)
+            served_model = ServedModel(self.upstream.name, sent.model or "")
+            return ResponsesReader(secrets=self.upstream.secrets, settle=settle, served_model=served_model)
 
         return await self.upstream.stream("/responses", question.body, make_reader, headers=question.headers)
 
@@ -90,8 +92,8 @@ class ResponsesBackend(UpstreamBackend):
     def _write_count(self, turn: Turn) -> bytes:
         return self._writer.write_count(self._refusals.strip(turn).turn)
 
-    def _list_idle(self, request: CreateRequest, model: str) -> list[str]:
-        return [*list_idle(request, model), *self._refusals.list_idle(request, model)]
+    def _list_ignored(self, request: CreateRequest, model: str) -> list[str]:
+        return [*list_ignored(request, model), *self._refusals.list_ignored(request, model)]
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ResponsesBackend:

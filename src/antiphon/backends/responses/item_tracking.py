@@ -13,7 +13,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 from antiphon.stream.passthrough import decode_output_item
-from antiphon.upstream.fields import read_logprobs
+from antiphon.upstream.fields import parse_logprobs
 
 Kind = Literal["message", "reasoning", "function_call", "custom_tool_call", "carried"]
 _KINDS: dict[str, Kind] = {
@@ -250,7 +250,7 @@ class Closing:
         rest = track.complete("text", index, whole)
         told: list[Delta] = []
         if rest:
-            logprobs = read_logprobs(part.get("logprobs")) if rest == whole else ()
+            logprobs = parse_logprobs(part.get("logprobs")) if rest == whole else ()
             told += [*self._voice.take(track, index), deltas.Text(rest, logprobs)]
         return told + self._complete_annotations(index, part.get("annotations"))
 

@@ -17,8 +17,8 @@ from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 from antiphon.stream.passthrough import decode_output_item, get_id_prefix
 from antiphon.stream.sse import SseMessage
-from antiphon.upstream.error_mapping import break_off, decode_any, explain_event
-from antiphon.upstream.fields import Naming, read_logprobs
+from antiphon.upstream.error_mapping import decode_json_or_text, make_broken_stream_error, map_error_payload
+from antiphon.upstream.fields import ServedModel, parse_logprobs
 from antiphon.upstream.usage import read_usage
 
 DONE = b"[DONE]"
@@ -29,16 +29,18 @@ Settle = Callable[[str, Sequence[Raw]], None]
 
 
 class ResponsesReader:
-    """Reads one answer. `settle` is told the id and the output of a response that was completed, and `naming` tells
-    who answers."""
+    """Reads one answer.
 
-    concluded = False  # the event that says that an answer is whole is the last
+    `settle` gets the id and the output of a completed response. `served_model` observes the model's name.
+    """
+
+    is_complete = False  # the event that says that an answer is whole is the last
 
     def __init__(
-        self, *, secrets: Collection[str] = (), settle: Settle | None = None, naming: Naming | None = None
+        self, *, secrets: Collection[str] = (), settle: Settle | None = None, served_model: ServedModel | None = None
     ) -> None:
         self.finished = False
-        self._naming = naming
+        self._served_model = served_model
         self._secrets = secrets
         self._settle = settle
         self._response_id = ""
@@ -49,24 +51,24 @@ class ResponsesReader:
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
         told = self._read(message)
-        naming = self._naming
-        if naming is None or not told:
+        served_model = self._served_model
+        if served_model is None or not told:
             return told
-        self._naming = None
-        return naming.introduce(told)
+        self._served_model = None
+        return served_model.announce(told)
 
     def _read(self, message: SseMessage) -> Sequence[Delta]:
         if message.data == DONE:
             return ()
         if message.event == "error":  # whatever stands in it
-            raise explain_event(decode_any(message.data), secrets=self._secrets)
+            raise map_error_payload(decode_json_or_text(message.data), secrets=self._secrets)
         event = wire.read_event(message.data)
         kind = event.type = event.type if isinstance(event.type, str) else message.event or ""
         handle = self._HANDLERS.get(kind)
         if handle is not None:
             return handle(self, event)
         if kind == "error" or (event.error is not None and not kind):
-            raise explain_event(wire.read_object(message.data), secrets=self._secrets)
+            raise map_error_payload(wire.read_object(message.data), secrets=self._secrets)
         if event.object == "response":  # the whole answer in one piece, from a server that does not stream
             return self._end(wire.read_outcome(message.data))
         if not kind or kind in _SIGNS_OF_LIFE:
@@ -74,7 +76,7 @@ class ResponsesReader:
         return self._pass_on(event, message.data)
 
     def end(self) -> Sequence[Delta]:
-        raise break_off()
+        raise make_broken_stream_error()
 
     # What is said
 
@@ -86,7 +88,7 @@ class ResponsesReader:
         if not text and not event.logprobs:
             return ()
         track.say("text", part, text)
-        said = deltas.Text(text, read_logprobs(event.logprobs) if event.logprobs else ())
+        said = deltas.Text(text, parse_logprobs(event.logprobs) if event.logprobs else ())
         if track is self._voice.speaker and part == track.part:  # nearly always
             return (said,)
         return (*self._voice.take(track, part), said)
@@ -243,8 +245,8 @@ class ResponsesReader:
         return ()
 
     def _hear(self, outcome: wire.Outcome) -> None:
-        if self._naming is not None:
-            self._naming.hear(outcome.model)
+        if self._served_model is not None:
+            self._served_model.observe(outcome.model)
 
     def _ended(self, event: wire.Event) -> Sequence[Delta]:
         outcome = wire.read_outcome(event.response)
@@ -283,7 +285,7 @@ class ResponsesReader:
 
     def _explain(self, outcome: wire.Outcome) -> Exception:
         if outcome.error:
-            return explain_event({"error": outcome.error}, secrets=self._secrets)
+            return map_error_payload({"error": outcome.error}, secrets=self._secrets)
         return UpstreamError(f"The upstream ended its response with the status '{outcome.status}' and no reason.")
 
     def _nothing(self, _: wire.Event) -> Sequence[Delta]:

@@ -23,8 +23,8 @@ from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import CustomToolCallOutput, FunctionCall, FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.request import ENCRYPTED_REASONING, CreateRequest
 from antiphon.protocol.unions import Unknown
-from antiphon.upstream.fields import write_arguments
-from antiphon.upstream.options import UpstreamOptions, fits_header
+from antiphon.upstream.fields import normalize_arguments
+from antiphon.upstream.options import UpstreamOptions, is_header_value
 
 # What is ours alone: the ids under which we know items, what became of them, and who made them.
 _OURS = ("id", "status", "created_by")
@@ -55,7 +55,7 @@ def _write(item: Item | Unknown, *, ids: bool, reasoning_text: bool) -> Item | U
         case Message() if not isinstance(item.content, str):
             item = msgspec.structs.replace(item, content=[_write_part(part, item.role) for part in item.content])
         case FunctionCall():
-            item = msgspec.structs.replace(item, arguments=write_arguments(item.arguments))
+            item = msgspec.structs.replace(item, arguments=normalize_arguments(item.arguments))
         case FunctionCallOutput() | CustomToolCallOutput() if not isinstance(item.output, str):
             item = _write_output(item)
         case LocalShellCallOutput():  # the API knows it by the id of its call
@@ -215,12 +215,12 @@ class Writer:
 
     def _make_headers(self, contract: ResponsesApiRequest) -> dict[str, str]:
         key = contract.prompt_cache_key
-        if not self._options.session_headers or not isinstance(key, str) or not fits_header(key):
+        if not self._options.session_headers or not isinstance(key, str) or not is_header_value(key):
             return _HEADERS
         return {**_HEADERS, "conversation_id": key, "session_id": key}
 
 
-def list_idle(request: CreateRequest, model: str) -> list[str]:
+def list_ignored(request: CreateRequest, model: str) -> list[str]:
     """Which parameters of a request are left out of its body."""
     asked = request.text.verbosity if request.text is not None else None
     return ["text.verbosity"] if asked is not None and not takes_verbosity(model) else []

@@ -92,7 +92,7 @@ class Refusals:
         self._known.move_to_end((model, fault))
         return False
 
-    def list_idle(self, request: CreateRequest, model: str) -> Sequence[str]:
+    def list_ignored(self, request: CreateRequest, model: str) -> Sequence[str]:
         """Which parameters of a request have no effect on this model."""
         faults: tuple[Fault, ...] = ("reasoning", "reasoning.summary")
         return [fault for fault in faults if _asks_for(request.reasoning, fault) and not self.takes(model, fault)][:1]

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, ValidationError
 
-from antiphon.backends.base import EVERYTHING, Capabilities, Model, Turn, locate, read_options
+from antiphon.backends.base import ALL_CAPABILITIES, Capabilities, Model, Turn, locate_config_error, read_options
 from antiphon.backends.scripted.script import (
     Answer,
     Break,
@@ -114,7 +114,7 @@ def _read_capabilities(script: Script) -> Capabilities:
     lacking: dict[str, Any] = dict.fromkeys(script.lacks, False)
     if script.native_tools is not None:
         lacking |= {"tools": frozenset(script.native_tools), "any_tool": False}
-    return msgspec.structs.replace(EVERYTHING, **lacking)
+    return msgspec.structs.replace(ALL_CAPABILITIES, **lacking)
 
 
 def _contains(text: str, words: str | Pattern) -> bool:
@@ -226,7 +226,7 @@ def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ScriptedBac
     try:
         return ScriptedBackend(name, msgspec.json.decode(source, type=Script))
     except ValidationError as error:
-        raise locate(error, where) from None
+        raise locate_config_error(error, where) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not valid JSON: {error}") from None
 

@@ -120,7 +120,7 @@ def check_capabilities(request: CreateRequest, capabilities: Capabilities, model
     if request.reasoning is not None and not capabilities.reasoning:
         # A warning, not an error: some clients send `reasoning` with every request, for any model.
         warnings.append("reasoning: the model does not reason")
-    if capabilities.list_idle is not None and (idle := capabilities.list_idle(request, model)):
+    if capabilities.list_ignored is not None and (idle := capabilities.list_ignored(request, model)):
         warnings.append(f"no effect on this model: {', '.join(idle)}")
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         warnings.append("stream_options.include_obfuscation: streams are never padded")

@@ -72,10 +72,10 @@ class Candidate(msgspec.Struct, frozen=True):
     def address(self) -> str:
         return f"{self.name}/{self.model.id}"
 
-    def list_idle(self, request: CreateRequest) -> Sequence[str]:
+    def list_ignored(self, request: CreateRequest) -> Sequence[str]:
         """Which parameters of a request are known to have no effect on the model."""
-        list_idle = self.backend.capabilities.list_idle
-        return list_idle(request, self.model.id) if list_idle is not None else ()
+        list_ignored = self.backend.capabilities.list_ignored
+        return list_ignored(request, self.model.id) if list_ignored is not None else ()
 
     @property
     def listed(self) -> bool:
@@ -138,10 +138,10 @@ class Route(msgspec.Struct, frozen=True):
             turn, warnings = adapt(turn, able, candidate.model.id, unsupported=self.unsupported)
         request = turn.request
         # That a model does not reason, some backends learn only by asking it to.
-        idle = candidate.list_idle(request) if request.reasoning is not None else None
+        idle = candidate.list_ignored(request) if request.reasoning is not None else None
         addressed = _address(turn, candidate.model.id)
         started = await start_turn(candidate.backend, addressed)
-        if idle is not None and (found := [name for name in candidate.list_idle(request) if name not in idle]):
+        if idle is not None and (found := [name for name in candidate.list_ignored(request) if name not in idle]):
             warnings = [*warnings, f"no effect on this model: {', '.join(found)}"]
         return Serving(hold(started.deltas, addressed, candidate.backend), candidate, started.dropped, warnings)
 

@@ -33,7 +33,7 @@ _FENCED = "the JSON stands in a code fence"
 def hold(answer: Deltas, turn: Turn, backend: Backend) -> Deltas:
     """The backend's answer to this turn, held to its strict schema if nobody but another server does that."""
     request = turn.request
-    form = find_strict(request) if backend.capabilities.schema_on_trust else None
+    form = find_strict(request) if backend.capabilities.verify_json_schema else None
     if form is None:
         return answer
     # The stream of a background response can be read by whoever comes, and from the first event on.
