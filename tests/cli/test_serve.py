@@ -50,7 +50,7 @@ def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
         assert main(["serve", "--script", str(script), "--port", str(port), "--store", "memory:"]) == 1
     assert capfd.readouterr() == (
         "",
-        f"antiphon: Port {port} on 127.0.0.1 is in use. Stop what listens there, or choose another port.\n",
+        f"antiphon: Port {port} on 127.0.0.1 is in use. Stop the other program, or choose another port.\n",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from antiphon.config import load
 from antiphon.engine.assembly import build_engine
 from antiphon.errors import AntiphonError
-from antiphon.server.log import configure
+from antiphon.server.log import configure_logging
 from antiphon.server.process import serve
 
 
@@ -27,7 +27,7 @@ settings = load(
         "backends": {"scripted": {"kind": "scripted", "script": json.loads(script)}},
     },
 )
-configure(settings)
+configure_logging(settings)
 try:
     serve(build_engine(settings), settings, on_ready=announce)
 except AntiphonError as error:

@@ -1,4 +1,4 @@
-"""Servers for the tests of this folder, and the server's side of an exchange without one."""
+"""Servers for the tests of this folder, and the server's side of an http_request without one."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.config import ApiKey
-from antiphon.server.http import Exchange, Message, Scope
+from antiphon.server.http import HttpRequest, Message, Scope
 from antiphon.store.base import Store
 from support.live_server import Running, make_settings
 
@@ -61,8 +61,8 @@ def guarded() -> Iterator[Running]:
     running.stop()
 
 
-class Wire:
-    """The server's side of an exchange, played by a list of messages."""
+class AsgiChannel:
+    """The server's side of an http_request, played by a list of messages."""
 
     def __init__(self, *incoming: Message) -> None:
         self.incoming = list(incoming)
@@ -76,7 +76,7 @@ class Wire:
     async def send(self, message: Message) -> None:
         self.sent.append(message)
 
-    def exchange(
+    def make_request(
         self,
         method: str = "GET",
         path: str = "/",
@@ -84,15 +84,15 @@ class Wire:
         headers: dict[str, str] | None = None,
         query: bytes = b"",
         raw_path: bytes | None = None,
-    ) -> Exchange:
+    ) -> HttpRequest:
         """With `raw_path`, the server is one of those that also give the path as it came."""
         raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": raw}
         if raw_path is not None:
             scope["raw_path"] = raw_path
-        return Exchange(scope, self.receive, self.send)
+        return HttpRequest(scope, self.receive, self.send)
 
 
 @pytest.fixture
-def wire() -> type[Wire]:
-    return Wire
+def make_channel() -> type[AsgiChannel]:
+    return AsgiChannel

@@ -11,7 +11,7 @@ from openai import OpenAI
 from antiphon.agent.execute.execution import MAX_ITERATIONS, SUPPRESSED
 from antiphon.agent.journal import WARNING
 from antiphon.errors import ConfigError
-from antiphon.server.agent import choose_tools
+from antiphon.server.agent import load_agent_tools
 from support.agent_client import CLIENT_TOOL, PATH, AgentServer, results, texts
 from support.live_server import Answer, make_settings
 
@@ -424,10 +424,10 @@ def test_a_tool_that_cannot_be_used_keeps_the_server_from_starting(tmp_path: Pat
     refusals = {}
     for names in (("nowhere",), (path,), (f"{path}:pay", f"{path}:pay")):
         with pytest.raises(ConfigError) as refused:
-            choose_tools(make_settings(agent_tools=names))
+            load_agent_tools(make_settings(agent_tools=names))
         refusals[names[0]] = refused.value.message
     assert refusals == {
         "nowhere": "agent_tools: There is no module 'nowhere' to load tools from.",
-        path: "agent_tools: the tool 'pay' needs approval, and nobody can give it here.",
+        path: "agent_tools: the tool 'pay' needs approval, and a server cannot ask for it.",
         f"{path}:pay": "agent_tools: There are two tools called 'pay'.",
     }

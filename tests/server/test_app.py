@@ -65,7 +65,7 @@ def test_an_unknown_route_is_404(server: Any, path: str) -> None:
     assert (answer.status, answer.json["error"]) == (
         404,
         {
-            "message": f"There is no {path} here.",
+            "message": f"Unknown path: {path}.",
             "type": "invalid_request_error",
             "param": None,
             "code": "unknown_url",
@@ -96,39 +96,39 @@ def test_a_request_leaves_one_line_in_the_log(server: Any, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "antiphon.access")
     body = {"model": "scripted", "input": "hi", "stream": True, "top_k": 1}
     answer = server.ask("POST", "/v1/responses", body, headers={"X-Request-Id": "of-one-line"})
-    server.do(lambda: None)  # the line is written in the step of the loop that also sent the end of the answer
+    server.do(lambda: None)  # the channel is written in the step of the loop that also sent the end of the answer
     lines = [record.msg for record in caplog.records if record.name == "antiphon.access"]
     # That of an earlier request to this server may have been late.
-    (line,) = [each for each in lines if each.request_id == "of-one-line"]
-    assert (line.request_id, line.method, line.path, line.status, line.bytes) == (
+    (channel,) = [each for each in lines if each.request_id == "of-one-line"]
+    assert (channel.request_id, channel.method, channel.path, channel.status, channel.bytes) == (
         "of-one-line",
         "POST",
         "/v1/responses",
         200,
         len(answer.body),
     )
-    assert (line.project, line.model, line.stream, line.error, line.warnings) == (
+    assert (channel.project, channel.model, channel.stream, channel.error, channel.warnings) == (
         "default",
         "scripted",
         True,
         None,
         ["ignored: top_k"],
     )
-    assert line.response_id.encode() in answer.body
+    assert channel.response_id.encode() in answer.body
 
 
-async def test_an_engine_that_does_not_start_fails_the_lifespan(wire: Any, tmp_path: Any) -> None:
-    line = wire({"type": "lifespan.startup"})
+async def test_an_engine_that_does_not_start_fails_the_lifespan(make_channel: Any, tmp_path: Any) -> None:
+    channel = make_channel({"type": "lifespan.startup"})
     app = App(Engine(backends={}, store=BrokenStore()), Settings(data_dir=tmp_path, store="memory:"))
-    await app({"type": "lifespan"}, line.receive, line.send)
-    assert line.sent == [{"type": "lifespan.startup.failed", "message": "the disk is on fire"}]
+    await app({"type": "lifespan"}, channel.receive, channel.send)
+    assert channel.sent == [{"type": "lifespan.startup.failed", "message": "the disk is on fire"}]
     assert str(app.startup_error) == "the disk is on fire"
 
 
-async def test_the_engine_lives_as_long_as_the_server(wire: Any, tmp_path: Any) -> None:
-    line = wire({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+async def test_the_engine_lives_as_long_as_the_server(make_channel: Any, tmp_path: Any) -> None:
+    channel = make_channel({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     engine = Engine(backends={}, store=MemoryStore())
     app = App(engine, Settings(data_dir=tmp_path, store="memory:"))
-    await app({"type": "lifespan"}, line.receive, line.send)
-    assert line.sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
+    await app({"type": "lifespan"}, channel.receive, channel.send)
+    assert channel.sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
     assert not engine.ready

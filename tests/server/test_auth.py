@@ -4,26 +4,26 @@ import pytest
 
 from antiphon.config import ApiKey
 from antiphon.errors import InvalidApiKey, OriginNotAllowed
-from antiphon.server.auth import Gate
+from antiphon.server.auth import Authenticator
 
 KEYS = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"), ApiKey("schlüssel", "c"))
 
 
 @pytest.mark.parametrize("headers", [{}, {b"authorization": b"Bearer whatever"}])
 def test_without_keys_everyone_is_in_the_default_project(headers: dict[bytes, bytes]) -> None:
-    assert Gate(()).admit(headers) == "default"
+    assert Authenticator(()).authenticate(headers) == "default"
 
 
 @pytest.mark.parametrize("origin", [b"http://localhost:8484", b"https://LOCALHOST:8484"])
 def test_without_keys_a_page_of_the_server_itself_is_let_in(origin: bytes) -> None:
-    assert Gate(()).admit({b"host": b"localhost:8484", b"origin": origin}) == "default"
+    assert Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin}) == "default"
 
 
 @pytest.mark.parametrize("origin", [b"http://evil.example", b"http://localhost:3000", b"null", b"localhost:8484", b""])
 def test_without_keys_a_page_of_another_origin_is_refused(origin: bytes) -> None:
     with pytest.raises(OriginNotAllowed, match="set api_keys"):
-        Gate(()).admit({b"host": b"localhost:8484", b"origin": origin})
-    assert Gate(KEYS).admit({b"origin": origin, b"authorization": b"Bearer sk-ada"}) == "a"
+        Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin})
+    assert Authenticator(KEYS).authenticate({b"origin": origin, b"authorization": b"Bearer sk-ada"}) == "a"
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,20 @@ def test_without_keys_a_page_of_another_origin_is_refused(origin: bytes) -> None
     ],
 )
 def test_a_key_opens_its_own_project(header: str, project: str) -> None:
-    assert Gate(KEYS).admit({b"authorization": header.encode()}) == project
+    assert Authenticator(KEYS).authenticate({b"authorization": header.encode()}) == project
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "sk-ada", "Basic sk-ada"])
 def test_a_missing_key_is_refused_with_the_way_to_send_it(header: str) -> None:
     with pytest.raises(InvalidApiKey, match="Authorization: Bearer KEY"):
-        Gate(KEYS).admit({b"authorization": header.encode()})
+        Authenticator(KEYS).authenticate({b"authorization": header.encode()})
 
 
 @pytest.mark.parametrize("key", ["sk-adas", "sk-ad", "SK-ADA", "sk-ada sk-bob", "\x00"])
 def test_an_unknown_key_is_refused_and_not_repeated(key: str) -> None:
     with pytest.raises(InvalidApiKey) as caught:
-        Gate(KEYS).admit({b"authorization": f"Bearer {key}".encode()})
-    assert caught.value.message == "The API key is not known here."
+        Authenticator(KEYS).authenticate({b"authorization": f"Bearer {key}".encode()})
+    assert caught.value.message == "The API key is not valid."
 
 
 def test_a_wrong_key_gets_401_with_a_challenge(guarded: Any) -> None:
@@ -59,7 +59,7 @@ def test_a_wrong_key_gets_401_with_a_challenge(guarded: Any) -> None:
         'Bearer realm="antiphon"',
         {
             "error": {
-                "message": "The API key is not known here.",
+                "message": "The API key is not valid.",
                 "type": "invalid_request_error",
                 "param": None,
                 "code": "invalid_api_key",

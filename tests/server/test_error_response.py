@@ -19,7 +19,7 @@ from antiphon.protocol.codec import encode
 from antiphon.protocol.events import Error
 from antiphon.protocol.items import Message
 from antiphon.protocol.response import Response, ResponseError
-from antiphon.server.error_response import describe, describe_failed
+from antiphon.server.error_response import encode_error_body, encode_failed_response
 from antiphon.stream.composer import Composer
 from antiphon.stream.deltas import Failure
 
@@ -31,7 +31,7 @@ def make_response(**changes: Any) -> Response:
 
 
 def test_all_four_keys_are_there() -> None:
-    assert json.loads(describe(ModelNotFound("No."))) == {
+    assert json.loads(encode_error_body(ModelNotFound("No."))) == {
         "error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": "model_not_found"}
     }
 
@@ -48,7 +48,7 @@ def test_all_four_keys_are_there() -> None:
     ],
 )
 def test_a_failed_response_without_output_is_an_error(error: ResponseError | None, body: dict[str, object]) -> None:
-    described = describe_failed(make_response(status="failed", error=error))
+    described = encode_failed_response(make_response(status="failed", error=error))
     assert described is not None
     status, told = described
     assert (status, json.loads(told)) == (500, {"error": body})
@@ -73,8 +73,11 @@ def test_a_failed_response_without_output_is_an_error(error: ResponseError | Non
     ids=lambda error: error.code,
 )
 def test_a_failed_response_has_the_status_that_its_error_would_have_had_before(error: AntiphonError) -> None:
-    told = ResponseError(error.code or "", error.message, error.param, error.type)
-    assert describe_failed(make_response(status="failed", error=told)) == (error.status, describe(error))
+    failure = ResponseError(error.code or "", error.message, error.param, error.type)
+    assert encode_failed_response(make_response(status="failed", error=failure)) == (
+        error.status,
+        encode_error_body(error),
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_who_does_not_stream_is_told_what_the_stream_tells(failure: Failure, sta
     composer = Composer(make_response(), new_id=str, now=int)
     error, _ = composer.compose([failure])
     assert isinstance(error, Error)
-    described = describe_failed(composer.response)
+    described = encode_failed_response(composer.response)
     assert described is not None
     assert (described[0], json.loads(described[1])["error"]) == (status, json.loads(encode(error))["error"])
 
@@ -105,4 +108,4 @@ def test_who_does_not_stream_is_told_what_the_stream_tells(failure: Failure, sta
     ],
 )
 def test_every_other_response_is_an_answer(response: Response) -> None:
-    assert describe_failed(response) is None
+    assert encode_failed_response(response) is None

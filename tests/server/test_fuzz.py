@@ -16,7 +16,7 @@ from schemathesis.checks import (
 
 from antiphon.engine.engine import Engine
 from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETERS
-from antiphon.server.openapi import make_document
+from antiphon.server.openapi import make_openapi_document
 from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
 from support.live_server import PATIENCE, Running, make_settings
@@ -26,7 +26,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 SETTINGS = settings(derandomize=True, database=None, max_examples=8, suppress_health_check=list(HealthCheck))
 
 _router = make_router(Engine(backends={}, store=MemoryStore()), make_settings())
-SCHEMA = schemathesis.openapi.from_dict(make_document(_router, guarded=False))
+SCHEMA = schemathesis.openapi.from_dict(make_openapi_document(_router, requires_key=False))
 OPERATIONS = {found.ok().definition.raw["operationId"]: found.ok() for found in SCHEMA.get_all_operations()}
 REFUSABLE = [name for name, operation in OPERATIONS.items() if list(operation.body) or list(operation.query)]
 

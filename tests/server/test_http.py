@@ -10,77 +10,77 @@ def headers_of(message: dict[str, Any]) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("name", ["X-Request-Id", "X-Client-Request-Id"])
-def test_a_sane_id_of_the_client_is_kept(wire: Any, name: str) -> None:
-    assert wire().exchange(headers={name: "run-7/step:1"}).id == "run-7/step:1"
+def test_a_sane_id_of_the_client_is_kept(make_channel: Any, name: str) -> None:
+    assert make_channel().make_request(headers={name: "run-7/step:1"}).id == "run-7/step:1"
 
 
 @pytest.mark.parametrize("sent", ["", "two words", "x" * 129, "naïve", 'quo"te', "a\nb"])
-def test_another_id_is_replaced(wire: Any, sent: str) -> None:
-    made = wire().exchange(headers={"X-Request-Id": sent}).id
+def test_another_id_is_replaced(make_channel: Any, sent: str) -> None:
+    made = make_channel().make_request(headers={"X-Request-Id": sent}).id
     assert made.startswith("req_")
     assert len(made) == 36
 
 
-def test_ids_differ(wire: Any) -> None:
-    assert wire().exchange().id != wire().exchange().id
+def test_ids_differ(make_channel: Any) -> None:
+    assert make_channel().make_request().id != make_channel().make_request().id
 
 
-async def test_an_answer_is_a_start_and_one_body(wire: Any) -> None:
-    line = wire()
-    exchange = line.exchange(headers={"X-Request-Id": "7"})
-    await exchange.answer(201, b"{}")
-    assert (line.sent[0]["status"], headers_of(line.sent[0])) == (
+async def test_an_answer_is_a_start_and_one_body(make_channel: Any) -> None:
+    channel = make_channel()
+    http_request = channel.make_request(headers={"X-Request-Id": "7"})
+    await http_request.respond(201, b"{}")
+    assert (channel.sent[0]["status"], headers_of(channel.sent[0])) == (
         201,
         {b"x-request-id": b"7", b"content-type": b"application/json", b"content-length": b"2"},
     )
-    assert line.sent[1:] == [{"type": "http.response.body", "body": b"{}", "more_body": False}]
-    assert (exchange.status, exchange.sent) == (201, 2)
+    assert channel.sent[1:] == [{"type": "http.response.body", "body": b"{}", "more_body": False}]
+    assert (http_request.status, http_request.bytes_sent) == (201, 2)
 
 
 @pytest.mark.parametrize(("wait", "told"), [(1.2, b"2"), (0.0, b"0"), (60.0, b"60"), (None, None)])
-async def test_an_error_that_passes_says_when(wire: Any, wait: float | None, told: bytes | None) -> None:
-    line = wire()
-    await line.exchange().answer_error(RateLimited("Later.", retry_after=wait))
-    assert (line.sent[0]["status"], headers_of(line.sent[0]).get(b"retry-after")) == (429, told)
+async def test_an_error_that_passes_says_when(make_channel: Any, wait: float | None, told: bytes | None) -> None:
+    channel = make_channel()
+    await channel.make_request().respond_error(RateLimited("Later.", retry_after=wait))
+    assert (channel.sent[0]["status"], headers_of(channel.sent[0]).get(b"retry-after")) == (429, told)
 
 
-async def test_a_head_request_gets_the_length_without_the_body(wire: Any) -> None:
-    line = wire()
-    await line.exchange("HEAD").answer(200, b"{}")
-    assert headers_of(line.sent[0])[b"content-length"] == b"2"
-    assert line.sent[1]["body"] == b""
+async def test_a_head_request_gets_the_length_without_the_body(make_channel: Any) -> None:
+    channel = make_channel()
+    await channel.make_request("HEAD").respond(200, b"{}")
+    assert headers_of(channel.sent[0])[b"content-length"] == b"2"
+    assert channel.sent[1]["body"] == b""
 
 
-async def test_a_stream_starts_with_its_first_chunk_and_sends_each_as_it_is(wire: Any) -> None:
-    line = wire()
-    exchange = line.exchange(headers={"X-Request-Id": "7"})
-    await exchange.write(b"one")
-    await exchange.finish(b"two")
-    assert headers_of(line.sent[0]) == {
+async def test_a_stream_starts_with_its_first_chunk_and_sends_each_as_it_is(make_channel: Any) -> None:
+    channel = make_channel()
+    http_request = channel.make_request(headers={"X-Request-Id": "7"})
+    await http_request.write(b"one")
+    await http_request.finish(b"two")
+    assert headers_of(channel.sent[0]) == {
         b"x-request-id": b"7",
         b"content-type": b"text/event-stream",
         b"cache-control": b"no-cache",
         b"x-accel-buffering": b"no",
     }
-    assert line.sent[1:] == [
+    assert channel.sent[1:] == [
         {"type": "http.response.body", "body": b"one", "more_body": True},
         {"type": "http.response.body", "body": b"two", "more_body": False},
     ]
 
 
-async def test_warnings_are_escaped_and_bounded(wire: Any) -> None:
-    line = wire()
-    exchange = line.exchange()
-    exchange.note_ignored(["top_k", "bad\r\nset-cookie: x", "naïve"])
-    exchange.warnings.append("y" * 5000)
-    await exchange.answer(200, b"{}")
-    value = headers_of(line.sent[0])[b"x-antiphon-warnings"]
+async def test_warnings_are_escaped_and_bounded(make_channel: Any) -> None:
+    channel = make_channel()
+    http_request = channel.make_request()
+    http_request.warn_ignored(["top_k", "bad\r\nset-cookie: x", "naïve"])
+    http_request.warnings.append("y" * 5000)
+    await http_request.respond(200, b"{}")
+    value = headers_of(channel.sent[0])[b"x-antiphon-warnings"]
     assert value.startswith(b"ignored: top_k, bad\\r\\nset-cookie: x, na\\xefve; yyy")
     assert value.endswith(b"yyy ...")
     assert len(value) == 1024
 
 
-async def test_nothing_ignored_is_no_warning(wire: Any) -> None:
-    exchange = wire().exchange()
-    exchange.note_ignored(())
-    assert exchange.warnings == []
+async def test_nothing_ignored_is_no_warning(make_channel: Any) -> None:
+    http_request = make_channel().make_request()
+    http_request.warn_ignored(())
+    assert http_request.warnings == []

@@ -4,11 +4,11 @@ from itertools import pairwise
 from typing import Any
 
 from antiphon.protocol.unions import Unknown
-from antiphon.server.http import Exchange, Message
-from antiphon.server.keepalive import Keepalive, encode_beat
+from antiphon.server.http import HttpRequest, Message
+from antiphon.server.keepalive import Keepalive, encode_keepalive
 
 GAP = 0.004
-BEAT = encode_beat(7)
+BEAT = encode_keepalive(7)
 SILENT = {"default": [{"text": ["first"]}, {"wait": "gate"}, {"text": ["last"]}]}
 
 
@@ -19,7 +19,7 @@ class SlowWire:
         self.bodies: list[bytes] = []
         self.reading = asyncio.Event()
         self.asked = asyncio.Event()
-        self.exchange = make_exchange(self.send)
+        self.http_request = make_exchange(self.send)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.body":
@@ -28,11 +28,11 @@ class SlowWire:
             self.bodies.append(message["body"])
 
 
-def make_exchange(send: Any) -> Exchange:
+def make_exchange(send: Any) -> HttpRequest:
     async def receive() -> Message:
         raise AssertionError("nobody listens")
 
-    return Exchange({"method": "GET", "path": "/", "query_string": b"", "headers": []}, receive, send)
+    return HttpRequest({"method": "GET", "path": "/", "query_string": b"", "headers": []}, receive, send)
 
 
 async def see_looks(keepalive: Keepalive) -> list[bytes]:
@@ -46,9 +46,9 @@ async def see_looks(keepalive: Keepalive) -> list[bytes]:
         if bodies.count(BEAT) == 2:
             two.set()
 
-    exchange = make_exchange(send)
-    with keepalive.watch(exchange, after=7):
-        await exchange.write(b"hello")
+    http_request = make_exchange(send)
+    with keepalive.watch(http_request, after=7):
+        await http_request.write(b"hello")
         await two.wait()
     return bodies
 
@@ -87,44 +87,44 @@ async def test_a_sign_of_life_is_an_event_with_data() -> None:
 async def test_it_repeats_the_number_of_the_last_event() -> None:
     slow = SlowWire()
     slow.reading.set()
-    with Keepalive(GAP).watch(slow.exchange) as pulse:
-        await slow.exchange.write(b"hello")
+    with Keepalive(GAP).watch(slow.http_request) as activity:
+        await slow.http_request.write(b"hello")
         slow.asked.clear()
-        pulse.last = Unknown(b'{"type":"acme.tick","sequence_number":41}')
+        activity.last_event = Unknown(b'{"type":"acme.tick","sequence_number":41}')
         await slow.asked.wait()
-        await slow.exchange.finish(b"end")
-    assert slow.bodies == [b"hello", encode_beat(41), b"end"]
+        await slow.http_request.finish(b"end")
+    assert slow.bodies == [b"hello", encode_keepalive(41), b"end"]
 
 
-async def test_a_stream_that_has_not_begun_gets_none(wire: Any) -> None:
-    keepalive, line = Keepalive(GAP), wire()
-    with keepalive.watch(line.exchange()):
+async def test_a_stream_that_has_not_begun_gets_none(make_channel: Any) -> None:
+    keepalive, channel = Keepalive(GAP), make_channel()
+    with keepalive.watch(channel.make_request()):
         await see_looks(keepalive)
-    assert line.sent == []
+    assert channel.sent == []
 
 
-async def test_a_stream_that_is_over_gets_none(wire: Any) -> None:
-    keepalive, line = Keepalive(GAP), wire()
-    exchange = line.exchange()
-    with keepalive.watch(exchange, after=7):
-        await exchange.write(b"hello")
+async def test_a_stream_that_is_over_gets_none(make_channel: Any) -> None:
+    keepalive, channel = Keepalive(GAP), make_channel()
+    http_request = channel.make_request()
+    with keepalive.watch(http_request, after=7):
+        await http_request.write(b"hello")
     await see_looks(keepalive)
-    assert [message.get("body") for message in line.sent] == [None, b"hello"]
+    assert [message.get("body") for message in channel.sent] == [None, b"hello"]
 
 
-async def test_without_a_gap_there_are_none(wire: Any) -> None:
-    line = wire()
-    exchange = line.exchange()
-    with Keepalive(0).watch(exchange, after=7):
-        await exchange.write(b"hello")
+async def test_without_a_gap_there_are_none(make_channel: Any) -> None:
+    channel = make_channel()
+    http_request = channel.make_request()
+    with Keepalive(0).watch(http_request, after=7):
+        await http_request.write(b"hello")
         await see_looks(Keepalive(GAP))
-    assert [message.get("body") for message in line.sent] == [None, b"hello"]
+    assert [message.get("body") for message in channel.sent] == [None, b"hello"]
 
 
 async def test_a_client_that_does_not_read_gets_none_on_top() -> None:
     keepalive, slow = Keepalive(GAP), SlowWire()
-    with keepalive.watch(slow.exchange, after=7):
-        writing = asyncio.create_task(slow.exchange.write(b"hello"))
+    with keepalive.watch(slow.http_request, after=7):
+        writing = asyncio.create_task(slow.http_request.write(b"hello"))
         await see_looks(keepalive)
         slow.reading.set()
         await writing
@@ -134,12 +134,12 @@ async def test_a_client_that_does_not_read_gets_none_on_top() -> None:
 async def test_what_is_written_next_waits_for_the_sign_of_life_before_it() -> None:
     keepalive, slow = Keepalive(GAP), SlowWire()
     slow.reading.set()
-    with keepalive.watch(slow.exchange, after=7):
-        await slow.exchange.write(b"hello")
+    with keepalive.watch(slow.http_request, after=7):
+        await slow.http_request.write(b"hello")
         slow.reading.clear()
         slow.asked.clear()
         await slow.asked.wait()
-    ending = asyncio.create_task(slow.exchange.finish(b"end"))
+    ending = asyncio.create_task(slow.http_request.finish(b"end"))
     await see_looks(keepalive)
     assert slow.bodies == [b"hello"]
     slow.reading.set()

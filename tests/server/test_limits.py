@@ -3,26 +3,26 @@ from typing import Any
 import pytest
 
 from antiphon.errors import AntiphonError, BodyTooLarge
-from antiphon.server.http import ClientGone, read_body
+from antiphon.server.http import ClientDisconnected, read_body
 
 
 def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-async def test_a_body_in_pieces_is_put_together(wire: Any) -> None:
-    exchange = wire(chunk(b"ab", more=True), chunk(b"", more=True), chunk(b"cd")).exchange()
-    assert await read_body(exchange, 4) == b"abcd"
+async def test_a_body_in_pieces_is_put_together(make_channel: Any) -> None:
+    http_request = make_channel(chunk(b"ab", more=True), chunk(b"", more=True), chunk(b"cd")).make_request()
+    assert await read_body(http_request, 4) == b"abcd"
 
 
-async def test_a_request_without_a_body_has_an_empty_one(wire: Any) -> None:
-    assert await read_body(wire({"type": "http.request"}).exchange(), 4) == b""
+async def test_a_request_without_a_body_has_an_empty_one(make_channel: Any) -> None:
+    assert await read_body(make_channel({"type": "http.request"}).make_request(), 4) == b""
 
 
-async def test_a_body_that_says_it_is_too_large_is_not_read(wire: Any) -> None:
-    exchange = wire().exchange(headers={"Content-Length": "5"})
+async def test_a_body_that_says_it_is_too_large_is_not_read(make_channel: Any) -> None:
+    http_request = make_channel().make_request(headers={"Content-Length": "5"})
     with pytest.raises(BodyTooLarge, match="at most 4 bytes"):
-        await read_body(exchange, 4)
+        await read_body(http_request, 4)
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,16 @@ async def test_a_body_that_says_it_is_too_large_is_not_read(wire: Any) -> None:
     ],
 )
 async def test_a_body_that_grows_too_large_is_refused_as_soon_as_it_does(
-    wire: Any, chunks: list[dict[str, Any]]
+    make_channel: Any, chunks: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(BodyTooLarge):
-        await read_body(wire(*chunks).exchange(), 4)
+        await read_body(make_channel(*chunks).make_request(), 4)
 
 
-async def test_a_client_that_leaves_while_sending_is_noticed(wire: Any) -> None:
-    exchange = wire(chunk(b"ab", more=True), {"type": "http.disconnect"}).exchange()
-    with pytest.raises(ClientGone):
-        await read_body(exchange, 4)
+async def test_a_client_that_leaves_while_sending_is_noticed(make_channel: Any) -> None:
+    http_request = make_channel(chunk(b"ab", more=True), {"type": "http.disconnect"}).make_request()
+    with pytest.raises(ClientDisconnected):
+        await read_body(http_request, 4)
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ async def test_a_client_that_leaves_while_sending_is_noticed(wire: Any) -> None:
     ],
 )
 async def test_a_body_that_cannot_be_json_is_refused_for_what_it_is(
-    wire: Any, headers: dict[str, str], code: str
+    make_channel: Any, headers: dict[str, str], code: str
 ) -> None:
     with pytest.raises(AntiphonError) as caught:
-        await read_body(wire().exchange(headers=headers), 4)
+        await read_body(make_channel().make_request(headers=headers), 4)
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/json; charset=utf-8"])
-async def test_json_under_any_other_type_is_taken(wire: Any, kind: str) -> None:
-    assert await read_body(wire(chunk(b"{}")).exchange(headers={"Content-Type": kind}), 4) == b"{}"
+async def test_json_under_any_other_type_is_taken(make_channel: Any, kind: str) -> None:
+    assert await read_body(make_channel(chunk(b"{}")).make_request(headers={"Content-Type": kind}), 4) == b"{}"
 
 
 def request(server: Any, head: str, body: bytes) -> bytes:
@@ -89,7 +89,7 @@ def test_a_client_that_sends_all_of_a_large_body_still_reads_the_refusal(guarded
     assert (answer.status, answer.json["error"]) == (
         413,
         {
-            "message": "The body is too large: this server takes at most 1000 bytes.",
+            "message": "The body is too large: this server accepts at most 1000 bytes.",
             "type": "invalid_request_error",
             "param": None,
             "code": "request_too_large",

@@ -136,8 +136,8 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 from antiphon.config import Settings
-from antiphon.server.log import configure
-configure(Settings(data_dir=Path("."), store="memory:", log_level=sys.argv[1], log_format=sys.argv[2]))
+from antiphon.server.log import configure_logging
+configure_logging(Settings(data_dir=Path("."), store="memory:", log_level=sys.argv[1], log_format=sys.argv[2]))
 logging.getLogger("antiphon.x").info("ours")
 logging.getLogger("antiphon.x").warning("ours, loud")
 logging.getLogger("somebody").info("theirs")

@@ -18,7 +18,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.conversation import AddItems, CreateConversation
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.request import CountRequest, CreateRequest
-from antiphon.server.openapi import make_document
+from antiphon.server.openapi import make_openapi_document
 from antiphon.server.router import Router
 from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
@@ -32,7 +32,7 @@ def route(**changes: Any) -> Router:
 
 
 ROUTER = route()
-DOCUMENT = make_document(ROUTER, guarded=False)
+DOCUMENT = make_openapi_document(ROUTER, requires_key=False)
 
 
 def validator(name: str) -> Draft202012Validator:
@@ -54,12 +54,12 @@ def wired(value: Any) -> Any:
 def test_the_document_is_public_json_and_the_same_every_time(guarded: Any) -> None:
     first, second = guarded.ask("GET", "/openapi.json"), guarded.ask("GET", "/openapi.json")
     assert (first.status, first.headers["content-type"], first.body) == (200, "application/json", second.body)
-    assert first.json == make_document(ROUTER, guarded=True)
+    assert first.json == make_openapi_document(ROUTER, requires_key=True)
 
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_the_document_is_valid(guarded: bool) -> None:
-    document = make_document(ROUTER, guarded=guarded)
+    document = make_openapi_document(ROUTER, requires_key=guarded)
     assert [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
 
 
@@ -76,7 +76,7 @@ def test_every_route_is_documented_and_nothing_else(changes: dict[str, Any]) -> 
     router = route(**changes)
     documented = {
         (method.upper(), path)
-        for path, operations in make_document(router, guarded=False)["paths"].items()
+        for path, operations in make_openapi_document(router, requires_key=False)["paths"].items()
         for method in operations
     }
     assert documented == {(entry.method, entry.path.replace("...", "")) for entry in router.entries}
@@ -94,15 +94,15 @@ def test_every_operation_has_its_own_id_and_a_summary() -> None:
 
 def test_a_key_is_required_where_the_server_has_keys() -> None:
     security = {
-        guarded: operations(make_document(ROUTER, guarded=guarded))["listModels"]["security"]
+        guarded: operations(make_openapi_document(ROUTER, requires_key=guarded))["listModels"]["security"]
         for guarded in (False, True)
     }
     assert security == {False: [{}, {"bearer": []}], True: [{"bearer": []}]}
-    assert operations(make_document(ROUTER, guarded=True))["checkLife"]["security"] == []
+    assert operations(make_openapi_document(ROUTER, requires_key=True))["checkLife"]["security"] == []
 
 
 def test_an_operation_lists_the_statuses_it_answers_with() -> None:
-    described = operations(make_document(ROUTER, guarded=True))
+    described = operations(make_openapi_document(ROUTER, requires_key=True))
     statuses = {name: " ".join(described[name]["responses"]) for name in ("createResponse", "getItem", "checkLife")}
     assert statuses == {
         "createResponse": "200 400 401 404 413 429 500 502 503 504",

@@ -13,7 +13,7 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.errors import ConfigError
-from antiphon.server.process import bind
+from antiphon.server.process import bind_socket
 
 PATIENCE = 20
 CHILD = Path(__file__).with_name("child.py")
@@ -116,7 +116,7 @@ def test_a_port_in_use_is_one_line_and_a_failure(start: Start) -> None:
     assert (child.returncode, out, err) == (
         1,
         "",
-        f"Port {port} on 127.0.0.1 is in use. Stop what listens there, or choose another port.\n",
+        f"Port {port} on 127.0.0.1 is in use. Stop the other program, or choose another port.\n",
     )
 
 
@@ -130,7 +130,7 @@ def test_an_engine_that_does_not_start_is_one_line_and_a_failure(start: Start, t
 def test_an_address_that_is_not_ours_is_refused_by_name(tmp_path: Path) -> None:
     settings = Settings(host="192.0.2.1", port=8484, data_dir=tmp_path, store="memory:")
     with pytest.raises(ConfigError, match=r"^Cannot listen on port 8484 of 192\.0\.2\.1: "):
-        bind(settings)
+        bind_socket(settings)
 
 
 def test_an_ipv6_address_can_be_listened_on(serve: Callable[..., Any]) -> None:

@@ -59,7 +59,7 @@ def test_one_version_cannot_be_deleted_by_itself(server: Any) -> None:
     assert (answer.status, answer.json["error"]) == (
         400,
         {
-            "message": "One version cannot be deleted by itself: without 'version', all of them are deleted.",
+            "message": "A single version cannot be deleted: send no 'version' to delete all of them.",
             "type": "invalid_request_error",
             "param": "version",
             "code": "unsupported_parameter",

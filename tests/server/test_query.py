@@ -20,8 +20,8 @@ from antiphon.server.query import ItemQuery, NoQuery, PageQuery, ResponseQuery, 
         (b"stream=false&include_obfuscation=true", ResponseQuery(include_obfuscation=True)),
     ],
 )
-def test_a_query_is_read_into_its_struct(wire: Any, text: bytes, query: Any) -> None:
-    assert read_query(wire().exchange(query=text), type(query)) == query
+def test_a_query_is_read_into_its_struct(make_channel: Any, text: bytes, query: Any) -> None:
+    assert read_query(make_channel().make_request(query=text), type(query)) == query
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_a_query_is_read_into_its_struct(wire: Any, text: bytes, query: Any) -> 
         (b"&".join([b"a=1"] * 101), None),
     ],
 )
-def test_a_wrong_query_is_refused_by_name(wire: Any, text: bytes, param: str | None) -> None:
+def test_a_wrong_query_is_refused_by_name(make_channel: Any, text: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_query(wire().exchange(query=text), PageQuery)
+        read_query(make_channel().make_request(query=text), PageQuery)
     assert caught.value.param == param
 
 
@@ -47,17 +47,17 @@ def test_a_wrong_query_is_refused_by_name(wire: Any, text: bytes, param: str | N
     ("text", "wants"),
     [(b"", False), (b"include=message.input_image.image_url", False), (b"include=reasoning.encrypted_content", True)],
 )
-def test_a_query_tells_whether_it_wants_seals(wire: Any, text: bytes, wants: bool) -> None:
-    assert read_query(wire().exchange(query=text), ItemQuery).wants_seals == wants
+def test_a_query_tells_whether_it_wants_seals(make_channel: Any, text: bytes, wants: bool) -> None:
+    assert read_query(make_channel().make_request(query=text), ItemQuery).wants_seals == wants
 
 
-def test_where_nothing_can_be_asked_for_everything_is_noted(wire: Any) -> None:
-    exchange = wire().exchange(query=b"limit=3&depth=2")
-    read_query(exchange, NoQuery)
-    assert exchange.warnings == ["ignored: limit, depth"]
+def test_where_nothing_can_be_asked_for_everything_is_noted(make_channel: Any) -> None:
+    http_request = make_channel().make_request(query=b"limit=3&depth=2")
+    read_query(http_request, NoQuery)
+    assert http_request.warnings == ["ignored: limit, depth"]
 
 
-def test_unknown_parameters_are_noted(wire: Any) -> None:
-    exchange = wire().exchange(query=b"limit=3&depth=2&stream=true")
-    assert read_query(exchange, PageQuery) == PageQuery(limit=3)
-    assert exchange.warnings == ["ignored: depth, stream"]
+def test_unknown_parameters_are_noted(make_channel: Any) -> None:
+    http_request = make_channel().make_request(query=b"limit=3&depth=2&stream=true")
+    assert read_query(http_request, PageQuery) == PageQuery(limit=3)
+    assert http_request.warnings == ["ignored: depth, stream"]

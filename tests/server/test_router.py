@@ -4,24 +4,24 @@ from urllib.parse import unquote
 import pytest
 
 from antiphon.errors import MethodNotAllowed, NotFound
-from antiphon.server.http import Exchange
+from antiphon.server.http import HttpRequest
 from antiphon.server.query import PageQuery
 from antiphon.server.router import Operation, Route, Router
 
 
-async def plain(exchange: Exchange) -> None: ...
+async def plain(http_request: HttpRequest) -> None: ...
 
 
-async def one(exchange: Exchange) -> None: ...
+async def one(http_request: HttpRequest) -> None: ...
 
 
-async def parts(exchange: Exchange) -> None: ...
+async def parts(http_request: HttpRequest) -> None: ...
 
 
-async def part(exchange: Exchange) -> None: ...
+async def part(http_request: HttpRequest) -> None: ...
 
 
-async def rest(exchange: Exchange) -> None: ...
+async def rest(http_request: HttpRequest) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,10 @@ def router() -> Router:
     ],
 )
 def test_a_request_finds_its_handler(
-    router: Router, wire: Any, method: str, path: str, handler: Any, params: tuple[str, ...], public: bool
+    router: Router, make_channel: Any, method: str, path: str, handler: Any, params: tuple[str, ...], public: bool
 ) -> None:
-    exchange = wire().exchange(method, path)
-    assert (router.find(exchange), exchange.params) == (Route(handler, public), params)
+    http_request = make_channel().make_request(method, path)
+    assert (router.find(http_request), http_request.path_params) == (Route(handler, public), params)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_request_finds_its_handler(
     ],
 )
 def test_an_encoded_slash_is_part_of_its_segment(
-    router: Router, wire: Any, method: str, raw_path: bytes, handler: Any, params: tuple[str, ...]
+    router: Router, make_channel: Any, method: str, raw_path: bytes, handler: Any, params: tuple[str, ...]
 ) -> None:
-    exchange = wire().exchange(method, unquote(raw_path.decode()), raw_path=raw_path)
-    assert (router.find(exchange).handler, exchange.params) == (handler, params)
+    http_request = make_channel().make_request(method, unquote(raw_path.decode()), raw_path=raw_path)
+    assert (router.find(http_request).handler, http_request.path_params) == (handler, params)
 
 
 @pytest.mark.parametrize(
@@ -83,33 +83,33 @@ def test_an_encoded_slash_is_part_of_its_segment(
         ({}, False),
         ({"operation": Operation(id="a", summary="A.")}, False),
         ({"operation": Operation(id="a", summary="A."), "reads_query": True}, True),
-        ({"operation": Operation(id="a", summary="A.", query=PageQuery)}, True),
+        ({"operation": Operation(id="a", summary="A.", query_type=PageQuery)}, True),
     ],
 )
-def test_a_route_knows_whether_its_query_is_read(wire: Any, options: dict[str, Any], reads: bool) -> None:
+def test_a_route_knows_whether_its_query_is_read(make_channel: Any, options: dict[str, Any], reads: bool) -> None:
     router = Router()
     router.add("GET", "/things", plain, **options)
-    assert router.find(wire().exchange("GET", "/things")).reads_query == reads
+    assert router.find(make_channel().make_request("GET", "/things")).reads_query == reads
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/thing", "/things/", "/things//parts", "/things/7/8", "/things/7/parts/8/9", "/files/", "//things"]
 )
-def test_an_unknown_path_is_not_found(router: Router, wire: Any, path: str) -> None:
-    with pytest.raises(NotFound, match=f"There is no {path} here"):
-        router.find(wire().exchange("GET", path))
+def test_an_unknown_path_is_not_found(router: Router, make_channel: Any, path: str) -> None:
+    with pytest.raises(NotFound, match=f"Unknown path: {path}"):
+        router.find(make_channel().make_request("GET", path))
 
 
-def test_a_wrong_method_is_refused_with_the_right_ones(router: Router, wire: Any) -> None:
-    exchange = wire().exchange("PUT", "/things/7")
+def test_a_wrong_method_is_refused_with_the_right_ones(router: Router, make_channel: Any) -> None:
+    http_request = make_channel().make_request("PUT", "/things/7")
     with pytest.raises(MethodNotAllowed):
-        router.find(exchange)
-    assert exchange.extra_headers == [(b"allow", b"GET, HEAD, OPTIONS, DELETE")]
+        router.find(http_request)
+    assert http_request.extra_headers == [(b"allow", b"GET, HEAD, OPTIONS, DELETE")]
 
 
-async def test_options_lists_the_methods(router: Router, wire: Any) -> None:
-    line = wire()
-    exchange = line.exchange("OPTIONS", "/things")
-    await router.find(exchange).handler(exchange)
+async def test_options_lists_the_methods(router: Router, make_channel: Any) -> None:
+    line = make_channel()
+    http_request = line.make_request("OPTIONS", "/things")
+    await router.find(http_request).handler(http_request)
     start = line.sent[0]
     assert (start["status"], dict(start["headers"])[b"allow"]) == (204, b"POST, OPTIONS")

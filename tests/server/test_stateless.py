@@ -141,7 +141,7 @@ def test_s3_4_nothing_is_stored(server: Any) -> None:
     assert server.ask("POST", f"{path}/cancel").status == 404
     assert server.ask("GET", f"{path}/input_items").status == 404
     error = server.ask("POST", "/v1/conversations", {}).json["error"]
-    message = "There is no /v1/conversations here. This server keeps no state between requests."
+    message = "Unknown path: /v1/conversations. This server keeps no state between requests."
     assert (error["code"], error["message"]) == ("unknown_url", message)
 
 

@@ -44,7 +44,7 @@ def test_a_get_request_without_an_upgrade_is_told_what_to_do(server: Any) -> Non
     assert (answer.status, answer.headers["upgrade"]) == (426, "websocket")
     assert answer.json == {
         "error": {
-            "message": "A GET request opens a WebSocket here: send it as one, or use POST.",
+            "message": "GET opens a WebSocket on this path: send an upgrade request, or use POST.",
             "type": "invalid_request_error",
             "param": None,
             "code": "upgrade_required",
@@ -309,7 +309,7 @@ def test_signs_of_life_are_as_far_apart_as_they_should_be(serve: Callable[..., R
         client.until("keepalive")
         for _ in range(3):
             assert client.next()["type"] == "keepalive"
-        # They may come late, but not early: four gaps, less what is lost by counting in milliseconds.
+        # They may come late, but not early: four gaps, less what is lost by counting in elapsed_ms.
         assert time.monotonic() - began > 3 * 0.2
 
 

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from antiphon.engine.respond import run
 from antiphon.server import process
 from antiphon.server.websocket import connection
-from antiphon.server.websocket.transport import Transport
+from antiphon.server.websocket.uvicorn_protocol import WebSocketProtocol
 from support.live_server import PATIENCE, Running
 from support.websocket_client import Client, codes, text_of
 
@@ -33,7 +33,7 @@ def client(running: Running) -> Iterator[Client]:
 
 
 def test_only_so_many_requests_wait(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_WAITING", 2)
+    monkeypatch.setattr(connection, "MAX_WAITING", 2)
     kept = client.ask(store=False)
     client.create("slowly")
     client.until("response.output_text.delta")
@@ -56,7 +56,7 @@ def test_only_so_much_waits(serve: Callable[..., Running]) -> None:
 
 
 def test_only_so_many_lanes_are_in_use(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_LANES", 1)
+    monkeypatch.setattr(connection, "MAX_LANES", 1)
     for lane in "abc":  # one that is done with makes room
         client.ask(stream_id=lane)
     client.create("slowly", stream_id="a")
@@ -83,12 +83,12 @@ def stuck(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Ite
     """A client that does not read what its model says, once the way to it is full."""
     paused = threading.Event()
 
-    class Watched(Transport):
+    class Watched(WebSocketProtocol):
         def pause_writing(self) -> None:
             super().pause_writing()
             paused.set()
 
-    monkeypatch.setattr(process, "Transport", Watched)
+    monkeypatch.setattr(process, "WebSocketProtocol", Watched)
     step = [{"text": ["x" * 2**18]}, {"wait": "step"}]
     running = serve({"rules": [{"user": "go", "answers": [step * PIECES]}]})
     for _ in range(PIECES):

@@ -175,7 +175,7 @@ def test_input_goes_back_when_no_successor_can_be_created(running: Running, clie
         "sequence_number": 0,
         "error": {
             "code": "successor_creation_failed",
-            "message": "The response that was to go on could not be created: Too hot.",
+            "message": "The continuation with this input could not be created: Too hot.",
             "type": "invalid_request_error",
         },
         "steer": {**accepted, "input": "bad"},
@@ -247,7 +247,7 @@ def test_only_what_a_user_says_can_steer(running: Running, client: Client, given
         {"previous_response_id": response_id, "input": given},
     )
     assert fail(client, response_id, stream_id="a")["error"]["message"] == (
-        "A steering message does not take 'stream_id'."
+        "'stream_id' is not a field of a steering message."
     )
 
 
@@ -264,7 +264,7 @@ def test_a_response_of_a_conversation_cannot_be_steered(running: Running, client
 
 
 def test_only_so_much_input_waits(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_STEERS", 1)
+    monkeypatch.setattr(connection, "MAX_STEERS", 1)
     response_id = begin(running, client, "call", tools=[FUNCTION])
     client.steer(response_id)
     client.until("response.steer.accepted")

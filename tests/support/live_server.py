@@ -24,7 +24,7 @@ from antiphon.engine.respond.run import Events, Run
 from antiphon.engine.respond.session import Session
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
-from antiphon.server.process import Server, bind
+from antiphon.server.process import Server, bind_socket
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
 from support import openresponses
@@ -141,7 +141,7 @@ class Running:
         self._clients: list[OpenAI] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
-        self._listener = bind(settings)
+        self._listener = bind_socket(settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(PATIENCE)

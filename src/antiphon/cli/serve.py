@@ -11,7 +11,7 @@ from antiphon.cli.settings import choose_upstream, load_settings, reachable_url
 from antiphon.config import Settings, hide_password
 from antiphon.engine.assembly import build_engine
 from antiphon.engine.engine import Engine
-from antiphon.server.log import configure
+from antiphon.server.log import configure_logging
 from antiphon.server.process import serve
 
 
@@ -25,7 +25,7 @@ def run(arguments: Namespace) -> int:
         stateless=arguments.stateless,
         backends=backends,
     )
-    configure(settings)
+    configure_logging(settings)
     engine = build_engine(settings)
     serve(engine, settings, on_ready=lambda url: print(introduce(url, engine, settings), flush=True))
     return 0

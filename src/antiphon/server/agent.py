@@ -1,4 +1,4 @@
-"""The handler of /v1/agent/execute: a turn of an agent, with the tools that run here."""
+"""The handler of /v1/agent/execute: one turn of an agent, with the tools of this server."""
 
 import logging
 from contextlib import aclosing
@@ -24,8 +24,8 @@ from antiphon.errors import AntiphonError, ConfigError, NotFound, PreviousRespon
 from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
-from antiphon.server.error_response import find_status
-from antiphon.server.http import ClientGone, Exchange, Watch, read_body
+from antiphon.server.error_response import find_error_status
+from antiphon.server.http import ClientDisconnected, DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.tools.base import Tool
 from antiphon.tools.executor import Executor
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 EVENTS: dict[str, type[Envelope]] = {"progress": Progress, "result": AgentExecuteResponse}
 
 
-class AttentiveEngine:
-    """The engine, and what it has warned of."""
+class WarningCollectingEngine:
+    """An engine that collects the warnings of the responses it creates."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -50,61 +50,61 @@ class AttentiveEngine:
 
 
 class AgentHandlers:
-    """One method: the turn's whole life is in the envelope."""
+    """One method per operation on agents."""
 
     def __init__(self, engine: Engine, settings: Settings, *, keepalive: Keepalive) -> None:
         self._engine = engine
         self._settings = settings
         self._keepalive = keepalive
-        self._tools = choose_tools(settings)
+        self._tools = load_agent_tools(settings)
 
-    async def execute(self, exchange: Exchange) -> None:
-        """Whatever goes wrong, the client gets an envelope that says so, with the status of the error."""
-        asked: AgentExecuteBody | None = None
+    async def execute(self, http_request: HttpRequest) -> None:
+        """Execute a turn. On any error respond with an envelope that describes it, and with the status of the error."""
+        body: AgentExecuteBody | None = None
         try:
-            body = await read_body(exchange, self._settings.max_body_bytes)
-            asked = decode(body, AgentExecuteBody)
-            exchange.note_ignored(list_unknown(body, AgentExecuteBody))
-            exchange.stream = _wants_stream(exchange, asked)
-            with Watch(exchange):
-                ending, error = await self._run(exchange, asked)
-        except ClientGone:
+            raw = await read_body(http_request, self._settings.max_body_bytes)
+            body = decode(raw, AgentExecuteBody)
+            http_request.warn_ignored(list_unknown(raw, AgentExecuteBody))
+            http_request.stream = _wants_stream(http_request, body)
+            with DisconnectWatch(http_request):
+                envelope, error = await self._run(http_request, body)
+        except ClientDisconnected:
             raise
         except Exception as failure:
-            error = _as_refusal(failure, exchange)
-            ending = encode(describe_error(error, asked))
-        if exchange.status:
-            exchange.error_code = None if error is None else error.code or error.type
-            await exchange.finish(_encode_event("result", ending))
+            error = _as_antiphon_error(failure, http_request)
+            envelope = encode(describe_error(error, body))
+        if http_request.status:
+            http_request.error_code = None if error is None else error.code or error.type
+            await http_request.finish(_encode_event("result", envelope))
         elif error is not None:
-            status = error.status if error.status != ServerError.status else find_status(error.type, error.code)
-            await exchange.answer_error(error, status=status, body=ending)
-        elif exchange.stream:
-            await exchange.finish(_encode_event("result", ending))
+            status = error.status if error.status != ServerError.status else find_error_status(error.type, error.code)
+            await http_request.respond_error(error, status=status, body=envelope)
+        elif http_request.stream:
+            await http_request.finish(_encode_event("result", envelope))
         else:
-            await exchange.answer(200, ending)
+            await http_request.respond(200, envelope)
 
-    async def _run(self, exchange: Exchange, asked: AgentExecuteBody) -> tuple[bytes, AntiphonError | None]:
-        """Execute the turn, and tell of it as it goes if the client wants that. Gives the envelope, encoded."""
-        engine = AttentiveEngine(self._engine)
+    async def _run(self, http_request: HttpRequest, body: AgentExecuteBody) -> tuple[bytes, AntiphonError | None]:
+        """Execute the turn and send its progress if the client streams. Return the encoded envelope and the error."""
+        engine = WarningCollectingEngine(self._engine)
         execution = Execution(
-            asked,
-            transport=LocalTransport(engine, project=exchange.project),
+            body,
+            transport=LocalTransport(engine, project=http_request.project),
             defaults=self._make_defaults(),
             tools=self._tools,
-            previous=await self._find_previous(exchange.project, asked.response_continuation_id),
+            previous=await self._find_previous(http_request.project, body.response_continuation_id),
         )
-        with self._keepalive.watch(exchange) as pulse:
+        with self._keepalive.watch(http_request) as activity:
             async with aclosing(execution.events()) as events:
                 async for event in events:
                     if isinstance(event, AgentExecuteResponse):
                         event.warnings = [*event.warnings, *dict.fromkeys(engine.warnings)]
-                        exchange.model, exchange.response_id = event.model_id, event.response_continuation_id
+                        http_request.model, http_request.response_id = event.model_id, event.response_continuation_id
                         return encode(event), execution.error
-                    if exchange.stream:
-                        pulse.last = 0
-                        await exchange.write(_encode_event("progress", encode(event)))
-        raise ServerError("The turn came to no end.")
+                    if http_request.stream:
+                        activity.last_event = 0
+                        await http_request.write(_encode_event("progress", encode(event)))
+        raise ServerError("The turn ended without a result.")
 
     async def _find_previous(self, project: str, response_id: str | None) -> JsonObject | None:
         if response_id is None or not response_id.strip():
@@ -126,30 +126,30 @@ class AgentHandlers:
         )
 
 
-def _as_refusal(failure: Exception, exchange: Exchange) -> AntiphonError:
+def _as_antiphon_error(failure: Exception, http_request: HttpRequest) -> AntiphonError:
     if isinstance(failure, AntiphonError):
         return failure
-    logger.error("the turn failed", exc_info=failure, extra={"request_id": exchange.id})
-    return ServerError(f"The server had an error. The request id is {exchange.id}.")
+    logger.error("the agent turn failed", exc_info=failure, extra={"request_id": http_request.id})
+    return ServerError(f"The server had an error. The request id is {http_request.id}.")
 
 
-def choose_tools(settings: Settings) -> list[Tool]:
-    """The tools that the server runs. Raises ConfigError for those that it cannot."""
+def load_agent_tools(settings: Settings) -> list[Tool]:
+    """Load the tools that the server runs. Raises ConfigError for tools that cannot run here."""
     try:
         tools = load_tools(settings.agent_tools)
-        Executor(tools)  # which knows whether they can stand side by side
+        Executor(tools)  # checks that their names do not clash
     except ConfigError as error:
         raise ConfigError(f"agent_tools: {error.message}") from None
     for tool in tools:
         if tool.needs_approval:
-            raise ConfigError(f"agent_tools: the tool '{tool.name}' needs approval, and nobody can give it here.")
+            raise ConfigError(f"agent_tools: the tool '{tool.name}' needs approval, and a server cannot ask for it.")
     return tools
 
 
-def _wants_stream(exchange: Exchange, asked: AgentExecuteBody) -> bool:
-    if asked.stream is not None:
-        return asked.stream
-    accepted = exchange.headers.get(b"accept", b"")
+def _wants_stream(http_request: HttpRequest, body: AgentExecuteBody) -> bool:
+    if body.stream is not None:
+        return body.stream
+    accepted = http_request.headers.get(b"accept", b"")
     return b"text/event-stream" in accepted and b"application/json" not in accepted
 
 

@@ -1,31 +1,31 @@
-"""The ASGI application: any ASGI server can run it."""
+"""The ASGI application: authentication, routing, error responses and the access log. Any ASGI server can run it."""
 
 import logging
 
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, ServerError
-from antiphon.server.auth import CHALLENGE, Gate
-from antiphon.server.http import ClientGone, Exchange, Receive, Scope, Send
-from antiphon.server.log import write_access
+from antiphon.server.auth import CHALLENGE, Authenticator
+from antiphon.server.http import ClientDisconnected, HttpRequest, Receive, Scope, Send
+from antiphon.server.log import log_http_request
 from antiphon.server.query import NoQuery, read_query
 from antiphon.server.router import Router
 from antiphon.server.routes import make_router
 from antiphon.server.websocket.handler import WebSocketHandler
-from antiphon.server.websocket.wire import Upgrade
+from antiphon.server.websocket.socket import UpgradeRequest
 
 logger = logging.getLogger(__name__)
 
-# Not a status that is sent: it stands in the log for a client that left before its answer began.
-_CLIENT_GONE = 499
+# Never sent. The access log shows it if the client disconnects before the response starts.
+_CLIENT_DISCONNECTED = 499
 
 
 class App:
-    """The server as a callable. The engine starts and closes with the server's lifespan."""
+    """The application as an ASGI callable. The engine starts and closes with the lifespan."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
-        self._gate = Gate(settings.api_keys)
+        self._authenticator = Authenticator(settings.api_keys)
         self._router = make_router(engine, settings)
         self._websockets = WebSocketHandler(engine, settings)
         self._upgrades = Router()
@@ -34,54 +34,55 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._answer(Exchange(scope, receive, send), self._router)
+            await self._serve(HttpRequest(scope, receive, send), self._router)
         elif scope["type"] == "websocket":
-            await self._answer(Upgrade(scope, receive, send), self._upgrades)
+            await self._serve(UpgradeRequest(scope, receive, send), self._upgrades)
         elif scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
         else:
-            raise NotImplementedError(f"Antiphon does not speak {scope['type']}.")
+            raise NotImplementedError(f"ASGI scope type {scope['type']!r} is not supported.")
 
-    def retire(self) -> None:
-        """The server is about to stop: connections that would stay open for ever are to end."""
-        self._websockets.retire()
+    def start_shutdown(self) -> None:
+        """Close WebSockets once their running responses end. They would otherwise stay open for ever."""
+        self._websockets.start_shutdown()
 
-    async def _answer(self, exchange: Exchange, router: Router) -> None:
+    async def _serve(self, http_request: HttpRequest, router: Router) -> None:
         try:
-            route = router.find(exchange)
+            route = router.find(http_request)
             if not route.public:
-                exchange.project = self._gate.admit(exchange.headers)
-            if exchange.query and not route.reads_query:
-                read_query(exchange, NoQuery)
-            await route.handler(exchange)
-        except ClientGone:
-            exchange.status = exchange.status or _CLIENT_GONE
-            exchange.error_code = "client_gone"
+                http_request.project = self._authenticator.authenticate(http_request.headers)
+            if http_request.query and not route.reads_query:
+                read_query(http_request, NoQuery)
+            await route.handler(http_request)
+        except ClientDisconnected:
+            http_request.status = http_request.status or _CLIENT_DISCONNECTED
+            http_request.error_code = "client_gone"
         except Exception as error:
-            await self._refuse(exchange, error)
+            await self._respond_error(http_request, error)
         finally:
-            write_access(exchange)
+            log_http_request(http_request)
 
-    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+    async def _respond_error(self, http_request: HttpRequest, error: Exception) -> None:
         if isinstance(error, RecursionError):
-            # JSON may be just shallow enough to be read, and too deep for whoever walks through it. The log shall tell
-            # who that was.
+            # JSON may be shallow enough to parse and too deep for code that walks it. The log shows which code.
             cause, error = error, InvalidRequest("The request is nested too deep.", code="invalid_json")
             error.__cause__ = cause
         known = error if isinstance(error, AntiphonError) else None
-        # An error raised on purpose is told by its code in the access log, unless something else is behind it.
+        # An expected error is in the access log by its code. Log it here only if it has a cause.
         if known is None or known.__cause__ is not None:
-            logger.error("the request failed", exc_info=error, extra={"request_id": exchange.id})
-        if exchange.status:
-            # The answer is under way, and only an engine that breaks its promise gets here. Leaving it unfinished
-            # makes the server close the connection, which the client cannot take for an end.
-            exchange.error_code = "server_error"
+            logger.error("the request failed", exc_info=error, extra={"request_id": http_request.id})
+        if http_request.status:
+            # The response has started, and the engine failed unexpectedly. An incomplete response makes the server
+            # close the connection, so that the client cannot take it for complete.
+            http_request.error_code = "server_error"
             return
         if isinstance(error, InvalidApiKey):
-            exchange.extra_headers.append(CHALLENGE)
-        await exchange.answer_error(known or ServerError(f"The server had an error. The request id is {exchange.id}."))
+            http_request.extra_headers.append(CHALLENGE)
+        await http_request.respond_error(
+            known or ServerError(f"The server had an error. The request id is {http_request.id}.")
+        )
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
             await self._engine.start()
@@ -94,7 +95,7 @@ class App:
         try:
             await self._engine.close()
         except Exception as error:
-            logger.exception("closing failed")
+            logger.exception("closing the engine failed")
             await send({"type": "lifespan.shutdown.failed", "message": str(error)})
             return
         await send({"type": "lifespan.shutdown.complete"})

@@ -1,4 +1,4 @@
-"""Who is asking: a bearer key stands for a project."""
+"""Authentication: a bearer key identifies a project."""
 
 import hashlib
 import hmac
@@ -10,31 +10,32 @@ from antiphon.errors import InvalidApiKey, OriginNotAllowed
 CHALLENGE = (b"www-authenticate", b'Bearer realm="antiphon"')
 
 
-class Gate:
-    """Knows the keys. Without any the server is open, and every request belongs to the default project.
+class Authenticator:
+    """Checks API keys. Without keys every request belongs to the default project.
 
-    It is open to programs, not to every web page that somebody has open on this machine: a page of another origin could
-    have models work, and over a WebSocket read what they say. With keys it does not have one.
+    Without keys, requests of web pages from other origins are refused: any page open in a browser on this machine could
+    otherwise use the models, and read their output over a WebSocket. With keys this check is not needed: such a page
+    has no key.
     """
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._projects = [(_digest(key.key.encode()), key.project) for key in keys]
 
-    def admit(self, headers: Mapping[bytes, bytes]) -> str:
-        """The project of the key in the headers. Raises InvalidApiKey, or OriginNotAllowed."""
+    def authenticate(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the project of the key in the headers. Raises InvalidApiKey or OriginNotAllowed."""
         if not self._projects:
             origin = headers.get(b"origin")
             if origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower():
-                raise OriginNotAllowed("Pages of other origins are let in with an API key only: set api_keys.")
+                raise OriginNotAllowed("Web pages of other origins need an API key: set api_keys.")
             return DEFAULT_PROJECT
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
             raise InvalidApiKey("No API key was given: send it in the header 'Authorization: Bearer KEY'.")
-        # Every key is compared, in constant time, so that the time taken tells nothing about any of them.
+        # All keys are compared, in constant time, so that the duration reveals nothing about them.
         presented = _digest(key.strip())
         matches = [project for digest, project in self._projects if hmac.compare_digest(digest, presented)]
         if not matches:
-            raise InvalidApiKey("The API key is not known here.")
+            raise InvalidApiKey("The API key is not valid.")
         return matches[0]
 
 

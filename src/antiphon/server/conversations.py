@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from antiphon.engine.engine import Engine
 from antiphon.protocol import codec
-from antiphon.server.http import Exchange, read_body
+from antiphon.server.http import HttpRequest, read_body
 from antiphon.server.query import ItemQuery, PageQuery, read_query
 
 
@@ -17,57 +17,63 @@ class DeletedConversation(Struct):
 
 
 class ConversationHandlers:
-    """One method for each operation on conversations and their items."""
+    """One method per operation on conversations and their items."""
 
     def __init__(self, engine: Engine, *, max_body_bytes: int) -> None:
         self._conversations = engine.conversations
         self._reasoning = engine.reasoning
         self._max_body_bytes = max_body_bytes
 
-    async def create(self, exchange: Exchange) -> None:
-        asked, ignored = codec.decode_create_conversation(await read_body(exchange, self._max_body_bytes))
-        exchange.note_ignored(ignored)
-        await exchange.answer_with(
-            await self._conversations.create(exchange.project, asked.items or (), asked.metadata)
+    async def create(self, http_request: HttpRequest) -> None:
+        body, ignored = codec.decode_create_conversation(await read_body(http_request, self._max_body_bytes))
+        http_request.warn_ignored(ignored)
+        await http_request.respond_with(
+            await self._conversations.create(http_request.project, body.items or (), body.metadata)
         )
 
-    async def retrieve(self, exchange: Exchange) -> None:
-        await exchange.answer_with(await self._conversations.retrieve(exchange.project, exchange.param))
+    async def retrieve(self, http_request: HttpRequest) -> None:
+        await http_request.respond_with(
+            await self._conversations.retrieve(http_request.project, http_request.path_param)
+        )
 
-    async def update(self, exchange: Exchange) -> None:
-        asked, ignored = codec.decode_update_conversation(await read_body(exchange, self._max_body_bytes))
-        exchange.note_ignored(ignored)
-        await exchange.answer_with(await self._conversations.update(exchange.project, exchange.param, asked.metadata))
+    async def update(self, http_request: HttpRequest) -> None:
+        body, ignored = codec.decode_update_conversation(await read_body(http_request, self._max_body_bytes))
+        http_request.warn_ignored(ignored)
+        await http_request.respond_with(
+            await self._conversations.update(http_request.project, http_request.path_param, body.metadata)
+        )
 
-    async def delete(self, exchange: Exchange) -> None:
-        await self._conversations.delete(exchange.project, exchange.param)
-        await exchange.answer_with(DeletedConversation(exchange.param))
+    async def delete(self, http_request: HttpRequest) -> None:
+        await self._conversations.delete(http_request.project, http_request.path_param)
+        await http_request.respond_with(DeletedConversation(http_request.path_param))
 
-    async def add_items(self, exchange: Exchange) -> None:
-        query = read_query(exchange, ItemQuery)
-        asked, ignored = codec.decode_add_items(await read_body(exchange, self._max_body_bytes))
-        exchange.note_ignored(ignored)
-        page = await self._conversations.add_items(exchange.project, exchange.param, asked.items)
+    async def add_items(self, http_request: HttpRequest) -> None:
+        query = read_query(http_request, ItemQuery)
+        body, ignored = codec.decode_add_items(await read_body(http_request, self._max_body_bytes))
+        http_request.warn_ignored(ignored)
+        page = await self._conversations.add_items(http_request.project, http_request.path_param, body.items)
         if query.wants_seals:
-            page = self._reasoning.seal_page(page, project=exchange.project)
-        await exchange.answer_with(page)
+            page = self._reasoning.seal_page(page, project=http_request.project)
+        await http_request.respond_with(page)
 
-    async def list_items(self, exchange: Exchange) -> None:
-        query = read_query(exchange, PageQuery)
+    async def list_items(self, http_request: HttpRequest) -> None:
+        query = read_query(http_request, PageQuery)
         page = await self._conversations.list_items(
-            exchange.project, exchange.param, after=query.after, limit=query.limit, order=query.order
+            http_request.project, http_request.path_param, after=query.after, limit=query.limit, order=query.order
         )
         if query.wants_seals:
-            page = self._reasoning.seal_page(page, project=exchange.project)
-        await exchange.answer_with(page)
+            page = self._reasoning.seal_page(page, project=http_request.project)
+        await http_request.respond_with(page)
 
-    async def retrieve_item(self, exchange: Exchange) -> None:
-        query = read_query(exchange, ItemQuery)
-        item = await self._conversations.retrieve_item(exchange.project, *exchange.params)
+    async def retrieve_item(self, http_request: HttpRequest) -> None:
+        query = read_query(http_request, ItemQuery)
+        item = await self._conversations.retrieve_item(http_request.project, *http_request.path_params)
         if query.wants_seals:
-            item = self._reasoning.seal_item(item, project=exchange.project)
-        await exchange.answer_with(item)
+            item = self._reasoning.seal_item(item, project=http_request.project)
+        await http_request.respond_with(item)
 
-    async def delete_item(self, exchange: Exchange) -> None:
-        conversation_id, item_id = exchange.params
-        await exchange.answer_with(await self._conversations.delete_item(exchange.project, conversation_id, item_id))
+    async def delete_item(self, http_request: HttpRequest) -> None:
+        conversation_id, item_id = http_request.path_params
+        await http_request.respond_with(
+            await self._conversations.delete_item(http_request.project, conversation_id, item_id)
+        )

@@ -1,4 +1,4 @@
-"""Names of events: those of OpenAI's API, or where the two differ, those of Open Responses."""
+"""Event-name dialects: the names of OpenAI's API, or those of Open Responses where the two differ."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,36 +12,38 @@ Batch = Sequence[Event | Unknown]
 
 HEADER = b"x-antiphon-compat"
 _DIALECTS: dict[bytes, Dialect] = {b"openai": "openai", b"open-responses": "open-responses"}
+_RENAMED_TYPES = frozenset({"response.reasoning_text.delta", "response.reasoning_text.done"})
 
 
-def choose_names(headers: Mapping[bytes, bytes], default: Dialect) -> Callable[[Batch], Batch]:
-    """What gives events the names that a request wants, or else the server's."""
-    asked = headers.get(HEADER)
-    dialect = default if asked is None else _DIALECTS.get(asked.strip().lower())
+def choose_event_names(headers: Mapping[bytes, bytes], default: Dialect) -> Callable[[Batch], Batch]:
+    """Choose the event-name dialect for a request. Return a function that renames a batch of events."""
+    requested = headers.get(HEADER)
+    dialect = default if requested is None else _DIALECTS.get(requested.strip().lower())
     if dialect is None:
         known = ", ".join(name.decode() for name in _DIALECTS)
         raise InvalidRequest(f"The header {HEADER.decode()} must be one of: {known}.", code="invalid_header")
-    return _keep if dialect == "openai" else _rename_all
+    return _pass_unchanged if dialect == "openai" else _rename_batch
 
 
-def _keep(batch: Batch) -> Batch:
+def _pass_unchanged(batch: Batch) -> Batch:
     return batch
 
 
-def _rename_all(batch: Batch) -> Batch:
+def _rename_batch(batch: Batch) -> Batch:
     return [_rename(event) for event in batch]
 
 
 def _rename(event: Event | Unknown) -> Event | Unknown:
-    if event.type not in _NAMES:
+    if event.type not in _RENAMED_TYPES:
         return event
-    # What comes out of the event log has not been read into a struct.
-    read = codec.decode_event(event.raw) if isinstance(event, Unknown) else event
-    if isinstance(read, ReasoningTextDelta):
-        return ReasoningDelta(read.sequence_number, read.item_id, read.output_index, read.content_index, read.delta)
-    if isinstance(read, ReasoningTextDone):
-        return ReasoningDone(read.sequence_number, read.item_id, read.output_index, read.content_index, read.text)
+    # Events from the event log are not decoded.
+    decoded = codec.decode_event(event.raw) if isinstance(event, Unknown) else event
+    if isinstance(decoded, ReasoningTextDelta):
+        return ReasoningDelta(
+            decoded.sequence_number, decoded.item_id, decoded.output_index, decoded.content_index, decoded.delta
+        )
+    if isinstance(decoded, ReasoningTextDone):
+        return ReasoningDone(
+            decoded.sequence_number, decoded.item_id, decoded.output_index, decoded.content_index, decoded.text
+        )
     return event
-
-
-_NAMES = frozenset({"response.reasoning_text.delta", "response.reasoning_text.done"})

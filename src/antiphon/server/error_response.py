@@ -1,4 +1,4 @@
-"""How an error looks on the wire, and when a failed response is one."""
+"""The standard error body, and the HTTP status of an error or a failed response."""
 
 from msgspec import Struct
 
@@ -29,30 +29,29 @@ class ErrorDetail(Struct):
 
 
 class ErrorBody(Struct):
-    """All four keys are always there."""
+    """The standard error body. All four fields are always present."""
 
     error: ErrorDetail
 
 
-def describe(error: AntiphonError) -> bytes:
-    """The body of an error answer."""
+def encode_error_body(error: AntiphonError) -> bytes:
     return codec.encode(ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code)))
 
 
-def describe_failed(response: Response) -> tuple[int, bytes] | None:
-    """The status and error body for a response that failed with nothing to show; None for every other response.
+def encode_failed_response(response: Response) -> tuple[int, bytes] | None:
+    """Return the HTTP status and the error body for a response that failed without output, else None.
 
-    A failed response that has output is still an answer: the client gets it, with its status and its error.
+    A failed response with output is sent as a response, with its status and its error.
     """
     if response.status != "failed" or response.output:
         return None
     error = response.error or ResponseError("server_error", "The response failed.")
     detail = ErrorDetail(error.message, error.type or "server_error", error.param, error.code)
-    return find_status(detail.type, detail.code), codec.encode(ErrorBody(detail))
+    return find_error_status(detail.type, detail.code), codec.encode(ErrorBody(detail))
 
 
-def find_status(kind: str, code: str | None) -> int:
-    """The status that an error would have been answered with, had it been known before the model began."""
+def find_error_status(kind: str, code: str | None) -> int:
+    """Return the HTTP status of an error that occurred after the model started, by its type and code."""
     if kind in _STATUSES:
         return _STATUSES[kind]
     if code in _CODE_STATUSES:

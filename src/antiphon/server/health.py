@@ -1,4 +1,4 @@
-"""The handlers that tell how the server does. They need no key, and say nothing worth one."""
+"""The handlers of /, /healthz and /readyz. Unauthenticated: they expose no data."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from antiphon.engine.engine import Engine
 from antiphon.errors import Unavailable
-from antiphon.server.http import Exchange
+from antiphon.server.http import HttpRequest
 
 
 class Greeting(Struct):
@@ -25,16 +25,16 @@ class HealthHandlers:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def greet(self, exchange: Exchange) -> None:
-        """For whoever opens the address in a browser."""
-        await exchange.answer_with(Greeting())
+    async def greet(self, http_request: HttpRequest) -> None:
+        """List the main paths, for people who open the address in a browser."""
+        await http_request.respond_with(Greeting())
 
-    async def live(self, exchange: Exchange) -> None:
-        """The process is up."""
-        await exchange.answer_with(Health("ok"))
+    async def live(self, http_request: HttpRequest) -> None:
+        """Report that the process is running."""
+        await http_request.respond_with(Health("ok"))
 
-    async def ready(self, exchange: Exchange) -> None:
-        """The models are loaded and the store is open."""
+    async def ready(self, http_request: HttpRequest) -> None:
+        """Report that the models are loaded and the store is open. Raises Unavailable until then."""
         if not self._engine.ready:
             raise Unavailable("The server is not ready.")
-        await exchange.answer_with(Health("ready"))
+        await http_request.respond_with(Health("ready"))

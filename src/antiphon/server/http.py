@@ -1,4 +1,4 @@
-"""One request and its answer, over plain ASGI, and what the access log will say of them."""
+"""One HTTP request over plain ASGI: its response, its body within limits, and a watch for the client's disconnect."""
 
 import asyncio
 import math
@@ -11,8 +11,8 @@ from typing import Any
 from antiphon.engine.respond.ids import random_hex
 from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
 from antiphon.protocol import codec
-from antiphon.server.error_response import describe
-from antiphon.server.keepalive import encode_beat
+from antiphon.server.error_response import encode_error_body
+from antiphon.server.keepalive import encode_keepalive
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -25,45 +25,51 @@ _EVENT_STREAM = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+_NOT_JSON = (b"application/x-www-form-urlencoded", b"multipart/")
 _ID_CHARACTERS = (string.ascii_letters + string.digits + "-_.:/+=").encode()
-_LONGEST_ID = 128
-_LONGEST_WARNING = 1024
-_CUT = b" ..."
+_MAX_ID_LENGTH = 128
+_MAX_WARNING_LENGTH = 1024
+_ELLIPSIS = b" ..."
+_WATCH_DELAY_SECONDS = 0.01
 
 
-class ClientGone(Exception):
-    """The client went away: there is nobody left to answer."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its response was complete."""
 
 
-class Exchange:
-    """What came in, and a way to answer it once: whole with `answer`, or piece by piece with `write` and `finish`."""
+class HttpRequest:
+    """A request, and the means to respond to it once.
+
+    `respond` sends a whole response. `write` and `finish` send an event stream in parts. The fields below `id` are
+    filled in while the request is served; the access log reads them.
+    """
 
     __slots__ = (
-        "_beat",
+        "_keepalive_task",
         "_send",
         "_writing",
-        "began",
+        "bytes_sent",
         "error_code",
         "extra_headers",
         "headers",
         "id",
         "method",
         "model",
-        "params",
         "path",
+        "path_params",
         "project",
         "query",
         "raw_path",
         "receive",
         "response_id",
-        "sent",
+        "started_at",
         "status",
         "stream",
         "warnings",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.began = time.perf_counter()
+        self.started_at = time.perf_counter()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.raw_path: bytes | None = scope.get("raw_path")
@@ -71,219 +77,215 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
         self._send = send
-        self.id = _take_id(self.headers) or f"req_{random_hex()}"
+        self.id = _find_client_id(self.headers) or f"req_{random_hex()}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
-        self.params: tuple[str, ...] = ()  # what the path leaves open
-        self.project = ""  # until the request's key has named one
+        self.path_params: tuple[str, ...] = ()
+        self.project = ""  # until the request is authenticated
         self.model: str | None = None
         self.response_id: str | None = None
         self.stream = False
         self.warnings: list[str] = []
         self.error_code: str | None = None
         self.status = 0
-        self.sent = 0
+        self.bytes_sent = 0
         self._writing = False
-        self._beat: asyncio.Task[None] | None = None
+        self._keepalive_task: asyncio.Task[None] | None = None
 
     @property
-    def param(self) -> str:
-        """The path's first parameter."""
-        return self.params[0]
+    def path_param(self) -> str:
+        """The first path parameter."""
+        return self.path_params[0]
 
     @property
-    def milliseconds(self) -> float:
-        return (time.perf_counter() - self.began) * 1000
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.started_at) * 1000
 
-    def note_ignored(self, names: Sequence[str]) -> None:
-        """Tell the client which of the things it sent were left aside."""
+    def warn_ignored(self, names: Sequence[str]) -> None:
+        """Add a warning that these fields or parameters were ignored."""
         if names:
             self.warnings.append(f"ignored: {', '.join(names)}")
 
-    def note_server(self, served_by: str | None) -> None:
-        """Tell the client which backend answers, and with which model. The names of models are not all plain ASCII."""
+    def add_served_by(self, served_by: str | None) -> None:
+        """Add the header that names the backend and the model. Model names may contain non-ASCII characters."""
         if served_by is not None:
             self.extra_headers.append((b"x-antiphon-served-by", served_by.encode("unicode_escape")))
 
-    async def answer_with(self, value: Any) -> None:
-        """Answer 200 with a wire object."""
-        await self.answer(200, codec.encode(value))
+    async def respond_with(self, value: Any) -> None:
+        """Respond with status 200 and a value encoded as JSON."""
+        await self.respond(200, codec.encode(value))
 
-    async def answer_error(self, error: AntiphonError, *, status: int | None = None, body: bytes | None = None) -> None:
-        """Answer with the error, in its usual form unless there is another body for it."""
+    async def respond_error(
+        self, error: AntiphonError, *, status: int | None = None, body: bytes | None = None
+    ) -> None:
+        """Respond with an error, in the standard error body unless another one is given."""
         self.error_code = error.code or error.type
         if error.retry_after is not None:
             self.extra_headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
-        await self.answer(status or error.status, body or describe(error))
+        await self.respond(status or error.status, body or encode_error_body(error))
 
-    async def answer(self, status: int, body: bytes) -> None:
-        """Answer with JSON, or with nothing at all when the body is empty."""
-        headers = self._headers()
+    async def respond(self, status: int, body: bytes) -> None:
+        """Respond with a JSON body, or without one if `body` is empty."""
+        headers = self._make_headers()
         if body:
             headers += (_JSON, (b"content-length", b"%d" % len(body)))
         await self._start(status, headers)
-        # A HEAD request is told how long the body would be.
+        # The response to HEAD states the length of the body that GET would get.
         await self._send_body(b"" if self.method == "HEAD" else body, more=False)
 
     async def write(self, chunk: bytes) -> None:
-        """Send a part of an event stream: one call, one write to the socket. Waits while the client reads slowly."""
-        if self._beat is not None:
-            await self._beat
+        """Send a part of an event stream in one write to the socket. Wait while the client reads slowly."""
+        if self._keepalive_task is not None:
+            await self._keepalive_task
         if not self.status:
-            await self._start(200, [*self._headers(), *_EVENT_STREAM])
+            await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
         self._writing = True
         await self._send_body(chunk, more=True)
         self._writing = False
 
     async def finish(self, chunk: bytes) -> None:
         """Send the last part of an event stream."""
-        if self._beat is not None:
-            await self._beat
+        if self._keepalive_task is not None:
+            await self._keepalive_task
         if not self.status:
-            await self._start(200, [*self._headers(), *_EVENT_STREAM])
+            await self._start(200, [*self._make_headers(), *_EVENT_STREAM])
         await self._send_body(chunk, more=False)
 
     @property
     def is_writing(self) -> bool:
-        """Whether a part of the stream is waiting for the client to read."""
-        return self._writing or self._beat is not None
+        """True while a part of the stream waits for the client to read."""
+        return self._writing or self._keepalive_task is not None
 
-    def start_beat(self, number: int) -> None:
-        """Send a sign of life in a pause of the stream, without waiting for it: the next write does."""
-        self._beat = asyncio.get_running_loop().create_task(self._send_beat(encode_beat(number)))
+    def start_keepalive(self, number: int) -> None:
+        """Send a keepalive event without waiting for it. The next `write` waits."""
+        self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(encode_keepalive(number)))
 
-    async def _send_beat(self, chunk: bytes) -> None:
+    async def _send_keepalive(self, chunk: bytes) -> None:
         try:
             await self._send_body(chunk, more=True)
         finally:
-            self._beat = None
+            self._keepalive_task = None
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> Awaitable[None]:
         self.status = status
         return self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _send_body(self, chunk: bytes, *, more: bool) -> Awaitable[None]:
-        self.sent += len(chunk)
+        self.bytes_sent += len(chunk)
         return self._send({"type": "http.response.body", "body": chunk, "more_body": more})
 
-    def _headers(self) -> list[tuple[bytes, bytes]]:
+    def _make_headers(self) -> list[tuple[bytes, bytes]]:
         headers = [
             (b"x-request-id", self.id.encode()),
-            (b"openai-processing-ms", b"%d" % self.milliseconds),
+            (b"openai-processing-ms", b"%d" % self.elapsed_ms),
             *self.extra_headers,
         ]
         if self.warnings:
-            # Warnings repeat names that the client chose: whatever is not plain ASCII is escaped.
-            text = "; ".join(self.warnings)[: _LONGEST_WARNING + 1].encode("unicode_escape")
-            if len(text) > _LONGEST_WARNING:
-                text = text[: _LONGEST_WARNING - len(_CUT)] + _CUT
+            # Warnings repeat names that the client chose: characters outside ASCII are escaped.
+            text = "; ".join(self.warnings)[: _MAX_WARNING_LENGTH + 1].encode("unicode_escape")
+            if len(text) > _MAX_WARNING_LENGTH:
+                text = text[: _MAX_WARNING_LENGTH - len(_ELLIPSIS)] + _ELLIPSIS
             headers.append((b"x-antiphon-warnings", text))
         return headers
 
 
-def _take_id(headers: dict[bytes, bytes]) -> str | None:
-    """The client's own request id, if it is one that can go into a header and a log unchanged."""
-    sent = headers.get(b"x-client-request-id") or headers.get(b"x-request-id")
-    if not sent or len(sent) > _LONGEST_ID or sent.translate(None, _ID_CHARACTERS):
-        return None
-    return sent.decode()
+class DisconnectWatch:
+    """A context manager that cancels its block when the client disconnects, and then raises ClientDisconnected.
+
+    The body must have been read before: the watch receives all further messages. Cancelling is the only way to stop a
+    generator that waits for its model.
+
+    Watching takes a task. Most responses that need no model are complete within a few milliseconds, so the task starts
+    only after a short delay.
+    """
+
+    __slots__ = ("_disconnected", "_http_request", "_loop", "_owner", "_receiver", "_timer")
+
+    def __init__(self, http_request: HttpRequest) -> None:
+        self._http_request = http_request
+        self._disconnected = False
+        self._receiver: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        owner = asyncio.current_task(self._loop)
+        assert owner is not None, "a disconnect watch needs a task that it can cancel"
+        self._owner = owner
+        self._timer = self._loop.call_later(_WATCH_DELAY_SECONDS, self._start)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._receiver is not None:
+            self._receiver.cancel()
+        if self._disconnected:
+            self._owner.uncancel()
+            raise ClientDisconnected from None
+
+    def _start(self) -> None:
+        self._receiver = self._loop.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        while (await self._http_request.receive())["type"] != "http.disconnect":
+            pass
+        self._disconnected = True
+        self._owner.cancel()
 
 
-_NOT_JSON = (b"application/x-www-form-urlencoded", b"multipart/")
-
-
-async def read_body(exchange: Exchange, limit: int) -> bytes:
-    """The whole body. Refuses one that is too large before reading it, if it says so itself, or as soon as it is."""
-    _check_coding(exchange)
-    if _declared_length(exchange) > limit:
+async def read_body(http_request: HttpRequest, limit: int) -> bytes:
+    """Return the whole body. Raises BodyTooLarge as soon as the declared or the received length exceeds the limit."""
+    _check_encoding(http_request)
+    if _read_content_length(http_request) > limit:
         raise _too_large(limit)
-    body, more = await _receive(exchange)
+    body, more = await _receive_chunk(http_request)
     if len(body) > limit:
         raise _too_large(limit)
     if not more:
         return body
     whole = bytearray(body)
     while more:
-        body, more = await _receive(exchange)
+        body, more = await _receive_chunk(http_request)
         if len(whole) + len(body) > limit:
             raise _too_large(limit)
         whole += body
     return bytes(whole)
 
 
-async def _receive(exchange: Exchange) -> tuple[bytes, bool]:
-    message = await exchange.receive()
+async def _receive_chunk(http_request: HttpRequest) -> tuple[bytes, bool]:
+    message = await http_request.receive()
     if message["type"] == "http.disconnect":
-        raise ClientGone
+        raise ClientDisconnected
     return message.get("body", b""), message.get("more_body", False)
 
 
-def _declared_length(exchange: Exchange) -> int:
-    declared = exchange.headers.get(b"content-length", b"0")
+def _read_content_length(http_request: HttpRequest) -> int:
+    declared = http_request.headers.get(b"content-length", b"0")
     if not declared.isdigit():
         raise InvalidRequest("The header Content-Length must be a number.", code="invalid_header")
     return int(declared)
 
 
-def _check_coding(exchange: Exchange) -> None:
-    """Many clients send JSON under no type or a wrong one, so only what is surely something else is refused."""
-    kind = exchange.headers.get(b"content-type", b"").lower()
-    if kind.startswith(_NOT_JSON):
+def _check_encoding(http_request: HttpRequest) -> None:
+    """Refuse forms and compressed bodies. Other types are accepted: clients send JSON with a wrong type or none."""
+    content_type = http_request.headers.get(b"content-type", b"").lower()
+    if content_type.startswith(_NOT_JSON):
         raise InvalidRequest(
             "The body must be JSON: send 'Content-Type: application/json'.", code="invalid_content_type"
         )
-    coding = exchange.headers.get(b"content-encoding", b"identity").lower()
-    if coding != b"identity":
+    encoding = http_request.headers.get(b"content-encoding", b"identity").lower()
+    if encoding != b"identity":
         raise InvalidRequest(
             "The body must not be compressed: send no Content-Encoding.", code="invalid_content_encoding"
         )
 
 
 def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is too large: this server takes at most {limit} bytes.")
+    return BodyTooLarge(f"The body is too large: this server accepts at most {limit} bytes.")
 
 
-_MOMENT = 0.01
-
-
-class Watch:
-    """Within `with Watch(exchange):` a disconnect ends whatever is being awaited, and the block raises ClientGone.
-
-    The body must have been read before: from here on the watch alone listens. Cancelling is the one way to reach a
-    generator that is waiting for its model.
-
-    Listening takes a task. Most answers that come from no model are there before one has been worth its price, so it
-    starts only after a moment.
-    """
-
-    __slots__ = ("_exchange", "_gone", "_listener", "_loop", "_owner", "_timer")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._gone = False
-        self._listener: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        owner = asyncio.current_task(self._loop)
-        assert owner is not None, "a watch needs a task that it can cancel"
-        self._owner = owner
-        self._timer = self._loop.call_later(_MOMENT, self._start)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._listener is not None:
-            self._listener.cancel()
-        if self._gone:
-            self._owner.uncancel()
-            raise ClientGone from None
-
-    def _start(self) -> None:
-        self._listener = self._loop.create_task(self._listen())
-
-    async def _listen(self) -> None:
-        while (await self._exchange.receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        self._owner.cancel()
+def _find_client_id(headers: dict[bytes, bytes]) -> str | None:
+    """Return the client's request id, or None if it cannot go into a header and a log line unchanged."""
+    sent = headers.get(b"x-client-request-id") or headers.get(b"x-request-id")
+    if not sent or len(sent) > _MAX_ID_LENGTH or sent.translate(None, _ID_CHARACTERS):
+        return None
+    return sent.decode()

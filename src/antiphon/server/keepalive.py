@@ -1,4 +1,4 @@
-"""Signs of life on streams whose model is silent, so that clients and proxies do not give up on them."""
+"""Keepalive events on idle streams, so that clients and proxies do not time out while a model is silent."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,94 +10,99 @@ import msgspec
 from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
 
-_LOOKS_PER_GAP = 4
+_CHECKS_PER_INTERVAL = 4
 
 
-class Stream(Protocol):
-    """What is looked after: how much it has sent, and whether some of that waits for its reader."""
+class KeepaliveStream(Protocol):
+    """A stream that can be kept alive."""
 
-    sent: int
+    bytes_sent: int
 
     @property
-    def is_writing(self) -> bool: ...
+    def is_writing(self) -> bool:
+        """True while data waits for the client to read."""
 
-    def start_beat(self, number: int) -> None:
-        """Send a sign of life, without waiting for it to be read."""
+    def start_keepalive(self, number: int) -> None:
+        """Send a keepalive event without waiting for the client to read it."""
 
 
-class Pulse:
-    """A stream as it was last seen. `last` is its last event, or the number of one that an earlier stream sent."""
+class StreamActivity:
+    """The state of a stream at the last check.
 
-    __slots__ = ("last", "sent", "since")
+    `last_event` is the last event sent, or its sequence number if another stream sent it. None: nothing was sent yet.
+    """
 
-    def __init__(self, sent: int, since: float, last: Event | Unknown | int | None) -> None:
-        self.sent = sent
+    __slots__ = ("bytes_sent", "last_event", "since")
+
+    def __init__(self, bytes_sent: int, since: float, last_event: Event | Unknown | int | None) -> None:
+        self.bytes_sent = bytes_sent
         self.since = since
-        self.last = last
+        self.last_event = last_event
 
 
 class Keepalive:
-    """Looks after all open streams with one timer: writing to a stream costs next to nothing more.
+    """Sends keepalive events on all open streams, with one timer for all: a write to a stream costs nothing more.
 
-    A look compares how much each stream has sent with what it had sent before. So a sign of life comes when a stream
-    has been silent for `gap` seconds, or up to a quarter longer. With no gap there are none.
+    A check compares the number of bytes a stream has sent with the number at the check before. So a keepalive event
+    comes after `interval` idle seconds, or up to a quarter later. An interval of 0 disables them.
     """
 
-    def __init__(self, gap: float) -> None:
-        self._gap = gap
-        self._pulses: dict[Stream, Pulse] = {}
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._streams: dict[KeepaliveStream, StreamActivity] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watch(self, stream: Stream, *, after: int | None = None) -> Iterator[Pulse]:
-        """Within this block, the stream does not stay silent once it has begun.
+    def watch(self, stream: KeepaliveStream, *, after: int | None = None) -> Iterator[StreamActivity]:
+        """Keep the stream alive within this block, once it has started.
 
-        It has when the block says so by setting the pulse's `last`, or if it goes on `after` an event of another one.
+        It has started when the block sets `last_event`, or if it continues `after` an event of an earlier stream.
         """
         loop = asyncio.get_running_loop()
-        pulse = Pulse(stream.sent, loop.time(), after)
-        if not self._gap:
-            yield pulse
+        activity = StreamActivity(stream.bytes_sent, loop.time(), after)
+        if not self._interval:
+            yield activity
             return
-        self._pulses[stream] = pulse
+        self._streams[stream] = activity
         if self._timer is None:
-            self._timer = loop.call_later(self._gap / _LOOKS_PER_GAP, self._look, loop)
+            self._timer = loop.call_later(self._interval / _CHECKS_PER_INTERVAL, self._check, loop)
         try:
-            yield pulse
+            yield activity
         finally:
-            del self._pulses[stream]
+            del self._streams[stream]
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if not self._pulses:
+        if not self._streams:
             return
         now = loop.time()
-        for stream, pulse in self._pulses.items():
-            if stream.is_writing or stream.sent != pulse.sent:
-                pulse.sent, pulse.since = stream.sent, now
-            elif pulse.last is not None and now - pulse.since >= self._gap:
-                stream.start_beat(_number(pulse.last))
-        self._timer = loop.call_later(self._gap / _LOOKS_PER_GAP, self._look, loop)
+        for stream, activity in self._streams.items():
+            if stream.is_writing or stream.bytes_sent != activity.bytes_sent:
+                activity.bytes_sent, activity.since = stream.bytes_sent, now
+            elif activity.last_event is not None and now - activity.since >= self._interval:
+                stream.start_keepalive(_find_number(activity.last_event))
+        self._timer = loop.call_later(self._interval / _CHECKS_PER_INTERVAL, self._check, loop)
 
 
-def encode_beat(number: int) -> bytes:
-    """An event with data, because the idle timers of some clients do not count comments.
+def encode_keepalive(number: int) -> bytes:
+    """Return a keepalive event as a server-sent event.
 
-    It repeats the number of the event before it: clients take the last number they saw as the place to go on from.
+    It has data, because the idle timers of some clients do not count comments. It repeats the sequence number of the
+    event before it: clients resume after the last number that they received.
     """
-    return b"event: keepalive\ndata: %b\n\n" % encode_beat_line(number)
+    return b"event: keepalive\ndata: %b\n\n" % encode_keepalive_json(number)
 
 
-def encode_beat_line(number: int) -> bytes:
-    """The event's JSON alone."""
+def encode_keepalive_json(number: int) -> bytes:
+    """Return the JSON of a keepalive event."""
     return b'{"type":"keepalive","sequence_number":%d}' % number
 
 
-class _Numbered(msgspec.Struct):
+class _NumberedEvent(msgspec.Struct):
     sequence_number: int = 0
 
 
-def _number(last: Event | Unknown | int) -> int:
-    if isinstance(last, Unknown):
-        return msgspec.json.decode(last.raw, type=_Numbered).sequence_number
-    return last if isinstance(last, int) else last.sequence_number
+def _find_number(last_event: Event | Unknown | int) -> int:
+    if isinstance(last_event, Unknown):
+        return msgspec.json.decode(last_event.raw, type=_NumberedEvent).sequence_number
+    return last_event if isinstance(last_event, int) else last_event.sequence_number

@@ -1,4 +1,4 @@
-"""The log: one line for each request and whatever else happens, as text for people or as JSON for machines."""
+"""The log: one line per request and all other records of the process, as text or as JSON."""
 
 import functools
 import logging
@@ -8,17 +8,17 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.config import Settings
-from antiphon.server.http import Exchange
+from antiphon.server.http import HttpRequest
 
 access = logging.getLogger("antiphon.access")
 
-_LONGEST = 256
-# What other modules attach to a record with `extra`, so that it can be found by the response or request it is about.
-_EXTRAS = ("request_id", "response_id")
+_MAX_LENGTH = 256
+# Fields that other modules attach to a record with `extra`, to find it by its response or request.
+_EXTRA_FIELDS = ("request_id", "response_id")
 
 
 class AccessLine(Struct, omit_defaults=True):
-    """What is said of a request. It is the message of its log record, and each formatter writes it in its own way."""
+    """The fields of an access log line. It is the message of the log record; each formatter writes it in its format."""
 
     request_id: str
     method: str
@@ -34,106 +34,106 @@ class AccessLine(Struct, omit_defaults=True):
     warnings: list[str] = []
 
     def __str__(self) -> str:
-        parts = [self.method, _printable(self.path), str(self.status), f"{self.ms}ms", f"{self.bytes}B"]
+        parts = [self.method, _escape(self.path), str(self.status), f"{self.ms}ms", f"{self.bytes}B"]
         for name in ("request_id", "response_id", "project", "model", "error"):
             value = getattr(self, name)
             if value is not None:
-                parts.append(f"{name}={_printable(value)}")
+                parts.append(f"{name}={_escape(value)}")
         if self.stream:
             parts.append("stream")
         if self.warnings:
-            parts.append(f"warnings={_printable('; '.join(self.warnings))}")
+            parts.append(f"warnings={_escape('; '.join(self.warnings))}")
         return " ".join(parts)
 
 
-def write_access(exchange: Exchange) -> None:
+def log_http_request(http_request: HttpRequest) -> None:
     if not access.isEnabledFor(logging.INFO):
         return
     line = AccessLine(
-        request_id=exchange.id,
-        method=exchange.method,
-        path=exchange.path[:_LONGEST],
-        status=exchange.status,
-        ms=round(exchange.milliseconds, 2),
-        bytes=exchange.sent,
-        project=exchange.project or None,
-        model=exchange.model[:_LONGEST] if exchange.model else None,
-        response_id=exchange.response_id[:_LONGEST] if exchange.response_id else None,
-        stream=exchange.stream,
-        error=exchange.error_code,
-        warnings=[warning[:_LONGEST] for warning in exchange.warnings],
+        request_id=http_request.id,
+        method=http_request.method,
+        path=http_request.path[:_MAX_LENGTH],
+        status=http_request.status,
+        ms=round(http_request.elapsed_ms, 2),
+        bytes=http_request.bytes_sent,
+        project=http_request.project or None,
+        model=http_request.model[:_MAX_LENGTH] if http_request.model else None,
+        response_id=http_request.response_id[:_MAX_LENGTH] if http_request.response_id else None,
+        stream=http_request.stream,
+        error=http_request.error_code,
+        warnings=[warning[:_MAX_LENGTH] for warning in http_request.warnings],
     )
-    access.handle(_record(line))
+    access.handle(_make_record(line))
 
 
-def write_line(line: AccessLine) -> None:
-    """Write a line about something that is not an exchange of its own."""
+def log_line(line: AccessLine) -> None:
+    """Log a response that has no HTTP request of its own, such as one on a WebSocket."""
     if access.isEnabledFor(logging.INFO):
-        line.path, line.model = line.path[:_LONGEST], line.model and line.model[:_LONGEST]
-        line.warnings = [warning[:_LONGEST] for warning in line.warnings]
-        access.handle(_record(line))
+        line.path, line.model = line.path[:_MAX_LENGTH], line.model and line.model[:_MAX_LENGTH]
+        line.warnings = [warning[:_MAX_LENGTH] for warning in line.warnings]
+        access.handle(_make_record(line))
 
 
-# A record like all others but for what changes: to make one anew would look up threads, files and clocks each time.
-_BLANK = vars(logging.LogRecord(access.name, logging.INFO, __file__, 0, None, (), None))
+# The constant fields of a record. Making each record anew would look up threads, files and clocks every time.
+_RECORD_TEMPLATE = vars(logging.LogRecord(access.name, logging.INFO, __file__, 0, None, (), None))
 
 
-def _record(line: AccessLine) -> logging.LogRecord:
+def _make_record(line: AccessLine) -> logging.LogRecord:
     record = logging.LogRecord.__new__(logging.LogRecord)
-    vars(record).update(_BLANK, msg=line, created=time.time())
+    vars(record).update(_RECORD_TEMPLATE, msg=line, created=time.time())
     return record
 
 
 class TextFormatter(logging.Formatter):
-    """A line a person can read."""
+    """Formats a record as a line of text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{_clock(record)} {record.levelname.lower()} {record.getMessage()}"
-        for name, value in _extras(record).items():
-            text += f" {name}={_printable(value)}"
+        text = f"{_format_time(record)} {record.levelname.lower()} {record.getMessage()}"
+        for name, value in _read_extras(record).items():
+            text += f" {name}={_escape(value)}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object on a line."""
+    """Formats a record as a JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: object = record.msg
         if not isinstance(fields, AccessLine):
-            fields = {"message": record.getMessage()} | _extras(record)
+            fields = {"message": record.getMessage()} | _read_extras(record)
             if record.exc_info:
                 fields["exception"] = self.formatException(record.exc_info)
-        head = f'{{"time":"{_clock(record)}","level":"{record.levelname.lower()}","logger":"{record.name}",'
+        head = f'{{"time":"{_format_time(record)}","level":"{record.levelname.lower()}","logger":"{record.name}",'
         return head + msgspec.json.encode(fields)[1:].decode()
 
 
-def configure(settings: Settings) -> None:
-    """Send this process's log to standard error, in the form and from the level that the settings name."""
-    # What no line of ours shows need not be looked up for each.
+def configure_logging(settings: Settings) -> None:
+    """Send the log of this process to standard error, in the configured format and from the configured level."""
+    # No log line shows threads or processes, so records need not look them up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("antiphon").setLevel(settings.log_level.upper())
-    # What uvicorn has to say is said by the application too, with the request it is about.
+    # The application logs the same errors as uvicorn, with the request id.
     debug = settings.log_level == "debug"
     logging.getLogger("uvicorn.error").setLevel(logging.DEBUG if debug else logging.CRITICAL)
 
 
 @functools.lru_cache(maxsize=1)
-def _second(timestamp: int) -> str:
+def _format_second(timestamp: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(timestamp))
 
 
-def _clock(record: logging.LogRecord) -> str:
+def _format_time(record: logging.LogRecord) -> str:
     second, rest = divmod(record.created, 1)
-    return f"{_second(int(second))}.{int(rest * 1000):03d}Z"
+    return f"{_format_second(int(second))}.{int(rest * 1000):03d}Z"
 
 
-def _extras(record: logging.LogRecord) -> dict[str, str]:
-    return {name: str(getattr(record, name)) for name in _EXTRAS if hasattr(record, name)}
+def _read_extras(record: logging.LogRecord) -> dict[str, str]:
+    return {name: str(getattr(record, name)) for name in _EXTRA_FIELDS if hasattr(record, name)}
 
 
-def _printable(text: str) -> str:
-    """Text that a client chose, on one line and in one word: it cannot forge a line or a field of the log."""
+def _escape(text: str) -> str:
+    """Escape text that a client chose, so that it cannot forge a line or a field of the log."""
     return text if text.isprintable() and " " not in text else ascii(text)

@@ -8,11 +8,11 @@ from antiphon.backends.base import Model
 from antiphon.engine.engine import Engine
 from antiphon.errors import ModelNotFound
 from antiphon.protocol.unions import always
-from antiphon.server.http import Exchange
+from antiphon.server.http import HttpRequest
 
 
 class ModelObject(Struct, omit_defaults=True):
-    """`context_window` is ours: how many tokens a turn may take, if that is known."""
+    """A model. `context_window` is an extension: the maximum tokens of a turn, if known."""
 
     id: str
     created: int
@@ -27,21 +27,21 @@ class ModelList(Struct):
 
 
 class ModelHandlers:
-    """Listing the models, and looking one up."""
+    """One method per operation on models."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def list_all(self, exchange: Exchange) -> None:
-        await exchange.answer_with(ModelList([_present(model) for model in self._engine.models()]))
+    async def list_all(self, http_request: HttpRequest) -> None:
+        await http_request.respond_with(ModelList([_encode_model(model) for model in self._engine.models()]))
 
-    async def retrieve(self, exchange: Exchange) -> None:
+    async def retrieve(self, http_request: HttpRequest) -> None:
         for model in self._engine.models():
-            if model.id == exchange.param:
-                await exchange.answer_with(_present(model))
+            if model.id == http_request.path_param:
+                await http_request.respond_with(_encode_model(model))
                 return
-        raise ModelNotFound(f"The model '{exchange.param[:200]}' does not exist.", param="model")
+        raise ModelNotFound(f"The model '{http_request.path_param[:200]}' does not exist.", param="model")
 
 
-def _present(model: Model) -> ModelObject:
+def _encode_model(model: Model) -> ModelObject:
     return ModelObject(id=model.id, created=model.created, owned_by=model.owned_by, context_window=model.context_window)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the routes, told in the words of the types that their handlers decode and encode."""
+"""The OpenAPI document, made from the routes and the types that their handlers decode and encode."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,114 +20,116 @@ from antiphon.errors import (
 from antiphon.protocol.codec import EVENTS
 from antiphon.protocol.unions import union_field
 from antiphon.server.error_response import ErrorBody
-from antiphon.server.http import Exchange
-from antiphon.server.router import Entry, Operation, Router
+from antiphon.server.http import HttpRequest
+from antiphon.server.router import Operation, RouteEntry, Router
 from antiphon.server.schemas import Components, Schema
 
 Document = dict[str, Any]
 
-_ABOUT = """\
+_DESCRIPTION = """\
 The Responses API on any model.
 
-Every path that answers to GET answers to HEAD, and every path to OPTIONS. Any other method gets the status 405, and a \
-path that is not listed here 404, both with an error in the usual shape. Fields and query parameters that the server \
-does not know are accepted, left aside, and listed in the header `x-antiphon-warnings`."""
-_STREAM = (
-    "What each of the server-sent events is: its name is the `type` of its data. The last one is `[DONE]`. A silent "
-    "stream carries events of the type `keepalive`, which repeat the last number."
+Every path with GET also supports HEAD, and every path supports OPTIONS. Other methods get status 405, and paths that \
+are not listed here get 404, both with the standard error body. Unknown fields and query parameters are ignored and \
+listed in the header `x-antiphon-warnings`."""
+_RESPONSE_STREAM = (
+    "The schema of each server-sent event. Its name is the `type` of its data. The last event is `[DONE]`. On an idle "
+    "stream, events of type `keepalive` repeat the last sequence number."
 )
-_EVENTS = (
-    "What each of the server-sent events is, by its name. A silent stream carries events of the name `keepalive`, "
-    "which mean nothing more."
+_NAMED_STREAM = (
+    "The schema of each server-sent event, by its name. On an idle stream, events named `keepalive` are sent. Clients "
+    "can ignore them."
 )
-_SWITCH = (
-    "The connection is a WebSocket now. Each message of the client is the body of a POST request to this path with "
-    "`type: response.create`, or a `response.steer`; each message of the server is an event of a stream."
+_UPGRADE = (
+    "The connection becomes a WebSocket. Each client message is the body of a POST request to this path with "
+    "`type: response.create`, or a `response.steer`. Each server message is a stream event."
 )
 _HEADERS = {
-    "x-request-id": "The request's id: the client's own, if it sent one that fits into a header.",
-    "openai-processing-ms": "The time until the answer began, in milliseconds.",
-    "x-antiphon-warnings": "What was left aside or repaired, if anything was.",
-    "x-antiphon-served-by": "Which backend answers with which model, if that is known by then.",
+    "x-request-id": "The request id: the id that the client sent, if it is valid, or a new one.",
+    "openai-processing-ms": "The time until the response started, in milliseconds.",
+    "x-antiphon-warnings": "Warnings, for example about ignored fields. Absent without warnings.",
+    "x-antiphon-served-by": "The backend and the model that serve the response, if known when the headers are sent.",
 }
-_KEY = "bearer"
+_SECURITY_SCHEME = "bearer"
 _EVENT = union_field(lambda: EVENTS)
 _PARAMETER = re.compile(r"\{(\w+)(\.\.\.)?\}")
 _NULL = {"type": "null"}
 
 
-class DocumentHandler:
-    """Answers with the document, which is made when somebody first asks for it."""
+class OpenApiHandler:
+    """Responds with the document. It is made on the first request."""
 
-    def __init__(self, router: Router, *, guarded: bool) -> None:
+    def __init__(self, router: Router, *, requires_key: bool) -> None:
         self._router = router
-        self._guarded = guarded
+        self._requires_key = requires_key
         self._document: bytes | None = None
 
-    async def show(self, exchange: Exchange) -> None:
+    async def show(self, http_request: HttpRequest) -> None:
         if self._document is None:
-            self._document = msgspec.json.encode(make_document(self._router, guarded=self._guarded))
-        await exchange.answer(200, self._document)
+            self._document = msgspec.json.encode(make_openapi_document(self._router, requires_key=self._requires_key))
+        await http_request.respond(200, self._document)
 
 
-def make_document(router: Router, *, guarded: bool) -> Document:
-    """The document of all that the router leads to. A server is guarded if it has keys; others need none."""
+def make_openapi_document(router: Router, *, requires_key: bool) -> Document:
+    """Return the document of all operations of a router."""
     routes = [(entry, entry.operation) for entry in router.entries if entry.operation is not None]
-    components = _gather([operation for _, operation in routes])
+    components = _collect_components([operation for _, operation in routes])
     paths: dict[str, dict[str, Any]] = {}
     statuses: dict[int, Document] = {}
     for entry, operation in routes:
-        errors = {error.status: error for error in _list_errors(entry, operation, guarded=guarded)}
+        errors = {error.status: error for error in _list_errors(entry, operation, requires_key=requires_key)}
         statuses |= {status: _describe_error(status, components) for status in errors}
         path = _PARAMETER.sub(r"{\1}", entry.path)
-        described = _describe_operation(entry, operation, components, guarded=guarded)
+        described = _describe_operation(entry, operation, components, requires_key=requires_key)
         described["responses"] |= {
             str(status): _refer("responses", str(status))
-            if operation.failure is None
-            else _describe_error(status, components, operation.failure)
+            if operation.error_type is None
+            else _describe_error(status, components, operation.error_type)
             for status in sorted(errors)
         }
         paths.setdefault(path, {})[entry.method.lower()] = described
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Antiphon", "version": version("antiphon"), "description": _ABOUT},
+        "info": {"title": "Antiphon", "version": version("antiphon"), "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
             "schemas": components.schemas,
             "responses": {str(status): statuses[status] for status in sorted(statuses)},
             "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS.items()},
-            "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {_SECURITY_SCHEME: {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _gather(operations: Sequence[Operation]) -> Components:
-    sent = [ErrorBody, *(operation.answer for operation in operations if operation.answer is not None)]
-    sent += [event for operation in operations for event in operation.events.values()]
-    if any(operation.streams and not operation.events for operation in operations):
+def _collect_components(operations: Sequence[Operation]) -> Components:
+    sent = [ErrorBody, *(operation.response_type for operation in operations if operation.response_type is not None)]
+    sent += [event for operation in operations for event in operation.event_types.values()]
+    if any(operation.streams and not operation.event_types for operation in operations):
         sent.append(_EVENT)
-    return Components(read=[operation.body for operation in operations if operation.body is not None], sent=sent)
+    return Components(
+        read=[operation.body_type for operation in operations if operation.body_type is not None], sent=sent
+    )
 
 
-def _list_errors(entry: Entry, operation: Operation, *, guarded: bool) -> Iterator[type[AntiphonError]]:
+def _list_errors(entry: RouteEntry, operation: Operation, *, requires_key: bool) -> Iterator[type[AntiphonError]]:
     yield from (InvalidRequest, ServerError)
-    if guarded and not entry.public:
+    if requires_key and not entry.public:
         yield InvalidApiKey
     elif not entry.public:
         yield OriginNotAllowed
     if "{" in entry.path:
         yield NotFound
-    if operation.body is not None:
+    if operation.body_type is not None:
         yield BodyTooLarge
     yield from operation.errors
 
 
-def _describe_error(status: int, components: Components, failure: Any = None) -> Document:
-    """One that the handler did not see, as a missing key, has the usual body in any case."""
+def _describe_error(status: int, components: Components, error_type: Any = None) -> Document:
+    """Describe an error response. Errors before the handler, such as a missing key, have the standard body."""
     schema = components.describe(ErrorBody)
-    if failure is not None:
-        schema = {"anyOf": [components.describe(failure), schema]}
+    if error_type is not None:
+        schema = {"anyOf": [components.describe(error_type), schema]}
     return {
         "description": HTTPStatus(status).phrase,
         "headers": _refer_headers(),
@@ -135,19 +137,21 @@ def _describe_error(status: int, components: Components, failure: Any = None) ->
     }
 
 
-def _describe_operation(entry: Entry, operation: Operation, components: Components, *, guarded: bool) -> Document:
+def _describe_operation(
+    entry: RouteEntry, operation: Operation, components: Components, *, requires_key: bool
+) -> Document:
     described: Document = {
         "operationId": operation.id,
         "summary": operation.summary,
         "tags": [entry.path.split("/")[2] if entry.path.startswith("/v1/") else "server"],
-        "security": _describe_security(entry, guarded=guarded),
+        "security": _describe_security(entry, requires_key=requires_key),
         "parameters": [*_describe_path(entry.path), *_describe_query(operation)],
-        "responses": {"101": {"description": _SWITCH}}
-        if operation.answer is None
-        else {"200": _describe_answer(operation, components)},
+        "responses": {"101": {"description": _UPGRADE}}
+        if operation.response_type is None
+        else {"200": _describe_response(operation, components)},
     }
-    if operation.body is not None:
-        schema = components.describe(operation.body, read=True)
+    if operation.body_type is not None:
+        schema = components.describe(operation.body_type, read=True)
         described["requestBody"] = {
             "required": not operation.optional_body,
             "content": {"application/json": {"schema": schema}},
@@ -155,48 +159,52 @@ def _describe_operation(entry: Entry, operation: Operation, components: Componen
     return described
 
 
-def _describe_security(entry: Entry, *, guarded: bool) -> list[Document]:
+def _describe_security(entry: RouteEntry, *, requires_key: bool) -> list[Document]:
     if entry.public:
         return []
-    # An empty requirement among others makes the key optional: clients that must send one may.
-    return [{_KEY: []}] if guarded else [{}, {_KEY: []}]
+    # An empty requirement makes the key optional: clients that always send one are accepted.
+    return [{_SECURITY_SCHEME: []}] if requires_key else [{}, {_SECURITY_SCHEME: []}]
 
 
 def _describe_path(path: str) -> Iterator[Document]:
     for name, dots in _PARAMETER.findall(path):
         parameter = {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        yield parameter | ({"description": "It may contain slashes."} if dots else {})
+        yield parameter | ({"description": "May contain slashes."} if dots else {})
 
 
 def _describe_query(operation: Operation) -> Iterator[Document]:
-    if operation.query is not None:
-        _, schemas = msgspec.json.schema_components([operation.query])
-        schema = schemas[operation.query.__name__]
+    if operation.query_type is not None:
+        _, schemas = msgspec.json.schema_components([operation.query_type])
+        schema = schemas[operation.query_type.__name__]
         for name, field in schema["properties"].items():
             yield {"name": name, "in": "query", "schema": _without_null(field)}
 
 
 def _without_null(field: Schema) -> Schema:
-    """What a text in a query can be: never null."""
+    """Return the schema without null, which a query parameter cannot be."""
     forms = [form for form in field.get("anyOf", [field]) if form != _NULL]
     default = {"default": field["default"]} if field.get("default") is not None else {}
     return {**(forms[0] if len(forms) == 1 else {"anyOf": forms}), **default}
 
 
-def _describe_answer(operation: Operation, components: Components) -> Document:
-    content: Document = {"application/json": {"schema": components.describe(operation.answer)}}
+def _describe_response(operation: Operation, components: Components) -> Document:
+    content: Document = {"application/json": {"schema": components.describe(operation.response_type)}}
     if operation.streams:
-        schema = _describe_events(operation, components) if operation.events else _describe_stream(components)
+        schema = (
+            _describe_named_events(operation, components)
+            if operation.event_types
+            else _describe_response_events(components)
+        )
         content["text/event-stream"] = {"schema": schema}
-    return {"description": "The answer.", "headers": _refer_headers(), "content": content}
+    return {"description": "The response.", "headers": _refer_headers(), "content": content}
 
 
-def _describe_stream(components: Components) -> Schema:
-    """Up to OpenAPI 3.2, which has another place for it, the schema of a stream is that of each event."""
+def _describe_response_events(components: Components) -> Schema:
+    """Return the schema of one event. Before OpenAPI 3.2 the schema of a stream describes each of its events."""
     event = components.describe(_EVENT)
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
     return {
-        "description": _STREAM,
+        "description": _RESPONSE_STREAM,
         "type": "object",
         "anyOf": [
             {"properties": {"event": {"type": "string"}, "data": data}, "required": ["event", "data"]},
@@ -205,7 +213,7 @@ def _describe_stream(components: Components) -> Schema:
     }
 
 
-def _describe_events(operation: Operation, components: Components) -> Schema:
+def _describe_named_events(operation: Operation, components: Components) -> Schema:
     forms = [
         {
             "properties": {
@@ -218,10 +226,10 @@ def _describe_events(operation: Operation, components: Components) -> Schema:
             },
             "required": ["event", "data"],
         }
-        for name, kind in operation.events.items()
+        for name, kind in operation.event_types.items()
     ]
     return {
-        "description": _EVENTS,
+        "description": _NAMED_STREAM,
         "type": "object",
         "anyOf": [*forms, {"properties": {"event": {"const": "keepalive"}}}],
     }

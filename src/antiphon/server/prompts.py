@@ -8,12 +8,12 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.protocol.prompt import PromptSummary
-from antiphon.server.http import Exchange, read_body
+from antiphon.server.http import HttpRequest, read_body
 from antiphon.server.query import VersionQuery, read_query
 
 
 class PromptList(Struct):
-    """Every version of every prompt."""
+    """All versions of all prompts."""
 
     data: list[PromptSummary]
     object: Literal["list"] = "list"
@@ -26,29 +26,31 @@ class DeletedPrompt(Struct):
 
 
 class PromptHandlers:
-    """One method for each operation on prompts."""
+    """One method per operation on prompts."""
 
     def __init__(self, engine: Engine, *, max_body_bytes: int) -> None:
         self._prompts = engine.prompts
         self._max_body_bytes = max_body_bytes
 
-    async def define(self, exchange: Exchange) -> None:
-        definition, ignored = codec.decode_prompt_definition(await read_body(exchange, self._max_body_bytes))
-        exchange.note_ignored(ignored)
-        await exchange.answer_with(await self._prompts.define(exchange.project, definition))
+    async def define(self, http_request: HttpRequest) -> None:
+        definition, ignored = codec.decode_prompt_definition(await read_body(http_request, self._max_body_bytes))
+        http_request.warn_ignored(ignored)
+        await http_request.respond_with(await self._prompts.define(http_request.project, definition))
 
-    async def list_all(self, exchange: Exchange) -> None:
-        await exchange.answer_with(PromptList(await self._prompts.list_all(exchange.project)))
+    async def list_all(self, http_request: HttpRequest) -> None:
+        await http_request.respond_with(PromptList(await self._prompts.list_all(http_request.project)))
 
-    async def retrieve(self, exchange: Exchange) -> None:
-        query = read_query(exchange, VersionQuery)
-        await exchange.answer_with(await self._prompts.retrieve(exchange.project, exchange.param, query.version))
+    async def retrieve(self, http_request: HttpRequest) -> None:
+        query = read_query(http_request, VersionQuery)
+        await http_request.respond_with(
+            await self._prompts.retrieve(http_request.project, http_request.path_param, query.version)
+        )
 
-    async def delete(self, exchange: Exchange) -> None:
-        if read_query(exchange, VersionQuery).version is not None:
+    async def delete(self, http_request: HttpRequest) -> None:
+        if read_query(http_request, VersionQuery).version is not None:
             raise UnsupportedParameter(
-                "One version cannot be deleted by itself: without 'version', all of them are deleted.",
+                "A single version cannot be deleted: send no 'version' to delete all of them.",
                 param="version",
             )
-        await self._prompts.delete(exchange.project, exchange.param)
-        await exchange.answer_with(DeletedPrompt(exchange.param))
+        await self._prompts.delete(http_request.project, http_request.path_param)
+        await http_request.respond_with(DeletedPrompt(http_request.path_param))

@@ -1,4 +1,4 @@
-"""Reading a request's query string."""
+"""Query strings: the parameters of each operation, and their parsing."""
 
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, ValidationError
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import validation
 from antiphon.protocol.request import ENCRYPTED_REASONING, Include
-from antiphon.server.http import Exchange
+from antiphon.server.http import HttpRequest
 
 Q = TypeVar("Q", bound=Struct)
 
@@ -17,11 +17,11 @@ _LISTS = frozenset({"include"})
 
 
 class NoQuery(Struct):
-    """Where there is nothing to ask for."""
+    """The query of an operation without parameters."""
 
 
 class ItemQuery(Struct):
-    """What is asked for in `include` is given in full anyway, except for seals."""
+    """Parameters of operations that return items. All includes except encrypted reasoning are always included."""
 
     include: list[Include] = []
 
@@ -31,13 +31,15 @@ class ItemQuery(Struct):
 
 
 class PageQuery(ItemQuery):
+    """Parameters of a list of items."""
+
     after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
 
 
 class ResponseQuery(ItemQuery):
-    """There is no obfuscation, so it can be asked for and left out alike."""
+    """Parameters of a response. `include_obfuscation` is accepted and has no effect: nothing is obfuscated."""
 
     stream: bool = False
     starting_after: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -45,16 +47,16 @@ class ResponseQuery(ItemQuery):
 
 
 class VersionQuery(Struct):
-    """Without a version, the newest is meant."""
+    """Parameters of a prompt. Without a version, the newest is used."""
 
     version: str | None = None
 
 
-def read_query(exchange: Exchange, kind: type[Q]) -> Q:
-    """The parameters of the query. Those that the struct does not know are noted as ignored."""
-    fields = _parse(exchange.query) if exchange.query else {}
+def read_query(http_request: HttpRequest, kind: type[Q]) -> Q:
+    """Parse the query into a struct. Add a warning about parameters that the struct does not have."""
+    fields = _parse(http_request.query) if http_request.query else {}
     known = kind.__struct_fields__
-    exchange.note_ignored(tuple(name for name in fields if name not in known))
+    http_request.warn_ignored(tuple(name for name in fields if name not in known))
     given = {name: values if name in _LISTS else values[-1] for name, values in fields.items() if name in known}
     try:
         return msgspec.convert(given, kind, strict=False)
@@ -68,7 +70,10 @@ def _parse(query: bytes) -> dict[str, list[str]]:
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=100, errors="strict")
     except ValueError:
-        raise InvalidRequest("The query string is not valid.", code="invalid_query") from None
+        raise InvalidRequest(
+            "The query string is not valid.",
+            code="invalid_query",
+        ) from None
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         fields.setdefault(name.removesuffix("[]"), []).append(value)

@@ -14,9 +14,9 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
-from antiphon.server.dialect import Batch, choose_names
-from antiphon.server.error_response import describe_failed
-from antiphon.server.http import Exchange, Watch, read_body
+from antiphon.server.dialect import Batch, choose_event_names
+from antiphon.server.error_response import encode_failed_response
+from antiphon.server.http import DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
 from antiphon.stream.sse import DONE, encode_batch
@@ -34,7 +34,7 @@ class InputTokens(Struct):
 
 
 class ResponseHandlers:
-    """One method for each operation on responses."""
+    """One method per operation on responses."""
 
     def __init__(self, engine: Engine, *, max_body_bytes: int, keepalive: Keepalive, compat: Dialect) -> None:
         self._engine = engine
@@ -42,133 +42,134 @@ class ResponseHandlers:
         self._max_body_bytes = max_body_bytes
         self._keepalive = keepalive
 
-    async def create(self, exchange: Exchange) -> None:
-        body = await read_body(exchange, self._max_body_bytes)
-        decoded = codec.decode_request(body)
+    async def create(self, http_request: HttpRequest) -> None:
+        decoded = codec.decode_request(await read_body(http_request, self._max_body_bytes))
         request = decoded.request
-        exchange.model = request.model
-        exchange.stream = bool(request.stream)
-        exchange.note_ignored(decoded.ignored)
-        rename = choose_names(exchange.headers, self._compat)
-        with Watch(exchange):
-            run = await self._engine.create(request, project=exchange.project)
-            exchange.model = run.response.model
-            exchange.response_id = run.response.id
-            exchange.warnings += run.warnings
+        http_request.model = request.model
+        http_request.stream = bool(request.stream)
+        http_request.warn_ignored(decoded.ignored)
+        rename = choose_event_names(http_request.headers, self._compat)
+        with DisconnectWatch(http_request):
+            run = await self._engine.create(request, project=http_request.project)
+            http_request.model = run.response.model
+            http_request.response_id = run.response.id
+            http_request.warnings += run.warnings
             tail = b""
             if request.stream:
-                exchange.note_server(run.response.served_by)
-                tail = await self._stream(exchange, run.events(), rename)
+                http_request.add_served_by(run.response.served_by)
+                tail = await self._stream(http_request, run.events(), rename)
             else:
                 await run.drain()
-                exchange.note_server(run.response.served_by)  # a router has chosen by now
-        if run.response.error is not None:  # the log shall know, whatever the status of an answer that had begun
-            exchange.error_code = run.response.error.code
-        # Outside of the watch: it would take the end of the answer for the client's leaving.
+                http_request.add_served_by(run.response.served_by)  # a router has chosen its backend by now
+        if run.response.error is not None:  # the log shows the error even if the status was sent before
+            http_request.error_code = run.response.error.code
+        # Outside of the watch: after the response ends, ASGI reports a disconnect.
         if request.stream:
-            await exchange.finish(tail + DONE)
+            await http_request.finish(tail + DONE)
         else:
-            await _answer(exchange, run.response)
+            await _respond(http_request, run.response)
 
-    async def retrieve(self, exchange: Exchange) -> None:
-        query = read_query(exchange, ResponseQuery)
-        exchange.response_id = exchange.param
+    async def retrieve(self, http_request: HttpRequest) -> None:
+        query = read_query(http_request, ResponseQuery)
+        http_request.response_id = http_request.path_param
         if query.stream:
-            await self._follow(exchange, query)
+            await self._follow(http_request, query)
             return
         if query.starting_after is not None:
-            exchange.note_ignored(("starting_after",))
-        response = await self._engine.retrieve(exchange.project, exchange.param)
+            http_request.warn_ignored(("starting_after",))
+        response = await self._engine.retrieve(http_request.project, http_request.path_param)
         if query.wants_seals:
-            response = self._engine.reasoning.seal_response(response, project=exchange.project)
-        exchange.model = response.model
-        await exchange.answer_with(response)
+            response = self._engine.reasoning.seal_response(response, project=http_request.project)
+        http_request.model = response.model
+        await http_request.respond_with(response)
 
-    async def delete(self, exchange: Exchange) -> None:
-        exchange.response_id = exchange.param
-        await self._engine.delete(exchange.project, exchange.param)
-        await exchange.answer_with(DeletedResponse(exchange.param))
+    async def delete(self, http_request: HttpRequest) -> None:
+        http_request.response_id = http_request.path_param
+        await self._engine.delete(http_request.project, http_request.path_param)
+        await http_request.respond_with(DeletedResponse(http_request.path_param))
 
-    async def cancel(self, exchange: Exchange) -> None:
-        exchange.response_id = exchange.param
-        response = await self._engine.cancel(exchange.project, exchange.param)
-        exchange.model = response.model
-        await exchange.answer_with(response)
+    async def cancel(self, http_request: HttpRequest) -> None:
+        http_request.response_id = http_request.path_param
+        response = await self._engine.cancel(http_request.project, http_request.path_param)
+        http_request.model = response.model
+        await http_request.respond_with(response)
 
-    async def list_input_items(self, exchange: Exchange) -> None:
-        query = read_query(exchange, PageQuery)
-        exchange.response_id = exchange.param
+    async def list_input_items(self, http_request: HttpRequest) -> None:
+        query = read_query(http_request, PageQuery)
+        http_request.response_id = http_request.path_param
         page = await self._engine.input_items(
-            exchange.project,
-            exchange.param,
+            http_request.project,
+            http_request.path_param,
             after=query.after,
             limit=query.limit,
             order=query.order,
         )
         if query.wants_seals:
-            page = self._engine.reasoning.seal_page(page, project=exchange.project)
-        await exchange.answer_with(page)
+            page = self._engine.reasoning.seal_page(page, project=http_request.project)
+        await http_request.respond_with(page)
 
-    async def count_input_tokens(self, exchange: Exchange) -> None:
-        asked, ignored = codec.decode_count(await read_body(exchange, self._max_body_bytes))
-        exchange.model = asked.model
-        exchange.note_ignored(ignored)
-        request = CreateRequest(**msgspec.structs.asdict(asked))
-        with Watch(exchange):
-            counted, warnings = await self._engine.count_input_tokens(request, project=exchange.project)
-        exchange.warnings += warnings
-        await exchange.answer_with(InputTokens(counted))
+    async def count_input_tokens(self, http_request: HttpRequest) -> None:
+        body, ignored = codec.decode_count(await read_body(http_request, self._max_body_bytes))
+        http_request.model = body.model
+        http_request.warn_ignored(ignored)
+        request = CreateRequest(**msgspec.structs.asdict(body))
+        with DisconnectWatch(http_request):
+            counted, warnings = await self._engine.count_input_tokens(request, project=http_request.project)
+        http_request.warnings += warnings
+        await http_request.respond_with(InputTokens(counted))
 
-    async def compact(self, exchange: Exchange) -> None:
-        asked, ignored = codec.decode_compact(await read_body(exchange, self._max_body_bytes))
-        exchange.model = asked.model
-        exchange.note_ignored(ignored)
-        request = CreateRequest(**msgspec.structs.asdict(asked) | {"input": asked.input or []})
-        with Watch(exchange):
-            compacted, warnings = await self._engine.compact(request, project=exchange.project)
-        exchange.warnings += warnings
-        await exchange.answer_with(compacted)
+    async def compact(self, http_request: HttpRequest) -> None:
+        body, ignored = codec.decode_compact(await read_body(http_request, self._max_body_bytes))
+        http_request.model = body.model
+        http_request.warn_ignored(ignored)
+        request = CreateRequest(**msgspec.structs.asdict(body) | {"input": body.input or []})
+        with DisconnectWatch(http_request):
+            compacted, warnings = await self._engine.compact(request, project=http_request.project)
+        http_request.warnings += warnings
+        await http_request.respond_with(compacted)
 
-    async def _follow(self, exchange: Exchange, query: ResponseQuery) -> None:
-        """Send the events of a background response from the first, or those after a number, and what follows."""
-        exchange.stream = True
+    async def _follow(self, http_request: HttpRequest, query: ResponseQuery) -> None:
+        """Stream the events of a background response, from the first or after a sequence number, until it ends."""
+        http_request.stream = True
         after = query.starting_after
-        adapt = self._choose_form(exchange, seals=query.wants_seals)
-        events = await self._engine.follow(exchange.project, exchange.param, after=-1 if after is None else after)
-        with Watch(exchange):
+        adapt = self._choose_adapter(http_request, seals=query.wants_seals)
+        events = await self._engine.follow(
+            http_request.project, http_request.path_param, after=-1 if after is None else after
+        )
+        with DisconnectWatch(http_request):
             if after is not None:
-                # The client has seen the beginning, and may have to wait for more: it shall know that we are here.
-                await exchange.write(b"")
-            tail = await self._stream(exchange, events, adapt, after=after)
-        await exchange.finish(tail + DONE)
+                # The client may have to wait for the next event. Send the headers now.
+                await http_request.write(b"")
+            tail = await self._stream(http_request, events, adapt, after=after)
+        await http_request.finish(tail + DONE)
 
-    def _choose_form(self, exchange: Exchange, *, seals: bool) -> Callable[[Batch], Batch]:
-        """What gives events the names that a request wants, and the seals, if it wants these."""
-        rename = choose_names(exchange.headers, self._compat)
+    def _choose_adapter(self, http_request: HttpRequest, *, seals: bool) -> Callable[[Batch], Batch]:
+        """Return a function that renames the events for the request's dialect, and seals reasoning if requested."""
+        rename = choose_event_names(http_request.headers, self._compat)
         if not seals:
             return rename
-        return lambda batch: rename(self._engine.reasoning.seal_events(batch, project=exchange.project))
+        return lambda batch: rename(self._engine.reasoning.seal_events(batch, project=http_request.project))
 
     async def _stream(
-        self, exchange: Exchange, events: Events, adapt: Callable[[Batch], Batch], *, after: int | None = None
+        self, http_request: HttpRequest, events: Events, adapt: Callable[[Batch], Batch], *, after: int | None = None
     ) -> bytes:
-        """Send the events, a batch at a time. The terminal event is handed back, to leave with the stream's end."""
+        """Send the events in batches. Return the encoded terminal event, to send it together with the end marker."""
         tail = b""
-        with self._keepalive.watch(exchange, after=after) as pulse:
+        with self._keepalive.watch(http_request, after=after) as activity:
             async with aclosing(events) as batches:
                 async for batch in batches:
                     chunk = encode_batch(adapt(batch))
-                    if tail or type(batch[-1]) in TERMINAL:  # of structs, isinstance takes four times as long
+                    if tail or type(batch[-1]) in TERMINAL:  # for structs, isinstance takes four times as long
                         tail += chunk
                     else:
-                        pulse.last = batch[-1]
-                        await exchange.write(chunk)
+                        activity.last_event = batch[-1]
+                        await http_request.write(chunk)
         return tail
 
 
-async def _answer(exchange: Exchange, response: Response) -> None:
-    failure = describe_failed(response)
+async def _respond(http_request: HttpRequest, response: Response) -> None:
+    failure = encode_failed_response(response)
     if failure is None:
-        await exchange.answer_with(response)
+        await http_request.respond_with(response)
     else:
-        await exchange.answer(*failure)
+        await http_request.respond(*failure)

@@ -1,4 +1,4 @@
-"""From a method and a path to a handler."""
+"""Routing: finds the handler for a method and a path."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,43 +8,45 @@ from urllib.parse import quote, unquote
 from msgspec import Struct
 
 from antiphon.errors import AntiphonError, MethodNotAllowed, NotFound
-from antiphon.server.http import Exchange
+from antiphon.server.http import HttpRequest
+
+Handler = Callable[[HttpRequest], Awaitable[None]]
+
+_PARAMETER = re.compile(r"\{\w+(\.\.\.)?\}")
+_MAX_SHOWN_PATH = 200
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """`body`, `query` and `answer` are the types that the handler itself decodes and encodes.
+    """Describes a route for the OpenAPI document.
 
-    One without an `answer` switches to a WebSocket. `streams` says that the answer may be a stream of events instead,
-    and `events` what these are, by their names, if they are not those of a response. `errors` are those that do not
-    follow from the route's form, as a missing key does, or a path that leads to nothing; `failure` is the body of those
-    that the handler itself answers with, if it is not the usual one.
+    The types are those that the handler itself decodes and encodes. An operation without a `response_type` opens a
+    WebSocket. If `streams` is set, the response may be an event stream instead; `event_types` are its events by name,
+    if they differ from those of a response. `errors` lists only errors that do not follow from the route, such as a
+    missing key or an unknown id. `error_type` is the handler's error body, if it is not the standard one.
     """
 
     id: str
     summary: str
-    answer: Any = None
-    body: Any = None
+    response_type: Any = None
+    body_type: Any = None
     optional_body: bool = False
-    query: type[Struct] | None = None
+    query_type: type[Struct] | None = None
     streams: bool = False
-    events: Mapping[str, Any] = {}
-    failure: Any = None
+    event_types: Mapping[str, Any] = {}
+    error_type: Any = None
     errors: tuple[type[AntiphonError], ...] = ()
 
 
-Handler = Callable[[Exchange], Awaitable[None]]
-
-
 class Route(NamedTuple):
-    """A handler, and whether it answers without a key, and reads the query."""
+    """A handler. A `public` one needs no key; one with `reads_query` parses the query itself."""
 
     handler: Handler
     public: bool = False
     reads_query: bool = False
 
 
-class Entry(NamedTuple):
-    """A line of the table, as it was added."""
+class RouteEntry(NamedTuple):
+    """A route as it was added, for the OpenAPI document."""
 
     method: str
     path: str
@@ -54,8 +56,6 @@ class Entry(NamedTuple):
 
 Methods = dict[str, Route]
 
-_PARAMETER = re.compile(r"\{\w+(\.\.\.)?\}")
-
 
 class _Pattern(NamedTuple):
     expression: re.Pattern[str]
@@ -63,16 +63,16 @@ class _Pattern(NamedTuple):
 
 
 class Router:
-    """The table of routes. Plain paths are found in a dict; the few with parameters are tried in turn.
+    """The table of routes. Paths without parameters are in a dict; the few with parameters are tried in turn.
 
-    `note` is added to what is said of a path that is not in it.
+    `note` is appended to the error for an unknown path.
     """
 
     def __init__(self, *, note: str = "") -> None:
         self._note = note
         self._plain: dict[str, Methods] = {}
         self._patterns: dict[str, _Pattern] = {}
-        self.entries: list[Entry] = []
+        self.entries: list[RouteEntry] = []
 
     def add(
         self,
@@ -84,62 +84,62 @@ class Router:
         public: bool = False,
         reads_query: bool = False,
     ) -> None:
-        """Add a route. `{name}` in the path takes one segment, `{name...}` takes slashes too.
+        """Add a route. `{name}` in the path matches one segment, `{name...}` matches slashes too.
 
-        `reads_query` is of use where the operation has no query, but something is to be said to one that comes.
+        Set `reads_query` if the handler parses the query although the operation documents none.
         """
-        self.entries.append(Entry(method, path, public, operation))
+        self.entries.append(RouteEntry(method, path, public, operation))
         if "{" in path:
-            methods = self._patterns.setdefault(path, _Pattern(_compile(path), {})).methods
+            methods = self._patterns.setdefault(path, _Pattern(_compile_path(path), {})).methods
         else:
             methods = self._plain.setdefault(path, {})
-        reads_query = reads_query or (operation is not None and operation.query is not None)
+        reads_query = reads_query or (operation is not None and operation.query_type is not None)
         methods[method] = Route(handler, public=public, reads_query=reads_query)
         if method == "GET":
             methods["HEAD"] = methods[method]
-        methods.setdefault("OPTIONS", Route(_list_methods(methods), public=True))
+        methods.setdefault("OPTIONS", Route(_make_options_handler(methods), public=True))
 
-    def find(self, exchange: Exchange) -> Route:
-        """The route of a request, with the path's parameters put into the exchange."""
-        methods = self._plain.get(exchange.path) or self._match(exchange)
+    def find(self, http_request: HttpRequest) -> Route:
+        """Return the route of a request and set the request's path parameters. Raises NotFound or MethodNotAllowed."""
+        methods = self._plain.get(http_request.path) or self._match(http_request)
         if methods is None:
-            raise NotFound(f"There is no {_shorten(exchange.path)} here.{self._note}", code="unknown_url")
-        route = methods.get(exchange.method)
+            raise NotFound(f"Unknown path: {_shorten(http_request.path)}.{self._note}", code="unknown_url")
+        route = methods.get(http_request.method)
         if route is None:
-            exchange.extra_headers.append(_allow(methods))
-            raise MethodNotAllowed(f"{exchange.method} does not go with this URL; {', '.join(methods)} do.")
+            http_request.extra_headers.append(_make_allow_header(methods))
+            raise MethodNotAllowed(f"{http_request.method} is not allowed on this path. Allowed: {', '.join(methods)}.")
         return route
 
-    def _match(self, exchange: Exchange) -> Methods | None:
-        # As it came: a slash in an id comes encoded, and is none between two segments.
-        path = quote(exchange.path) if exchange.raw_path is None else exchange.raw_path.decode("latin-1")
+    def _match(self, http_request: HttpRequest) -> Methods | None:
+        # The raw path: an encoded slash is part of an id, and does not separate segments.
+        path = quote(http_request.path) if http_request.raw_path is None else http_request.raw_path.decode("latin-1")
         for pattern in self._patterns.values():
             found = pattern.expression.fullmatch(path)
             if found:
-                exchange.params = tuple(map(unquote, found.groups()))
+                http_request.path_params = tuple(map(unquote, found.groups()))
                 return pattern.methods
         return None
 
 
-def _compile(path: str) -> re.Pattern[str]:
+def _compile_path(path: str) -> re.Pattern[str]:
     parts = _PARAMETER.split(path)
-    # Every other part is what stood between the braces.
+    # Every other part is the group of the expression: the dots of a parameter, or None.
     parts[1::2] = ["(.+)" if dots else "([^/]+)" for dots in parts[1::2]]
     parts[::2] = [re.escape(text) for text in parts[::2]]
     return re.compile("".join(parts), re.DOTALL)
 
 
-def _list_methods(methods: Methods) -> Handler:
-    async def list_methods(exchange: Exchange) -> None:
-        exchange.extra_headers.append(_allow(methods))
-        await exchange.answer(204, b"")
+def _make_options_handler(methods: Methods) -> Handler:
+    async def list_methods(http_request: HttpRequest) -> None:
+        http_request.extra_headers.append(_make_allow_header(methods))
+        await http_request.respond(204, b"")
 
     return list_methods
 
 
-def _allow(methods: Methods) -> tuple[bytes, bytes]:
+def _make_allow_header(methods: Methods) -> tuple[bytes, bytes]:
     return (b"allow", ", ".join(methods).encode())
 
 
 def _shorten(path: str) -> str:
-    return path if len(path) <= 200 else f"{path[:200]}…"
+    return path if len(path) <= _MAX_SHOWN_PATH else f"{path[:_MAX_SHOWN_PATH]}…"

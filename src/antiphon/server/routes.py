@@ -1,4 +1,4 @@
-"""The table of everything the server answers to."""
+"""The table of all routes, with the operations that the OpenAPI document describes."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from antiphon.server.conversations import ConversationHandlers, DeletedConversat
 from antiphon.server.health import Greeting, Health, HealthHandlers
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.models import ModelHandlers, ModelList, ModelObject
-from antiphon.server.openapi import DocumentHandler
+from antiphon.server.openapi import OpenApiHandler
 from antiphon.server.prompts import DeletedPrompt, PromptHandlers, PromptList
 from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery, VersionQuery
 from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHandlers
@@ -45,8 +45,8 @@ def make_router(engine: Engine, settings: Settings) -> Router:
     router.add(
         "GET",
         "/openapi.json",
-        DocumentHandler(router, guarded=bool(settings.api_keys)).show,
-        Operation(id="getDocument", summary="Get this document.", answer=dict[str, Any]),
+        OpenApiHandler(router, requires_key=bool(settings.api_keys)).show,
+        Operation(id="getDocument", summary="Get this document.", response_type=dict[str, Any]),
         public=True,
     )
     return router
@@ -59,9 +59,9 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
         responses.create,
         Operation(
             id="createResponse",
-            summary="Have a model answer.",
-            body=CreateRequest,
-            answer=Response,
+            summary="Create a response.",
+            body_type=CreateRequest,
+            response_type=Response,
             streams=True,
             errors=(NotFound, RateLimited, UpstreamError, Unavailable, UpstreamTimeout),
         ),
@@ -72,9 +72,9 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
         responses.count_input_tokens,
         Operation(
             id="countInputTokens",
-            summary="Count the tokens that the model would read.",
-            body=CountRequest,
-            answer=InputTokens,
+            summary="Count the input tokens of a request.",
+            body_type=CountRequest,
+            response_type=InputTokens,
             errors=(NotFound,),
         ),
     )
@@ -84,9 +84,9 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
         responses.compact,
         Operation(
             id="compactResponse",
-            summary="Make a conversation short enough to go on with.",
-            body=CompactRequest,
-            answer=CompactedResponse,
+            summary="Compact a conversation so that it fits the context window.",
+            body_type=CompactRequest,
+            response_type=CompactedResponse,
             errors=(NotFound,),
         ),
     )
@@ -96,9 +96,9 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
         responses.retrieve,
         Operation(
             id="getResponse",
-            summary="Get a stored response, or the events of one that runs in the background.",
-            query=ResponseQuery,
-            answer=Response,
+            summary="Get a stored response, or stream the events of a background response.",
+            query_type=ResponseQuery,
+            response_type=Response,
             streams=True,
         ),
     )
@@ -106,20 +106,23 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
         "DELETE",
         "/v1/responses/{response_id}",
         responses.delete,
-        Operation(id="deleteResponse", summary="Delete a stored response.", answer=DeletedResponse),
+        Operation(id="deleteResponse", summary="Delete a stored response.", response_type=DeletedResponse),
     )
     router.add(
         "POST",
         "/v1/responses/{response_id}/cancel",
         responses.cancel,
-        Operation(id="cancelResponse", summary="End a response that is under way.", answer=Response),
+        Operation(id="cancelResponse", summary="Cancel a response that is in progress.", response_type=Response),
     )
     router.add(
         "GET",
         "/v1/responses/{response_id}/input_items",
         responses.list_input_items,
         Operation(
-            id="listInputItems", summary="List what a stored response was asked.", query=PageQuery, answer=ItemPage
+            id="listInputItems",
+            summary="List the input items of a stored response.",
+            query_type=PageQuery,
+            response_type=ItemPage,
         ),
     )
 
@@ -131,7 +134,7 @@ def _add_websocket(router: Router) -> None:
         require_upgrade,
         Operation(
             id="connectResponses",
-            summary="Open a WebSocket, on which responses can be created and steered.",
+            summary="Open a WebSocket to create and steer responses.",
             errors=(UpgradeRequired, Unavailable),
         ),
     )
@@ -144,10 +147,10 @@ def _add_conversations(router: Router, conversations: ConversationHandlers) -> N
         conversations.create,
         Operation(
             id="createConversation",
-            summary="Begin a conversation.",
-            body=CreateConversation,
+            summary="Create a conversation.",
+            body_type=CreateConversation,
             optional_body=True,
-            answer=Conversation,
+            response_type=Conversation,
             errors=(NotFound,),
         ),
     )
@@ -155,7 +158,7 @@ def _add_conversations(router: Router, conversations: ConversationHandlers) -> N
         "GET",
         "/v1/conversations/{conversation_id}",
         conversations.retrieve,
-        Operation(id="getConversation", summary="Get a conversation.", answer=Conversation),
+        Operation(id="getConversation", summary="Get a conversation.", response_type=Conversation),
     )
     router.add(
         "POST",
@@ -164,15 +167,15 @@ def _add_conversations(router: Router, conversations: ConversationHandlers) -> N
         Operation(
             id="updateConversation",
             summary="Replace a conversation's metadata.",
-            body=UpdateConversation,
-            answer=Conversation,
+            body_type=UpdateConversation,
+            response_type=Conversation,
         ),
     )
     router.add(
         "DELETE",
         "/v1/conversations/{conversation_id}",
         conversations.delete,
-        Operation(id="deleteConversation", summary="Delete a conversation.", answer=DeletedConversation),
+        Operation(id="deleteConversation", summary="Delete a conversation.", response_type=DeletedConversation),
     )
 
 
@@ -182,26 +185,30 @@ def _add_conversation_items(router: Router, conversations: ConversationHandlers)
         "/v1/conversations/{conversation_id}/items",
         conversations.add_items,
         Operation(
-            id="addItems", summary="Add items to a conversation.", body=AddItems, query=ItemQuery, answer=ItemPage
+            id="addItems",
+            summary="Add items to a conversation.",
+            body_type=AddItems,
+            query_type=ItemQuery,
+            response_type=ItemPage,
         ),
     )
     router.add(
         "GET",
         "/v1/conversations/{conversation_id}/items",
         conversations.list_items,
-        Operation(id="listItems", summary="List a conversation's items.", query=PageQuery, answer=ItemPage),
+        Operation(id="listItems", summary="List a conversation's items.", query_type=PageQuery, response_type=ItemPage),
     )
     router.add(
         "GET",
         "/v1/conversations/{conversation_id}/items/{item_id}",
         conversations.retrieve_item,
-        Operation(id="getItem", summary="Get an item of a conversation.", query=ItemQuery, answer=OneItem),
+        Operation(id="getItem", summary="Get an item of a conversation.", query_type=ItemQuery, response_type=OneItem),
     )
     router.add(
         "DELETE",
         "/v1/conversations/{conversation_id}/items/{item_id}",
         conversations.delete_item,
-        Operation(id="deleteItem", summary="Take an item out of a conversation.", answer=Conversation),
+        Operation(id="deleteItem", summary="Delete an item of a conversation.", response_type=Conversation),
     )
 
 
@@ -210,27 +217,32 @@ def _add_prompts(router: Router, prompts: PromptHandlers) -> None:
         "POST",
         "/v1/prompts",
         prompts.define,
-        Operation(id="definePrompt", summary="Define a version of a prompt.", body=PromptDefinition, answer=Prompt),
+        Operation(
+            id="definePrompt", summary="Define a version of a prompt.", body_type=PromptDefinition, response_type=Prompt
+        ),
     )
     router.add(
         "GET",
         "/v1/prompts",
         prompts.list_all,
-        Operation(id="listPrompts", summary="List the versions of all prompts.", answer=PromptList),
+        Operation(id="listPrompts", summary="List the versions of all prompts.", response_type=PromptList),
     )
     router.add(
         "GET",
         "/v1/prompts/{prompt_id}",
         prompts.retrieve,
         Operation(
-            id="getPrompt", summary="Get a version of a prompt, or the newest.", query=VersionQuery, answer=Prompt
+            id="getPrompt",
+            summary="Get a version of a prompt, by default the newest.",
+            query_type=VersionQuery,
+            response_type=Prompt,
         ),
     )
     router.add(
         "DELETE",
         "/v1/prompts/{prompt_id}",
         prompts.delete,
-        Operation(id="deletePrompt", summary="Delete a prompt with all its versions.", answer=DeletedPrompt),
+        Operation(id="deletePrompt", summary="Delete a prompt with all its versions.", response_type=DeletedPrompt),
         reads_query=True,
     )
 
@@ -242,13 +254,13 @@ def _add_agent(router: Router, agent: AgentHandlers) -> None:
         agent.execute,
         Operation(
             id="executeAgent",
-            summary="Have an agent take a turn, with the tools of the server and of the client.",
-            body=AgentExecuteBody,
-            answer=AgentExecuteResponse,
+            summary="Execute one turn of an agent with the tools of the server and the client.",
+            body_type=AgentExecuteBody,
+            response_type=AgentExecuteResponse,
             streams=True,
-            events=EVENTS,
+            event_types=EVENTS,
             errors=(NotFound, RateLimited, UpstreamError, Unavailable, UpstreamTimeout),
-            failure=AgentExecuteResponse,
+            error_type=AgentExecuteResponse,
         ),
     )
 
@@ -258,13 +270,13 @@ def _add_models(router: Router, models: ModelHandlers) -> None:
         "GET",
         "/v1/models",
         models.list_all,
-        Operation(id="listModels", summary="List the models.", answer=ModelList),
+        Operation(id="listModels", summary="List the models.", response_type=ModelList),
     )
     router.add(
         "GET",
         "/v1/models/{model...}",
         models.retrieve,
-        Operation(id="getModel", summary="Get a model.", answer=ModelObject),
+        Operation(id="getModel", summary="Get a model.", response_type=ModelObject),
     )
 
 
@@ -273,14 +285,14 @@ def _add_health(router: Router, health: HealthHandlers) -> None:
         "GET",
         "/",
         health.greet,
-        Operation(id="greet", summary="See where things are.", answer=Greeting),
+        Operation(id="greet", summary="List the main paths of the server.", response_type=Greeting),
         public=True,
     )
     router.add(
         "GET",
         "/healthz",
         health.live,
-        Operation(id="checkLife", summary="See whether the process is up.", answer=Health),
+        Operation(id="checkLife", summary="Check that the process is running.", response_type=Health),
         public=True,
     )
     router.add(
@@ -289,8 +301,8 @@ def _add_health(router: Router, health: HealthHandlers) -> None:
         health.ready,
         Operation(
             id="checkReadiness",
-            summary="See whether the models are loaded and the store is open.",
-            answer=Health,
+            summary="Check that the models are loaded and the store is open.",
+            response_type=Health,
             errors=(Unavailable,),
         ),
         public=True,

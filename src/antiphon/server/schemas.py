@@ -1,4 +1,4 @@
-"""JSON schemas of the wire's types, made from the structs that decode and encode them."""
+"""JSON schemas of the API's types, made from the structs that decode and encode them."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,33 +12,33 @@ Schema = dict[str, Any]
 
 _REF = "#/components/schemas/{name}"
 _NULL = {"type": "null"}
-# msgspec leaves a field out that is as empty as one of these makes it, if the struct leaves out its defaults.
-_LEFT_OUT_IF_EMPTY = (list, dict, set)
+# Default factories of fields that msgspec omits when they are empty, if the struct omits defaults.
+_OMITTED_IF_EMPTY = (list, dict, set)
 
 
 class Components:
-    """The schemas of all types that are read, and of all that are sent, with everything they hold.
+    """The schemas of all types that the server reads or sends, and of the types within them.
 
-    A type that is read is described as leniently as it is read: fields we do not know are welcome, and a family comes
-    with its aliases and other forms. A type that is only ever sent has all the fields that are always there.
+    A type that is read is described as leniently as it is parsed: unknown fields are allowed, and a family includes its
+    aliases and other forms. For a type that is only sent, the fields that are always present are required.
     """
 
     def __init__(self, *, read: Iterable[Any], sent: Iterable[Any]) -> None:
-        self._read = _Reach(read, lenient=True)
-        sent_reach = _Reach(sent, lenient=False)
-        structs = self._read.structs | sent_reach.structs
+        self._read_types = _ReachableTypes(read, lenient=True)
+        sent_types = _ReachableTypes(sent, lenient=False)
+        structs = self._read_types.structs | sent_types.structs
         _, self.schemas = msgspec.json.schema_components(structs, ref_template=_REF)
         for info in structs.values():
             self._correct(info)
-        for family in (self._read.families | sent_reach.families).values():
+        for family in (self._read_types.families | sent_types.families).values():
             self.schemas |= _describe_family(family)
-        for family in self._read.families.values():
+        for family in self._read_types.families.values():
             if _is_lenient(family):
                 self.schemas |= self._describe_input(family)
         self.schemas = dict(sorted(self.schemas.items()))
 
     def describe(self, kind: Any, *, read: bool = False) -> Schema:
-        """The schema of a type: a reference, mostly."""
+        """Return the schema of a type, usually a reference."""
         holds = find_union_field(inspect.type_info(kind))
         if holds is not None:
             return _describe_open(holds, lenient=read)
@@ -46,21 +46,21 @@ class Components:
         return schema
 
     def _correct(self, info: inspect.StructType) -> None:
-        """Say what msgspec does not know: what open fields hold, and that the codec lets unknown fields pass."""
+        """Add facts that msgspec does not have: the types in open fields, and that the codec allows unknown fields."""
         schema = self.schemas[info.cls.__name__]
         schema.pop("additionalProperties", None)
-        is_read = info.cls in self._read.structs
+        is_read = info.cls in self._read_types.structs
         for field in info.fields:
             holds = find_union_field(field.type)
             if holds is not None:
                 schema["properties"][field.encode_name] |= _describe_open(holds, lenient=is_read)
         if not is_read:
-            schema["required"] = list(_always_sent(info))
+            schema["required"] = list(_list_always_sent(info))
 
     def _describe_input(self, family: OpenUnion[Any]) -> dict[str, Schema]:
-        """A member of the family in any of the forms in which it is read."""
+        """Describe a member of the family in all forms that the codec accepts."""
         for tag, variant in family.variants.items():
-            # Whatever has the mark is read as the variant, or not at all, unless the member has a field for it itself.
+            # An object with the mark is read as the variant, unless the member itself has a field of that name.
             self.schemas[family.members[tag].__name__]["properties"].setdefault(variant.marker, _NULL)
         forms = [_refer(family.name)]
         forms += [_describe_variant(family, tag) for tag in family.variants]
@@ -85,8 +85,8 @@ class Components:
         return {**schema, "properties": {**schema["properties"], "type": tag}}
 
 
-class _Reach:
-    """All structs and families that can be reached from some types."""
+class _ReachableTypes:
+    """All structs and families reachable from some types."""
 
     def __init__(self, kinds: Iterable[Any], *, lenient: bool) -> None:
         self.structs: dict[type[Struct], inspect.StructType] = {}
@@ -108,7 +108,7 @@ class _Reach:
                 for field in node.fields:
                     self._visit(field.type)
         else:
-            for child in _children(node):
+            for child in _list_children(node):
                 self._visit(child)
 
     def _visit_family(self, family: OpenUnion[Any]) -> None:
@@ -118,7 +118,7 @@ class _Reach:
             self._visit_all([*family.members.values(), *forms])
 
 
-def _children(node: inspect.Type) -> Iterator[inspect.Type]:
+def _list_children(node: inspect.Type) -> Iterator[inspect.Type]:
     for value in msgspec.structs.astuple(node):
         if isinstance(value, inspect.Type):
             yield value
@@ -126,13 +126,13 @@ def _children(node: inspect.Type) -> Iterator[inspect.Type]:
             yield from (child for child in value if isinstance(child, inspect.Type))
 
 
-def _always_sent(info: inspect.StructType) -> Iterator[str]:
+def _list_always_sent(info: inspect.StructType) -> Iterator[str]:
     if info.tag_field is not None:
         yield info.tag_field
     for field in info.fields:
         if field.default is UNSET:
             continue
-        made = field.default_factory is not NODEFAULT and field.default_factory not in _LEFT_OUT_IF_EMPTY
+        made = field.default_factory is not NODEFAULT and field.default_factory not in _OMITTED_IF_EMPTY
         if field.required or made or not info.cls.__struct_config__.omit_defaults:
             yield field.encode_name
 
@@ -171,7 +171,7 @@ def _describe_family(family: OpenUnion[Any]) -> dict[str, Schema]:
         },
         unknown: {
             "title": unknown,
-            "description": "Of a type that this server does not know: carried as it came.",
+            "description": "An object of a type that this server does not know. It is passed through unchanged.",
             "type": "object",
             "properties": {"type": {"type": "string", "not": {"enum": known}}},
             "required": ["type"],

@@ -13,7 +13,7 @@ from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, ServerError
-from antiphon.server.process import Server, bind
+from antiphon.server.process import Server, bind_socket
 from antiphon.store.memory.store import MemoryStore
 
 Script = Mapping[str, Any] | str | Path
@@ -80,7 +80,7 @@ def serve_script(script: Script) -> Iterator[ScriptedServer]:
         urls.append(url)
         ready.set()
 
-    with bind(settings) as listener:
+    with bind_socket(settings) as listener:
         server = Server(engine, settings, on_ready=arrive)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="scripted", daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""A lane of a WebSocket: its responses run one after the other, beside those of other lanes."""
+"""A lane of a WebSocket: its responses run one after the other, concurrently with those of other lanes."""
 
 import asyncio
 import logging
@@ -17,18 +17,24 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import SteerAccepted, SteerPending
-from antiphon.server.http import ClientGone
-from antiphon.server.keepalive import encode_beat_line
-from antiphon.server.log import AccessLine, write_line
-from antiphon.server.websocket.peer import Peer, make_label
-from antiphon.server.websocket.steering import QueuedSteer, explain, find_required, prepend, succeed
+from antiphon.server.http import ClientDisconnected
+from antiphon.server.keepalive import encode_keepalive_json
+from antiphon.server.log import AccessLine, log_line
+from antiphon.server.websocket.state import ConnectionState, encode_stream_id
+from antiphon.server.websocket.steering import (
+    QueuedSteer,
+    explain_failed_successor,
+    find_required_input,
+    make_successor,
+    prepend_steers,
+)
 from antiphon.stream.sse import encode_json_line
 
 logger = logging.getLogger(__name__)
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of `size` bytes that waits for its turn. `steers` go with it; one that they made is `automatic`."""
+class LaneRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A queued request. `steers` are part of its input. The server makes an `automatic` one from steering input."""
 
     request: CreateRequest
     size: int = 0
@@ -38,180 +44,187 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane:
-    """Works off its jobs with one task, which is there only while there are some."""
+    """A queue of requests, served one at a time by a task that exists only while there are some."""
 
-    def __init__(self, peer: Peer, stream_id: str | None, *, on_idle: Callable[["Lane"], object]) -> None:
+    def __init__(self, state: ConnectionState, stream_id: str | None, *, on_idle: Callable[["Lane"], object]) -> None:
         self.stream_id = stream_id
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
-        self.sent = 0
-        self._peer = peer
+        self.bytes_sent = 0
+        self._state = state
         self._on_idle = on_idle
-        self._label = None if stream_id is None else make_label(stream_id)
-        self._jobs: deque[Job] = deque()
+        self._encoded_stream_id = None if stream_id is None else encode_stream_id(stream_id)
+        self._queue: deque[LaneRequest] = deque()
         self._steers: list[QueuedSteer] = []
-        self._beat: asyncio.Task[None] | None = None
+        self._keepalive_task: asyncio.Task[None] | None = None
         self._stopping = False
 
-    # What waits
+    # The queue
 
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
+    def add(self, queued: LaneRequest) -> None:
+        self._queue.append(queued)
         if self.task is None:
-            self.task = asyncio.get_running_loop().create_task(self._work())
+            self.task = asyncio.get_running_loop().create_task(self._serve_queue())
 
     @property
-    def waiting(self) -> Sequence[Job]:
-        return self._jobs
+    def waiting(self) -> Sequence[LaneRequest]:
+        return self._queue
 
     @property
-    def uncommitted(self) -> int:
-        """How many pieces of steering input wait for the response to end that runs here."""
+    def queued_steers(self) -> int:
+        """The number of steering messages that wait for the running response to end."""
         return len(self._steers)
 
     def stop(self) -> None:
-        """Break off: there is nobody left to work for."""
+        """Cancel the running response. The client has disconnected."""
         self._stopping = True
         if self.task is not None:
             self.task.cancel()
 
     async def refuse_waiting(self, error: AntiphonError) -> None:
-        """Answer everything that has not begun with this error."""
-        while self._jobs:
-            job = self._jobs.popleft()
-            await self._refuse(job, error, self._peer.begin_line())
+        """Refuse all queued requests with this error."""
+        while self._queue:
+            queued = self._queue.popleft()
+            await self._refuse(queued, error, self._state.start_access_line())
 
     async def steer(self, run: Run, steer: QueuedSteer) -> None:
-        """Take over input for the response that runs here."""
-        # The number is taken, and the place in line with it, before the model's next words can have either.
-        accepted = SteerAccepted(run.take_sequence_number(), steer.receipt)
+        """Queue steering input for the running response, and acknowledge it."""
+        # The sequence number and the queue position are taken before the model's next event can get them.
+        accepted = SteerAccepted(run.take_sequence_number(), steer.acknowledgement)
         self._steers.append(steer)
-        self._peer.steered.setdefault(run.response.id, asyncio.Event())
+        self._state.unsettled.setdefault(run.response.id, asyncio.Event())
         run.steer()
         await self._write([accepted])
 
-    # Work
+    # Serving
 
-    async def _work(self) -> None:
+    async def _serve_queue(self) -> None:
         try:
-            with suppress(ClientGone):
-                while self._jobs:
-                    await self._play(self._jobs.popleft())
+            with suppress(ClientDisconnected):
+                while self._queue:
+                    await self._serve(self._queue.popleft())
         finally:
             self.task = None
-            if self._beat is not None:
-                self._beat.cancel()
+            if self._keepalive_task is not None:
+                self._keepalive_task.cancel()
             self._on_idle(self)
 
-    async def _play(self, job: Job) -> None:
-        owed = await self._peer.take_owed(job.request.previous_response_id)
-        line = self._peer.begin_line()
-        if owed:
-            job = msgspec.structs.replace(job, steers=owed, request=prepend(owed, job.request))
-        line.model = job.request.model
-        line.warnings = list(job.warnings)
+    async def _serve(self, queued: LaneRequest) -> None:
+        steers = await self._state.take_pending_steers(queued.request.previous_response_id)
+        line = self._state.start_access_line()
+        if steers:
+            queued = msgspec.structs.replace(queued, steers=steers, request=prepend_steers(steers, queued.request))
+        line.model = queued.request.model
+        line.warnings = list(queued.warnings)
         try:
-            run = await self._peer.engine.create(job.request, project=self._peer.project, session=self._peer.session)
+            run = await self._state.engine.create(
+                queued.request, project=self._state.project, session=self._state.session
+            )
         except Exception as error:
-            await self._refuse(job, _as_known(error, self._peer.upgrade.id), line)
+            await self._refuse(queued, _as_antiphon_error(error, self._state.upgrade.id), line)
             return
-        assert not isinstance(run, BackgroundRun), "a connection takes no background responses"
+        assert not isinstance(run, BackgroundRun), "background requests are refused before they are queued"
         try:
             await self._stream(run, line)
-            await self._follow_up(run)
+            await self._use_steers(run)
         finally:
-            self._peer.settle(run.response.id)
+            self._state.settle_steering(run.response.id)
 
     async def _stream(self, run: Run, line: AccessLine) -> None:
-        self.run, self.sent = run, 0
+        self.run, self.bytes_sent = run, 0
         line.model, line.response_id, line.error = run.response.model, run.response.id, "client_gone"
         line.warnings += run.warnings
         try:
-            with self._peer.keepalive.watch(self) as pulse:
+            with self._state.keepalive.watch(self) as activity:
                 async with aclosing(run.events()) as batches:
                     async for batch in batches:
-                        pulse.last = batch[-1]
+                        activity.last_event = batch[-1]
                         await self._write(batch)
             line.error = run.response.error.code if run.response.error is not None else None
-        except ClientGone:
+        except ClientDisconnected:
             raise
         except asyncio.CancelledError:
             if self._stopping or self.task is None:
                 raise
-            # Somebody cancelled the response, and did not wait for this client to read on. It will hear of it then.
+            # Another request cancelled the response while this client read slowly. Send the client the end of it.
             self.task.uncancel()
             line.error = None
             await self._write([events.Incomplete(run.take_sequence_number(), run.response)])
-        except Exception as error:  # only an engine that breaks its promise gets here
-            await self._refuse(Job(request=run.request), _as_known(error, self._peer.upgrade.id), line)
+        except Exception as error:  # the engine failed unexpectedly
+            await self._refuse(
+                LaneRequest(request=run.request), _as_antiphon_error(error, self._state.upgrade.id), line
+            )
             return
         finally:
             self.run = None
-            self._peer.note_end(run.response.id, run.response.status)
+            self._state.record_end(run.response.id, run.response.status)
             if line.status == 200:
-                self._log(line, self.sent)
+                self._log(line, self.bytes_sent)
 
-    async def _refuse(self, job: Job, error: AntiphonError, line: AccessLine) -> None:
+    async def _refuse(self, queued: LaneRequest, error: AntiphonError, line: AccessLine) -> None:
         line.status, line.error = error.status, error.code or error.type
         size = 0
         try:
-            if not job.automatic:
-                size = await self._peer.write_error(error, self.stream_id)
-            for steer in job.steers:
-                await self._write([steer.give_back(0, "successor_creation_failed", explain(error))])
+            if not queued.automatic:
+                size = await self._state.write_error(error, self.stream_id)
+            for steer in queued.steers:
+                await self._write([steer.make_failure(0, "successor_creation_failed", explain_failed_successor(error))])
         finally:
             self._log(line, size)
 
     def _log(self, line: AccessLine, size: int) -> None:
         line.ms = round(time.perf_counter() * 1000 - line.ms, 2)
         line.bytes = size
-        write_line(line)
+        log_line(line)
 
-    async def _follow_up(self, run: Run) -> None:
-        """The response is over: what the client had to say to it goes on with it, waits, or goes back."""
+    async def _use_steers(self, run: Run) -> None:
+        """Use the steering input of a response that has ended.
+
+        It becomes a new request, or waits for the outputs of tool calls, or is returned if the response failed.
+        """
         steers, self._steers = self._steers, []
         if not steers:
             return
         response = run.response
-        required = find_required(response.output)
+        required = find_required_input(response.output)
         if response.status not in ("completed", "incomplete"):
             for steer in steers:
-                message = f"The response has ended as {response.status}."
-                await self._write([steer.give_back(run.take_sequence_number(), "response_not_active", message)])
+                message = f"The response has the status '{response.status}'."
+                await self._write([steer.make_failure(run.take_sequence_number(), "response_not_active", message)])
         elif required:
-            self._peer.owed[response.id] = steers
+            self._state.pending_steers[response.id] = steers
             for steer in steers:
-                await self._write([SteerPending(run.take_sequence_number(), steer.receipt, required)])
+                await self._write([SteerPending(run.take_sequence_number(), steer.acknowledgement, required)])
         else:
-            self._jobs.appendleft(Job(request=succeed(run, steers), steers=steers, automatic=True))
+            self._queue.appendleft(LaneRequest(request=make_successor(run, steers), steers=steers, automatic=True))
 
     # Sending
 
-    async def _write(self, told: Sequence[Event | Unknown]) -> None:
-        lines = self._mark([encode_json_line(event) for event in self._peer.rename(told)])
-        self.sent += self._peer.count(lines)
-        if not self._peer.wire.write_now(lines):
-            await self._peer.wire.write(lines)
+    async def _write(self, batch: Sequence[Event | Unknown]) -> None:
+        lines = self._add_stream_id([encode_json_line(event) for event in self._state.rename(batch)])
+        self.bytes_sent += self._state.count_bytes(lines)
+        if not self._state.socket.write_now(lines):
+            await self._state.socket.write(lines)
 
-    def _mark(self, lines: list[bytes]) -> list[bytes]:
-        return lines if self._label is None else [line[:-1] + self._label for line in lines]
+    def _add_stream_id(self, lines: list[bytes]) -> list[bytes]:
+        return lines if self._encoded_stream_id is None else [line[:-1] + self._encoded_stream_id for line in lines]
 
     @property
     def is_writing(self) -> bool:
-        return self._peer.wire.is_writing or self._beat is not None
+        return self._state.socket.is_writing or self._keepalive_task is not None
 
-    def start_beat(self, number: int) -> None:
-        self._beat = asyncio.get_running_loop().create_task(self._send_beat(number))
+    def start_keepalive(self, number: int) -> None:
+        self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(number))
 
-    async def _send_beat(self, number: int) -> None:
+    async def _send_keepalive(self, number: int) -> None:
         try:
-            with suppress(ClientGone):
-                self.sent += await self._peer.write(self._mark([encode_beat_line(number)]))
+            with suppress(ClientDisconnected):
+                self.bytes_sent += await self._state.write(self._add_stream_id([encode_keepalive_json(number)]))
         finally:
-            self._beat = None
+            self._keepalive_task = None
 
 
-def _as_known(error: Exception, request_id: str) -> AntiphonError:
+def _as_antiphon_error(error: Exception, request_id: str) -> AntiphonError:
     if isinstance(error, AntiphonError) and error.__cause__ is None:
         return error
     logger.error("the request failed", exc_info=error, extra={"request_id": request_id})

@@ -1,4 +1,4 @@
-"""Steering: what a client may say to a response that is under way, and what comes of it."""
+"""Steering: user input for a response that is in progress, sent as `response.steer`."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _CONTENT = (InputText, InputImage, InputFile)
 
 
 class SteerRefused(Exception):
-    """The input is not taken over. The client gets it back, with this code."""
+    """The steering input is refused. The client gets it back with this code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class SteerRefused(Exception):
 
 
 class QueuedSteer(msgspec.Struct, frozen=True, kw_only=True):
-    """Input that was accepted: as items, and as it came."""
+    """Accepted steering input: `items` as decoded, `raw` as received. `target` is the response to steer."""
 
     id: str
     target: str
@@ -38,63 +38,64 @@ class QueuedSteer(msgspec.Struct, frozen=True, kw_only=True):
     raw: Raw
 
     @property
-    def receipt(self) -> Steer:
+    def acknowledgement(self) -> Steer:
         return Steer(self.id, self.target)
 
-    def give_back(self, number: int, code: str, message: str) -> SteerFailed:
+    def make_failure(self, number: int, code: str, message: str) -> SteerFailed:
+        """Return the event that gives the input back to the client."""
         return SteerFailed(number, SteerError(code, message), ReturnedSteer(self.target, self.raw, self.id))
 
 
-def read_steer(body: bytes, raw: Raw) -> QueuedSteer:
-    """The input of a `response.steer` message. Raises SteerRefused."""
+def parse_steer(body: bytes, raw: Raw) -> QueuedSteer:
+    """Parse a `response.steer` message. Raises SteerRefused."""
     try:
         steer, unknown = codec.decode_steer(body)
     except InvalidRequest as error:
         raise SteerRefused("invalid_input", error.message) from None
     if unknown:
-        raise SteerRefused("invalid_input", f"A steering message does not take '{unknown[0]}'.")
+        raise SteerRefused("invalid_input", f"'{unknown[0]}' is not a field of a steering message.")
     items = [Message("user", steer.input)] if isinstance(steer.input, str) else steer.input
     if not items:
-        raise SteerRefused("invalid_input", "There is nothing in 'input'.")
+        raise SteerRefused("invalid_input", "'input' must not be empty.")
     for index, item in enumerate(items):
-        if not _is_steering(item):
-            raise SteerRefused("invalid_input", f"input[{index}]: only messages of the user can steer a response.")
+        if not _is_user_message(item):
+            raise SteerRefused("invalid_input", f"input[{index}]: only user messages can steer a response.")
     return QueuedSteer(id=f"steer_{new_token()}", target=steer.previous_response_id, items=list(items), raw=raw)
 
 
-def _is_steering(item: Item | Unknown) -> bool:
+def _is_user_message(item: Item | Unknown) -> bool:
     if not isinstance(item, Message) or item.role != "user":
         return False
     return isinstance(item.content, str) or all(isinstance(part, _CONTENT) for part in item.content)
 
 
-def check_support(request: CreateRequest) -> None:
-    """Raise unless a response to this request can be steered."""
+def check_steerable(request: CreateRequest) -> None:
+    """Raise SteerRefused if the response to this request cannot be steered."""
     for name in ("conversation", "context_management"):
         if getattr(request, name):
             raise SteerRefused("steering_not_supported", f"A response with '{name}' cannot be steered.")
 
 
-def succeed(run: Run, steers: Sequence[QueuedSteer]) -> CreateRequest:
-    """The request that goes on after a response: with its settings, and with what the client had to say to it."""
+def make_successor(run: Run, steers: Sequence[QueuedSteer]) -> CreateRequest:
+    """Return the request that continues a response with its own settings and the steering input."""
     return msgspec.structs.replace(
         run.request,
         previous_response_id=run.response.id,
         input=[item for steer in steers for item in steer.items],
-        prompt=None,  # its template has been filled in
+        prompt=None,  # the template is filled in already
     )
 
 
-def prepend(steers: Sequence[QueuedSteer], request: CreateRequest) -> CreateRequest:
-    """The client's own continuation, with the input that has waited for it in front."""
+def prepend_steers(steers: Sequence[QueuedSteer], request: CreateRequest) -> CreateRequest:
+    """Return the client's continuation with the pending steering input before its own."""
     own: Sequence[Item | Unknown] = (
         [Message("user", request.input)] if isinstance(request.input, str) else request.input or ()
     )
     return msgspec.structs.replace(request, input=[*(item for steer in steers for item in steer.items), *own])
 
 
-def find_required(output: Sequence[Item | Unknown]) -> list[RequiredInput]:
-    """What the client owes before anything else can be said: the outputs of calls, and decisions."""
+def find_required_input(output: Sequence[Item | Unknown]) -> list[RequiredInput]:
+    """Return the input that the client must send before the next turn: outputs of tool calls, and approvals."""
     lone = find_unanswered_calls(output)
     required: list[RequiredInput] = []
     for index, item in enumerate(output):
@@ -108,5 +109,5 @@ def find_required(output: Sequence[Item | Unknown]) -> list[RequiredInput]:
     return required
 
 
-def explain(error: AntiphonError) -> str:
-    return f"The response that was to go on could not be created: {error.message}"
+def explain_failed_successor(error: AntiphonError) -> str:
+    return f"The continuation with this input could not be created: {error.message}"

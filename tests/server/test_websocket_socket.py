@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from antiphon.errors import NotFound
-from antiphon.server.http import ClientGone
-from antiphon.server.websocket.transport import encode_frames
-from antiphon.server.websocket.wire import Upgrade, Wire
+from antiphon.server.http import ClientDisconnected
+from antiphon.server.websocket.socket import UpgradeRequest, WebSocket
+from antiphon.server.websocket.uvicorn_protocol import encode_frames
 
 
 class Server:
@@ -37,25 +37,25 @@ class Server:
 async def test_any_server_is_sent_a_text_message_for_each_line() -> None:
     server = Server()
     server.room.set()
-    await Wire(server.receive, server.send).write([b"one", b"two"])
+    await WebSocket(server.receive, server.send).write([b"one", b"two"])
     assert server.sent == ["one", "two"]
 
 
 async def test_the_short_way_is_taken_when_there_is_room() -> None:
     server = Server()
     server.room.set()
-    await Wire(server.receive, server.send, write_now=server.write).write([b"one", b"two"])
+    await WebSocket(server.receive, server.send, write_now=server.write).write([b"one", b"two"])
     assert server.sent == [[b"one", b"two"]]
 
 
 async def test_the_order_holds_while_the_client_reads_slowly() -> None:
     server = Server()
-    wire = Wire(server.receive, server.send, write_now=server.write)
-    writing = [asyncio.create_task(wire.write([str(n).encode(), b"."])) for n in range(3)]
+    socket = WebSocket(server.receive, server.send, write_now=server.write)
+    writing = [asyncio.create_task(socket.write([str(n).encode(), b"."])) for n in range(3)]
     await asyncio.sleep(0)
-    assert wire.is_writing
+    assert socket.is_writing
     server.room.set()
-    late = asyncio.create_task(wire.write([b"late"]))
+    late = asyncio.create_task(socket.write([b"late"]))
     await asyncio.gather(*writing, late)
     assert server.sent == ["0", ".", "1", ".", "2", ".", "late"]
 
@@ -65,8 +65,8 @@ async def test_a_closed_connection_has_no_client(error: Exception) -> None:
     server = Server()
     server.room.set()
     server.error = error
-    with pytest.raises(ClientGone):
-        await Wire(server.receive, server.send).write([b"x"])
+    with pytest.raises(ClientDisconnected):
+        await WebSocket(server.receive, server.send).write([b"x"])
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ async def test_a_request_is_refused_as_well_as_the_server_can(extensions: Any, s
         messages.append(message)
 
     scope = {"type": "websocket", "path": "/", "query_string": b"", "headers": [], "extensions": extensions}
-    await Upgrade(scope, Server().receive, send).answer_error(NotFound("There is no / here."))
+    await UpgradeRequest(scope, Server().receive, send).respond_error(NotFound("Unknown path: /."))
     assert [message["type"] for message in messages] == sent
 
 
 async def test_a_binary_message_is_told_from_text() -> None:
     server = Server()
-    assert await Wire(server.receive, server.send).read() == b"x"
+    assert await WebSocket(server.receive, server.send).read() == b"x"
 
 
 @pytest.mark.parametrize(

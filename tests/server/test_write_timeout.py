@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from antiphon.server import stalling
-from antiphon.server.stalling import StallGuard
+from antiphon.server import write_timeout
+from antiphon.server.write_timeout import WriteTimeoutMixin
 from support.live_server import Running
 from support.websocket_client import Client
 
@@ -16,7 +16,7 @@ ENDLESS = {"rules": [{"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"dela
 
 @pytest.fixture
 def running(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Running:
-    monkeypatch.setattr(stalling, "_LONGEST_STALL_SECONDS", 0.05)
+    monkeypatch.setattr(write_timeout, "_WRITE_TIMEOUT_SECONDS", 0.05)
     return serve(ENDLESS)
 
 
@@ -49,14 +49,14 @@ class Way(asyncio.Transport):
         self.broken.set()
 
 
-def guard(way: Way) -> StallGuard:
-    made = StallGuard()
+def guard(way: Way) -> WriteTimeoutMixin:
+    made = WriteTimeoutMixin()
     made.loop, made.transport = asyncio.get_running_loop(), way
     return made
 
 
 async def test_one_that_has_read_all_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stalling, "_LONGEST_STALL_SECONDS", 0.0)
+    monkeypatch.setattr(write_timeout, "_WRITE_TIMEOUT_SECONDS", 0.0)
     way = Way(9, 9)
     protocol = guard(way)
     protocol.pause_writing()
@@ -69,7 +69,7 @@ async def test_one_that_has_read_all_is_not_waited_for(monkeypatch: pytest.Monke
 
 
 async def test_one_that_reads_slowly_is_waited_for_as_long_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stalling, "_LONGEST_STALL_SECONDS", 0.0)
+    monkeypatch.setattr(write_timeout, "_WRITE_TIMEOUT_SECONDS", 0.0)
     way = Way(9, 8, 8, 7, 7, 7)
     guard(way).pause_writing()
     await way.broken.wait()

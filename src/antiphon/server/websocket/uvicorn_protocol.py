@@ -1,4 +1,4 @@
-"""uvicorn's side of a WebSocket, with a short way out for streams, and an end that the application decides on."""
+"""uvicorn's WebSocket protocol with a fast path for writes, a write timeout, and a shutdown by the application."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,29 +8,29 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 
-from antiphon.server.stalling import StallGuard
+from antiphon.server.write_timeout import WriteTimeoutMixin
 
 WRITE_NOW = "antiphon.write_now"
-"""An extension of ASGI: `write` sends text messages in one go if that takes no waiting, and says whether it did."""
+"""An ASGI extension: its `write` sends text messages if that needs no waiting, and returns True if it sent them."""
 
-# How long a client may take to say goodbye in return.
-_FAREWELL_SECONDS = 2.0
+# Time for the client to answer a close frame.
+_CLOSE_TIMEOUT_SECONDS = 2.0
 
 
-class Transport(StallGuard, WebSocketsSansIOProtocol):
+class WebSocketProtocol(WriteTimeoutMixin, WebSocketsSansIOProtocol):
     """One connection after its upgrade.
 
-    What comes in is read a message at a time, when the application asks for it. What goes out waits for the client.
+    The application receives one message at a time. Writes wait while the client reads slowly.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.close_timeout = _FAREWELL_SECONDS
-        self._rest = bytearray()  # of a message, after its first piece
+        self.close_timeout = _CLOSE_TIMEOUT_SECONDS
+        self._continuation = bytearray()  # the frames of a fragmented message after the first
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        if self.response.status_code == 101:  # the application starts only when the loop goes on
+        if self.response.status_code == 101:  # the application starts in the next iteration of the event loop
             self.scope["extensions"][WRITE_NOW] = {"write": self.write_now}
 
     def write_now(self, lines: Iterable[bytes]) -> bool:
@@ -40,27 +40,27 @@ class Transport(StallGuard, WebSocketsSansIOProtocol):
         return True
 
     def shutdown(self) -> None:
-        """The server stops. The application lets responses come to their end, and then closes the connection."""
+        """Leave open connections to the application, which closes them when their responses have ended."""
         if not self.handshake_complete:
             super().shutdown()
 
     def handle_cont(self, event: Frame) -> None:
-        # A message may come in any number of pieces. In a list, small ones would take far more than what is in them.
-        self._rest += event.data
+        # A message may have any number of frames. A list of small frames would take far more memory than their data.
+        self._continuation += event.data
         if event.fin:
-            self.frames.append(bytes(self._rest))
-            self._rest.clear()
+            self.frames.append(bytes(self._continuation))
+            self._continuation.clear()
             self.send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         pong = b"".join(self.conn.data_to_send())
-        # Whoever reads nothing gets no answers either: they would pile up here.
+        # A client that does not read gets no pongs: they would accumulate in the write buffer.
         if self.writable.is_set():
             self.transport.write(pong)
 
 
 def encode_frames(lines: Iterable[bytes]) -> bytes:
-    """Text messages of a server: each whole in one frame, and not masked."""
+    """Return the lines as text messages of a server: one unmasked frame each."""
     parts: list[bytes] = []
     for line in lines:
         size = len(line)

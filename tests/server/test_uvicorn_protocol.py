@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.server import connection
-from antiphon.server.connection import Outlet
+from antiphon.server import uvicorn_protocol
+from antiphon.server.uvicorn_protocol import HeadBufferingTransport
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -121,7 +121,7 @@ def test_endless_headers_are_cut_off(server: Any) -> None:
 @pytest.fixture
 def impatient(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A server that waits for a head only for a moment."""
-    monkeypatch.setattr(connection, "_SLOWEST_HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(uvicorn_protocol, "_HEAD_TIMEOUT_SECONDS", 0.05)
     return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.2}, {"text": "Done."}]]}]})
 
 
@@ -156,7 +156,7 @@ def test_an_answer_is_not_cut_off_by_a_slow_request_behind_it(impatient: Any) ->
 @pytest.fixture
 def strict(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A server that waits for the rest of a body only for a moment."""
-    monkeypatch.setattr(connection, "_LONGEST_BODY_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(uvicorn_protocol, "_BODY_TIMEOUT_SECONDS", 0.1)
     return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.25}, {"text": "Done."}]]}]})
 
 
@@ -238,7 +238,7 @@ def test_an_answer_is_one_write() -> None:
         def close(self) -> None:
             written.append(b"closed")
 
-    outlet = Outlet(Recorder())
+    outlet = HeadBufferingTransport(Recorder())
     for data in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"two"):
         outlet.write(data)
     outlet.close()

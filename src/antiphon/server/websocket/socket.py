@@ -1,0 +1,98 @@
+"""A WebSocket over ASGI, and the upgrade request that opens it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from antiphon.server.http import ClientDisconnected, HttpRequest, Message, Receive, Scope, Send
+from antiphon.server.websocket.uvicorn_protocol import WRITE_NOW
+
+WriteNow = Callable[[Sequence[bytes]], bool]
+
+GOING_AWAY = 1001
+POLICY_VIOLATION = 1008
+
+
+class WebSocket:
+    """An accepted WebSocket. Each line of JSON is sent as a text message.
+
+    Writes are sent in the order of the calls, and the lines of one call stay together. A write waits while the client
+    reads slowly.
+    """
+
+    __slots__ = ("_lock", "_receive", "_send", "_write_now", "_writers")
+
+    def __init__(self, receive: Receive, send: Send, *, write_now: WriteNow | None = None) -> None:
+        self._receive = receive
+        self._send = send
+        self._write_now = write_now
+        self._lock = asyncio.Lock()
+        # The lock alone does not show waiting writers: it is free for a moment between two of them.
+        self._writers = 0
+
+    async def accept(self, headers: list[tuple[bytes, bytes]]) -> None:
+        await self._receive()
+        await self._send_message({"type": "websocket.accept", "headers": headers})
+
+    async def read(self) -> str | bytes | None:
+        """Return the next message, or None if either side has closed the connection."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        text: str | bytes | None = message.get("text")
+        return message["bytes"] if text is None else text
+
+    async def write(self, lines: Sequence[bytes]) -> None:
+        """Send each line as a message. Raises ClientDisconnected."""
+        if self.write_now(lines):
+            return
+        self._writers += 1
+        try:
+            async with self._lock:
+                for line in lines:
+                    await self._send_message({"type": "websocket.send", "text": line.decode()})
+        finally:
+            self._writers -= 1
+
+    def write_now(self, lines: Sequence[bytes]) -> bool:
+        """Send the lines if that needs no waiting, and return True if they were sent.
+
+        This is the usual case, and an await that does not wait costs more than the write itself.
+        """
+        return self._write_now is not None and not self._writers and self._write_now(lines)
+
+    @property
+    def is_writing(self) -> bool:
+        """True while a message waits for the client to read."""
+        return self._writers > 0
+
+    async def close(self, code: int) -> None:
+        await self._send_message({"type": "websocket.close", "code": code})
+
+    async def _send_message(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except (OSError, RuntimeError):  # RuntimeError if uvicorn has closed the connection because of invalid data
+            raise ClientDisconnected from None
+
+
+class UpgradeRequest(HttpRequest):
+    """A request to open a WebSocket. `accept` opens `socket`; any other response refuses the upgrade."""
+
+    __slots__ = ("socket",)
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        extensions = scope.get("extensions") or {}
+
+        async def refuse(message: Message) -> None:
+            if "websocket.http.response" in extensions:
+                await send({**message, "type": f"websocket.{message['type']}"})
+            elif message["type"] == "http.response.start":  # this ASGI server cannot send an HTTP response
+                await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+
+        super().__init__({**scope, "method": "GET"}, receive, refuse)
+        extension = extensions.get(WRITE_NOW)
+        self.socket = WebSocket(receive, send, write_now=None if extension is None else extension["write"])
+
+    async def accept(self) -> None:
+        await self.socket.accept([(b"x-request-id", self.id.encode())])
+        self.status = 101
