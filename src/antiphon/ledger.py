@@ -1,8 +1,8 @@
-"""Where a run writes down what it is about to do and what it has done, so that another process can go on with it.
+"""The protocol of a ledger: numbered entries of agent runs, written so that another process can resume a run.
 
-A ledger keeps numbered entries for each run and nothing else; what is in them is the loop's business. A number can be
-taken only once, so of two processes that go on with the same run only one gets anywhere. This is the contract between
-the agent, who writes, and the stores, who keep: neither of them knows the other.
+A ledger stores bytes and does not interpret them. Each number of a run can be written only once, so if two processes
+resume the same run, only one of them makes progress. The agent uses this protocol and the stores implement it. Neither
+imports the other.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from msgspec import Struct
 
 
 class EntryTaken(Exception):
-    """Somebody else has written this entry: the run is theirs now. Nothing was written.
+    """Another process has written this entry and continues the run. Nothing was written.
 
-    Not one of our errors: those end a run as failed, and this run goes on elsewhere.
+    It is no AntiphonError, because those end a run as failed, and this run continues elsewhere.
     """
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"Another process has gone on with the run '{run_id}'.")
+        super().__init__(f"Another process has continued the run '{run_id}'.")
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """A run as a list shows it. `status` is what the last entry that named one said; times are in seconds."""
+    """A run in a list. `status` is from the last entry that gave one. Times are in seconds."""
 
     run_id: str
     created_at: int
@@ -32,22 +32,22 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 
 class Ledger(Protocol):
-    """Entries are on disk when `append` returns."""
+    """Storage for the entries of agent runs. An entry is on disk when `append` returns."""
 
     async def append(
         self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
     ) -> None:
-        """Write the entry of this number. Raises EntryTaken if there is one.
+        """Write the entry of this number. Raises EntryTaken if it exists.
 
-        It is never left open whether it was written: who is cancelled in here hears of it after the entry is there,
-        at the next wait.
+        Cancellation does not interrupt the write. A caller that is cancelled meanwhile gets CancelledError at its next
+        await, when the entry is written.
         """
 
     async def read(self, run_id: str) -> Sequence[bytes]:
-        """The entries of a run in order; none if there is no such run."""
+        """Return the entries of a run in order. An unknown run has none."""
 
     async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
-        """The runs, the newest first."""
+        """Return the runs, newest first."""
 
     async def close(self) -> None:
-        """Release the file."""
+        """Close the file."""

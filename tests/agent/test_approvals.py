@@ -135,7 +135,7 @@ async def test_of_two_at_the_same_time_one_gets_an_error(here: Stage) -> None:
     ends = await asyncio.gather(*resumed, return_exceptions=True)
     (error,) = (end for end in ends if isinstance(end, BaseException))
     assert isinstance(error, EntryTaken)
-    assert str(error) == f"Another process has gone on with the run '{outcome.run_id}'."
+    assert str(error) == f"Another process has continued the run '{outcome.run_id}'."
     assert paid == [5]
 
 

@@ -154,7 +154,7 @@ async def test_pain_agents_82_of_two_who_resume_a_run_one_is_told_and_the_histor
     await stage.until_held()
     assert (await agent.resume("run_1", durable=other)).text == "Mild."
     stage.go_on()
-    with pytest.raises(EntryTaken, match="Another process has gone on with the run 'run_1'"):
+    with pytest.raises(EntryTaken, match="Another process has continued the run 'run_1'"):
         await running
     assert len((await agent.resume("run_1", durable=ledger)).history) == 2
     await other.close()

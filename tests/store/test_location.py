@@ -22,7 +22,7 @@ def test_three_slashes_are_relative_and_four_absolute(url: str, path: str) -> No
     assert store.path == Path(path)
 
 
-def test_memory_is_a_memory_store() -> None:
+def test_memory_url_gives_a_memory_store() -> None:
     assert isinstance(locate_store("memory:"), MemoryStore)
 
 
@@ -31,21 +31,21 @@ def test_memory_is_a_memory_store() -> None:
     [
         ("", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"),
         ("store.db", "must be a URL: sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"),
-        ("redis://:secret@host", "no 'redis' store. There are sqlite:///relative/path.db, .* or memory:"),
-        ("postgresql://me:secret@host/db", "PostgreSQL store comes later"),
-        ("postgres://me:secret@host/db", "PostgreSQL store comes later"),
-        ("memory:x", "takes nothing after its colon"),
+        ("redis://:secret@host", "no 'redis' store. Use sqlite:///relative/path.db, .* or memory:"),
+        ("postgresql://me:secret@host/db", "PostgreSQL is not supported yet"),
+        ("postgres://me:secret@host/db", "PostgreSQL is not supported yet"),
+        ("memory:x", "with nothing after the colon"),
         ("sqlite:", "three slashes and a path"),
         ("sqlite:store.db", "three slashes and a path"),
         ("sqlite://store.db", "three slashes and a path"),
         ("sqlite:///", "three slashes and a path"),
-        ("sqlite:///:memory:", "write memory:"),
-        ("sqlite:///store.db?mode=ro", "takes no options"),
-        ("sqlite:///store.db#x", "takes no options"),
-        ("sqlite:///~/store.db", "write the whole path"),
+        ("sqlite:///:memory:", "Use memory:"),
+        ("sqlite:///store.db?mode=ro", "has no options"),
+        ("sqlite:///store.db#x", "has no options"),
+        ("sqlite:///~/store.db", "Use the full path"),
     ],
 )
-def test_any_other_url_is_refused_with_what_to_write_instead(url: str, message: str) -> None:
+def test_unsupported_url_error_names_the_allowed_forms(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refusal:
         locate_store(url)
     assert "secret" not in str(refusal.value)

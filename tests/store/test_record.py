@@ -10,13 +10,13 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
 from antiphon.store.record import (
     LinkRecord,
-    pack,
+    build_chain,
     pack_events,
-    unpack,
+    pack_response,
     unpack_conversation,
     unpack_events,
     unpack_items,
-    walk,
+    unpack_response,
 )
 
 json_values = st.recursive(
@@ -42,27 +42,29 @@ def test_a_record_holds_unknown_items_byte_for_byte(asked: list[Unknown], answer
     stored = StoredResponse(
         response=Response(id="resp_1", created_at=1, model="m", output=list(answered)), input=list(asked)
     )
-    record = pack(stored)
-    assert unpack(record.id, record.expires_at, record.input, record.output, record.body) == stored
+    record = pack_response(stored)
+    assert unpack_response(record.id, record.expires_at, record.input, record.output, record.body) == stored
 
 
 def test_a_record_holds_nothing_twice() -> None:
     output = [Unknown(b'{"type":"hologram_call"}')]
-    record = pack(StoredResponse(response=Response(id="resp_1", created_at=1, model="m", output=output), input=[]))
+    record = pack_response(
+        StoredResponse(response=Response(id="resp_1", created_at=1, model="m", output=output), input=[])
+    )
     assert (record.input, record.output) == (b"[]", b'[{"type":"hologram_call"}]')
     assert b"hologram_call" not in record.body
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[{}]", b'"text"'])
 def test_a_damaged_record_is_the_servers_fault(damage: bytes) -> None:
-    body = pack(StoredResponse(response=Response(id="resp_1", created_at=1, model="m"), input=[])).body
+    body = pack_response(StoredResponse(response=Response(id="resp_1", created_at=1, model="m"), input=[])).body
     for pieces in ((damage, b"[]", body), (b"[]", damage, body), (b"[]", b"[]", damage)):
         with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-            unpack("resp_1", None, *pieces)
+            unpack_response("resp_1", None, *pieces)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        walk("resp_1", {"resp_1": LinkRecord(None, True, b"[]", damage, body)}.get)
+        build_chain("resp_1", {"resp_1": LinkRecord(None, True, b"[]", damage, body)}.get)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        walk("resp_1", {"resp_1": LinkRecord(None, True, b"[]", b"[]", damage)}.get)
+        build_chain("resp_1", {"resp_1": LinkRecord(None, True, b"[]", b"[]", damage)}.get)
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
         unpack_items("conv_1", [damage + b"{"])
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):

@@ -208,7 +208,7 @@ async def test_an_owner_whose_run_was_taken_over_or_ended_saves_nothing(
     await claim("them", 10, limit=1)
     await queued.save("p", make_stored("resp_8", status="cancelled"))
     for number in (9, 8):
-        with pytest.raises(LeaseLost, match=f"The run of resp_{number} is not, or no longer, us's"):
+        with pytest.raises(LeaseLost, match=f"us does not own the run of resp_{number}"):
             await queued.save("p", make_stored(f"resp_{number}"), owner="us")
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status="queued")
     assert await queued.load("p", "resp_8") == make_stored("resp_8", status="cancelled")

@@ -1,8 +1,8 @@
-"""What a store keeps, and the questions it answers. Every row belongs to a project, and every question names one.
+"""The protocol of a store, and the types it takes and returns.
 
-The contract comes in parts: one for each kind of thing that is kept, and one for references to items. A store answers
-them all. Questions that name no project are the server's own: `expire`, and the side of the run queue that works it
-off.
+The protocol has one part for each kind of stored data, and one for references to items. Every row belongs to a project,
+and every method takes one, except those that serve the server itself: `expire`, and the methods with which workers take
+runs from the queue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,27 @@ Order = Literal["asc", "desc"]
 
 NO_LIMITS = RunLimits()
 
+# Length of the random part of a response id. The ids of the items of a response begin with it, after their prefix.
+TOKEN_LENGTH = 44
+
+
+def parse_response_id(item_id: str) -> str | None:
+    """Return the id of the response that produced an item, or None if the server did not make the item id."""
+    _, _, rest = item_id.partition("_")
+    return f"resp_{rest[:TOKEN_LENGTH]}" if len(rest) > TOKEN_LENGTH else None
+
 
 class LeaseLost(AntiphonError):
-    """The run is no longer the writer's: another process took it over, or it has ended. Nothing was written.
+    """The writer does not own the run: another process claimed it, or it has ended. Nothing was written.
 
-    It tells a background run to stop. It is never sent to a client.
+    A worker stops the run when it gets this error. Clients never receive it.
     """
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response with the input items it was asked with (only its own, not the chain's).
+    """A response with the input items of its request, without those of earlier responses.
 
-    From the second `expires_at` on, it is as if it had been deleted for whoever names it. What continues it reads it.
+    From the second `expires_at` on it cannot be loaded or continued. Responses that continue it still read it.
     """
 
     response: Response
@@ -41,9 +50,9 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One response of a chain, cut down to what a continuation reads: its input items, then its output items.
+    """One response of a chain: its input items, followed by its output items.
 
-    One that is not `final` yet still has its output to come. The first of a chain may belong to a `conversation`.
+    The output is incomplete unless `final` is true. Only the first response of a chain can have a `conversation`.
     """
 
     id: str
@@ -54,27 +63,27 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemRows(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a conversation's items, and whether there are more after it."""
+    """A page of a conversation's items. `has_more`: there are items after it."""
 
     items: list[Item | Unknown]
     has_more: bool
 
 
 class RunKey(NamedTuple):
-    """Which run: that of this response."""
+    """The key of a background run."""
 
     project: str
     response_id: str
 
 
 class ClaimedRun(NamedTuple):
-    """A run that its owner shall work off. `request` is what `enqueue` was given.
+    """A run claimed by an owner. `request` has the bytes given to `enqueue`.
 
-    `attempt` is 1 for the first claim. `watched`: a reader was, or may have been, shown events of an earlier attempt.
-    `cancelled`: its cancellation was requested. `interruptions`: how many of the earlier attempts were not ended in
-    good order, by `release` or `put_back`. `model` is what the response names; `ours`: it was enqueued by this process,
-    or by one that serves the same models.
-    `free_since` is when it was enqueued or given back, or when its last owner's lease ran out.
+    `attempt` is 1 for the first claim. `watched`: a reader may have seen events of an earlier attempt. `cancelled`:
+    cancellation was requested. `interruptions`: number of earlier attempts that ended neither with `release` nor with
+    `put_back`, for example by a crash. `model` is the model of the response. `ours`: the run was enqueued by
+    a process with the same `home`. `free_since`: the time at which the run was enqueued or released, or at which the
+    lease of its last owner expired.
     """
 
     project: str
@@ -98,7 +107,7 @@ class PromptVersion(NamedTuple):
 
 
 class StoredPrompt(NamedTuple):
-    """One version of a prompt. `body` is what `save_prompt` was given."""
+    """One version of a prompt. `body` has the bytes given to `save_prompt`."""
 
     version: str
     created_at: int
@@ -115,38 +124,39 @@ class Responses(Protocol):
         owner: str | None = None,
         events: tuple[int, Sequence[bytes]] | None = None,
     ) -> None:
-        """Keep a response, replacing an earlier version of the same id.
+        """Save a response, replacing an earlier version of the same id.
 
-        The response is encoded before the first wait, and kept even if the caller is cancelled while waiting. A
-        response with a final status has no run any more: its run goes in the same transaction. What is final stays:
-        saving an unfinished state over it changes nothing.
+        The response is encoded before the first wait, and saved even if the caller is cancelled while waiting. Saving
+        a final status deletes the run of the response in the same transaction. Saving an unfinished status over a
+        final one changes nothing.
 
         With a `conversation`, the input items and then the output items are appended to it in the same transaction, as
-        `append_items` does with an answer, and it lives at least as long as the response. A response is appended once,
-        however often it is saved. Raises NotFound if there is no such conversation; then nothing is saved. With an
-        `owner`, raises LeaseLost unless the response's run is that owner's. `events` are the response's last events, as
-        for `append_events`: they are kept in the same transaction.
+        by `append_items` with `answer`. The conversation then expires no earlier than the response. A response is
+        appended once, however often it is saved. Raises NotFound if there is no such conversation; nothing is saved
+        then. With an `owner`, raises LeaseLost unless that owner has the run of the response. `events` are the last
+        events of the response, as for `append_events`. They are written in the same transaction.
         """
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
-        """One response, or None."""
+        """Return a response, or None if there is none."""
 
     async def delete(self, project: str, response_id: str) -> bool:
-        """Forget a response with its events and its run. False when there was none."""
+        """Delete a response with its events and its run. Return False if there was none."""
 
     async def chain(self, project: str, response_id: str) -> Sequence[Link]:
-        """The response and its ancestors through `previous_response_id`, oldest first.
+        """Return the response and its ancestors through `previous_response_id`, oldest first.
 
-        Empty when the response itself is unknown or has expired; its ancestors are read even if they have. An ancestor
-        that was deleted ends the walk: the first element then still names a `previous_response_id`, and the caller
-        decides what to make of the gap.
+        The result is empty if the response is unknown or has expired. Expired ancestors are included. A deleted
+        ancestor ends the chain: the first element then has a `previous_response_id`, and the caller decides how to
+        handle the gap.
         """
 
     async def expire(self, now: int) -> int:
-        """Delete what has expired, of every project: responses with their events and runs, conversations with their
-        items. A response stays while one that was first kept after it continues it, expired or not, and goes with the
-        last of those. It is done in steps, and other writers come in between. How many responses and conversations
-        went.
+        """Delete expired responses and conversations of all projects. Return how many were deleted.
+
+        Events, runs and items are deleted with them. An expired response stays while a response that was first saved
+        after it continues it, and is deleted with the last of those. The work is done in steps, so that other writers
+        do not wait for all of it.
         """
 
 
@@ -159,18 +169,18 @@ class Conversations(Protocol):
         *,
         expires_at: int | None = None,
     ) -> None:
-        """Keep a new conversation with its first items."""
+        """Save a new conversation with its first items."""
 
     async def load_conversation(self, project: str, conversation_id: str) -> Conversation | None:
-        """One conversation, or None."""
+        """Return a conversation, or None if there is none."""
 
     async def update_conversation(
         self, project: str, conversation_id: str, metadata: dict[str, str] | None
     ) -> Conversation | None:
-        """Replace the metadata. The conversation as it is now, or None."""
+        """Replace the metadata. Return the changed conversation, or None if there is none."""
 
     async def delete_conversation(self, project: str, conversation_id: str) -> bool:
-        """Forget a conversation with its items. False when there was none."""
+        """Delete a conversation with its items. Return False if there was none."""
 
     async def append_items(
         self,
@@ -181,90 +191,91 @@ class Conversations(Protocol):
         answer: Sequence[Item | Unknown] | None = None,
         expires_at: int | None = None,
     ) -> bool:
-        """Append the items as one block: nobody else's come in between. False when there is no such conversation.
+        """Append items as one contiguous block. Return False if there is no such conversation.
 
-        With `expires_at` it lives until then: what is still being added to is not forgotten.
+        With `expires_at`, the conversation expires no earlier than then.
 
-        Raises InvalidRequest if the conversation already has an item of the same id; then nothing is appended. Items
-        without an id are kept and listed, but cannot be asked for.
+        Raises InvalidRequest if the conversation already has an item of the same id; nothing is appended then. Items
+        without an id are stored and listed, but `load_item` cannot return them.
 
-        With an `answer`, they are what a response was asked with, and it comes behind them. It is too late to refuse
-        anything then: an item that another response has brought meanwhile stays where it is, and another one of the
-        same id is appended under a new id. So is all of the answer, whatever is there.
+        With an `answer`, `items` are the input of a response, and `answer` is its output, which is appended after them.
+        Duplicate ids are then no error, because the response exists already: an input item equal to the stored one is
+        skipped, and any other item of a known id is appended under a new id.
         """
 
     async def list_items(
         self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Order
     ) -> ItemRows | None:
-        """Up to `limit` items that follow the item `after` in this order. None when there is no such conversation.
+        """Return up to `limit` items that follow the item `after`, or None if there is no such conversation.
 
-        Raises InvalidRequest, naming `after`, when the conversation has never had such an item. One that was deleted
-        still has its place.
+        Raises InvalidRequest for `after` if the conversation never had such an item. A deleted item keeps its position.
         """
 
     async def conversation_items(
         self, project: str, conversation_id: str, *, before: str | None = None
     ) -> list[Item | Unknown] | None:
-        """All items, oldest first. None when there is no such conversation.
+        """Return all items, oldest first, or None if there is no such conversation.
 
-        With the id of a response in `before`, only those that were there when it was appended; all, if it never was.
+        With a response id in `before`, return only the items that precede that response. If it was never appended,
+        return all.
         """
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
-        """One item of a conversation, or None."""
+        """Return an item of a conversation, or None if there is none."""
 
     async def delete_item(self, project: str, conversation_id: str, item_id: str) -> bool:
-        """Take an item out of a conversation. False when it was not there."""
+        """Delete an item of a conversation. Return False if there was none."""
 
 
 class References(Protocol):
     async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
-        """The output items of those of these responses that there are."""
+        """Return the output items of the given responses. Unknown and expired responses are skipped."""
 
     async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
-        """The item with this id in whichever of the project's responses has it, or else of its conversations, or None.
+        """Return the item with this id from a response of the project, else from a conversation, else None.
 
-        If several have one, it is that of the newest response, or the one appended last. Items that were made in a
-        response that was kept by then are not found in others: their ids say where they are, and they go with it.
+        If several match, return the one of the newest response, or the one appended last to a conversation. An item
+        that a stored response produced is not searched in other responses: `parse_response_id` gives its response, and
+        the item is deleted with it.
         """
 
 
 class EventLog(Protocol):
-    """The events of a response as they were sent, so that a reader can come back and go on from any number."""
+    """The events of a response as they were sent, so that a reader can reconnect and continue from any number."""
 
     async def append_events(
         self, project: str, response_id: str, first: int, payloads: Sequence[bytes], *, owner: str | None = None
     ) -> bool:
-        """Keep a batch: the JSON of consecutive events, numbered from `first`; none has a line break in it.
+        """Append the JSON of consecutive events, numbered from `first`. None may contain a line break.
 
-        False, and nothing is kept, when the response is not stored or, with an `owner`, its run is not that owner's.
-        Raises ServerError if the log already reaches `first`: there are never two events under one number.
+        Return False, and write nothing, if the response is not stored or if `owner` is given and does not have the
+        run. Raises ServerError if the log already reaches `first`: a number is never used for two events.
         """
 
     async def read_events(self, project: str, response_id: str, after: int) -> list[tuple[int, bytes]]:
-        """The events with a number greater than `after`, in order, each with its number. -1 asks for all."""
+        """Return the events with a number greater than `after`, in order, with their numbers. Use -1 for all."""
 
     async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
-        """Forget a response's events, so that its numbers can be given again.
+        """Delete the events of a response, so that its numbers can be used again.
 
-        With an `owner`, only if its run is that owner's and nobody has watched it: False otherwise. This is decided in
-        the same transaction, so a reader either comes first and keeps what it is shown, or finds nothing.
+        With an `owner`, return False and delete nothing unless that owner has the run and no reader has watched it.
+        The check is part of the transaction: a reader either marks the run first, or finds no events.
         """
 
 
 class RunQueue(Protocol):
-    """Background runs: who works on which response. The processes that share a store share its queue.
+    """The queue of background runs, shared by all processes that use one store.
 
-    An owner is one life of one process, with a name that never comes again. Its hold on a run is a lease: if it does
-    not renew it in time, another owner may claim the run, and from then on nothing that the first one writes is kept.
+    An owner is one worker in one process. Its name is never used again. An owner holds a run by a lease. If it does not
+    renew the lease in time, another owner can claim the run, and later writes of the first owner are rejected.
 
-    `home` names all processes that serve the same models: a run that one of them enqueued is ours to each of them.
+    `home` is an identifier shared by all processes that serve the same models.
     """
 
     home: str
 
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        """Keep a new response and its run, in one transaction. `request` is handed back by `claim` as it is."""
+        """Save a new response and its run in one transaction. `claim` returns `request` unchanged."""
 
     async def claim(
         self,
@@ -276,72 +287,72 @@ class RunQueue(Protocol):
         patience: Mapping[str, float] | None = None,
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        """Take up to `limit` runs for `lease` seconds, oldest first.
+        """Claim up to `limit` runs for `lease` seconds, oldest first.
 
-        A run can be taken if it has no owner, if another owner's lease had expired at `as_of`, or if that owner's
-        process is known to be dead. `as_of` is the time at which the caller began to wait for the store: other owners
-        that had to wait too could not renew meanwhile. The lease begins when the run is taken.
+        A run can be claimed if it has no owner, if another owner's lease had expired at `as_of`, or if that owner's
+        process is dead. `as_of` is the time at which the caller began to wait for the store: owners that waited for the
+        store too could not renew in that time. The lease starts when the run is claimed.
 
-        Runs of the models in `patience` are left to other processes, unless they are ours, until they have been free
-        for that many seconds.
+        A run that was enqueued under another `home` is skipped until it has been free for as many seconds as
+        `patience` has for its model.
 
-        `limits` are counted over all processes, in the transaction that takes the runs. A run in progress is one whose
-        owner holds its lease. Runs of a project at its limit are skipped. Taking over or repeating a run is not a
-        start.
+        `limits` are counted over all processes, in the transaction that claims the runs. A run is in progress while
+        its owner holds the lease. Runs of a project at its limit are skipped. Only a first attempt is a start.
 
-        Runs whose cancellation was requested are all taken: they count against no limit, because they need no model.
+        All cancelled runs are claimed. They count against no limit, because they need no model.
         """
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
-        """Hold all runs of this owner for `lease` seconds more. Which they are, and whether their cancellation was
-        requested.
+        """Renew the leases of this owner for `lease` seconds. Return its runs; the value is True if cancelled.
 
-        One that its owner works on and that is not among them was taken over, or deleted with its response. A lease of
-        any owner that lasts longer than it was meant to, since the clock was set back, begins anew.
+        A run missing from the result was claimed by another owner, or deleted with its response. Leases of any owner
+        that end too late, because the clock was set back, are shortened to their full length from now.
         """
 
     async def release(self, owner: str) -> None:
-        """Give back all runs of this owner: others can claim them at once."""
+        """Release all runs of this owner. Others can claim them at once."""
 
     async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
-        """Give back one run of this owner as if it had never had it: others can claim it, as free since then."""
+        """Release one run that this owner did not start. It counts as free since `free_since`."""
 
     async def abandon(self, owner: str, project: str, response_id: str) -> None:
-        """Stop working on one of this owner's runs without ending it: it is free for anyone, us too, when its lease
-        runs out. Without this, renewing would hold it for ever."""
+        """Stop renewing the lease of one run of this owner, without ending the run.
+
+        Any owner, including this one, can claim the run when the lease expires.
+        """
 
     async def watch(self, project: str, response_id: str) -> bool:
-        """Record, before a reader is shown events, that they are to stay true. False when there is no run."""
+        """Record that a reader follows the run, so that events it may read stay. Return False if there is no run."""
 
     async def request_cancel(self, project: str, response_id: str) -> bool:
-        """Ask whoever has the run, or will have it, to end it. False when there is no run."""
+        """Ask the current or next owner of a run to end it. Return False if there is no run."""
 
 
 class Prompts(Protocol):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
-        """Keep a new version of a prompt. Versions do not change: raises InvalidRequest if there is this one."""
+        """Save a new version of a prompt. Raises InvalidRequest if the version exists: versions do not change."""
 
     async def load_prompt(self, project: str, prompt_id: str, version: str | None) -> StoredPrompt | None:
-        """This version, or None; for None, the version that was saved last."""
+        """Return a version of a prompt, or None if there is none. Version None is the one that was saved last."""
 
     async def list_prompts(self, project: str) -> list[PromptVersion]:
-        """Every version of every prompt: by id, then in the order in which they were saved."""
+        """Return every version of every prompt, by id, then in the order in which they were saved."""
 
     async def delete_prompt(self, project: str, prompt_id: str) -> bool:
-        """Forget a prompt with all its versions. False when there was none."""
+        """Delete a prompt with all its versions. Return False if there was none."""
 
 
 class Store(Responses, Conversations, References, EventLog, RunQueue, Prompts, Protocol):
-    """A place for everything that outlives a request.
+    """Storage for all data that outlives a request.
 
-    A question that changes something returns once the change is durable: whatever was acknowledged survives a crash.
-    Stores hand out fresh objects: changing one does not change what is kept. What has expired is not shown,
-    except in the chain of what continues it. Before `open` and after `close`, every question raises Unavailable; a
-    store that breaks (a full disk, a damaged row) raises ServerError.
+    A method that changes data returns when the change is durable: acknowledged writes survive a crash. Returned objects
+    are copies: changing one does not change stored data. Expired data is not returned, except in the chain of
+    a response that continues it. Before `open` and after `close` every method raises Unavailable. A failure of the
+    storage, such as a full disk or a damaged row, raises ServerError.
     """
 
     async def open(self) -> None:
-        """Connect and bring the schema up to date. Called once. Raises ConfigError when there is no way in."""
+        """Connect and migrate the schema. Called once. Raises ConfigError if the storage cannot be opened."""
 
     async def close(self) -> None:
-        """Finish what is queued and disconnect."""
+        """Finish queued writes and disconnect."""

@@ -1,4 +1,4 @@
-"""The ledgers of agent runs: in a SQLite file of their own, or in memory."""
+"""Ledgers of agent runs: in a SQLite file of their own, or in memory."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ _MIGRATIONS = [
 ]
 
 _APPEND = "INSERT INTO entries (run_id, number, entry) VALUES (?, ?, ?)"
-_NOTE = """
+_UPDATE_RUN = """
     INSERT INTO runs (run_id, created_at, updated_at, status, title)
     VALUES (:run_id, :now, :now, coalesce(:status, ''), :title)
     ON CONFLICT (run_id) DO UPDATE SET
@@ -55,10 +55,10 @@ _LIST = "SELECT run_id, created_at, updated_at, status, title FROM runs ORDER BY
 
 
 class SqliteLedger:
-    """One file, which several processes may use at once. It is made, and opened, when it is first used.
+    """A ledger in a SQLite file. Several processes can use the file. It is created and opened on first use.
 
-    The work is done in a thread of its own: tools may fill all others, and hang there. One ledger may serve several
-    event loops, one after the other.
+    The ledger has its own thread, because tools can block all threads of the default executor. One ledger can serve
+    several event loops, one after the other.
     """
 
     def __init__(self, path: str | Path, *, now: Callable[[], float] = time.time) -> None:
@@ -71,7 +71,7 @@ class SqliteLedger:
     async def append(
         self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
     ) -> None:
-        await _see_through(self._submit(self._append, run_id, number, entry, status, title))
+        await _defer_cancellation(self._submit(self._append, run_id, number, entry, status, title))
 
     async def read(self, run_id: str) -> Sequence[bytes]:
         return await self._submit(self._read, run_id)
@@ -83,16 +83,16 @@ class SqliteLedger:
         if not self._closed:
             closing = self._submit(self._disconnect)
             self._closed = True
-            await _see_through(closing)
+            await _defer_cancellation(closing)
             self._thread.shutdown(wait=False)
 
     def _submit(self, work: Callable[..., _Result], *arguments: object) -> asyncio.Future[_Result]:
         if self._closed:
             raise Unavailable("The ledger is closed.")
-        guarded = functools.partial(self._guard, work, *arguments)
-        return asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+        call = functools.partial(self._call, work, *arguments)
+        return asyncio.get_running_loop().run_in_executor(self._thread, call)
 
-    def _guard(self, work: Callable[..., _Result], *arguments: object) -> _Result:
+    def _call(self, work: Callable[..., _Result], *arguments: object) -> _Result:
         try:
             return work(*arguments)
         except sqlite3.Error as error:
@@ -113,8 +113,9 @@ class SqliteLedger:
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.execute(_APPEND, (run_id, number, entry))
-            noted = {"run_id": run_id, "now": int(self._now()), "status": status, "title": title}
-            connection.execute(_NOTE, noted)
+            connection.execute(
+                _UPDATE_RUN, {"run_id": run_id, "now": int(self._now()), "status": status, "title": title}
+            )
             connection.execute("COMMIT")
         except sqlite3.IntegrityError:
             raise EntryTaken(run_id) from None
@@ -146,24 +147,24 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-async def _see_through(work: asyncio.Future[_Result]) -> _Result:
-    """Wait for what cannot be stopped any more; whoever is cancelled meanwhile is so at the next wait."""
-    interrupted = 0
+async def _defer_cancellation(work: asyncio.Future[_Result]) -> _Result:
+    """Wait for work that cannot be stopped. If the task is cancelled meanwhile, its next await raises."""
+    cancellations = 0
     while not work.done():
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError:
-            interrupted += 1
+            cancellations += 1
     task = asyncio.current_task()
-    if interrupted and task is not None:
-        # Asked for once more, so that it comes, but counted as often as it was asked for.
+    if cancellations and task is not None:
+        # Request the cancellation again. uncancel() keeps the number of requests as it was.
         task.uncancel()
         task.cancel()
     return work.result()
 
 
 class MemoryLedger:
-    """For tests, and for runs that need not outlive their process."""
+    """A ledger in memory, for tests and for runs that need not outlive their process."""
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -194,4 +195,4 @@ class MemoryLedger:
         return list(reversed(self._runs.values()))[:limit]
 
     async def close(self) -> None:
-        """There is no file."""
+        """Do nothing: there is no file."""

@@ -24,10 +24,10 @@ class RunLimits(NamedTuple):
 
 
 class Admission:
-    """The runs that one claim may still take.
+    """The number of runs that one claim may still take.
 
     `active` has the number of runs in progress by project, `starts` the starts of the last minute, and `slots` the
-    number of runs that the claiming process has room for.
+    number of free slots of the claiming process.
     """
 
     def __init__(self, limits: RunLimits, *, slots: int, active: Mapping[str, int], starts: int) -> None:

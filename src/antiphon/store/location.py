@@ -1,4 +1,4 @@
-"""Which store a URL means."""
+"""Construction of a store from its URL."""
 
 import time
 from collections.abc import Callable
@@ -13,35 +13,36 @@ FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"
 
 
 def locate_store(url: str, *, now: Callable[[], float] = time.time, home: str | None = None) -> Store:
-    """The store for a URL, not yet opened. `now` tells it what has expired, `home` whose runs are ours besides those of
-    this very process.
+    """Return the store for a URL. It is not open yet.
 
-    The messages leave the URL out: it may hold a password.
+    `now` is the clock for expiry and leases. `home` is described at `RunQueue`.
+
+    Error messages do not contain the URL, because it may contain a password.
     """
     scheme, colon, rest = url.partition(":")
     if not colon:
         raise ConfigError(f"The store must be a URL: {FORMS}.")
     if scheme == "memory":
         if rest:
-            raise ConfigError("The memory store takes nothing after its colon: memory:")
+            raise ConfigError("The URL of the memory store is memory: with nothing after the colon.")
         return MemoryStore(now=now)
     if scheme == "sqlite":
         return SqliteStore(_parse_path(rest), now=now, home=home)
     if scheme in ("postgresql", "postgres"):
-        raise ConfigError(f"The PostgreSQL store comes later. There are {FORMS}.")
-    raise ConfigError(f"There is no {scheme!r} store. There are {FORMS}.")
+        raise ConfigError(f"PostgreSQL is not supported yet. Use {FORMS}.")
+    raise ConfigError(f"There is no {scheme!r} store. Use {FORMS}.")
 
 
 def _parse_path(rest: str) -> Path:
     path = rest.removeprefix("///")
     if path == rest or not path:
         raise ConfigError(
-            "A SQLite store needs three slashes and a path: sqlite:///relative.db or sqlite:////absolute.db"
+            "The URL of a SQLite store has three slashes and a path: sqlite:///relative.db or sqlite:////absolute.db"
         )
     if path == ":memory:":
-        raise ConfigError("For a store without a file, write memory:")
+        raise ConfigError("Use memory: for a store without a file.")
     if "?" in path or "#" in path:
-        raise ConfigError("A SQLite store takes no options: '?' and '#' cannot be part of its URL.")
+        raise ConfigError("The URL of a SQLite store has no options: '?' and '#' are not allowed.")
     if path.startswith("~"):
-        raise ConfigError("'~' is not expanded in a SQLite store's URL: write the whole path.")
+        raise ConfigError("'~' is not expanded in the URL of a SQLite store. Use the full path.")
     return Path(path)

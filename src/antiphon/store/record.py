@@ -1,4 +1,4 @@
-"""The form in which every store keeps things: a few columns and pieces of JSON, nothing twice."""
+"""Encoding of stored data, shared by all stores: a few columns, and the rest as JSON."""
 
 import copy
 import itertools
@@ -14,12 +14,11 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import Link, StoredResponse
-from antiphon.store.ownership import find_owner
+from antiphon.store.base import Link, StoredResponse, parse_response_id
 
 
-class Record(NamedTuple):
-    """A response at rest. `body` is the response with an empty output."""
+class ResponseRecord(NamedTuple):
+    """An encoded response. `body` is the response with an empty output."""
 
     id: str
     previous_response_id: str | None
@@ -31,12 +30,47 @@ class Record(NamedTuple):
     body: bytes
 
 
-def pack(stored: StoredResponse) -> Record:
-    """Encode at once, so that what the caller changes later does not change what is kept."""
+class LinkRecord(NamedTuple):
+    """The part of a response record that a chain needs. `body` is set only if the response continues none."""
+
+    previous_response_id: str | None
+    final: bool
+    input: bytes
+    output: bytes
+    body: bytes | None
+
+
+class ForeignItem(NamedTuple):
+    """An item that is in a response but was not produced by it.
+
+    `source` is the id of the response that produced it, or None if the item id does not contain one.
+    """
+
+    item_id: str
+    source: str | None
+
+
+class ItemRecord(NamedTuple):
+    """An encoded item of a conversation."""
+
+    id: str | None
+    content: bytes
+
+
+class EventBatch(NamedTuple):
+    """The JSON of consecutive events, one per line."""
+
+    first: int
+    last: int
+    lines: bytes
+
+
+def pack_response(stored: StoredResponse) -> ResponseRecord:
+    """Encode a response. Later changes to it do not change the record."""
     response = stored.response
-    bare = copy.copy(response)  # structs.replace() would go through every field again
+    bare = copy.copy(response)  # faster than structs.replace(), which sets every field again
     bare.output = []
-    return Record(
+    return ResponseRecord(
         response.id,
         response.previous_response_id,
         response.created_at,
@@ -48,62 +82,46 @@ def pack(stored: StoredResponse) -> Record:
     )
 
 
-def unpack(response_id: str, expires_at: int | None, asked: bytes, answered: bytes, body: bytes) -> StoredResponse:
-    """The response again, from its input items, its output items and the rest."""
-    what = f"response {response_id}"
+def unpack_response(
+    response_id: str, expires_at: int | None, input_items: bytes, output_items: bytes, body: bytes
+) -> StoredResponse:
+    subject = f"response {response_id}"
     try:
         response = decode_response(body)
     except InvalidRequest as error:
-        raise _unreadable(what, error) from error
-    response.output = _decode_array(what, answered, decode_items_lossless)
+        raise _make_error(subject, error) from error
+    response.output = _decode_array(subject, output_items, decode_items_lossless)
     return StoredResponse(
-        response=response, input=_decode_array(what, asked, decode_items_lossless), expires_at=expires_at
+        response=response, input=_decode_array(subject, input_items, decode_items_lossless), expires_at=expires_at
     )
 
 
-class Foreign(NamedTuple):
-    """An item of a response that was not made in it, and the response that it was made in, if its id names one."""
-
-    item_id: str
-    owner: str | None
+def unpack_output(response_id: str, output_items: bytes) -> list[Item | Unknown]:
+    return _decode_array(f"response {response_id}", output_items, decode_items_lossless)
 
 
-def find_foreign(stored: StoredResponse) -> list[Foreign]:
-    """The items that were not made in this response. The ids of its own begin, after their kind, with its own."""
+def unpack_item(item_id: str, response_id: str, input_items: bytes, output_items: bytes) -> Item | Unknown | None:
+    """Return the item with this id from the input or the output of a response."""
+    subject = f"response {response_id}"
+    items = itertools.chain.from_iterable(_decode_array(subject, each) for each in (input_items, output_items))
+    return next((item for item in items if item.id == item_id), None)
+
+
+def find_foreign_items(stored: StoredResponse) -> list[ForeignItem]:
+    """Return the items that this response did not produce. Ids of its own items contain its id after the prefix."""
     own = stored.response.id.removeprefix("resp")
     return [
-        Foreign(item_id, find_owner(item_id))
+        ForeignItem(item_id, parse_response_id(item_id))
         for items in (stored.input, stored.response.output)
         for item in items
         if (item_id := item.id) is not None and not item_id.startswith(own, item_id.find("_"))
     ]
 
 
-def unpack_output(response_id: str, answered: bytes) -> list[Item | Unknown]:
-    return _decode_array(f"response {response_id}", answered, decode_items_lossless)
+def build_chain(response_id: str, find: Callable[[str], LinkRecord | ResponseRecord | None]) -> list[Link]:
+    """Follow a chain back from its newest response. Return its links, oldest first.
 
-
-def pick_item(item_id: str, response_id: str, asked: bytes, answered: bytes) -> Item | Unknown | None:
-    """The item with this id, from a response's input items and output items."""
-    what = f"response {response_id}"
-    items = itertools.chain.from_iterable(_decode_array(what, each) for each in (asked, answered))
-    return next((item for item in items if item.id == item_id), None)
-
-
-class LinkRecord(NamedTuple):
-    """The part of a record that a chain reads: the body only of a response that continues none."""
-
-    previous_response_id: str | None
-    final: bool
-    input: bytes
-    output: bytes
-    body: bytes | None
-
-
-def walk(response_id: str, find: Callable[[str], LinkRecord | Record | None]) -> list[Link]:
-    """Follow a chain back from its newest response; the oldest comes first.
-
-    Responses name ones that came before them, so there are no circles; a damaged database must not hang us either.
+    A response continues an earlier one, so a chain has no cycle. In a damaged database a cycle ends the chain.
     """
     links: list[Link] = []
     seen: set[str] = set()
@@ -113,17 +131,16 @@ def walk(response_id: str, find: Callable[[str], LinkRecord | Record | None]) ->
         if record is None:
             break
         seen.add(next_id)
-        what = f"response {next_id}"
-        items = _decode_array(what, record.input) + _decode_array(what, record.output)
-        previous = record.previous_response_id
-        conversation = _read_conversation(what, record.body) if previous is None and record.body is not None else None
+        subject = f"response {next_id}"
+        items = _decode_array(subject, record.input) + _decode_array(subject, record.output)
+        previous, body = record.previous_response_id, record.body
         links.append(
             Link(
                 id=next_id,
                 previous_response_id=previous,
                 final=bool(record.final),
                 items=items,
-                conversation=conversation,
+                conversation=_read_conversation(subject, body) if previous is None and body is not None else None,
             )
         )
         next_id = previous
@@ -131,45 +148,21 @@ def walk(response_id: str, find: Callable[[str], LinkRecord | Record | None]) ->
     return links
 
 
-class _Belonging(msgspec.Struct):
-    """The one field of a response's body that a chain reads."""
-
-    conversation: ConversationRef | None = None
-
-
-_BELONGINGS = msgspec.json.Decoder(_Belonging)
-
-
-def _read_conversation(what: str, body: bytes) -> str | None:
-    try:
-        conversation = _BELONGINGS.decode(body).conversation
-    except msgspec.DecodeError as error:
-        raise _unreadable(what, error) from error
-    return None if conversation is None else conversation.id
-
-
-class ItemRecord(NamedTuple):
-    """An item of a conversation at rest."""
-
-    id: str | None
-    content: bytes
-
-
 def pack_items(items: Iterable[Item | Unknown]) -> list[ItemRecord]:
     return [ItemRecord(item.id, encode(item)) for item in items]
 
 
-def rename_item(item: ItemRecord, is_taken: Callable[[str], object]) -> ItemRecord:
-    """The item under an id that is free, since its own is another's."""
-    names = (f"{item.id}_{number}" for number in itertools.count(2))
-    name = next(each for each in names if not is_taken(each))
-    fields = msgspec.json.decode(item.content, type=dict[str, msgspec.Raw])
-    fields["id"] = msgspec.Raw(msgspec.json.encode(name))
-    return ItemRecord(name, msgspec.json.encode(fields))
-
-
 def unpack_items(conversation_id: str, contents: Iterable[bytes]) -> list[Item | Unknown]:
     return _decode_array(f"conversation {conversation_id}", b"[%b]" % b",".join(contents))
+
+
+def rename_item(item: ItemRecord, is_taken: Callable[[str], object]) -> ItemRecord:
+    """Return the item under an unused id: its own with a number appended."""
+    new_ids = (f"{item.id}_{number}" for number in itertools.count(2))
+    new_id = next(each for each in new_ids if not is_taken(each))
+    fields = msgspec.json.decode(item.content, type=dict[str, msgspec.Raw])
+    fields["id"] = msgspec.Raw(msgspec.json.encode(new_id))
+    return ItemRecord(new_id, msgspec.json.encode(fields))
 
 
 def pack_metadata(metadata: dict[str, str] | None) -> bytes:
@@ -180,45 +173,54 @@ def unpack_conversation(conversation_id: str, created_at: int, metadata: bytes) 
     try:
         decoded = msgspec.json.decode(metadata, type=dict[str, str] | None)
     except msgspec.DecodeError as error:
-        raise _unreadable(f"conversation {conversation_id}", error) from error
+        raise _make_error(f"conversation {conversation_id}", error) from error
     return Conversation(id=conversation_id, created_at=created_at, metadata=decoded)
 
 
-class Batch(NamedTuple):
-    """Consecutive events at rest, one to a line: JSON needs no line break of its own."""
-
-    first: int
-    last: int
-    lines: bytes
-
-
-def pack_events(first: int, payloads: Sequence[bytes]) -> Batch | None:
-    """None for no events."""
+def pack_events(first: int, payloads: Sequence[bytes]) -> EventBatch | None:
+    """Encode consecutive events, numbered from `first`. Return None for no events."""
     if not payloads:
         return None
     lines = b"\n".join(payloads)
     if lines.count(b"\n") >= len(payloads):
-        raise ServerError("An event must be one line of JSON to be kept.")
-    return Batch(first, first + len(payloads) - 1, lines)
+        raise ServerError("A stored event must be one line of JSON.")
+    return EventBatch(first, first + len(payloads) - 1, lines)
 
 
 def unpack_events(last: int, lines: bytes, after: int) -> Iterator[tuple[int, bytes]]:
-    """The events of a batch with a number greater than `after`."""
+    """Yield the events of a batch with a number greater than `after`, with their numbers."""
     payloads = lines.split(b"\n")
     first = last - len(payloads) + 1
     skipped = max(after + 1 - first, 0)
     return zip(range(first + skipped, last + 1), payloads[skipped:], strict=True)
 
 
+class _ConversationField(msgspec.Struct):
+    """The only field that a chain reads of a response's body."""
+
+    conversation: ConversationRef | None = None
+
+
+_CONVERSATION_DECODER = msgspec.json.Decoder(_ConversationField)
+
+
+def _read_conversation(subject: str, body: bytes) -> str | None:
+    try:
+        conversation = _CONVERSATION_DECODER.decode(body).conversation
+    except msgspec.DecodeError as error:
+        raise _make_error(subject, error) from error
+    return None if conversation is None else conversation.id
+
+
 def _decode_array(
-    what: str, items: bytes, decode: Callable[[bytes], list[Item | Unknown]] = decode_items
+    subject: str, items: bytes, decode: Callable[[bytes], list[Item | Unknown]] = decode_items
 ) -> list[Item | Unknown]:
     try:
         return decode(items)
     except (InvalidRequest, msgspec.DecodeError) as error:
-        raise _unreadable(what, error) from error
+        raise _make_error(subject, error) from error
 
 
-def _unreadable(what: str, error: Exception) -> ServerError:
-    # What we stored is ours to answer for: never the client's 400.
-    return ServerError(f"The stored {what} cannot be read: {error}")
+def _make_error(subject: str, error: Exception) -> ServerError:
+    # Stored data is the server's responsibility, so the client gets no 400.
+    return ServerError(f"The stored {subject} cannot be read: {error}")

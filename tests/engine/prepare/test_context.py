@@ -16,8 +16,8 @@ from antiphon.protocol.items import Item, Message, Reasoning
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
+from antiphon.store.base import parse_response_id
 from antiphon.store.location import locate_store
-from antiphon.store.ownership import find_owner
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.fold import fold
 from support.engine_harness import Bench
@@ -307,7 +307,7 @@ async def test_what_continues_the_second_of_two_that_brought_the_same_reads_it_o
     await answer_at_once(bench, brought, conversation=conversation)
     kept = await bench.store.conversation_items("default", conversation)
     assert kept is not None
-    second = find_owner(str(kept[-1].id))
+    second = parse_response_id(str(kept[-1].id))
     await bench.answer("later", conversation=conversation)
     assert await read(bench, str(second)) == (["My name is Ada.", "mine", "wait", "Half", "wait", "Half"], [])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.store.base import StoredResponse
-from antiphon.store.sqlite.leases import Owners
+from antiphon.store.sqlite.leases import LiveProcesses
 from antiphon.store.sqlite.store import SqliteStore
 
 CHILD = Path(__file__).with_name("child.py")
@@ -44,35 +44,35 @@ async def test_runs_of_a_killed_process_are_free_at_once_and_those_of_a_stopped_
 
 
 def test_who_lives_who_has_left_and_who_is_unknown_is_not_dead(tmp_path: Path) -> None:
-    ours, theirs = Owners(tmp_path / "owners"), Owners(tmp_path / "owners")
-    ours.enter("a")
-    ours.enter("a")
-    ours.enter("b")
+    ours, theirs = LiveProcesses(tmp_path / "owners"), LiveProcesses(tmp_path / "owners")
+    ours.register("a")
+    ours.register("a")
+    ours.register("b")
     assert [theirs.is_dead(owner) for owner in ("a", "b", "nobody")] == [False, False, False]
-    ours.leave("b")
-    ours.leave_all()
+    ours.unregister("b")
+    ours.unregister_all()
     assert [theirs.is_dead(owner) for owner in ("a", "b")] == [False, False]
     assert list((tmp_path / "owners").iterdir()) == []
 
 
 def test_a_dead_one_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "gone").touch()
-    owners = Owners(tmp_path)
+    owners = LiveProcesses(tmp_path)
     assert [owners.is_dead("gone"), owners.is_dead("gone")] == [True, False]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_whoever_comes_in_clears_away_what_the_dead_have_left(tmp_path: Path) -> None:
     (tmp_path / "gone").touch()
-    ours, theirs = Owners(tmp_path), Owners(tmp_path)
-    ours.enter("a")
-    theirs.enter("b")
+    ours, theirs = LiveProcesses(tmp_path), LiveProcesses(tmp_path)
+    ours.register("a")
+    theirs.register("b")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_where_no_file_can_be_made_nobody_is_known_to_be_dead(tmp_path: Path) -> None:
     (tmp_path / "owners").touch()
-    owners = Owners(tmp_path / "owners")
-    owners.enter("a")
+    owners = LiveProcesses(tmp_path / "owners")
+    owners.register("a")
     assert not owners.is_dead("a")
-    owners.leave("a")
+    owners.unregister("a")

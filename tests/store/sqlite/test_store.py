@@ -16,8 +16,8 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, StoredResponse
-from antiphon.store.record import pack
-from antiphon.store.sqlite import conversations, events, leases, references, responses, runs
+from antiphon.store.record import pack_response
+from antiphon.store.sqlite import conversations, events, leases, responses, runs
 from antiphon.store.sqlite import store as store_module
 from antiphon.store.sqlite.migrations import migrate, read_migrations
 from antiphon.store.sqlite.store import SqliteStore
@@ -28,7 +28,7 @@ CHILD = Path(__file__).with_name("child.py")
 
 STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
-    for module in (conversations, events, leases, store_module, references, responses, runs)
+    for module in (conversations, events, leases, store_module, responses, runs)
     for name, statement in vars(module).items()
     if name.isupper() and isinstance(statement, str)
 }
@@ -195,7 +195,7 @@ async def test_a_file_of_the_second_version_lets_its_chains_go_with_their_last_r
         migrate(other, read_migrations()[:2], path=str(path))
         for turn in range(3):
             stored = make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None, expires_at=10 + turn)
-            other.execute(responses.INSERT, ("p", *pack(stored)))
+            other.execute(responses.INSERT, ("p", *pack_response(stored)))
     store = SqliteStore(path, now=lambda: 0)
     await store.open()
     assert [await store.expire(now) for now in (10, 11)] == [0, 0]

@@ -24,7 +24,7 @@ from antiphon.protocol.items import (
     Reasoning,
 )
 from antiphon.protocol.unions import Unknown
-from antiphon.store.ownership import find_owner
+from antiphon.store.base import parse_response_id
 
 _TEXT_TYPES = (InputText, OutputText, Text)
 # By id: the first item with the id, and the contents of all items with it. The set is filled at the second item.
@@ -187,7 +187,7 @@ def _answer_unanswered_calls(
 
 def _find_response(item: Item | Unknown) -> str | None:
     """Return the id of the response that an item is the output of."""
-    return find_owner(item.id) if item.id is not None else None
+    return parse_response_id(item.id) if item.id is not None else None
 
 
 def _find_last_calls(items: Sequence[Item | Unknown]) -> int:

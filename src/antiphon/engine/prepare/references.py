@@ -10,8 +10,7 @@ from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol.codec import encode
 from antiphon.protocol.items import Item, ItemReference, Message, Reasoning
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import Store
-from antiphon.store.ownership import find_owner
+from antiphon.store.base import Store, parse_response_id
 
 # Item types that may be abbreviated references to stored items.
 _ABBREVIATED_TYPES = frozenset({ItemReference, Reasoning})
@@ -78,7 +77,7 @@ async def resolve_references(
 
 async def load_referenced_item(item_id: str, *, project: str, store: Store, param: str) -> Item | Unknown:
     """Return the stored item a reference names, of a response or a conversation. `param` is the reference's path."""
-    owner = find_owner(item_id)
+    owner = parse_response_id(item_id)
     stored = await store.load(project, owner) if owner is not None else None
     if stored is not None:
         for item in (*stored.input, *stored.response.output):
@@ -115,7 +114,7 @@ def _pick_messages_without_id(
 
 async def _load_output_items(item_ids: Sequence[str], project: str, store: Store) -> dict[str, Item | Unknown]:
     """Load those of the items that are output of stored responses, in one query."""
-    owners = dict.fromkeys(owner for item_id in item_ids if (owner := find_owner(item_id)) is not None)
+    owners = dict.fromkeys(owner for item_id in item_ids if (owner := parse_response_id(item_id)) is not None)
     outputs = await store.load_outputs(project, list(owners)) if owners else []
     return {item.id: item for item in outputs if item.id is not None}
 

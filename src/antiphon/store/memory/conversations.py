@@ -8,11 +8,11 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ItemRows, Order
-from antiphon.store.memory.tables import ConversationRow, Memory
+from antiphon.store.memory.tables import ConversationRow, MemoryTables
 from antiphon.store.record import ItemRecord, pack_items, pack_metadata, rename_item, unpack_conversation, unpack_items
 
 
-class Conversations(Memory):
+class MemoryConversations(MemoryTables):
     async def create_conversation(
         self,
         project: str,
@@ -64,12 +64,8 @@ class Conversations(Memory):
             self._append(conversation_id, row, pack_items(items))
         else:
             self._append_turn(row, pack_items(items), pack_items(answer))
-        self._prolong(row, expires_at)
+        self._extend_expiry(row, expires_at)
         return True
-
-    def _prolong(self, row: ConversationRow, expires_at: int | None) -> None:
-        if expires_at is not None and row.expires_at is not None:
-            row.expires_at = max(row.expires_at, expires_at)
 
     async def list_items(
         self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Order
@@ -77,20 +73,20 @@ class Conversations(Memory):
         row = self._find_conversation(project, conversation_id)
         if row is None:
             return None
-        places = list(row.items)
+        positions = list(row.items)
         if after is not None:
-            start = row.places.get(after, row.deleted.get(after))
+            start = row.positions.get(after, row.deleted.get(after))
             if start is None:
                 raise InvalidRequest(
                     f"The conversation has no item with id '{after}' to continue after.",
                     param="after",
                     code="invalid_value",
                 )
-            places = [place for place in places if (place > start if order == "asc" else place < start)]
+            positions = [each for each in positions if (each > start if order == "asc" else each < start)]
         if order == "desc":
-            places.reverse()
-        page = [row.items[place].content for place in places[:limit]]
-        return ItemRows(items=unpack_items(conversation_id, page), has_more=limit < len(places))
+            positions.reverse()
+        page = [row.items[position].content for position in positions[:limit]]
+        return ItemRows(items=unpack_items(conversation_id, page), has_more=limit < len(positions))
 
     async def conversation_items(
         self, project: str, conversation_id: str, *, before: str | None = None
@@ -99,28 +95,32 @@ class Conversations(Memory):
         if row is None:
             return None
         end = row.blocks.get(before, math.inf) if before is not None else math.inf
-        return unpack_items(conversation_id, (item.content for place, item in row.items.items() if place < end))
+        return unpack_items(conversation_id, (item.content for position, item in row.items.items() if position < end))
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
         row = self._find_conversation(project, conversation_id)
-        if row is None or item_id not in row.places:
+        if row is None or item_id not in row.positions:
             return None
-        return unpack_items(conversation_id, [row.items[row.places[item_id]].content])[0]
+        return unpack_items(conversation_id, [row.items[row.positions[item_id]].content])[0]
 
     async def delete_item(self, project: str, conversation_id: str, item_id: str) -> bool:
         row = self._find_conversation(project, conversation_id)
-        if row is None or item_id not in row.places:
+        if row is None or item_id not in row.positions:
             return False
-        row.deleted[item_id] = place = row.places.pop(item_id)
-        del row.items[place]
+        row.deleted[item_id] = position = row.positions.pop(item_id)
+        del row.items[position]
         return True
 
     def _find_conversation(self, project: str, conversation_id: str) -> ConversationRow | None:
         row = self._tables.conversations.get((project, conversation_id))
         return row if row is not None and self._is_live(row) else None
 
+    def _extend_expiry(self, row: ConversationRow, expires_at: int | None) -> None:
+        if expires_at is not None and row.expires_at is not None:
+            row.expires_at = max(row.expires_at, expires_at)
+
     def _append(self, conversation_id: str, row: ConversationRow, items: list[ItemRecord]) -> None:
-        known = set(row.places)
+        known = set(row.positions)
         for item in items:
             if item.id in known:
                 raise InvalidRequest(
@@ -134,24 +134,24 @@ class Conversations(Memory):
             self._add(row, item)
 
     def _append_block(
-        self, row: ConversationRow, response_id: str, asked: list[ItemRecord], answer: list[ItemRecord]
+        self, row: ConversationRow, response_id: str, input_items: list[ItemRecord], output_items: list[ItemRecord]
     ) -> None:
-        """Append a response, once."""
+        """Append the items of a response, unless they were appended before."""
         if response_id not in row.blocks:
-            row.blocks[response_id] = next(self._tables.places)
-            self._append_turn(row, asked, answer)
+            row.blocks[response_id] = next(self._tables.next_positions)
+            self._append_turn(row, input_items, output_items)
 
-    def _append_turn(self, row: ConversationRow, asked: list[ItemRecord], answer: list[ItemRecord]) -> None:
-        for item in asked:
-            if item.id not in row.places or row.items[row.places[item.id]] != item:
+    def _append_turn(self, row: ConversationRow, input_items: list[ItemRecord], output_items: list[ItemRecord]) -> None:
+        for item in input_items:
+            if item.id not in row.positions or row.items[row.positions[item.id]] != item:
                 self._add(row, item)
-        for item in answer:
+        for item in output_items:
             self._add(row, item)
 
     def _add(self, row: ConversationRow, item: ItemRecord) -> None:
-        if item.id in row.places:
-            item = rename_item(item, row.places.__contains__)
-        place = next(self._tables.places)
-        row.items[place] = item
+        if item.id in row.positions:
+            item = rename_item(item, row.positions.__contains__)
+        position = next(self._tables.next_positions)
+        row.items[position] = item
         if item.id is not None:
-            row.places[item.id] = place
+            row.positions[item.id] = position

@@ -1,32 +1,45 @@
-"""What the memory store remembers: the tables of a database, as dictionaries.
+"""The tables of the memory store as dictionaries, and the event log and item references on them.
 
-No method of the store waits for anything, so each is a transaction of its own: it checks first, and then changes.
+No method of the store waits, so each one is a transaction: it checks first and then changes.
 """
 
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from antiphon.errors import Unavailable
-from antiphon.store.record import Batch, ItemRecord, Record
+from antiphon.errors import ServerError, Unavailable
+from antiphon.protocol.items import Item
+from antiphon.protocol.unions import Unknown
+from antiphon.store.record import (
+    EventBatch,
+    ForeignItem,
+    ItemRecord,
+    ResponseRecord,
+    pack_events,
+    unpack_events,
+    unpack_item,
+    unpack_items,
+    unpack_output,
+)
 
 Key = tuple[str, str]  # the project, and the id of a response, conversation or prompt
 
 
 class ConversationRow(msgspec.Struct, kw_only=True):
-    """A conversation. Its items are found by their place in the order of all items, and this by their id.
+    """A conversation. `items` are keyed by position, which is their order among the items of all conversations.
 
-    `deleted` has the places of items that are gone, `blocks` the places where responses were added, by their ids.
+    `positions` has the position of each item id, `deleted` the positions of deleted items, and `blocks` the positions
+    at which responses were appended, by response id.
     """
 
     created_at: int
     metadata: bytes
     expires_at: int | None
     items: dict[int, ItemRecord] = {}
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     deleted: dict[str, int] = {}
     blocks: dict[str, int] = {}
 
@@ -50,45 +63,106 @@ class PromptRow(msgspec.Struct, kw_only=True):
 
 
 class Tables(msgspec.Struct):
-    """Events are kept in batches, a prompt's versions in their order.
+    """All tables. Dictionaries keep the order in which rows were inserted.
 
-    `foreign` has, by response, the ids of the items that were not made in it. `run_starts` has the times at which runs
-    began in the last minute.
+    `foreign` has, by response, the ids of the items that the response did not produce. `run_starts` has the times at
+    which runs started in the last minute.
     """
 
-    responses: dict[Key, Record] = {}
+    responses: dict[Key, ResponseRecord] = {}
     conversations: dict[Key, ConversationRow] = {}
     foreign: dict[Key, frozenset[str]] = {}
-    events: dict[Key, list[Batch]] = {}
+    events: dict[Key, list[EventBatch]] = {}
     runs: dict[Key, RunRow] = {}
     run_starts: list[float] = []
     prompts: dict[Key, dict[str, PromptRow]] = {}
-    places: Iterator[int] = msgspec.field(default_factory=itertools.count)
+    next_positions: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
 
-class Memory:
-    """The base of the store's parts. `now` tells what has expired."""
+class MemoryTables:
+    """Base of the parts of the memory store. `now` is the clock for expiry and leases."""
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self.home = secrets.token_hex(16)
-        self._kept: Tables | None = None
+        self._open_tables: Tables | None = None
 
     async def open(self) -> None:
-        self._kept = Tables()
+        self._open_tables = Tables()
 
     async def close(self) -> None:
-        self._kept = None
+        self._open_tables = None
 
     @property
     def _tables(self) -> Tables:
-        if self._kept is None:
+        if self._open_tables is None:
             raise Unavailable("The store is not open.")
-        return self._kept
+        return self._open_tables
 
-    def _is_live(self, row: Record | ConversationRow) -> bool:
+    def _is_live(self, row: ResponseRecord | ConversationRow) -> bool:
         return row.expires_at is None or row.expires_at > self._now()
 
-    def _holds(self, key: Key, owner: str) -> bool:
+    def _is_owned(self, key: Key, owner: str) -> bool:
         run = self._tables.runs.get(key)
         return run is not None and run.owner == owner
+
+
+class MemoryEventLog(MemoryTables):
+    async def append_events(
+        self, project: str, response_id: str, first: int, payloads: Sequence[bytes], *, owner: str | None = None
+    ) -> bool:
+        key = project, response_id
+        batch = pack_events(first, payloads)
+        is_allowed = key in self._tables.responses if owner is None else self._is_owned(key, owner)
+        if is_allowed and batch is not None:
+            self._check_number(key, batch)
+            self._tables.events.setdefault(key, []).append(batch)
+        return is_allowed
+
+    async def read_events(self, project: str, response_id: str, after: int) -> list[tuple[int, bytes]]:
+        batches = self._tables.events.get((project, response_id), [])
+        return [event for _, last, lines in batches if last > after for event in unpack_events(last, lines, after)]
+
+    async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
+        key = project, response_id
+        if owner is not None and (not self._is_owned(key, owner) or self._tables.runs[key].watched):
+            return False
+        self._tables.events.pop(key, None)
+        return True
+
+    def _check_number(self, key: Key, batch: EventBatch) -> None:
+        batches = self._tables.events.get(key)
+        if batches and batches[-1].last >= batch.first:
+            raise ServerError(f"The event log of {key[1]} already reaches number {batch.first}.")
+
+
+class MemoryReferences(MemoryTables):
+    async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
+        found = (self._tables.responses.get((project, each)) for each in response_ids)
+        live = (record for record in found if record is not None and self._is_live(record))
+        return [item for record in live for item in unpack_output(record.id, record.output)]
+
+    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
+        for key, record in reversed(self._tables.responses.items()):
+            if key[0] == project and item_id in self._tables.foreign.get(key, ()) and self._is_live(record):
+                return unpack_item(item_id, record.id, record.input, record.output)
+        found = [
+            (row.positions[item_id], conversation_id, row)
+            for (owner, conversation_id), row in self._tables.conversations.items()
+            if owner == project and item_id in row.positions and self._is_live(row)
+        ]
+        if not found:
+            return None
+        position, conversation_id, row = max(found)
+        return unpack_items(conversation_id, [row.items[position].content])[0]
+
+    def _index_items(self, key: Key, foreign: list[ForeignItem]) -> None:
+        """Replace the index of the foreign items of a response that has just been written.
+
+        Items produced by a stored response are not indexed: they are found in that response and deleted with it.
+        """
+        project, _ = key
+        responses = self._tables.responses
+        self._tables.foreign[key] = frozenset(
+            each.item_id for each in foreign if each.source is None or (project, each.source) not in responses
+        )

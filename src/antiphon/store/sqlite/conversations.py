@@ -24,12 +24,12 @@ UPDATE = "UPDATE conversations SET metadata = ? WHERE project = ? AND id = ?"
 
 DELETE = "DELETE FROM conversations WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
-PROLONG = "UPDATE conversations SET expires_at = ? WHERE project = ? AND id = ? AND expires_at < ?"
+EXTEND_EXPIRY = "UPDATE conversations SET expires_at = ? WHERE project = ? AND id = ? AND expires_at < ?"
 
 EXPIRE = "DELETE FROM conversations WHERE rowid IN (SELECT rowid FROM conversations WHERE expires_at <= ? LIMIT ?)"
 
-# The last place that a conversation's items have or had, and the last of all that there are.
-END = """
+# The last position that an item of the conversation has or had, and the last of all items.
+LAST_POSITIONS = """
 SELECT max(
     coalesce((SELECT max(place) FROM items WHERE project = ? AND conversation_id = ?), 0),
     coalesce((SELECT max(place) FROM deleted_items WHERE project = ? AND conversation_id = ?), 0)
@@ -40,12 +40,12 @@ APPEND = "INSERT INTO items (place, project, conversation_id, item_id, content) 
 
 BEGIN_BLOCK = "INSERT OR IGNORE INTO blocks (project, conversation_id, response_id, place) VALUES (?, ?, ?, ?)"
 
-BLOCK = "SELECT place FROM blocks WHERE project = ? AND conversation_id = ? AND response_id = ?"
+BLOCK_POSITION = "SELECT place FROM blocks WHERE project = ? AND conversation_id = ? AND response_id = ?"
 
-HELD = "SELECT content FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?"
+LOAD_CONTENT = "SELECT content FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?"
 
-# Of an item that was deleted, the place that it had.
-PLACE = """
+# A deleted item keeps its position.
+ITEM_POSITION = """
 SELECT coalesce(
     (SELECT place FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?),
     (SELECT max(place) FROM deleted_items WHERE project = ? AND conversation_id = ? AND item_id = ?)
@@ -68,19 +68,19 @@ SELECT content FROM items JOIN conversations
 WHERE items.project = ? AND conversation_id = ? AND item_id = ? AND (expires_at IS NULL OR expires_at > ?)
 """
 
-NOTE_DELETED = """
+RECORD_DELETED = """
 INSERT INTO deleted_items (project, conversation_id, place, item_id)
 SELECT project, conversation_id, place, item_id FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?
 """
 
 DELETE_ITEM = "DELETE FROM items WHERE project = ? AND conversation_id = ? AND item_id = ?"
 
-# Where a list without `after` begins, in each order: before all places, and behind them.
-_LAST_PLACE = 2**63 - 1
-PAGES = {"asc": (ASCEND, 0), "desc": (DESCEND, _LAST_PLACE)}
+# The statement for a page, and the position at which a list without `after` begins.
+_LARGEST_POSITION = 2**63 - 1
+PAGES = {"asc": (ASCEND, 0), "desc": (DESCEND, _LARGEST_POSITION)}
 
 
-class Conversations(Database):
+class SqliteConversations(Database):
     async def create_conversation(
         self,
         project: str,
@@ -126,7 +126,7 @@ class Conversations(Database):
     async def list_items(
         self, project: str, conversation_id: str, *, after: str | None, limit: int, order: Order
     ) -> ItemRows | None:
-        # One more than asked for tells whether there are more.
+        # One row more than requested shows that there are more.
         rows = await self._reader.submit(_list, (project, conversation_id, after, limit + 1, order, self._now()))
         if rows is None:
             return None
@@ -138,7 +138,7 @@ class Conversations(Database):
     ) -> list[Item | Unknown] | None:
         if before is not None:
             rows = await self._reader.submit(_list_before, (project, conversation_id, before, self._now()))
-        else:  # to SQLite, a negative limit is none
+        else:  # SQLite takes a negative limit as no limit
             rows = await self._reader.submit(_list, (project, conversation_id, None, -1, "asc", self._now()))
         return None if rows is None else unpack_items(conversation_id, (content for (content,) in rows))
 
@@ -156,53 +156,55 @@ def append_block(
     project: str,
     conversation_id: str,
     items: list[ItemRecord],
-    answer: list[ItemRecord] | None,
+    output: list[ItemRecord] | None,
     now: float,
     expires_at: int | None,
     *,
     response_id: str | None = None,
 ) -> bool:
-    """Append items in one go, or a response, once. We hold the only right to write, so nobody's come in between."""
+    """Append items, or with `output` a turn. Return False if there is no such conversation.
+
+    With a `response_id`, nothing is appended if that response was appended before.
+    """
     if _load(connection, project, conversation_id, now) is None:
         return False
     if expires_at is not None:
-        connection.execute(PROLONG, (expires_at, project, conversation_id, expires_at))
-    end = _End(connection, project, conversation_id)
-    if answer is None:
+        connection.execute(EXTEND_EXPIRY, (expires_at, project, conversation_id, expires_at))
+    end = _ConversationEnd(connection, project, conversation_id)
+    if output is None:
         _append(end, items)
     elif response_id is None or end.begin_block(response_id):
-        _append_turn(end, items, answer)
+        _append_turn(end, items, output)
     return True
 
 
-class _End:
-    """The end of a conversation. What is added gets places behind all that its items ever had."""
+class _ConversationEnd:
+    """The end of a conversation. New items get positions after all that its items ever had."""
 
     def __init__(self, connection: sqlite3.Connection, project: str, conversation_id: str) -> None:
         self._connection = connection
         self.conversation = project, conversation_id
-        self._last, newest = connection.execute(END, self.conversation * 2).fetchone()
-        self._places = itertools.count(max(self._last, newest) + 1)
+        self._last, newest = connection.execute(LAST_POSITIONS, self.conversation * 2).fetchone()
+        self._positions = itertools.count(max(self._last, newest) + 1)
 
     def begin_block(self, response_id: str) -> bool:
-        """Note that what comes now is this response's. False if that has come before."""
+        """Record that the items of a response begin here. Return False if they were appended before."""
         return self._connection.execute(BEGIN_BLOCK, (*self.conversation, response_id, self._last)).rowcount > 0
 
     def add(self, item: ItemRecord) -> bool:
-        """False if the conversation has an item of this id."""
+        """Append an item. Return False if the conversation has an item of this id."""
         try:
-            self._connection.execute(APPEND, (next(self._places), *self.conversation, *item))
+            self._connection.execute(APPEND, (next(self._positions), *self.conversation, *item))
         except sqlite3.IntegrityError:
             return False
         return True
 
-    def find(self, item_id: str | None) -> bytes | None:
-        """The content of the item with this id."""
-        row = self._connection.execute(HELD, (*self.conversation, item_id)).fetchone()
+    def load_content(self, item_id: str | None) -> bytes | None:
+        row = self._connection.execute(LOAD_CONTENT, (*self.conversation, item_id)).fetchone()
         return None if row is None else row[0]
 
 
-def _append(end: _End, items: list[ItemRecord]) -> None:
+def _append(end: _ConversationEnd, items: list[ItemRecord]) -> None:
     for item in items:
         if not end.add(item):
             raise InvalidRequest(
@@ -212,13 +214,13 @@ def _append(end: _End, items: list[ItemRecord]) -> None:
             )
 
 
-def _append_turn(end: _End, asked: list[ItemRecord], answer: list[ItemRecord]) -> None:
-    for item in asked:
-        if not end.add(item) and end.find(item.id) != item.content:
-            end.add(rename_item(item, end.find))
-    for item in answer:
+def _append_turn(end: _ConversationEnd, input_items: list[ItemRecord], output_items: list[ItemRecord]) -> None:
+    for item in input_items:
+        if not end.add(item) and end.load_content(item.id) != item.content:
+            end.add(rename_item(item, end.load_content))
+    for item in output_items:
         if not end.add(item):
-            end.add(rename_item(item, end.find))
+            end.add(rename_item(item, end.load_content))
 
 
 def _load(connection: sqlite3.Connection, project: str, conversation_id: str, now: float) -> Any:
@@ -227,7 +229,7 @@ def _load(connection: sqlite3.Connection, project: str, conversation_id: str, no
 
 def _create(connection: sqlite3.Connection, row: Sequence[Any], items: list[ItemRecord]) -> None:
     connection.execute(CREATE, row)
-    _append(_End(connection, row[0], row[1]), items)
+    _append(_ConversationEnd(connection, row[0], row[1]), items)
 
 
 def _update(connection: sqlite3.Connection, project: str, conversation_id: str, metadata: bytes, now: float) -> Any:
@@ -248,16 +250,16 @@ def _list(
 ) -> list[Any] | None:
     if _load(connection, project, conversation_id, now) is None:
         return None
-    statement, place = PAGES[order]
+    statement, position = PAGES[order]
     if after is not None:
-        (place,) = connection.execute(PLACE, (project, conversation_id, after) * 2).fetchone()
-        if place is None:
+        (position,) = connection.execute(ITEM_POSITION, (project, conversation_id, after) * 2).fetchone()
+        if position is None:
             raise InvalidRequest(
                 f"The conversation has no item with id '{after}' to continue after.",
                 param="after",
                 code="invalid_value",
             )
-    return connection.execute(statement, (project, conversation_id, place, limit)).fetchall()
+    return connection.execute(statement, (project, conversation_id, position, limit)).fetchall()
 
 
 def _list_before(
@@ -265,15 +267,15 @@ def _list_before(
 ) -> list[Any] | None:
     if _load(connection, project, conversation_id, now) is None:
         return None
-    row = connection.execute(BLOCK, (project, conversation_id, response_id)).fetchone()
-    (place,) = row or (_LAST_PLACE,)
-    return connection.execute(BEFORE, (project, conversation_id, place)).fetchall()
+    row = connection.execute(BLOCK_POSITION, (project, conversation_id, response_id)).fetchone()
+    (position,) = row or (_LARGEST_POSITION,)
+    return connection.execute(BEFORE, (project, conversation_id, position)).fetchall()
 
 
 def _delete_item(connection: sqlite3.Connection, project: str, conversation_id: str, item_id: str, now: float) -> bool:
     if _load(connection, project, conversation_id, now) is None:
         return False
-    if connection.execute(NOTE_DELETED, (project, conversation_id, item_id)).rowcount == 0:
+    if connection.execute(RECORD_DELETED, (project, conversation_id, item_id)).rowcount == 0:
         return False
     connection.execute(DELETE_ITEM, (project, conversation_id, item_id))
     return True

@@ -1,8 +1,12 @@
-"""One SQLite file, and the two threads that work on it.
+"""One SQLite file, its connections, and the two threads that use them.
 
-A writer thread commits everything that waits for it in one transaction, synced to disk before anyone hears of it. A
-reader thread has a connection of its own: with a write-ahead log, readers and the writer do not wait for each other.
-Several processes may share the file.
+The writer thread commits all waiting writes in one transaction and reports success after the commit is synced to disk.
+The reader thread has its own connection. In WAL mode, readers and the writer do not block each other. Several processes
+can share the file.
+
+A failed statement fails only its own operation. If the disk is full, or on an I/O error, SQLite rolls back the
+transaction: every operation in it raises ServerError, and nothing of it is stored. The threads continue, so later
+writes succeed when there is space again.
 """
 
 import asyncio
@@ -17,15 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.errors import AntiphonError, ConfigError, ServerError, Unavailable
-from antiphon.store.sqlite.leases import Owners
+from antiphon.store.sqlite.leases import LiveProcesses
 from antiphon.store.sqlite.migrations import migrate, read_migrations
 
-# A statement, or a function that is called with the connection and the parameters and may execute several.
+# Seconds to wait for a lock that another process holds.
+BUSY_TIMEOUT = 30.0
+
+# A statement, or a function that is called with the connection and the parameters and may execute several statements.
 Work = str | Callable[..., object]
 
 
-class Job:
-    """Some work, the future of whoever waits for it, and what came of it: rows, a count, a result, or an error."""
+class Operation:
+    """Work for a connection thread. `outcome` is its result, or the exception that it raised."""
 
     __slots__ = ("outcome", "parameters", "waiter", "work")
 
@@ -36,199 +43,119 @@ class Job:
         self.outcome: object = None
 
 
-Run = Callable[[sqlite3.Connection, list[Job]], None]
+ExecuteBatch = Callable[[sqlite3.Connection, list[Operation]], None]
 
 
-class Worker:
-    """`run` executes a batch and leaves an outcome in each job; if it raises, the error is every job's outcome."""
+class ConnectionThread:
+    """A thread with one connection. It executes operations in batches: all that are waiting at a time.
 
-    def __init__(self, name: str, connection: sqlite3.Connection, run: Run) -> None:
+    `execute_batch` sets the outcome of each operation. If it raises, all operations of the batch get the exception.
+    """
+
+    def __init__(self, name: str, connection: sqlite3.Connection, execute_batch: ExecuteBatch) -> None:
         self._connection = connection
-        self._run = run
-        self._jobs: queue.SimpleQueue[Sequence[Job] | None] = queue.SimpleQueue()
-        self._outbox: list[Job] = []
+        self._execute_batch = execute_batch
+        self._queue: queue.SimpleQueue[Sequence[Operation] | None] = queue.SimpleQueue()
+        self._outbox: list[Operation] = []
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
-        # A process that ends without closing its store must not hang on this thread; nothing acknowledged is lost.
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        # A daemon thread does not keep a process alive that ends without closing its store.
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, work: Work, parameters: Sequence[object]) -> asyncio.Future[Any]:
-        """Queue some work. It is executed even if the future is cancelled meanwhile."""
+        """Queue work and return a future for its result. Cancelling the future does not stop the work."""
         if self._closing:
             raise Unavailable("The store is not open.")
         waiter = self._loop.create_future()
         if not self._outbox:
             self._loop.call_soon(self._send)
-        self._outbox.append(Job(work, parameters, waiter))
+        self._outbox.append(Operation(work, parameters, waiter))
         return waiter
 
     async def close(self) -> None:
-        """Execute what is queued, then disconnect."""
+        """Execute queued operations, then disconnect."""
         if not self._closing:
             self._closing = True
             self._send()
-            self._jobs.put(None)
+            self._queue.put(None)
         await asyncio.shield(self._finished)
 
     def _send(self) -> None:
         if self._outbox:
             outbox, self._outbox = self._outbox, []
-            self._jobs.put(outbox)
+            self._queue.put(outbox)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         closing = False
         while not closing:
-            taken = [self._jobs.get()]
-            taken += [self._jobs.get() for _ in range(self._jobs.qsize())]
-            batch = [job for jobs in taken if jobs is not None for job in jobs]
+            taken = [self._queue.get()]
+            taken += [self._queue.get() for _ in range(self._queue.qsize())]
+            batch = [operation for operations in taken if operations is not None for operation in operations]
             closing = None in taken
             if batch:
                 self._execute(batch)
-                self._call_loop(_answer, batch)
+                self._call_loop(_resolve_futures, batch)
         self._connection.close()
         self._call_loop(self._finished.set_result, None)
 
-    def _execute(self, batch: list[Job]) -> None:
+    def _execute(self, batch: list[Operation]) -> None:
         try:
-            self._run(self._connection, batch)
+            self._execute_batch(self._connection, batch)
         except Exception as error:
-            for job in batch:
-                job.outcome = error
+            for operation in batch:
+                operation.outcome = error
 
     def _call_loop(self, callback: Callable[[Any], object], argument: object) -> None:
-        # A closed loop has nobody left who waits; the jobs are done all the same.
+        # If the loop is closed, no caller waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, argument)
 
 
-def _answer(batch: list[Job]) -> None:
-    for job in batch:
-        if job.waiter.done():  # cancelled: whoever asked has gone
-            continue
-        if isinstance(job.outcome, AntiphonError):  # raised by the job's own function
-            job.waiter.set_exception(job.outcome)
-        elif isinstance(job.outcome, Exception):
-            # One error may be the outcome of many jobs, and each waiter raises one of its own.
-            # What went wrong is for the log: a client has no use for it, and it may name tables and paths.
-            failure = ServerError("The store failed.")
-            failure.__cause__ = job.outcome
-            job.waiter.set_exception(failure)
-        else:
-            job.waiter.set_result(job.outcome)
-
-
-# How long a process waits for the others to let it write.
-BUSY_SECONDS = 30.0
-
-
 class Database:
-    """The base of the store's parts. `now` tells what has expired. Without a `home`, this process is alone."""
+    """Base of the parts of the SQLite store. `now` is the clock for expiry and leases.
+
+    Without `home`, no other process has the same one.
+    """
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time, home: str | None = None) -> None:
         self.path = path
         self._now = now
         self.home = home or secrets.token_hex(16)
-        self._owners = Owners(path.with_name(f"{path.name}-owners"))
-        self._workers: tuple[Worker, Worker] | None = None
+        self._processes = LiveProcesses(path.with_name(f"{path.name}-owners"))
+        self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
 
     async def open(self) -> None:
-        writing, reading = await asyncio.to_thread(_prepare, self.path)
-        self._workers = Worker("store-writer", writing, _write), Worker("store-reader", reading, _read)
+        writer, reader = await asyncio.to_thread(_open_connections, self.path)
+        self._threads = (
+            ConnectionThread("store-writer", writer, _write_batch),
+            ConnectionThread("store-reader", reader, _read_batch),
+        )
 
     async def close(self) -> None:
-        if self._workers is not None:
-            await asyncio.gather(*(worker.close() for worker in self._workers))
-        self._owners.leave_all()
+        if self._threads is not None:
+            await asyncio.gather(*(thread.close() for thread in self._threads))
+        self._processes.unregister_all()
 
     @property
-    def _writer(self) -> Worker:
-        return self._both()[0]
+    def _writer(self) -> ConnectionThread:
+        return self._get_threads()[0]
 
     @property
-    def _reader(self) -> Worker:
-        return self._both()[1]
+    def _reader(self) -> ConnectionThread:
+        return self._get_threads()[1]
 
-    def _both(self) -> tuple[Worker, Worker]:
-        if self._workers is None:
+    def _get_threads(self) -> tuple[ConnectionThread, ConnectionThread]:
+        if self._threads is None:
             raise Unavailable("The store is not open.")
-        return self._workers
-
-
-def _write(connection: sqlite3.Connection, batch: list[Job]) -> None:
-    """Execute a batch in one transaction. A job that fails takes nothing of its neighbours with it."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for job in batch:
-            try:
-                if isinstance(job.work, str):
-                    job.outcome = connection.execute(job.work, job.parameters).rowcount
-                else:
-                    job.outcome = _write_apart(connection, job.work, job)
-            except Exception as error:
-                job.outcome = error
-                if not connection.in_transaction:  # a full or broken disk: SQLite has taken back the whole batch
-                    raise
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
-def _write_apart(connection: sqlite3.Connection, function: Callable[..., object], job: Job) -> object:
-    """Call a job's function so that all of its statements count, or none."""
-    connection.execute("SAVEPOINT job")
-    try:
-        outcome = function(connection, *job.parameters)
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK TO job")
-            connection.execute("RELEASE job")
-        raise
-    connection.execute("RELEASE job")
-    return outcome
-
-
-def _read(connection: sqlite3.Connection, batch: list[Job]) -> None:
-    for job in batch:
-        try:
-            if isinstance(job.work, str):
-                job.outcome = connection.execute(job.work, job.parameters).fetchall()
-            else:
-                job.outcome = _read_apart(connection, job.work, job)
-        except Exception as error:
-            job.outcome = error
-
-
-def _read_apart(connection: sqlite3.Connection, function: Callable[..., object], job: Job) -> object:
-    """Call a job's function so that all of its statements see the same state."""
-    connection.execute("BEGIN")
-    try:
-        return function(connection, *job.parameters)
-    finally:
-        connection.execute("ROLLBACK")
-
-
-def _prepare(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-    """Make the file if there is none, bring it up to date, and return a connection to write and one to read."""
-    try:
-        create_file(path)
-        writing = connect(path)
-        try:
-            migrate(writing, read_migrations(), path=str(path))
-            reading = connect(path)
-        except BaseException:
-            writing.close()
-            raise
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"The store {path} cannot be opened: {error}") from error
-    reading.execute("PRAGMA query_only = ON")
-    return writing, reading
+        return self._threads
 
 
 def create_file(path: Path) -> None:
-    """Make the file, and the folders above it, if there are none."""
-    # Conversations are private: what we create, only we may read. SQLite gives its log the permissions of the file.
+    """Create the file and the folders above it if they do not exist.
+
+    Only the user of the process can read them. SQLite gives its log the permissions of the file.
+    """
     for folder in reversed(path.absolute().parents):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -237,10 +164,10 @@ def create_file(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection for one thread at a time, to read or to write with."""
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    """Return a connection for reading or writing. Only one thread at a time may use it."""
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA page_size = 8192")  # of a new file: a typical response then fits in two pages
+        connection.execute("PRAGMA page_size = 8192")  # for a new file: a typical response then fits in two pages
         _switch_to_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
     except BaseException:
@@ -249,9 +176,100 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _resolve_futures(batch: list[Operation]) -> None:
+    for operation in batch:
+        if operation.waiter.done():  # cancelled by the caller
+            continue
+        if isinstance(operation.outcome, AntiphonError):  # raised by the operation's own function
+            operation.waiter.set_exception(operation.outcome)
+        elif isinstance(operation.outcome, Exception):
+            # Each waiter gets an exception of its own, because one error can be the outcome of many operations.
+            # The cause goes only to the log: it may contain names of tables and paths.
+            failure = ServerError("The store failed.")
+            failure.__cause__ = operation.outcome
+            operation.waiter.set_exception(failure)
+        else:
+            operation.waiter.set_result(operation.outcome)
+
+
+def _write_batch(connection: sqlite3.Connection, batch: list[Operation]) -> None:
+    """Execute a batch in one transaction. An operation that fails does not affect the others."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for operation in batch:
+            try:
+                if isinstance(operation.work, str):
+                    operation.outcome = connection.execute(operation.work, operation.parameters).rowcount
+                else:
+                    operation.outcome = _write_atomically(connection, operation.work, operation.parameters)
+            except Exception as error:
+                operation.outcome = error
+                if not connection.in_transaction:  # disk full or I/O error: SQLite has rolled back the whole batch
+                    raise
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _write_atomically(
+    connection: sqlite3.Connection, function: Callable[..., object], parameters: Sequence[object]
+) -> object:
+    """Call a function in a savepoint, so that either all of its statements take effect or none."""
+    connection.execute("SAVEPOINT operation")
+    try:
+        outcome = function(connection, *parameters)
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO operation")
+            connection.execute("RELEASE operation")
+        raise
+    connection.execute("RELEASE operation")
+    return outcome
+
+
+def _read_batch(connection: sqlite3.Connection, batch: list[Operation]) -> None:
+    for operation in batch:
+        try:
+            if isinstance(operation.work, str):
+                operation.outcome = connection.execute(operation.work, operation.parameters).fetchall()
+            else:
+                operation.outcome = _read_consistently(connection, operation.work, operation.parameters)
+        except Exception as error:
+            operation.outcome = error
+
+
+def _read_consistently(
+    connection: sqlite3.Connection, function: Callable[..., object], parameters: Sequence[object]
+) -> object:
+    """Call a function in a transaction, so that all of its statements see the same state."""
+    connection.execute("BEGIN")
+    try:
+        return function(connection, *parameters)
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def _open_connections(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+    """Create the file if there is none, migrate it, and return a connection for writing and one for reading."""
+    try:
+        create_file(path)
+        writer = connect(path)
+        try:
+            migrate(writer, read_migrations(), path=str(path))
+            reader = connect(path)
+        except BaseException:
+            writer.close()
+            raise
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"The store {path} cannot be opened: {error}") from error
+    reader.execute("PRAGMA query_only = ON")
+    return writer, reader
+
+
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    # When several processes meet over a new file, SQLite refuses this at once instead of waiting its timeout.
-    deadline = time.monotonic() + BUSY_SECONDS
+    # If several processes open a new file, SQLite fails with SQLITE_BUSY at once instead of waiting for the timeout.
+    deadline = time.monotonic() + BUSY_TIMEOUT
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")

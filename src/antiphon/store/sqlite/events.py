@@ -1,12 +1,12 @@
-"""The event log in SQLite: one row for each batch, found by the number of its last event."""
+"""The event log in SQLite. A row has one batch of events; its key is the number of the last event."""
 
 import sqlite3
 from collections.abc import Sequence
 
 from antiphon.errors import ServerError
-from antiphon.store.record import Batch, pack_events, unpack_events
+from antiphon.store.record import EventBatch, pack_events, unpack_events
 from antiphon.store.sqlite.database import Database
-from antiphon.store.sqlite.leases import is_held
+from antiphon.store.sqlite.leases import is_owned
 
 STORED = "SELECT 1 FROM responses WHERE project = ? AND id = ?"
 
@@ -14,7 +14,7 @@ REACHED = "SELECT 1 FROM events WHERE project = ? AND response_id = ? AND last >
 
 APPEND = "INSERT INTO events (project, response_id, last, lines) VALUES (?, ?, ?, ?)"
 
-# The cast: a damaged row may hold something else than bytes.
+# The cast is for damaged rows, which may contain a value of another type.
 READ = "SELECT last, CAST(lines AS BLOB) FROM events WHERE project = ? AND response_id = ? AND last > ? ORDER BY last"
 
 UNWATCHED = "SELECT 1 FROM runs WHERE project = ? AND response_id = ? AND owner = ? AND NOT watched"
@@ -22,7 +22,7 @@ UNWATCHED = "SELECT 1 FROM runs WHERE project = ? AND response_id = ? AND owner 
 DROP = "DELETE FROM events WHERE project = ? AND response_id = ?"
 
 
-class EventLog(Database):
+class SqliteEventLog(Database):
     async def append_events(
         self, project: str, response_id: str, first: int, payloads: Sequence[bytes], *, owner: str | None = None
     ) -> bool:
@@ -39,23 +39,23 @@ class EventLog(Database):
         return dropped
 
 
-def append_batch(connection: sqlite3.Connection, project: str, response_id: str, batch: Batch) -> None:
-    """Keep a batch behind those that are there."""
+def append_batch(connection: sqlite3.Connection, project: str, response_id: str, batch: EventBatch) -> None:
+    """Append a batch. Raises ServerError if the log already reaches its first number."""
     if connection.execute(REACHED, (project, response_id, batch.first)).fetchone() is not None:
         raise ServerError(f"The event log of {response_id} already reaches number {batch.first}.")
     connection.execute(APPEND, (project, response_id, batch.last, batch.lines))
 
 
 def _append(
-    connection: sqlite3.Connection, project: str, response_id: str, batch: Batch | None, owner: str | None
+    connection: sqlite3.Connection, project: str, response_id: str, batch: EventBatch | None, owner: str | None
 ) -> bool:
     if owner is None:
-        welcome = connection.execute(STORED, (project, response_id)).fetchone() is not None
+        is_allowed = connection.execute(STORED, (project, response_id)).fetchone() is not None
     else:
-        welcome = is_held(connection, project, response_id, owner)
-    if welcome and batch is not None:
+        is_allowed = is_owned(connection, project, response_id, owner)
+    if is_allowed and batch is not None:
         append_batch(connection, project, response_id, batch)
-    return welcome
+    return is_allowed
 
 
 def _drop(connection: sqlite3.Connection, project: str, response_id: str, owner: str | None) -> bool:

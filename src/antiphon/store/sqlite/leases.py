@@ -1,7 +1,8 @@
-"""Who is alive of the processes that share a database: a lock ends with its process, however that ends.
+"""Ownership of runs, and detection of owners whose process has died.
 
-Each owner of runs holds one, on a file of its own beside the database. So whoever shares the machine need not wait for
-the lease of a dead one to run out. Where there are no such locks, the lease alone counts.
+Each owner of runs holds a lock on a file of its own, in a folder beside the database. The operating system releases the
+lock when the process ends, in whatever way. So processes on the same machine can claim the runs of a dead owner before
+its lease expires. If the file system has no such locks, only the expiry of the lease counts.
 """
 
 import fcntl
@@ -10,57 +11,58 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
+OWNED = "SELECT 1 FROM runs WHERE project = ? AND response_id = ? AND owner = ?"
 
-class Owners:
+
+def is_owned(connection: sqlite3.Connection, project: str, response_id: str, owner: str) -> bool:
+    """Return True if this owner has the run. An expired lease counts until another owner claims the run."""
+    return connection.execute(OWNED, (project, response_id, owner)).fetchone() is not None
+
+
+class LiveProcesses:
+    """The lock files of the owners that share a database."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: dict[str, int] = {}
+        self._files: dict[str, int] = {}
 
-    def enter(self, owner: str) -> None:
-        """Hold the lock of this owner, for as long as this process lives or until it leaves."""
-        if owner in self._held:
+    def register(self, owner: str) -> None:
+        """Hold the lock of this owner until the process ends or the owner is unregistered."""
+        if owner in self._files:
             return
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            for other in self._folder.iterdir():  # those that died without any runs leave only this
+            for other in self._folder.iterdir():  # deletes the files of dead owners that have no runs
                 self.is_dead(other.name)
-            self._held[owner] = os.open(self._folder / owner, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._held[owner], fcntl.LOCK_EX)
+            self._files[owner] = os.open(self._folder / owner, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._files[owner], fcntl.LOCK_EX)
 
-    def leave(self, owner: str) -> None:
-        held = self._held.pop(owner, None)
-        if held is not None:
+    def unregister(self, owner: str) -> None:
+        file = self._files.pop(owner, None)
+        if file is not None:
             self._remove(owner)
-            os.close(held)
+            os.close(file)
 
-    def leave_all(self) -> None:
-        for owner in tuple(self._held):
-            self.leave(owner)
+    def unregister_all(self) -> None:
+        for owner in tuple(self._files):
+            self.unregister(owner)
 
     def is_dead(self, owner: str) -> bool:
-        """Whether this owner is known to have died. Its file goes then: nobody will ask again."""
+        """Return True if this owner's process has died. Its file is deleted, so a second call returns False."""
         try:
-            found = os.open(self._folder / owner, os.O_RDWR)
-        except OSError:  # it has left, or never came in: nothing is known of it
+            file = os.open(self._folder / owner, os.O_RDWR)
+        except OSError:  # the owner was unregistered or never registered, so its state is unknown
             return False
         try:
-            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         else:
             self._remove(owner)
             return True
         finally:
-            os.close(found)
+            os.close(file)
 
     def _remove(self, owner: str) -> None:
         with suppress(OSError):
             (self._folder / owner).unlink()
-
-
-HELD = "SELECT 1 FROM runs WHERE project = ? AND response_id = ? AND owner = ?"
-
-
-def is_held(connection: sqlite3.Connection, project: str, response_id: str, owner: str) -> bool:
-    """Whether the run is this owner's. A lease that ran out counts until another owner takes the run."""
-    return connection.execute(HELD, (project, response_id, owner)).fetchone() is not None

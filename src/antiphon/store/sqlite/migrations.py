@@ -1,4 +1,4 @@
-"""Bringing a SQLite file's schema up to date. `PRAGMA user_version` counts the migrations a file has seen."""
+"""Migration of a SQLite file to the current schema. `PRAGMA user_version` is the version of a file."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -15,22 +15,22 @@ class Migration(NamedTuple):
 
 
 def read_migrations() -> list[Migration]:
-    """All migrations, in order: the files `migrations/sqlite/NNN_what.sql`."""
+    """Return all migrations in order, from the files `migrations/sqlite/NNN_name.sql`."""
     folder = resources.files("antiphon.store") / "migrations" / "sqlite"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return [Migration(int(file.name.split("_")[0]), file.name, file.read_text("utf-8")) for file in files]
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration], *, path: str) -> None:
-    """Run what is missing, all of it or nothing. Another process may be doing the same at this moment."""
+    """Apply the missing migrations in one transaction. Several processes can call this at the same time."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _read_version(connection)
         newest = migrations[-1].version
         if version > newest:
             raise ConfigError(
-                f"The store {path} has schema version {version}; this version of Antiphon knows none above {newest}. "
-                "Update Antiphon, or choose another file."
+                f"The store {path} has schema version {version}, but this version of Antiphon supports only versions "
+                f"up to {newest}. Update Antiphon, or use another file."
             )
         for migration in migrations:
             if migration.version > version:
@@ -53,7 +53,7 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
 
 
 def _split(script: str) -> Iterator[str]:
-    # executescript() would do this for us, but it commits the transaction it is called in.
+    # executescript() cannot be used: it commits the current transaction.
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

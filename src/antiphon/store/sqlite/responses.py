@@ -1,31 +1,38 @@
-"""Responses in SQLite. The schema itself sees to it that a final response has no run, and a deleted one no events."""
+"""Responses in SQLite, their chains and expiry, and references to their items.
+
+Triggers of the schema delete the run of a final response, and the run and the events of a deleted one.
+"""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from antiphon.errors import NotFound
+from antiphon.protocol.items import Item
+from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost, Link, StoredResponse
 from antiphon.store.record import (
-    Batch,
-    Foreign,
+    EventBatch,
+    ForeignItem,
     ItemRecord,
     LinkRecord,
-    find_foreign,
-    pack,
+    build_chain,
+    find_foreign_items,
     pack_events,
     pack_items,
-    unpack,
-    walk,
+    pack_response,
+    unpack_item,
+    unpack_items,
+    unpack_output,
+    unpack_response,
 )
 from antiphon.store.sqlite.conversations import EXPIRE as EXPIRE_CONVERSATIONS
 from antiphon.store.sqlite.conversations import append_block
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.events import append_batch
-from antiphon.store.sqlite.leases import is_held
-from antiphon.store.sqlite.references import note_items
+from antiphon.store.sqlite.leases import is_owned
 
-# How many expired responses, or conversations, go in one step: a writer that waits meanwhile hardly notices.
+# Number of expired responses or conversations deleted in one transaction, so that other writers wait only briefly.
 EXPIRY_STEP = 100
 
 INSERT = """
@@ -53,9 +60,9 @@ WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
 
 DELETE = "DELETE FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
-# Only the head must not have expired. The walk itself carries only keys. UNION, not UNION ALL: a row that comes again
-# ends the walk. The order of the rows is not defined, so the reader puts them in order. Of the oldest alone the body is
-# read: only a response that continues none can belong to a conversation.
+# Only the newest response must not have expired. The recursive part reads only keys. UNION, not UNION ALL, ends the
+# recursion at a row that repeats. The order of the result is undefined; build_chain() restores it. The body is read
+# only for the oldest response, because only a response that continues none can belong to a conversation.
 CHAIN = """
 WITH RECURSIVE walked (project, id, previous, place) AS (
     SELECT project, id, previous_response_id, rowid FROM responses
@@ -68,13 +75,13 @@ SELECT walked.id, previous, final, input, output, CASE WHEN previous IS NULL THE
 FROM walked JOIN responses ON responses.rowid = place
 """
 
-# The last of a chain first: then those before it are continued by nothing any more when it is their turn.
+# The last response of a chain comes first, so that no response continues the one before it when that one follows.
 DUE = """
 SELECT rowid FROM responses WHERE expires_at <= ? AND continued = 0 ORDER BY expires_at DESC, rowid DESC LIMIT 1
 """
 
-# Rows come after those they continue. Others do not count: a circle in a damaged database would keep itself for ever.
-FORGET = """
+# A row comes after the row that it continues. Others do not count: a cycle in a damaged database would never expire.
+DELETE_EXPIRED = """
 DELETE FROM responses WHERE rowid = ? AND NOT EXISTS (
     SELECT 1 FROM responses AS newer
     WHERE newer.project = responses.project AND newer.previous_response_id = responses.id
@@ -82,10 +89,34 @@ DELETE FROM responses WHERE rowid = ? AND NOT EXISTS (
 )
 """
 
-SPARE = "UPDATE responses SET continued = 1 WHERE rowid = ?"
+MARK_CONTINUED = "UPDATE responses SET continued = 1 WHERE rowid = ?"
+
+# Items produced by a stored response are not indexed: they are found in that response and deleted with it.
+INDEX_ITEM = """
+INSERT OR IGNORE INTO foreign_items (project, response_id, item_id) SELECT ?, ?, ?
+WHERE NOT EXISTS (SELECT 1 FROM responses WHERE project = ? AND id = ?)
+"""
+
+LOAD_OUTPUT = "SELECT output FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
+
+FIND_IN_RESPONSE = """
+SELECT id, input, output FROM responses WHERE rowid = (
+    SELECT max(responses.rowid) FROM foreign_items JOIN responses
+        ON responses.project = foreign_items.project AND responses.id = response_id
+    WHERE foreign_items.project = ? AND item_id = ? AND (expires_at IS NULL OR expires_at > ?)
+)
+"""
+
+FIND_IN_CONVERSATION = """
+SELECT conversation_id, content FROM items WHERE place = (
+    SELECT max(place) FROM items JOIN conversations
+        ON conversations.project = items.project AND conversations.id = items.conversation_id
+    WHERE items.project = ? AND item_id = ? AND (expires_at IS NULL OR expires_at > ?)
+)
+"""
 
 
-class Responses(Database):
+class SqliteResponses(Database):
     async def save(
         self,
         project: str,
@@ -95,18 +126,18 @@ class Responses(Database):
         owner: str | None = None,
         events: tuple[int, Sequence[bytes]] | None = None,
     ) -> None:
-        row = (project, *pack(stored))
-        foreign = find_foreign(stored)
+        row = (project, *pack_response(stored))
+        foreign = find_foreign_items(stored)
         if conversation is None and owner is None and events is None and not foreign:
             await self._writer.submit(SAVE, row)
             return
         batch = None if events is None else pack_events(*events)
         items = ([], []) if conversation is None else (pack_items(stored.input), pack_items(stored.response.output))
-        await self._writer.submit(_save_bound, (row, foreign, owner, batch, conversation, items, self._now()))
+        await self._writer.submit(_save_with_related, (row, foreign, owner, batch, conversation, items, self._now()))
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
         rows = await self._reader.submit(LOAD, (project, response_id, self._now()))
-        return unpack(response_id, *rows[0]) if rows else None
+        return unpack_response(response_id, *rows[0]) if rows else None
 
     async def delete(self, project: str, response_id: str) -> bool:
         deleted: int = await self._writer.submit(DELETE, (project, response_id, self._now()))
@@ -114,37 +145,57 @@ class Responses(Database):
 
     async def chain(self, project: str, response_id: str) -> list[Link]:
         rows = await self._reader.submit(CHAIN, (project, response_id, self._now()))
-        return walk(response_id, {row[0]: LinkRecord(*row[1:]) for row in rows}.get)
+        return build_chain(response_id, {row[0]: LinkRecord(*row[1:]) for row in rows}.get)
 
     async def expire(self, now: int) -> int:
         expired = 0
-        judged = step = EXPIRY_STEP
-        while judged == EXPIRY_STEP:
-            judged, gone = await self._writer.submit(_forget_expired, (now,))
-            expired += gone
-        while step == EXPIRY_STEP:
-            step = await self._writer.submit(EXPIRE_CONVERSATIONS, (now, EXPIRY_STEP))
-            expired += step
+        checked = EXPIRY_STEP
+        while checked == EXPIRY_STEP:
+            checked, deleted = await self._writer.submit(_delete_expired, (now,))
+            expired += deleted
+        deleted = EXPIRY_STEP
+        while deleted == EXPIRY_STEP:
+            deleted = await self._writer.submit(EXPIRE_CONVERSATIONS, (now, EXPIRY_STEP))
+            expired += deleted
         return expired
 
+    async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
+        outputs: list[tuple[str, bytes]] = await self._reader.submit(
+            _read_outputs, (project, response_ids, self._now())
+        )
+        return [item for output in outputs for item in unpack_output(*output)]
 
-def _save_bound(
+    async def find_item(self, project: str, item_id: str) -> Item | Unknown | None:
+        parameters = (project, item_id, self._now())
+        rows = await self._reader.submit(FIND_IN_RESPONSE, parameters)
+        if rows:
+            return unpack_item(item_id, *rows[0])
+        rows = await self._reader.submit(FIND_IN_CONVERSATION, parameters)
+        return unpack_items(rows[0][0], rows[0][1:])[0] if rows else None
+
+
+def index_items(connection: sqlite3.Connection, project: str, response_id: str, foreign: Iterable[ForeignItem]) -> None:
+    """Index the foreign items of a response that has just been written."""
+    connection.executemany(INDEX_ITEM, ((project, response_id, each.item_id, project, each.source) for each in foreign))
+
+
+def _save_with_related(
     connection: sqlite3.Connection,
     row: Sequence[Any],
-    foreign: list[Foreign],
+    foreign: list[ForeignItem],
     owner: str | None,
-    batch: Batch | None,
+    batch: EventBatch | None,
     conversation: str | None,
     items: tuple[list[ItemRecord], list[ItemRecord]],
     now: float,
 ) -> None:
-    """Save a response together with what belongs to it, and only while its run is the owner's."""
+    """Save a response with its events and conversation items. With an owner, check that it has the run."""
     project, response_id, _, _, _, expires_at, *_ = row
-    if owner is not None and not is_held(connection, project, response_id, owner):
-        raise LeaseLost(f"The run of {response_id} is not, or no longer, {owner}'s.")
+    if owner is not None and not is_owned(connection, project, response_id, owner):
+        raise LeaseLost(f"{owner} does not own the run of {response_id}.")
     if connection.execute(SAVE, row).rowcount == 0:
         return
-    note_items(connection, project, response_id, foreign)
+    index_items(connection, project, response_id, foreign)
     if batch is not None:
         append_batch(connection, project, response_id, batch)
     if conversation is not None and not append_block(
@@ -153,16 +204,23 @@ def _save_bound(
         raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
 
 
-def _forget_expired(connection: sqlite3.Connection, now: int) -> tuple[int, int]:
-    """Judge the next expired responses, and delete those that nothing continues. How many were judged, and deleted."""
-    gone = 0
-    for judged in range(EXPIRY_STEP):
-        # Asked for one by one: what goes may free the one that it continued.
+def _delete_expired(connection: sqlite3.Connection, now: int) -> tuple[int, int]:
+    """Delete the next expired responses that none continues. Return how many were checked, and how many deleted."""
+    deleted = 0
+    for checked in range(EXPIRY_STEP):
+        # Read one by one, because deleting a response can make the one that it continued due.
         due = connection.execute(DUE, (now,)).fetchone()
         if due is None:
-            return judged, gone
-        if connection.execute(FORGET, due).rowcount:
-            gone += 1
+            return checked, deleted
+        if connection.execute(DELETE_EXPIRED, due).rowcount:
+            deleted += 1
         else:
-            connection.execute(SPARE, due)
-    return EXPIRY_STEP, gone
+            connection.execute(MARK_CONTINUED, due)
+    return EXPIRY_STEP, deleted
+
+
+def _read_outputs(
+    connection: sqlite3.Connection, project: str, response_ids: Sequence[str], now: float
+) -> list[tuple[str, bytes]]:
+    found = ((each, connection.execute(LOAD_OUTPUT, (project, each, now)).fetchone()) for each in response_ids)
+    return [(response_id, row[0]) for response_id, row in found if row is not None]

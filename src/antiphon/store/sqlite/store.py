@@ -1,15 +1,14 @@
-"""The default store: one SQLite file."""
+"""The default store: one SQLite file. This module has the prompts and joins the other parts."""
 
 import sqlite3
 
 from antiphon.errors import InvalidRequest
 from antiphon.store.base import PromptVersion, StoredPrompt
-from antiphon.store.sqlite.conversations import Conversations
+from antiphon.store.sqlite.conversations import SqliteConversations
 from antiphon.store.sqlite.database import Database
-from antiphon.store.sqlite.events import EventLog
-from antiphon.store.sqlite.references import References
-from antiphon.store.sqlite.responses import Responses
-from antiphon.store.sqlite.runs import RunQueue
+from antiphon.store.sqlite.events import SqliteEventLog
+from antiphon.store.sqlite.responses import SqliteResponses
+from antiphon.store.sqlite.runs import SqliteRunQueue
 
 SAVE = "INSERT INTO prompts (project, id, version, body, created_at) VALUES (?, ?, ?, ?, ?)"
 
@@ -25,7 +24,7 @@ LIST = "SELECT id, place, version, created_at FROM prompts WHERE project = ?"
 DELETE = "DELETE FROM prompts WHERE project = ? AND id = ?"
 
 
-class Prompts(Database):
+class SqlitePrompts(Database):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         await self._writer.submit(_save, (project, prompt_id, version, body, created_at))
 
@@ -45,6 +44,10 @@ class Prompts(Database):
         return deleted > 0
 
 
+class SqliteStore(SqliteResponses, SqliteConversations, SqliteEventLog, SqliteRunQueue, SqlitePrompts):
+    """All parts of a store on one file. They share the writer thread, so one transaction can span several parts."""
+
+
 def _save(
     connection: sqlite3.Connection, project: str, prompt_id: str, version: str, body: bytes, created_at: int
 ) -> None:
@@ -54,7 +57,3 @@ def _save(
         raise InvalidRequest(
             f"The prompt '{prompt_id}' already has a version '{version}'.", param="version", code="invalid_value"
         ) from None
-
-
-class SqliteStore(Responses, Conversations, References, EventLog, RunQueue, Prompts):
-    """All parts on one file, with one writer between them: a transaction may reach across."""
