@@ -11,7 +11,7 @@ import pytest
 from antiphon.backends.chat_completions.backend import Options
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.registry import create
-from antiphon.backends.responses.backend import Options as ResponsesOptions
+from antiphon.backends.responses.request import ResponsesOptions
 from antiphon.config import load
 from antiphon.upstream.options import UpstreamOptions
 

@@ -1,4 +1,4 @@
-"""Antiphon in front of Antiphon, over real sockets: what the inner model says, the outer client hears."""
+"""Antiphon as the upstream of Antiphon, over real sockets."""
 
 import json
 import threading
@@ -48,8 +48,8 @@ WHOLE_ITEMS: list[dict[str, Any]] = [
 ]
 
 
-def rule(words: str, *steps: dict[str, Any]) -> dict[str, Any]:
-    return {"user": words, "answers": [list(steps)]}
+def rule(user: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    return {"user": user, "answers": [list(steps)]}
 
 
 SCRIPT: dict[str, Any] = {
@@ -84,28 +84,28 @@ SCRIPT: dict[str, Any] = {
 
 
 class Chain:
-    """A server, one in front of it, and what the inner one was asked."""
+    """An inner server, outer servers that use it as upstream, and the requests that the inner one got."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.inner = Running(SCRIPT, make_settings())
-        self._spy()
-        self._outer = self._put_in_front()
-        self._stateless = self._put_in_front(state="upstream")
+        self._record_requests()
+        self._outer = self._start_outer()
+        self._stateless = self._start_outer(state="upstream")
         self.client = self._outer.client()
         self.client_with_state_upstream = self._stateless.client()
 
-    def _spy(self) -> None:
+    def _record_requests(self) -> None:
         engine = self.inner.engine
-        answer = engine.create
+        create_response = engine.create
 
-        async def note(request: Any, **others: Any) -> Any:
-            self.asked.append(json.loads(codec.encode(request)))
-            return await answer(request, **others)
+        async def record(request: Any, **others: Any) -> Any:
+            self.requests.append(json.loads(codec.encode(request)))
+            return await create_response(request, **others)
 
-        engine.create = note  # type: ignore[method-assign]
+        engine.create = record  # type: ignore[method-assign]
 
-    def _put_in_front(self, **options: Any) -> Running:
+    def _start_outer(self, **options: Any) -> Running:
         address = {"base_url": f"{self.inner.url}/v1", "request_retries": 0, "stream_retries": 0}
         backend: Any = create("inner", address | options, Path("unused"))
         return Running({}, make_settings(), backend=backend)
@@ -126,7 +126,7 @@ def shared_chain() -> Iterator[Chain]:
 
 @pytest.fixture
 def chain(shared_chain: Chain) -> Chain:
-    shared_chain.asked.clear()
+    shared_chain.requests.clear()
     return shared_chain
 
 
@@ -135,30 +135,30 @@ def client(chain: Chain) -> OpenAI:
     return chain.client
 
 
-def test_its_models_are_the_inner_ones(client: OpenAI) -> None:
+def test_models_of_the_upstream_are_listed(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["m", "n"]
 
 
-def test_text_goes_through_with_its_usage(client: OpenAI) -> None:
+def test_text_and_usage_are_forwarded(client: OpenAI) -> None:
     response = client.responses.create(model="m", input="count")
     assert (response.status, response.output_text) == ("completed", "Hello there")
     assert response.usage is not None
     assert response.usage.to_dict() == USAGE
 
 
-def test_a_conversation_goes_on_with_the_whole_context(chain: Chain) -> None:
+def test_local_state_sends_the_whole_context(chain: Chain) -> None:
     first = chain.client.responses.create(model="m", input="how many?")
     second = chain.client.responses.create(model="m", input="how many now?", previous_response_id=first.id)
     assert (first.output_text, second.output_text) == ("1 items", "3 items")
-    assert [("previous_response_id" in asked, asked["store"]) for asked in chain.asked] == [(False, False)] * 2
+    assert [("previous_response_id" in request, request["store"]) for request in chain.requests] == [(False, False)] * 2
 
 
-def test_the_official_stream_helper_reads_everything(client: OpenAI) -> None:
+def test_official_stream_helper_reads_every_item_type(client: OpenAI) -> None:
     tools: Any = [{"type": "function", "name": "f", "parameters": {}, "strict": False}, {"type": "custom", "name": "g"}]
     with client.responses.stream(model="m", input="everything", tools=tools) as stream:
-        told = [event.type for event in stream]
+        events = [event.type for event in stream]
         response = stream.get_final_response()
-    assert told[-1] == "response.completed"
+    assert events[-1] == "response.completed"
     thought, search, message, call, custom, refusal = (item.to_dict() for item in response.output)
     assert thought["summary"] == [{"type": "summary_text", "text": text} for text in ("First.", "Second.")]
     assert thought["content"] == [{"type": "reasoning_text", "text": "Hm, let me see."}]
@@ -169,38 +169,38 @@ def test_the_official_stream_helper_reads_everything(client: OpenAI) -> None:
     assert refusal["content"] == [{"type": "refusal", "refusal": "No more."}]
 
 
-def test_sealed_reasoning_returns_to_the_model_that_made_it(client: OpenAI) -> None:
-    asked: Any = {
+def test_sealed_reasoning_returns_to_its_model(client: OpenAI) -> None:
+    parameters: Any = {
         "model": "m",
         "store": False,
         "include": ["reasoning.encrypted_content"],
         "reasoning": {"effort": "low"},
     }
-    first = client.responses.create(input="think", **asked)
+    first = client.responses.create(input="think", **parameters)
     history: Any = [{"role": "user", "content": "think"}, *[item.to_dict() for item in first.output]]
     assert history[1].pop("content") == [{"type": "reasoning_text", "text": "Private thought"}]
-    second = client.responses.create(input=[*history, {"role": "user", "content": "go on"}], **asked)
+    second = client.responses.create(input=[*history, {"role": "user", "content": "go on"}], **parameters)
     assert second.output_text == "I remember."
 
 
 @pytest.mark.parametrize("item", WHOLE_ITEMS, ids=lambda item: item["type"])
-def test_an_item_that_comes_whole_goes_through_under_an_id_of_ours(client: OpenAI, item: dict[str, Any]) -> None:
-    carried, message = (each.to_dict() for each in client.responses.create(model="m", input=item["type"]).output)
-    assert str(carried["id"]).startswith(item["id"].partition("_")[0] + "_")
-    assert carried["id"] != item["id"]
-    assert carried | {"id": item["id"]} == carried | item
+def test_whole_item_is_forwarded_with_new_id(client: OpenAI, item: dict[str, Any]) -> None:
+    whole, message = (each.to_dict() for each in client.responses.create(model="m", input=item["type"]).output)
+    assert str(whole["id"]).startswith(item["id"].partition("_")[0] + "_")
+    assert whole["id"] != item["id"]
+    assert whole | {"id": item["id"]} == whole | item
     assert message["type"] == "message"
 
 
-def test_an_event_nobody_knows_goes_through(client: OpenAI) -> None:
+def test_unknown_event_is_forwarded(client: OpenAI) -> None:
     with client.responses.create(model="m", input="tick", stream=True) as stream:
-        told = [event.to_dict() for event in stream]
-    assert [event for event in told if event["type"] == "acme.tick"] == [
+        events = [event.to_dict() for event in stream]
+    assert [event for event in events if event["type"] == "acme.tick"] == [
         {"type": "acme.tick", "at": 1.5, "sequence_number": 2}
     ]
 
 
-def test_hosted_tools_and_wishes_reach_the_inner_server(chain: Chain) -> None:
+def test_hosted_tools_and_parameters_are_forwarded(chain: Chain) -> None:
     tools: Any = [
         {"type": "web_search"},
         {"type": "mcp", "server_label": "s", "server_url": "https://example.org"},
@@ -209,41 +209,46 @@ def test_hosted_tools_and_wishes_reach_the_inner_server(chain: Chain) -> None:
         {"type": "shell"},
         {"type": "acme", "power": 1.5},
     ]
-    wishes: Any = {"tool_choice": "required", "temperature": 0.5, "metadata": {"a": "b"}, "parallel_tool_calls": True}
-    chain.client.responses.create(model="m", input="hi", tools=tools, **wishes)
-    [asked] = chain.asked
-    assert asked == asked | wishes | {"tools": tools}
+    parameters: Any = {
+        "tool_choice": "required",
+        "temperature": 0.5,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": True,
+    }
+    chain.client.responses.create(model="m", input="hi", tools=tools, **parameters)
+    [request] = chain.requests
+    assert request == request | parameters | {"tools": tools}
 
 
-def test_a_refusal_of_the_inner_server_keeps_its_status_and_words(client: OpenAI) -> None:
+def test_upstream_rejection_keeps_status_and_message(client: OpenAI) -> None:
     with pytest.raises(BadRequestError) as caught:
         client.responses.create(model="m", input="refuse")
     assert (caught.value.status_code, caught.value.code) == (400, "invalid_image")
     assert "That picture is broken." in caught.value.message
 
 
-def test_g_68_a_failure_in_the_middle_ends_the_response(chain: Chain) -> None:
-    told: list[Any] = []
+def test_g_68_failure_midway_ends_the_response(chain: Chain) -> None:
+    events: list[Any] = []
     with (
         chain.client.responses.create(model="m", input="break", stream=True) as stream,
         pytest.raises(APIError) as caught,
     ):
         for event in stream:
-            told.append(event.type)
+            events.append(event.type)
             if event.type == "response.output_text.delta":
                 chain.inner.do(lambda: chain.inner.backend.release("break"))
-    assert told[-1] == "response.output_item.done"
+    assert events[-1] == "response.output_item.done"
     assert caught.value.message == "The upstream failed: It broke."
 
 
-def test_an_answer_cut_off_by_its_length_is_incomplete(client: OpenAI) -> None:
+def test_answer_cut_at_max_tokens_is_incomplete(client: OpenAI) -> None:
     response = client.responses.create(model="m", input="cut")
     assert (response.status, response.output_text) == ("incomplete", "Half")
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
 
 
-def test_g_67_a_client_that_leaves_stops_the_inner_model(chain: Chain) -> None:
+def test_g_67_client_disconnect_stops_the_upstream_model(chain: Chain) -> None:
     model = chain.inner.backend
     model.cancellation.clear()
     with chain.client.responses.create(model="m", input="hold", stream=True) as stream:
@@ -253,7 +258,7 @@ def test_g_67_a_client_that_leaves_stops_the_inner_model(chain: Chain) -> None:
     chain.inner.wait_for(model.cancellation.wait)
 
 
-def test_cancelling_a_background_response_stops_the_inner_model(chain: Chain) -> None:
+def test_background_cancel_stops_the_upstream_model(chain: Chain) -> None:
     model = chain.inner.backend
     model.cancellation.clear()
     response = chain.client.responses.create(model="m", input="hang", background=True)
@@ -262,47 +267,47 @@ def test_cancelling_a_background_response_stops_the_inner_model(chain: Chain) ->
     chain.inner.wait_for(model.cancellation.wait)
 
 
-def test_tokens_are_counted_by_the_inner_server(client: OpenAI) -> None:
+def test_tokens_are_counted_by_the_upstream(client: OpenAI) -> None:
     counted = client.responses.input_tokens.count(model="m", input="one two three", instructions="four five")
     assert counted.input_tokens == 5
 
 
-def test_with_the_state_upstream_only_what_is_new_is_sent(chain: Chain) -> None:
-    ask = chain.client_with_state_upstream.responses.create
-    first = ask(model="m", input="how many?")
-    second = ask(model="m", input="how many now?", previous_response_id=first.id)
-    third = ask(model="m", input="how many in the end?", previous_response_id=second.id)
-    branch = ask(model="m", input="how many else?", previous_response_id=first.id)
+def test_upstream_state_sends_only_new_items(chain: Chain) -> None:
+    respond = chain.client_with_state_upstream.responses.create
+    first = respond(model="m", input="how many?")
+    second = respond(model="m", input="how many now?", previous_response_id=first.id)
+    third = respond(model="m", input="how many in the end?", previous_response_id=second.id)
+    branch = respond(model="m", input="how many else?", previous_response_id=first.id)
     texts = [each.output_text for each in (first, second, third, branch)]
     assert texts == ["1 items", "3 items", "5 items", "3 items"]
-    assert [len(asked["input"]) for asked in chain.asked] == [1, 1, 1, 1]
-    names = [asked.get("previous_response_id") for asked in chain.asked]
+    assert [len(request["input"]) for request in chain.requests] == [1, 1, 1, 1]
+    names = [request.get("previous_response_id") for request in chain.requests]
     assert names[0] is None
     assert names[1] == names[3]
     assert first.id not in names
 
 
-def test_a_state_that_the_upstream_has_lost_is_sent_whole_again(chain: Chain) -> None:
+def test_lost_upstream_state_is_sent_whole_again(chain: Chain) -> None:
     client = chain.client_with_state_upstream
     first = client.responses.create(model="m", input="how many are lost?")
-    [kept] = chain.asked
+    [stored] = chain.requests
     second = client.responses.create(model="m", input="how many so far?", previous_response_id=first.id)
     with chain.inner.client() as inner:
-        inner.responses.delete(chain.asked[1]["previous_response_id"])
+        inner.responses.delete(chain.requests[1]["previous_response_id"])
     again = client.responses.create(model="m", input="how many again?", previous_response_id=first.id)
-    assert (kept["store"], second.output_text, again.output_text) == (True, "3 items", "3 items")
-    assert [len(asked["input"]) for asked in chain.asked] == [1, 1, 1, 3]
+    assert (stored["store"], second.output_text, again.output_text) == (True, "3 items", "3 items")
+    assert [len(request["input"]) for request in chain.requests] == [1, 1, 1, 3]
 
 
-def test_many_turns_at_once_stay_apart(client: OpenAI) -> None:
-    heard: dict[int, str] = {}
+def test_concurrent_turns_stay_separate(client: OpenAI) -> None:
+    outputs: dict[int, str] = {}
 
-    def ask(number: int) -> None:
-        heard[number] = client.responses.create(model="m", input=f"number {number}").output_text
+    def respond(number: int) -> None:
+        outputs[number] = client.responses.create(model="m", input=f"number {number}").output_text
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=respond, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert heard == {number: f"You said: number {number}" for number in range(8)}
+    assert outputs == {number: f"You said: number {number}" for number in range(8)}

@@ -1,4 +1,4 @@
-"""From a turn to the request: the contract, and what a client may wish for on top of it."""
+"""Translation of turns: the contract's body, the client's parameters, and the items."""
 
 import json
 from typing import Any
@@ -11,8 +11,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from pydantic import TypeAdapter
 
 from antiphon.backends.base import Turn
-from antiphon.backends.responses.backend import Options
-from antiphon.backends.responses.request import Continuation, Writer, list_ignored
+from antiphon.backends.responses.request import PreviousResponse, RequestWriter, ResponsesOptions, list_ignored_params
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputImage, InputText, OutputText, ReasoningText, SummaryText, Text
@@ -29,8 +28,8 @@ from antiphon.protocol.items import (
 from antiphon.protocol.unions import Unknown
 from behaviour.item_samples import ITEMS
 
-OPENAI = Options(base_url="https://api.openai.com/v1", api_key="sk-secret")
-AZURE = Options(base_url="https://me.openai.azure.com/openai/v1", api_key="azure-secret")
+OPENAI = ResponsesOptions(base_url="https://api.openai.com/v1", api_key="sk-secret")
+AZURE = ResponsesOptions(base_url="https://me.openai.azure.com/openai/v1", api_key="azure-secret")
 HELLO = Message("user", [InputText("Hello")], "msg_1", "completed")
 CONTRACT: dict[str, Any] = {
     "model": "gpt-5",
@@ -45,52 +44,52 @@ CONTRACT: dict[str, Any] = {
 }
 
 
-def make_turn(*items: Item | Unknown, **asked: Any) -> Turn:
-    request = codec.decode_request(json.dumps({"model": "gpt-5", "input": "unread"} | asked).encode()).request
+def make_turn(*items: Item | Unknown, **parameters: Any) -> Turn:
+    request = codec.decode_request(json.dumps({"model": "gpt-5", "input": "unread"} | parameters).encode()).request
     return Turn(request=request, items=list(items) or [HELLO])
 
 
-def write(turn: Turn, options: Options = OPENAI, *, name: str = "openai") -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(Writer(name, options).write(turn).body)
+def write(turn: Turn, options: ResponsesOptions = OPENAI, *, name: str = "openai") -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(RequestWriter(name, options).write(turn).body)
     return body
 
 
 # The contract
 
 
-def test_s5_1_a_plain_request_is_the_contract_and_nothing_else() -> None:
+def test_s5_1_plain_request_is_exactly_the_contract() -> None:
     assert write(make_turn()) == CONTRACT
 
 
-def test_s5_2_a_default_that_a_client_spells_out_changes_nothing() -> None:
-    spelt = {"tool_choice": "auto", "parallel_tool_calls": False, "stream": False, "store": True, "tools": []}
-    assert write(make_turn(**spelt)) == CONTRACT
+def test_s5_2_explicit_defaults_change_nothing() -> None:
+    defaults = {"tool_choice": "auto", "parallel_tool_calls": False, "stream": False, "store": True, "tools": []}
+    assert write(make_turn(**defaults)) == CONTRACT
 
 
-def test_s5_3_only_azure_is_asked_to_store() -> None:
+def test_s5_3_store_is_true_only_for_azure() -> None:
     assert write(make_turn())["store"] is False
     assert write(make_turn(), AZURE)["store"] is True
     assert write(make_turn(), OPENAI, name="Azure")["store"] is True
 
 
-def test_s5_4_azure_gets_its_key_in_a_header_of_its_own() -> None:
-    assert Writer("openai", OPENAI).credentials() == {"Authorization": "Bearer sk-secret"}
-    assert Writer("azure", AZURE).credentials() == {"api-key": "azure-secret"}
-    assert Writer("local", Options(base_url="http://127.0.0.1:1/v1")).credentials() == {}
+def test_s5_4_azure_gets_its_key_in_api_key_header() -> None:
+    assert RequestWriter("openai", OPENAI).make_credentials() == {"Authorization": "Bearer sk-secret"}
+    assert RequestWriter("azure", AZURE).make_credentials() == {"api-key": "azure-secret"}
+    assert RequestWriter("local", ResponsesOptions(base_url="http://127.0.0.1:1/v1")).make_credentials() == {}
 
 
 @pytest.mark.parametrize("azure", [False, True])
-def test_s5_5_encrypted_reasoning_is_asked_for_if_there_is_reasoning(*, azure: bool) -> None:
+def test_s5_5_encrypted_reasoning_is_included_with_reasoning(*, azure: bool) -> None:
     options = AZURE if azure else OPENAI
     assert write(make_turn(), options)["include"] == []
-    asked = write(make_turn(reasoning={"effort": "medium", "summary": True}), options)
-    assert asked["reasoning"] == {"effort": "medium", "summary": "auto"}
-    assert asked["include"] == ["reasoning.encrypted_content"]
+    sent = write(make_turn(reasoning={"effort": "medium", "summary": True}), options)
+    assert sent["reasoning"] == {"effort": "medium", "summary": "auto"}
+    assert sent["include"] == ["reasoning.encrypted_content"]
 
 
-def test_s5_6_unset_options_are_left_out_and_set_ones_are_there() -> None:
-    asked = write(make_turn(reasoning={}, prompt_cache_key="k", text={"verbosity": "low"}))
-    assert asked == CONTRACT | {
+def test_s5_6_unset_options_are_omitted_and_set_ones_sent() -> None:
+    sent = write(make_turn(reasoning={}, prompt_cache_key="k", text={"verbosity": "low"}))
+    assert sent == CONTRACT | {
         "reasoning": {},
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "k",
@@ -98,29 +97,29 @@ def test_s5_6_unset_options_are_left_out_and_set_ones_are_there() -> None:
     }
 
 
-def test_s5_7_the_cache_key_is_the_conversation() -> None:
+def test_s5_7_cache_key_is_the_conversation_id() -> None:
     assert write(make_turn(conversation="conv_1"))["prompt_cache_key"] == "conv_1"
     assert write(make_turn(conversation={"id": "conv_1"}))["prompt_cache_key"] == "conv_1"
     assert write(make_turn(conversation="conv_1", prompt_cache_key="k"))["prompt_cache_key"] == "k"
     assert "conversation" not in write(make_turn(conversation="conv_1"))
 
 
-def test_s5_8_text_holds_the_format_and_the_verbosity() -> None:
+def test_s5_8_text_has_format_and_verbosity() -> None:
     schema = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}
-    asked = {"format": schema, "verbosity": "high"}
-    assert write(make_turn(text=asked))["text"] == asked
+    text = {"format": schema, "verbosity": "high"}
+    assert write(make_turn(text=text))["text"] == text
 
 
-def test_s5_9_a_verbosity_is_left_out_with_a_warning_for_other_families() -> None:
-    question = Writer("up", OPENAI).write(make_turn(model="gpt-4o", text={"verbosity": "low"}))
-    assert "text" not in json.loads(question.body)
-    assert question.warnings == ["text.verbosity: left out, since 'gpt-4o' is not of the gpt-5 family"]
-    assert Writer("up", OPENAI).write(make_turn(text={"verbosity": "low"})).warnings == []
-    asked = make_turn(text={"verbosity": "low"}, service_tier="flex").request
-    assert [list_ignored(asked, model) for model in ("gpt-4o", "gpt-5")] == [["text.verbosity"], []]
+def test_s5_9_verbosity_is_omitted_with_warning_for_other_models() -> None:
+    request = RequestWriter("up", OPENAI).write(make_turn(model="gpt-4o", text={"verbosity": "low"}))
+    assert "text" not in json.loads(request.body)
+    assert request.warnings == ["text.verbosity: omitted, because 'gpt-4o' is not of the gpt-5 family"]
+    assert RequestWriter("up", OPENAI).write(make_turn(text={"verbosity": "low"})).warnings == []
+    verbose = make_turn(text={"verbosity": "low"}, service_tier="flex").request
+    assert [list_ignored_params(verbose, model) for model in ("gpt-4o", "gpt-5")] == [["text.verbosity"], []]
 
 
-def test_s5_10_only_azure_gets_the_ids_of_items() -> None:
+def test_s5_10_item_ids_are_sent_only_to_azure() -> None:
     items = (
         HELLO,
         Reasoning([SummaryText("s")], "rs_1", None, "opaque", "completed"),
@@ -140,27 +139,27 @@ def test_s5_10_only_azure_gets_the_ids_of_items() -> None:
     ]
 
 
-def test_s5_11_the_headers_are_those_of_the_contract() -> None:
+def test_s5_11_headers_follow_the_contract() -> None:
     plain = {"Accept": "text/event-stream", "OpenAI-Beta": "responses=experimental"}
-    assert Writer("up", OPENAI).write(make_turn()).headers == plain
+    assert RequestWriter("up", OPENAI).write(make_turn()).headers == plain
     session = plain | {"conversation_id": "conv_1", "session_id": "conv_1"}
-    assert Writer("up", OPENAI).write(make_turn(prompt_cache_key="conv_1")).headers == session
-    assert Writer("up", OPENAI).write(make_turn(prompt_cache_key="über\n")).headers == plain
-    quiet = Options(base_url=OPENAI.base_url, session_headers=False)
-    assert Writer("up", quiet).write(make_turn(prompt_cache_key="conv_1")).headers == plain
+    assert RequestWriter("up", OPENAI).write(make_turn(prompt_cache_key="conv_1")).headers == session
+    assert RequestWriter("up", OPENAI).write(make_turn(prompt_cache_key="über\n")).headers == plain
+    without_session = ResponsesOptions(base_url=OPENAI.base_url, session_headers=False)
+    assert RequestWriter("up", without_session).write(make_turn(prompt_cache_key="conv_1")).headers == plain
 
 
-def test_s5_13_a_request_is_checked_before_it_is_sent() -> None:
+def test_s5_13_request_is_validated_before_it_is_sent() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Writer("up", OPENAI).write(make_turn(HELLO, Unknown(b"{}")))
+        RequestWriter("up", OPENAI).write(make_turn(HELLO, Unknown(b"{}")))
     assert caught.value.param == "input[1].type"
 
 
-# Wishes
+# Other parameters
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("parameters", "sent"),
     [
         ({"tool_choice": "required"}, {"tool_choice": "required"}),
         ({"tool_choice": {"type": "function", "name": "f"}}, {"tool_choice": {"type": "function", "name": "f"}}),
@@ -177,23 +176,23 @@ def test_s5_13_a_request_is_checked_before_it_is_sent() -> None:
         ({"tools": [{"type": "web_search"}]}, None),
         ({"tools": [{"type": "acme", "n": 1.5}]}, None),
         ({"instructions": "Be brief."}, None),
-        # What the engine does itself is not asked for twice.
+        # The engine handles these itself.
         ({"truncation": "auto", "background": True, "store": True, "previous_response_id": "resp_1"}, {}),
         ({"stream_options": {"include_obfuscation": True}}, {}),
     ],
 )
-def test_a_wish_goes_on_top_of_the_contract(asked: dict[str, Any], sent: dict[str, Any] | None) -> None:
-    assert write(make_turn(**asked)) == CONTRACT | (asked if sent is None else sent)
+def test_client_parameter_is_added_to_the_contract(parameters: dict[str, Any], sent: dict[str, Any] | None) -> None:
+    assert write(make_turn(**parameters)) == CONTRACT | (parameters if sent is None else sent)
 
 
-def test_more_is_included_than_the_contract_asks_for() -> None:
+def test_client_includes_are_added() -> None:
     both = ["web_search_call.results", "reasoning.encrypted_content"]
     assert write(make_turn(include=both))["include"] == both
-    asked = write(make_turn(include=both, reasoning={"effort": "low"}))
-    assert asked["include"] == ["reasoning.encrypted_content", "web_search_call.results"]
+    sent = write(make_turn(include=both, reasoning={"effort": "low"}))
+    assert sent["include"] == ["reasoning.encrypted_content", "web_search_call.results"]
 
 
-def test_a_nested_function_is_sent_flat() -> None:
+def test_nested_function_tool_is_flattened() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     [sent] = write(make_turn(tools=[tool]))["tools"]
     assert sent == {
@@ -248,7 +247,7 @@ def test_a_nested_function_is_sent_flat() -> None:
             Reasoning([], "rs_1", [ReasoningText("secret")], "opaque"),
             {"type": "reasoning", "summary": [], "encrypted_content": "opaque"},
         ),
-        # What the API asks for stays, and an approval still names its request.
+        # Required fields stay, and an approval still names its request.
         (
             WebSearchCall("ws_1", {"type": "search"}, "completed"),
             {"type": "web_search_call", "id": "ws_1", "action": {"type": "search"}, "status": "completed"},
@@ -272,7 +271,7 @@ def test_a_nested_function_is_sent_flat() -> None:
         (Unknown(b'{"type":"acme","id":"a_1","n":1.50}'), {"type": "acme", "id": "a_1", "n": 1.5}),
     ],
 )
-def test_an_item_goes_without_what_is_ours_alone(item: Any, sent: dict[str, Any]) -> None:
+def test_item_is_sent_without_local_fields(item: Any, sent: dict[str, Any]) -> None:
     assert write(make_turn(item))["input"] == [sent]
 
 
@@ -281,9 +280,7 @@ def test_an_item_goes_without_what_is_ours_alone(item: Any, sent: dict[str, Any]
     [("", "{}"), ('{"q":', r'{"arguments":"{\"q\":"}'), ("[1]", '{"arguments":"[1]"}')],
 )
 @pytest.mark.parametrize("options", [OPENAI, AZURE], ids=["openai", "azure"])
-def test_a_call_whose_arguments_are_no_object_is_sent_with_them_in_one(
-    arguments: str, sent: str, options: Options
-) -> None:
+def test_arguments_other_than_objects_are_wrapped(arguments: str, sent: str, options: ResponsesOptions) -> None:
     call = FunctionCall("call_1", "f", arguments)
     assert write(make_turn(call), options)["input"] == [
         {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": sent}
@@ -291,42 +288,42 @@ def test_a_call_whose_arguments_are_no_object_is_sent_with_them_in_one(
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
-def test_an_item_of_every_type_is_sent(item: dict[str, Any]) -> None:
-    kept = codec.decode_items(json.dumps([item]).encode())
-    [sent] = write(make_turn(*kept))["input"]
-    assert sent["type"] == kept[0].type
+def test_item_of_every_type_is_sent(item: dict[str, Any]) -> None:
+    decoded = codec.decode_items(json.dumps([item]).encode())
+    [sent] = write(make_turn(*decoded))["input"]
+    assert sent["type"] == decoded[0].type
 
 
-def test_reasoning_that_says_nothing_is_left_out() -> None:
+def test_empty_reasoning_is_omitted() -> None:
     assert write(make_turn(Reasoning([], "rs_1", [ReasoningText("secret")]), HELLO)) == CONTRACT
     assert write(make_turn(Reasoning([], "rs_1"), HELLO)) == CONTRACT
 
 
-def test_e_53_raw_reasoning_goes_back_to_a_server_that_wants_it() -> None:
-    options = Options(base_url="http://127.0.0.1:1/v1", reasoning_text=True)
+def test_e_53_reasoning_text_option_sends_raw_reasoning() -> None:
+    options = ResponsesOptions(base_url="http://127.0.0.1:1/v1", reasoning_text=True)
     turn = make_turn(Reasoning([], "rs_1", [ReasoningText("hm")], None, "completed"))
     assert write(turn, options)["input"] == [
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     ]
 
 
-def test_state_that_is_upstream_is_continued_with_what_is_new() -> None:
-    writer = Writer("up", Options(base_url="http://127.0.0.1:1/v1", state="upstream"))
+def test_upstream_state_sends_id_and_new_items() -> None:
+    writer = RequestWriter("up", ResponsesOptions(base_url="http://127.0.0.1:1/v1", state="upstream"))
     later = Message("user", [InputText("Hello")])
     turn = make_turn(HELLO, Message("assistant", [OutputText("Hi")]), later, truncation="auto")
-    question = writer.write(turn, Continuation("resp_up", [later]))
-    asked = CONTRACT | {"store": True, "previous_response_id": "resp_up", "truncation": "auto"}
-    assert json.loads(question.body) == asked
+    request = writer.write(turn, PreviousResponse("resp_up", [later]))
+    expected = CONTRACT | {"store": True, "previous_response_id": "resp_up", "truncation": "auto"}
+    assert json.loads(request.body) == expected
 
 
-def test_tokens_are_counted_of_what_the_model_reads() -> None:
+def test_count_request_has_only_counted_fields() -> None:
     turn = make_turn(temperature=0.5, text={"format": {"type": "text"}}, tool_choice="none")
-    assert json.loads(Writer("up", OPENAI).write_count(turn)) == {
+    assert json.loads(RequestWriter("up", OPENAI).write_count_request(turn)) == {
         name: CONTRACT[name] for name in ("model", "instructions", "input", "tools", "parallel_tool_calls")
     } | {"tool_choice": "none", "text": {"format": {"type": "text"}}}
 
 
-# The SDK's own types are the judge. They ask for the ids of output items, which OpenAI's server does not.
+# Validation with the SDK's types. They require ids of output items, which OpenAI's server does not.
 PARAMS: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
 TOOLS: TypeAdapter[Any] = TypeAdapter(list[ToolParam])
 _texts = st.text(max_size=8)
@@ -341,7 +338,7 @@ _items = st.one_of(
     st.builds(lambda text: Reasoning([SummaryText(text)], "rs_1", [ReasoningText(text)], "opaque"), _texts),
     st.just(WebSearchCall("ws_1", {"type": "search", "query": "q"}, "completed")),
 )
-_wishes = st.fixed_dictionaries(
+_params = st.fixed_dictionaries(
     {},
     optional={
         "reasoning": st.just({"effort": "low", "summary": True}),
@@ -358,14 +355,65 @@ _wishes = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(_items, min_size=1, max_size=6), _wishes, st.booleans())
-def test_what_is_sent_is_what_the_sdk_would_send(items: list[Any], wishes: dict[str, Any], azure: bool) -> None:
-    sent = write(make_turn(*items, **wishes), AZURE if azure else OPENAI)
+@given(st.lists(_items, min_size=1, max_size=6), _params, st.booleans())
+def test_request_matches_the_sdk_types(items: list[Any], params: dict[str, Any], azure: bool) -> None:
+    sent = write(make_turn(*items, **params), AZURE if azure else OPENAI)
     for item in sent["input"]:
         if item.get("role") == "assistant" or item["type"] == "reasoning":
             item |= {"id": "msg_1", "status": "completed"}
     PARAMS.validate_python(sent)
-    TOOLS.validate_python(sent["tools"])  # an iterable, which the whole does not look into
+    TOOLS.validate_python(sent["tools"])  # validated apart: PARAMS does not read iterables
     assert set(sent) <= set(ResponseCreateParamsStreaming.__annotations__) | set(
         ResponseCreateParamsBase.__annotations__
     )
+
+
+# The contract's own list of tests, by its names
+
+STANDARD_URL, AZURE_URL = "https://api.openai.com/v1", "https://my-resource.openai.azure.com"
+REQUIRED = {
+    "model",
+    "instructions",
+    "input",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "store",
+    "stream",
+    "include",
+}
+
+
+def write_hello(base_url: str = STANDARD_URL, **parameters: Any) -> dict[str, Any]:
+    whole = {"model": "gpt-5", "instructions": "You are a helpful assistant.", "input": "unread"} | parameters
+    request = codec.decode_request(json.dumps(whole).encode()).request
+    turn = Turn(request=request, items=[Message("user", [InputText("Hello")])])
+    written: dict[str, Any] = json.loads(RequestWriter("up", ResponsesOptions(base_url=base_url)).write(turn).body)
+    return written
+
+
+def test_responses_api_request_required_fields() -> None:
+    assert set(write_hello()) == REQUIRED
+
+
+def test_literal_types_enforced() -> None:
+    written = write_hello()
+    assert (written["tool_choice"], written["parallel_tool_calls"], written["stream"]) == ("auto", False, True)
+
+
+@pytest.mark.parametrize(("base_url", "store"), [(AZURE_URL, True), (STANDARD_URL, False)])
+def test_azure_store_flag(base_url: str, *, store: bool) -> None:
+    assert write_hello(base_url)["store"] is store
+
+
+def test_include_array_reasoning() -> None:
+    written = write_hello(reasoning={"effort": "medium", "summary": True})
+    assert (written["include"], write_hello()["include"]) == (["reasoning.encrypted_content"], [])
+
+
+def test_serialization_omits_undefined() -> None:
+    optional = {"reasoning": {"effort": "medium"}, "prompt_cache_key": "conv_123", "text": {"verbosity": "medium"}}
+    written = write_hello(**optional)
+    assert {name: written[name] for name in optional} == optional
+    assert set(written) == REQUIRED | set(optional)
+    assert not set(write_hello()) & set(optional)

@@ -1,7 +1,7 @@
-"""The one form in which we ask a server that speaks Responses: what Codex sends, to the letter.
+"""The request body of the Responses contract, as Codex sends it.
 
-Every key that is not optional is always there, and three of them have one value only. What a client wishes beyond that
-goes on top of it, see `backends.responses`.
+All required keys are always present, and three of them have a fixed value. `antiphon.backends.responses.request` adds
+the client's other parameters.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from antiphon.protocol.unions import Unknown
 if TYPE_CHECKING:
     AlwaysTrue: TypeAlias = Literal[True]
     AlwaysFalse: TypeAlias = Literal[False]
-else:  # msgspec has no literals of this kind: `__post_init__` refuses the other value
+else:  # msgspec does not support boolean literals, so `__post_init__` checks the values
     AlwaysTrue = AlwaysFalse = bool
 
-# What stands in the addresses of Azure's servers, and of those in front of them.
-_AZURE_MARKS = (
+# Parts of the host names of Azure servers and gateways.
+_AZURE_HOSTS = (
     "azure.com",
     "openai.azure.",
     "cognitiveservices.azure.",
@@ -34,7 +34,7 @@ _AZURE_MARKS = (
 
 
 class ReasoningControls(Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """`summary` may be a switch: some clients have one where the API has a word."""
+    """The `reasoning` field. `summary` may be a boolean, which some clients send; true means "auto"."""
 
     effort: Effort | UnsetType = UNSET
     summary: Literal["auto", "concise", "detailed"] | bool | UnsetType = UNSET
@@ -52,7 +52,7 @@ class TextControls(Struct, omit_defaults=True, forbid_unknown_fields=True, kw_on
 
 
 class ResponsesApiRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body. `store` is for Azure, which forgets the items of a turn otherwise; elsewhere nothing is kept."""
+    """The request body. `store` is true for Azure, which otherwise drops the items of a turn."""
 
     model: Annotated[str, Meta(min_length=1)]
     instructions: str
@@ -79,38 +79,38 @@ class ResponsesApiRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def is_azure(base_url: str, *, wire_api: str, name: str = "") -> bool:
-    """Whether this is an Azure server, asked in the way of the Responses API."""
+    """Return True if this is the Responses API of an Azure server."""
     if wire_api.lower() != "responses":
         return False
     url = base_url.lower()
-    return name.lower() == "azure" or any(mark in url for mark in _AZURE_MARKS)
+    return name.lower() == "azure" or any(mark in url for mark in _AZURE_HOSTS)
 
 
 def takes_verbosity(model: str) -> bool:
-    """Whether the model is of the family that knows `text.verbosity`. A path may stand before its name."""
+    """Return True if the model is of a family with `text.verbosity`. A path before its name is ignored."""
     return model.rpartition("/")[2].lower().startswith("gpt-5")
 
 
 def write_format(text_format: Format) -> dict[str, Any]:
-    """A text format without the fields that are not set."""
+    """Return the set fields of a text format."""
     fields = msgspec.to_builtins(text_format)
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def validate(request: ResponsesApiRequest) -> None:
-    """Raise on what no server could answer, before one is asked, naming the field."""
+    """Raise InvalidRequest, served_model the field, if no server could accept the request."""
     if not request.instructions and not request.input:
         raise MissingParameter("Either input or instructions is required.", param="input")
-    _check_named(request.input, "input")
-    _check_named(request.tools, "tools")
+    _check_types(request.input, "input")
+    _check_types(request.tools, "tools")
     names = [tool.name for tool in request.tools if isinstance(tool, FunctionTool)]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise InvalidRequest(f"There is more than one function '{name}'.", param="tools", code="invalid_value")
+            raise InvalidRequest(f"Duplicate function name: '{name}'.", param="tools", code="invalid_value")
 
 
-def _check_named(members: Sequence[Item | Any], param: str) -> None:
+def _check_types(members: Sequence[Item | Any], param: str) -> None:
     for index, member in enumerate(members):
         if isinstance(member, Unknown) and not member.type:
-            where = f"{param}[{index}].type"
-            raise MissingParameter(f"Missing required parameter: '{where}'.", param=where)
+            path = f"{param}[{index}].type"
+            raise MissingParameter(f"Missing required parameter: '{path}'.", param=path)

@@ -1,4 +1,8 @@
-"""Which item an event is about. Servers name items by id and by index, and some of them get either wrong."""
+"""The state of an answer's output items while its events are read.
+
+Events refer to items by id and by index, and some servers send a wrong one. `UpstreamItems` finds the item that is
+meant. `ItemCompleter` emits the deltas that an item is missing when the server sends it whole.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -7,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from antiphon.backends.responses import wire
-from antiphon.backends.responses.wire import Event
+from antiphon.backends.responses.wire import UpstreamEvent
 from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
@@ -15,276 +19,275 @@ from antiphon.stream.deltas import Delta
 from antiphon.stream.passthrough import decode_output_item
 from antiphon.upstream.fields import parse_logprobs
 
-Kind = Literal["message", "reasoning", "function_call", "custom_tool_call", "carried"]
-_KINDS: dict[str, Kind] = {
+# Items of all other types are passed through.
+ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call", "passthrough"]
+_KINDS: dict[str, ItemKind] = {
     "message": "message",
     "reasoning": "reasoning",
     "function_call": "function_call",
     "custom_tool_call": "custom_tool_call",
 }
-
-
-def find_kind(item_type: Any) -> Kind:
-    """How items of this type are told: `carried` are all those that we do not write ourselves."""
-    return _KINDS.get(item_type, "carried") if isinstance(item_type, str) else "carried"
-
-
-class Track:
-    """One item of the answer, and what was said of it so far."""
-
-    def __init__(self, key: int, kind: Kind) -> None:
-        self.key = key
-        self.kind = kind
-        self.type: Any = None if kind == "carried" else kind
-        self.call_id: Any = None
-        self.phase: Any = None
-        self.part: int | None = None
-        self.named = False
-        self.closed = False
-        self.annotations: dict[int, int] = {}
-        self._said: dict[tuple[str, int], list[str]] = {}
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing was said of it at all."""
-        return not self._said and not self.annotations
-
-    def say(self, what: str, index: int, text: str) -> str:
-        self._said.setdefault((what, index), []).append(text)
-        return text
-
-    def complete(self, what: str, index: int, whole: str) -> str:
-        """The end of a text that is known as a whole now, if some of it was not said: servers leave out deltas."""
-        said = "".join(self._said.get((what, index), ()))
-        rest = whole[len(said) :] if whole.startswith(said) else ""
-        return self.say(what, index, rest) if rest else ""
-
-
-class Voice:
-    """Which item is being said, as far as the composer knows: anything else that begins ends it."""
-
-    def __init__(self) -> None:
-        self.speaker: Track | None = None
-
-    def take(self, track: Track, part: int | None = None) -> list[Delta]:
-        """What has to be told before more is said of this item, in this part of it."""
-        told: list[Delta] = []
-        if self.speaker is not track:
-            if self.speaker is not None and self.speaker.kind == track.kind:
-                told.append(deltas.CloseItem())
-            if track.kind == "message" and track.phase in ("commentary", "final_answer"):
-                told.append(deltas.Phase(track.phase))
-            self.speaker = track
-        elif part is not None and track.part is not None and part != track.part:
-            told.append(deltas.NewPart())
-        if part is not None:
-            track.part = part
-        return told
-
-    def fall_silent(self) -> None:
-        self.speaker = None
-
-
-class Tracks:
-    """All items of an answer."""
-
-    def __init__(self) -> None:
-        self._all: list[Track] = []
-        self._by_id: dict[str, Track] = {}
-        self._by_index: dict[int, Track] = {}
-
-    def __iter__(self) -> Iterator[Track]:
-        return iter(self._all)
-
-    def begin(self, kind: Kind, item_id: Any, output_index: Any) -> Track:
-        track = Track(len(self._all), kind)
-        self._all.append(track)
-        if isinstance(item_id, str) and item_id:
-            self._by_id[item_id] = track
-        if isinstance(output_index, int):
-            self._by_index[output_index] = track
-        return track
-
-    def find(self, item_id: Any, output_index: Any, kind: Kind | None = None) -> Track | None:
-        """The item by its id, else by its index, else, if there is no index, the last one under way."""
-        by_id = self._by_id.get(item_id) if isinstance(item_id, str) else None
-        if by_id is not None and _fits(by_id, kind):
-            return by_id
-        if isinstance(output_index, int):
-            by_index = self._by_index.get(output_index)
-            return by_index if by_index is not None and _fits(by_index, kind) else None
-        if kind is None:
-            return None
-        return next((track for track in reversed(self._all) if track.kind == kind and not track.closed), None)
-
-    def follow(self, event: Event, kind: Kind) -> Track:
-        """The item that more is said of. One that was never announced begins here."""
-        track = self.find(event.item_id, event.output_index, kind)
-        if track is None or self.is_over(track, event.item_id):
-            return self.begin(kind, event.item_id, event.output_index)
-        return track
-
-    def is_over(self, track: Track, item_id: Any) -> bool:
-        """Whether this was found by an index that another item has by now."""
-        return track.closed and not (isinstance(item_id, str) and item_id in self._by_id)
-
-    def match(self, items: list[dict[str, Any]]) -> list[Track | None]:
-        """For each item of a final list, the one it was told as: by id, by call, else the next of its type."""
-        matched = [self._by_id.get(item["id"]) if isinstance(item.get("id"), str) else None for item in items]
-        known = {id(track) for track in matched if track is not None}
-        left = [track for track in self._all if id(track) not in known]
-        # None is taken for two: servers give two calls the same id.
-        for find in (_find_call, _find_next):
-            for place, item in enumerate(items):
-                track = find(left, item) if matched[place] is None else None
-                if track is not None:
-                    left.remove(track)
-                    matched[place] = track
-        return matched
-
-
-def _find_call(tracks: list[Track], item: dict[str, Any]) -> Track | None:
-    if item.get("call_id") is None:
-        return None
-    call = (item.get("type"), item["call_id"])
-    return next((track for track in tracks if (track.type, track.call_id) == call), None)
-
-
-def _find_next(tracks: list[Track], item: dict[str, Any]) -> Track | None:
-    track = next((track for track in tracks if track.type in (item.get("type"), None)), None)
-    return track if track is not None and track.kind == find_kind(item.get("type")) else None
-
-
-def _fits(track: Track, kind: Kind | None) -> bool:
-    return kind is None or track.kind == kind
-
-
-# What our own form of each kind of item says.
-_TOLD = {
+# The fields that our deltas can express, by kind.
+_EXPRESSIBLE = {
     "message": frozenset({"type", "id", "status", "role", "content", "phase"}),
     "reasoning": frozenset({"type", "id", "status", "summary", "content", "encrypted_content"}),
     "function_call": frozenset({"type", "id", "status", "call_id", "name", "arguments", "namespace"}),
     "custom_tool_call": frozenset({"type", "id", "status", "call_id", "name", "input", "namespace"}),
 }
-_PARTS = {"message": ("output_text", "refusal"), "reasoning": ("reasoning_text",)}
-_PREFIXES = {"message": "msg", "reasoning": "rs"}
+_EXPRESSIBLE_PARTS = {"message": ("output_text", "refusal"), "reasoning": ("reasoning_text",)}
+_ID_PREFIXES = {"message": "msg", "reasoning": "rs"}
 
 
-class Closing:
-    """Ends one item, or a part of it."""
+def find_kind(item_type: Any) -> ItemKind:
+    return _KINDS.get(item_type, "passthrough") if isinstance(item_type, str) else "passthrough"
 
-    def __init__(self, track: Track, voice: Voice) -> None:
-        self._track = track
-        self._voice = voice
 
-    def close(self, raw: Raw, item: dict[str, Any]) -> Sequence[Delta]:
-        track = self._track
-        track.closed = True
-        if track.kind == "carried":
-            return [deltas.CloseItem(track.key, decode_output_item(bytes(raw)))]
-        if track.kind in ("function_call", "custom_tool_call"):
-            told = self.announce_call(item) + self.complete_call(item)
-            return told + self._end(item, track.key)
-        return self._close_speech(raw, item)
+class UpstreamItem:
+    """An output item in progress, and the text emitted of it so far. `part` is the content index of that text."""
 
-    def _close_speech(self, raw: Raw, item: dict[str, Any]) -> list[Delta]:
-        track = self._track
-        told: list[Delta] = []
-        for index, part in enumerate(wire.list_objects(item.get("summary"))):
-            told += self.complete_summary(index, part.get("text"))
-        for index, part in enumerate(wire.list_objects(item.get("content"))):
-            told += self.complete_part(index, part)
-        sealed = item.get("encrypted_content")
-        if track.silent and not sealed:
-            return self._give_whole(raw)
-        is_over = self._voice.speaker is not track and not track.silent
-        if track.kind == "reasoning" and sealed and not is_over:
-            told += self._voice.take(track)
-            told += [*self._amend(item, None), deltas.ReasoningSeal(wire.read_text(sealed))]
-        elif self._voice.speaker is track:  # else it was closed when something else was said
-            told += self._end(item, None)
-        if self._voice.speaker is track:
-            self._voice.fall_silent()
-        return told
+    def __init__(self, key: int, kind: ItemKind) -> None:
+        self.key = key
+        self.kind = kind
+        self.type: Any = None if kind == "passthrough" else kind
+        self.call_id: Any = None
+        self.phase: Any = None
+        self.part: int | None = None
+        self.is_announced = False  # the delta with a call's name has been emitted
+        self.is_closed = False
+        self.annotations: dict[int, int] = {}  # the number of annotations emitted, by content index
+        self._texts: dict[tuple[str, int], list[str]] = {}
 
-    def _give_whole(self, raw: Raw) -> list[Delta]:
-        """An item that says nothing: there are no words that could bring it about."""
+    @property
+    def is_empty(self) -> bool:
+        return not self._texts and not self.annotations
+
+    def add_text(self, field: str, index: int, text: str) -> str:
+        """Record a text delta and return it."""
+        self._texts.setdefault((field, index), []).append(text)
+        return text
+
+    def add_missing_text(self, field: str, index: int, whole: str) -> str:
+        """Record and return the end of a whole text that no delta had: servers omit deltas."""
+        known = "".join(self._texts.get((field, index), ()))
+        rest = whole[len(known) :] if whole.startswith(known) else ""
+        return self.add_text(field, index, rest) if rest else ""
+
+
+class CurrentItem:
+    """The item that text deltas extend in the composer. The first delta of another item closes it there."""
+
+    def __init__(self) -> None:
+        self.item: UpstreamItem | None = None
+
+    def switch_to(self, item: UpstreamItem, part: int | None = None) -> list[Delta]:
+        """Return the deltas that must precede more text of this item and part."""
+        preceding: list[Delta] = []
+        if self.item is not item:
+            if self.item is not None and self.item.kind == item.kind:
+                preceding.append(deltas.CloseItem())
+            if item.kind == "message" and item.phase in ("commentary", "final_answer"):
+                preceding.append(deltas.Phase(item.phase))
+            self.item = item
+        elif part is not None and item.part is not None and part != item.part:
+            preceding.append(deltas.NewPart())
+        if part is not None:
+            item.part = part
+        return preceding
+
+    def clear(self) -> None:
+        self.item = None
+
+
+class UpstreamItems:
+    """All output items of an answer."""
+
+    def __init__(self) -> None:
+        self._items: list[UpstreamItem] = []
+        self._by_id: dict[str, UpstreamItem] = {}
+        self._by_index: dict[int, UpstreamItem] = {}
+
+    def __iter__(self) -> Iterator[UpstreamItem]:
+        return iter(self._items)
+
+    def add(self, kind: ItemKind, item_id: Any, output_index: Any) -> UpstreamItem:
+        item = UpstreamItem(len(self._items), kind)
+        self._items.append(item)
+        if isinstance(item_id, str) and item_id:
+            self._by_id[item_id] = item
+        if isinstance(output_index, int):
+            self._by_index[output_index] = item
+        return item
+
+    def find(self, item_id: Any, output_index: Any, kind: ItemKind | None = None) -> UpstreamItem | None:
+        """Return the item by its id, else by its index. Without an index, return the last open one of the kind."""
+        by_id = self._by_id.get(item_id) if isinstance(item_id, str) else None
+        if by_id is not None and _has_kind(by_id, kind):
+            return by_id
+        if isinstance(output_index, int):
+            by_index = self._by_index.get(output_index)
+            return by_index if by_index is not None and _has_kind(by_index, kind) else None
+        if kind is None:
+            return None
+        return next((item for item in reversed(self._items) if item.kind == kind and not item.is_closed), None)
+
+    def find_or_add(self, event: UpstreamEvent, kind: ItemKind) -> UpstreamItem:
+        """Return the item that a delta extends. An item that was not announced is added."""
+        item = self.find(event.item_id, event.output_index, kind)
+        if item is None or self.is_index_reused(item, event.item_id):
+            return self.add(kind, event.item_id, event.output_index)
+        return item
+
+    def is_index_reused(self, item: UpstreamItem, item_id: Any) -> bool:
+        """Return True if the item was found by an index that now belongs to another item."""
+        return item.is_closed and not (isinstance(item_id, str) and item_id in self._by_id)
+
+    def match(self, output: list[dict[str, Any]]) -> list[UpstreamItem | None]:
+        """Return the known item for each item of a final list: by id, by call id, else the next of its type."""
+        matched = [self._by_id.get(item["id"]) if isinstance(item.get("id"), str) else None for item in output]
+        known = {id(item) for item in matched if item is not None}
+        left = [item for item in self._items if id(item) not in known]
+        # Each known item matches once: some servers give two calls one call id.
+        for find in (_find_call, _find_next):
+            for position, fields in enumerate(output):
+                found = find(left, fields) if matched[position] is None else None
+                if found is not None:
+                    left.remove(found)
+                    matched[position] = found
+        return matched
+
+
+def _find_call(candidates: list[UpstreamItem], item: dict[str, Any]) -> UpstreamItem | None:
+    if item.get("call_id") is None:
+        return None
+    call = (item.get("type"), item["call_id"])
+    return next((each for each in candidates if (each.type, each.call_id) == call), None)
+
+
+def _find_next(candidates: list[UpstreamItem], item: dict[str, Any]) -> UpstreamItem | None:
+    found = next((each for each in candidates if each.type in (item.get("type"), None)), None)
+    return found if found is not None and found.kind == find_kind(item.get("type")) else None
+
+
+def _has_kind(item: UpstreamItem, kind: ItemKind | None) -> bool:
+    return kind is None or item.kind == kind
+
+
+class ItemCompleter:
+    """Emits the deltas that complete one item, or a part of it, from its final fields."""
+
+    def __init__(self, item: UpstreamItem, current: CurrentItem) -> None:
+        self._item = item
+        self._current = current
+
+    def close(self, raw: Raw, fields: dict[str, Any]) -> Sequence[Delta]:
+        item = self._item
+        item.is_closed = True
+        if item.kind == "passthrough":
+            return [deltas.CloseItem(item.key, decode_output_item(bytes(raw)))]
+        if item.kind in ("function_call", "custom_tool_call"):
+            emitted = self.announce_call(fields) + self.complete_call(fields)
+            return emitted + self._emit_close(fields, item.key)
+        return self._close_text_item(raw, fields)
+
+    def _close_text_item(self, raw: Raw, fields: dict[str, Any]) -> list[Delta]:
+        item, current = self._item, self._current
+        emitted: list[Delta] = []
+        for index, part in enumerate(wire.list_objects(fields.get("summary"))):
+            emitted += self.complete_summary(index, part.get("text"))
+        for index, part in enumerate(wire.list_objects(fields.get("content"))):
+            emitted += self.complete_part(index, part)
+        seal = fields.get("encrypted_content")
+        if item.is_empty and not seal:
+            return self._emit_whole(raw)
+        # The composer has closed an item that another one has followed.
+        is_closed_already = current.item is not item and not item.is_empty
+        if item.kind == "reasoning" and seal and not is_closed_already:
+            emitted += current.switch_to(item)
+            emitted += [*self._emit_amendments(fields, None), deltas.ReasoningSeal(wire.read_text(seal))]
+        elif current.item is item:
+            emitted += self._emit_close(fields, None)
+        if current.item is item:
+            current.clear()
+        return emitted
+
+    def _emit_whole(self, raw: Raw) -> list[Delta]:
+        """Emit an item without content as a whole: no text delta can create it."""
         item = decode_output_item(bytes(raw))
-        self._voice.fall_silent()
+        self._current.clear()
         if isinstance(item, Message | Reasoning):
             return [deltas.WholeItem(msgspec.structs.replace(item, id=None))]
         assert isinstance(item, Unknown)
-        key = self._track.key
-        return [deltas.OpenItem(key, item, _PREFIXES[self._track.kind]), deltas.CloseItem(key, item)]
+        key = self._item.key
+        return [deltas.OpenItem(key, item, _ID_PREFIXES[self._item.kind]), deltas.CloseItem(key, item)]
 
-    def _end(self, item: dict[str, Any], key: int | None) -> list[Delta]:
-        whole = item.get("status") != "incomplete"
-        return [*self._amend(item, key), deltas.CloseItem(key, ending="completed" if whole else "incomplete")]
+    def _emit_close(self, fields: dict[str, Any], key: int | None) -> list[Delta]:
+        ending: Literal["completed", "incomplete"]
+        ending = "incomplete" if fields.get("status") == "incomplete" else "completed"
+        return [*self._emit_amendments(fields, key), deltas.CloseItem(key, ending=ending)]
 
-    def _amend(self, item: dict[str, Any], key: int | None) -> list[Delta]:
-        """The fields that nothing which was said stands for."""
-        kind = self._track.kind
-        more = {name: value for name, value in item.items() if name not in _TOLD[kind] and value is not None}
-        if kind in _PARTS and any(
-            part.get("type") not in _PARTS[kind] for part in wire.list_objects(item.get("content"))
+    def _emit_amendments(self, fields: dict[str, Any], key: int | None) -> list[Delta]:
+        """Emit the fields that other deltas cannot express."""
+        kind = self._item.kind
+        more = {name: value for name, value in fields.items() if name not in _EXPRESSIBLE[kind] and value is not None}
+        if kind in _EXPRESSIBLE_PARTS and any(
+            part.get("type") not in _EXPRESSIBLE_PARTS[kind] for part in wire.list_objects(fields.get("content"))
         ):
-            more["content"] = item["content"]
-        if kind == "message" and item.get("phase") is not None and item["phase"] != self._track.phase:
-            more["phase"] = item["phase"]
-        fields = {name: Raw(msgspec.json.encode(value)) for name, value in more.items()}
-        return [deltas.Amend(fields, key)] if fields else []
+            more["content"] = fields["content"]
+        if kind == "message" and fields.get("phase") is not None and fields["phase"] != self._item.phase:
+            more["phase"] = fields["phase"]
+        encoded = {name: Raw(msgspec.json.encode(value)) for name, value in more.items()}
+        return [deltas.Amend(encoded, key)] if encoded else []
 
-    # Parts
+    # Content and summary parts
 
     def complete_part(self, index: int, part: dict[str, Any]) -> list[Delta]:
-        track = self._track
-        if track.kind == "reasoning":
-            rest = track.complete("text", index, wire.read_text(part.get("text")))
-            return [*self._voice.take(track, index), deltas.Reasoning(rest)] if rest else []
+        item, current = self._item, self._current
+        if item.kind == "reasoning":
+            rest = item.add_missing_text("text", index, wire.read_text(part.get("text")))
+            return [*current.switch_to(item, index), deltas.Reasoning(rest)] if rest else []
         if part.get("type") == "refusal":
-            rest = track.complete("refusal", index, wire.read_text(part.get("refusal")))
-            return [*self._voice.take(track, index), deltas.Refusal(rest)] if rest else []
+            rest = item.add_missing_text("refusal", index, wire.read_text(part.get("refusal")))
+            return [*current.switch_to(item, index), deltas.Refusal(rest)] if rest else []
         if part.get("type") != "output_text":
             return []
         whole = wire.read_text(part.get("text"))
-        rest = track.complete("text", index, whole)
-        told: list[Delta] = []
+        rest = item.add_missing_text("text", index, whole)
+        emitted: list[Delta] = []
         if rest:
             logprobs = parse_logprobs(part.get("logprobs")) if rest == whole else ()
-            told += [*self._voice.take(track, index), deltas.Text(rest, logprobs)]
-        return told + self._complete_annotations(index, part.get("annotations"))
+            emitted += [*current.switch_to(item, index), deltas.Text(rest, logprobs)]
+        return emitted + self._complete_annotations(index, part.get("annotations"))
 
     def _complete_annotations(self, index: int, annotations: Any) -> list[Delta]:
-        track = self._track
-        missing = wire.list_objects(annotations)[track.annotations.get(index, 0) :]
+        item = self._item
+        missing = wire.list_objects(annotations)[item.annotations.get(index, 0) :]
         if not missing:
             return []
-        track.annotations[index] = track.annotations.get(index, 0) + len(missing)
-        return [*self._voice.take(track, index), *(deltas.Annotate(wire.read_annotation(each)) for each in missing)]
+        item.annotations[index] = item.annotations.get(index, 0) + len(missing)
+        emitted = [deltas.Annotate(wire.read_annotation(each)) for each in missing]
+        return [*self._current.switch_to(item, index), *emitted]
 
     def complete_summary(self, index: int, text: Any) -> list[Delta]:
-        rest = self._track.complete("summary", index, wire.read_text(text))
-        return [*self._voice.take(self._track), deltas.ReasoningSummary(rest, index)] if rest else []
+        rest = self._item.add_missing_text("summary", index, wire.read_text(text))
+        return [*self._current.switch_to(self._item), deltas.ReasoningSummary(rest, index)] if rest else []
 
     # Calls
 
-    def announce_call(self, call: dict[str, Any]) -> list[Delta]:
-        """A call begins with its name."""
-        track = self._track
-        name = call.get("name")
-        if track.named or not isinstance(name, str) or not name:
+    def announce_call(self, fields: dict[str, Any]) -> list[Delta]:
+        """Emit the first delta of a call as soon as its name is known."""
+        item = self._item
+        name = fields.get("name")
+        if item.is_announced or not isinstance(name, str) or not name:
             return []
-        track.named, track.call_id = True, call.get("call_id")
-        self._voice.fall_silent()
-        make = deltas.ToolCall if track.kind == "function_call" else deltas.CustomToolCall
-        namespace = call.get("namespace")
-        return [make(track.key, "", name, wire.read_name(track.call_id), wire.read_name(namespace))]
+        item.is_announced, item.call_id = True, fields.get("call_id")
+        self._current.clear()
+        make = deltas.ToolCall if item.kind == "function_call" else deltas.CustomToolCall
+        return [make(item.key, "", name, wire.read_name(item.call_id), wire.read_name(fields.get("namespace")))]
 
-    def complete_call(self, call: dict[str, Any]) -> list[Delta]:
-        track = self._track
-        told: list[Delta] = []
-        if track.kind == "function_call":
-            rest = track.complete("call", 0, wire.read_text(call.get("arguments")))
-            return [deltas.ToolCall(track.key, rest)] if rest else told
-        rest = track.complete("call", 0, wire.read_text(call.get("input")))
-        return [deltas.CustomToolCall(track.key, rest)] if rest else told
+    def complete_call(self, fields: dict[str, Any]) -> list[Delta]:
+        item = self._item
+        if item.kind == "function_call":
+            rest = item.add_missing_text("call", 0, wire.read_text(fields.get("arguments")))
+            return [deltas.ToolCall(item.key, rest)] if rest else []
+        rest = item.add_missing_text("call", 0, wire.read_text(fields.get("input")))
+        return [deltas.CustomToolCall(item.key, rest)] if rest else []

@@ -1,7 +1,7 @@
-"""Which responses the upstream has kept, by what was said in them: with `state = "upstream"`, only what is new is sent.
+"""Responses that the upstream has stored, found by their content.
 
-Nothing depends on it. What is not found here, because it was too long ago or another process asked for it, is sent
-whole again.
+With `state = "upstream"`, a turn that continues a stored response is sent as that response's id and the new items. This
+is only a cache: a turn without a match (evicted, or another process's) is sent whole.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from antiphon.backends.base import Turn
-from antiphon.backends.responses.request import Continuation
+from antiphon.backends.responses.request import PreviousResponse
 from antiphon.protocol import codec
 from antiphon.protocol.content import extract_text
 from antiphon.protocol.items import (
@@ -27,64 +27,64 @@ from antiphon.protocol.items import (
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.passthrough import decode_output_item
 
-MOST_RESPONSES = 10_000
-# What an item may have here and not there, or have otherwise.
-_OTHERWISE = {"id", "status", "created_by", "encrypted_content"}
+MAX_RESPONSES = 10_000
+# Fields that may differ between the upstream's item and ours.
+_IGNORED_FIELDS = {"id", "status", "created_by", "encrypted_content"}
 
 
-class Memory:
-    """The last responses, each under a mark of everything that was said up to its end."""
+class UpstreamState:
+    """The most recent stored responses, each by a digest of all items up to its end."""
 
-    def __init__(self, most: int = MOST_RESPONSES) -> None:
-        self._most = most
-        self._kept: OrderedDict[bytes, str] = OrderedDict()
+    def __init__(self, max_responses: int = MAX_RESPONSES) -> None:
+        self._max_responses = max_responses
+        self._ids: OrderedDict[bytes, str] = OrderedDict()
 
-    def find(self, turn: Turn) -> Continuation | None:
-        """The newest response that this turn continues, and what comes after it."""
-        marks = _mark(turn.project, turn.items)
-        for length in range(len(marks) - 1, -1, -1):
-            response_id = self._kept.get(marks[length])
+    def find_previous(self, turn: Turn) -> PreviousResponse | None:
+        """Return the newest stored response that this turn continues."""
+        digests = _hash_prefixes(turn.project, turn.items)
+        for length in range(len(digests) - 1, -1, -1):
+            response_id = self._ids.get(digests[length])
             if response_id is not None:
-                self._kept.move_to_end(marks[length])
-                return Continuation(response_id, turn.items[length + 1 :])
+                self._ids.move_to_end(digests[length])
+                return PreviousResponse(response_id, turn.items[length + 1 :])
         return None
 
-    def learn(self, turn: Turn, response_id: str, output: Sequence[Raw]) -> None:
-        """The upstream has kept this answer to the turn."""
-        told = [decode_output_item(bytes(raw)) for raw in output]
-        # An answer that leaves no mark would be found by everyone who asks the same question.
-        if not response_id or all(_read(item) is None for item in told):
+    def add(self, turn: Turn, response_id: str, output: Sequence[Raw]) -> None:
+        """Record that the upstream has stored this answer to the turn."""
+        items = [decode_output_item(bytes(raw)) for raw in output]
+        # The digest of an answer without relevant items would equal that of its input alone.
+        if not response_id or all(_encode_relevant(item) is None for item in items):
             return
-        self._kept[_mark(turn.project, [*turn.items, *told])[-1]] = response_id
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        self._ids[_hash_prefixes(turn.project, [*turn.items, *items])[-1]] = response_id
+        while len(self._ids) > self._max_responses:
+            self._ids.popitem(last=False)
 
-    def forget(self, continuation: Continuation) -> None:
-        """The upstream does not have this one any more."""
-        lost = [mark for mark, kept in self._kept.items() if kept == continuation.previous_response_id]
-        for mark in lost:
-            del self._kept[mark]
+    def forget(self, previous: PreviousResponse) -> None:
+        """Remove a response that the upstream no longer has."""
+        lost = [digest for digest, response_id in self._ids.items() if response_id == previous.id]
+        for digest in lost:
+            del self._ids[digest]
 
 
-def _mark(project: str, items: Iterable[Item | Unknown]) -> list[bytes]:
-    """For each item, a mark of everything up to it."""
+def _hash_prefixes(project: str, items: Iterable[Item | Unknown]) -> list[bytes]:
+    """Return a digest for each item, of all items up to it."""
     digest = blake2b(project.encode(), digest_size=16)
-    marks: list[bytes] = []
+    digests: list[bytes] = []
     for item in items:
-        read = _read(item)
-        if read is not None:
-            digest.update(read)
+        encoded = _encode_relevant(item)
+        if encoded is not None:
+            digest.update(encoded)
             digest.update(b"\0")
-        marks.append(digest.digest())
-    return marks
+        digests.append(digest.digest())
+    return digests
 
 
-def _read(item: Item | Unknown) -> bytes | None:
-    """What counts of an item. Ids are others there and here, and reasoning is sealed anew on its way."""
+def _encode_relevant(item: Item | Unknown) -> bytes | None:
+    """Encode the fields that identify an item. Ids differ here and upstream, and reasoning is sealed anew."""
     match item:
         case Message():
-            words = extract_text(item.content)
-            return codec.encode([item.type, item.role, words if item.role == "assistant" else item.content])
+            value = extract_text(item.content) if item.role == "assistant" else item.content
+            return codec.encode([item.type, item.role, value])
         case FunctionCall():
             return codec.encode([item.type, item.call_id, item.name, item.arguments])
         case CustomToolCall():
@@ -95,4 +95,5 @@ def _read(item: Item | Unknown) -> bytes | None:
             return None
         case _:
             fields = msgspec.json.decode(codec.encode(item))
-            return msgspec.json.encode({name: fields[name] for name in fields.keys() - _OTHERWISE}, order="sorted")
+            relevant = {name: fields[name] for name in fields.keys() - _IGNORED_FIELDS}
+            return msgspec.json.encode(relevant, order="sorted")

@@ -1,4 +1,4 @@
-"""What another server sends, read leniently: null where the API has a value, old names, fields that are not there."""
+"""Lenient reading of another server's events: nulls, old field names, missing fields and wrong types are accepted."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from antiphon.errors import UpstreamError
 from antiphon.protocol.content import ANNOTATIONS, Annotation
 from antiphon.protocol.unions import Unknown
 
-_NOTHING = Raw(b"null")
+_NULL = Raw(b"null")
 
 
-class Event(Struct, gc=False):
-    """Any event: those of its fields that some event is told by."""
+class UpstreamEvent(Struct, gc=False):
+    """An event of any type, with the fields that the reader uses."""
 
     type: Any = None
     item_id: Any = None
@@ -27,75 +27,75 @@ class Event(Struct, gc=False):
     input: Any = None
     name: Any = None
     logprobs: Any = None
-    item: Raw = _NOTHING
+    item: Raw = _NULL
     part: Any = None
-    annotation: Raw = _NOTHING
-    response: Raw = _NOTHING
+    annotation: Raw = _NULL
+    response: Raw = _NULL
     error: Any = None
     object: Any = None
 
 
-class Outcome(Struct):
-    """A response: what there is to know of it at its end."""
+class UpstreamResponse(Struct):
+    """The response object of the events that begin or end a response."""
 
     id: Any = None
     model: Any = None
     status: Any = None
     error: Any = None
     incomplete_details: Any = None
-    output: Raw = _NOTHING
+    output: Raw = _NULL
     usage: Any = None
 
     def list_output(self) -> list[Raw]:
-        """The items; none if that is no list."""
+        """Return the output items; none if `output` is not a list."""
         try:
-            return _lists.decode(self.output) or []
+            return _list_decoder.decode(self.output) or []
         except msgspec.DecodeError:
             return []
 
 
-_events: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
-_outcomes: "msgspec.json.Decoder[Outcome]" = msgspec.json.Decoder(Outcome)
-_lists: "msgspec.json.Decoder[list[Raw] | None]" = msgspec.json.Decoder(list[Raw] | None)
+_event_decoder: "msgspec.json.Decoder[UpstreamEvent]" = msgspec.json.Decoder(UpstreamEvent)
+_response_decoder: "msgspec.json.Decoder[UpstreamResponse]" = msgspec.json.Decoder(UpstreamResponse)
+_list_decoder: "msgspec.json.Decoder[list[Raw] | None]" = msgspec.json.Decoder(list[Raw] | None)
 
 
-def read_event(data: bytes) -> Event:
+def read_event(data: bytes) -> UpstreamEvent:
     try:
-        return _events.decode(data)
+        return _event_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UpstreamError("The upstream sent an event that cannot be read.") from None
+        raise UpstreamError("The upstream sent an invalid event.") from None
 
 
-def read_outcome(raw: Raw | bytes) -> Outcome:
+def read_response(raw: Raw | bytes) -> UpstreamResponse:
     try:
-        return _outcomes.decode(raw)
+        return _response_decoder.decode(raw)
     except msgspec.DecodeError:
-        return Outcome()
+        return UpstreamResponse()
 
 
 def read_object(raw: Raw | bytes) -> dict[str, Any]:
-    """An object with all of its fields; empty if it is something else."""
+    """Return an object with all of its fields; an empty one if the value is something else."""
     value = msgspec.json.decode(raw)
     return value if isinstance(value, dict) else {}
 
 
 def read_item(raw: Raw | bytes) -> dict[str, Any]:
-    """An item with all of its fields."""
+    """Return an item with all of its fields."""
     item = read_object(raw)
     if not item:
-        raise UpstreamError("The upstream sent an item that is none.")
+        raise UpstreamError("The upstream sent an output item that is not an object.")
     return item
 
 
 def read_text(value: Any) -> str:
-    """Arguments that should be a string; some servers send the object itself."""
+    """Return a text. Some servers send a call's arguments as an object, which is encoded."""
     if value is None or isinstance(value, str):
         return value or ""
     return msgspec.json.encode(value).decode()
 
 
 def read_name(value: Any) -> str | None:
-    """An id, or a name: not every server keeps to text."""
+    """Return an id or a name. Some servers send numbers."""
     if isinstance(value, int):
         return str(value)
     return value if isinstance(value, str) else None
@@ -114,5 +114,5 @@ def read_annotation(value: Any) -> Annotation | Unknown:
 
 
 def list_objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none if it is no list."""
+    """Return the objects of a list; none if the value is not a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
