@@ -1,4 +1,4 @@
-"""Every error Antiphon raises on purpose, in one tree.
+"""The errors that Antiphon raises, in one class tree.
 
     AntiphonError
     ├── InvalidRequest             400  invalid_request_error
@@ -8,6 +8,7 @@
     │   ├── PreviousResponseNotFound 400  code previous_response_not_found
     │   ├── ContextLengthExceeded  400  code context_length_exceeded
     │   ├── InvalidApiKey          401  code invalid_api_key
+    │   ├── OriginNotAllowed       403  code origin_not_allowed
     │   ├── NotFound               404  code not_found
     │   │   └── ModelNotFound      404  code model_not_found
     │   ├── MethodNotAllowed       405  code method_not_allowed
@@ -15,21 +16,21 @@
     │   └── UpgradeRequired        426  code upgrade_required
     ├── RateLimited                429  rate_limit_error: too many requests, here or upstream
     ├── ServerError                500  server_error
-    │   ├── ModelError             500  model_error: the model broke off or answered nonsense
-    │   ├── UpstreamError          502  another server, which has the model, cannot be used
-    │   │   └── UpstreamTimeout    504  it did not answer in time
-    │   └── Unavailable            503  the server is stopping, or has no room
-    └── ConfigError                a setting is wrong; the process does not start
+    │   ├── ModelError             500  model_error: the model stopped or gave invalid output
+    │   ├── UpstreamError          502  the upstream failed or is unreachable
+    │   │   └── UpstreamTimeout    504  the upstream did not answer in time
+    │   └── Unavailable            503  the server is stopping or full
+    └── ConfigError                a setting is invalid; the process does not start
 
-Each wire error knows its HTTP status and the four keys of the error body, so that no other module has to map them.
-`retry_after`, in seconds, is for errors that pass by themselves.
+Each class defines the HTTP status, the error type and the default code, so no other module maps them. `retry_after` is
+in seconds and is set on errors that a later retry may avoid.
 """
 
 from typing import ClassVar
 
 
 class AntiphonError(Exception):
-    """Base of the tree. `message` is written for the person who caused or has to fix it."""
+    """Base of all errors. `message` is shown to the client or, for a ConfigError, to the operator."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"

@@ -183,7 +183,7 @@ def test_what_is_not_utf8_is_refused_even_where_nobody_looks(body: bytes) -> Non
 
 @pytest.mark.parametrize(("body", "got"), [(b"[]", "array"), (b"null", "null"), (b'"hi"', "str"), (b"7", "int")])
 def test_a_body_that_is_no_object_is_refused(body: bytes, got: str) -> None:
-    assert refusal(body) == (None, "invalid_type", f"The body is wrong: Expected `object`, got `{got}`.")
+    assert refusal(body) == (None, "invalid_type", f"Invalid request body: Expected `object`, got `{got}`.")
 
 
 def test_a_long_wrong_value_is_not_repeated_whole() -> None:

@@ -143,7 +143,7 @@ def test_a_carried_item_that_is_never_closed_is_incomplete_in_the_end(item: Any,
 
 
 def test_a_key_is_opened_once() -> None:
-    with pytest.raises(IllegalDelta, match="taken"):
+    with pytest.raises(IllegalDelta, match="already in use"):
         compose(d.OpenItem(0, SEARCH), d.CloseItem(0), d.OpenItem(0, SEARCH))
 
 

@@ -21,7 +21,7 @@ REFUSED = {
     "a number that does not rise": ([CREATED, events.InProgress(0, RESPONSE)], "sequence_number 0 after 0"),
     "another response id": ([CREATED, events.Completed(1, Response(id="resp_2", created_at=1, model="m"))], "resp_2"),
     "in_progress after the first item": ([CREATED, ADDED, events.InProgress(2, RESPONSE)], "after the first item"),
-    "an output_index used twice": ([CREATED, ADDED, events.OutputItemAdded(2, 0, MESSAGE)], "taken"),
+    "an output_index used twice": ([CREATED, ADDED, events.OutputItemAdded(2, 0, MESSAGE)], "already in use"),
     "an item done that was never added": ([CREATED, events.OutputItemDone(1, 0, MESSAGE)], "no item is open"),
     "an item done under another id": (
         [CREATED, ADDED, events.OutputItemDone(2, 0, items.Message("assistant", [], "msg_2"))],
@@ -31,16 +31,16 @@ REFUSED = {
     "a part of an item that was never added": ([CREATED, PART], "no item is open"),
     "a part added twice": (
         [CREATED, ADDED, PART, events.ContentPartAdded(3, "msg_1", 0, 0, content.OutputText(""))],
-        "added before",
+        "already added",
     ),
     "text without its part": ([CREATED, ADDED, DELTA], "is not open"),
     "text that its done event does not repeat": (
         [CREATED, ADDED, PART, DELTA, events.OutputTextDone(4, "msg_1", 0, 0, "ho")],
-        "does not repeat",
+        "does not match its deltas",
     ),
     "a part that does not hold its text": (
         [CREATED, ADDED, PART, DELTA, events.ContentPartDone(4, "msg_1", 0, 0, content.OutputText("ho"))],
-        "does not repeat",
+        "does not match its deltas",
     ),
     "an end while an item is open": ([CREATED, ADDED, events.Completed(2, RESPONSE)], "not done"),
     "anything after the end": ([CREATED, events.Completed(1, RESPONSE), ADDED], "after the terminal event"),

@@ -107,7 +107,7 @@ def _outline(response: Response) -> list[Any]:
         ),
         ([d.Phase("commentary"), d.Text("a")], [d.Phase("commentary"), d.Text("ab")], [d.Text("b")]),
         ([d.ToolCall(0, "{}", "f")], [d.ToolCall(7, "{}", "f"), d.CloseItem(7)], [d.CloseItem(0)]),
-        ([d.OpenItem("told 0", SEARCHING, "ws")], [d.OpenItem(3, SEARCHING), d.CloseItem(3)], [d.CloseItem("told 0")]),
+        ([d.OpenItem("sent 0", SEARCHING, "ws")], [d.OpenItem(3, SEARCHING), d.CloseItem(3)], [d.CloseItem("sent 0")]),
     ],
 )
 def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delta], new: list[d.Delta]) -> None:

@@ -203,13 +203,13 @@ class TestLimit:
 
     @given(cut(st.just(WIRE)))
     def test_a_larger_message_is_an_error_however_it_is_cut(self, chunks: list[bytes]) -> None:
-        with pytest.raises(ModelError, match="larger than 31 bytes"):
+        with pytest.raises(ModelError, match="exceeds 31 bytes"):
             decode(*chunks, limit=31)
 
     @pytest.mark.parametrize("line", [b"x" * 32, b": " + b"x" * 30, b"event: " + b"x" * 25])
     def test_a_line_without_end_is_an_error(self, line: bytes) -> None:
         decoder = SseDecoder(limit=31)
-        with pytest.raises(ModelError, match="larger than 31 bytes"):
+        with pytest.raises(ModelError, match="exceeds 31 bytes"):
             decoder.feed(line)
 
 

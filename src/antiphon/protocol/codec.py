@@ -1,4 +1,4 @@
-"""Bytes to structs and back: the one door between the wire and the rest of the package."""
+"""Decode JSON bodies to structs and encode structs to JSON."""
 
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -23,13 +23,20 @@ EVENTS: OpenUnion[Event] = OpenUnion("Event", (*CORE_EVENTS, *HOSTED_EVENTS))
 T = TypeVar("T")
 
 
-def _keep_raw(value: Any) -> Raw:
+# Each distinct unknown field costs another pass over the body. The number of passes is limited, and lower for a long
+# body, so that one request cannot keep the server busy.
+_MAX_PASSES = 32
+_MIN_PASSES = 8
+_MAX_BYTES = 2**21
+
+
+def _encode_unknown(value: Any) -> Raw:
     if isinstance(value, Unknown):
         return Raw(value.raw)
     raise NotImplementedError(f"{type(value).__name__} is not a wire type")
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_keep_raw)
+_encoder = msgspec.json.Encoder(enc_hook=_encode_unknown)
 encode = _encoder.encode
 encode_into = _encoder.encode_into
 
@@ -41,42 +48,45 @@ _create_conversation = msgspec.json.Decoder(CreateConversation)
 _update_conversation = msgspec.json.Decoder(UpdateConversation)
 _add_items = msgspec.json.Decoder(AddItems)
 _prompt_definition = msgspec.json.Decoder(PromptDefinition)
-_glance = msgspec.json.Decoder(MessageHeader)
+_header = msgspec.json.Decoder(MessageHeader)
 _steer = msgspec.json.Decoder(SteerRequest)
 
 
 class DecodedRequest(Struct, frozen=True):
-    """A request, and the paths of the fields in it that we do not know and left aside."""
+    """A create request, and the paths of its unknown fields, which were ignored."""
 
     request: CreateRequest
     ignored: tuple[str, ...] = ()
 
 
 class Decoded(NamedTuple, Generic[T]):
-    """Any other body, and the paths of the fields in it that we do not know and left aside."""
+    """Any other body, and the paths of its unknown fields, which were ignored."""
 
     body: T
     ignored: tuple[str, ...]
 
 
 def decode_request(body: bytes) -> DecodedRequest:
-    """The body of a create call. Raises InvalidRequest, naming the field, when it is not one."""
+    """Decode the body of `POST /v1/responses`. Raise InvalidRequest with the param path if it is invalid.
+
+    All functions here that decode a request body raise it.
+    """
     request, ignored = _decode_leniently(_request.decode, body)
     return DecodedRequest(request, ignored)
 
 
 def decode_count(body: bytes) -> Decoded[CountRequest]:
-    """The body of a call that counts tokens. These raise like `decode_request`."""
+    """Decode the body of `POST /v1/responses/input_tokens`."""
     return Decoded(*_decode_leniently(_count.decode, body))
 
 
 def decode_compact(body: bytes) -> Decoded[CompactRequest]:
-    """The body of a call that compacts a conversation."""
+    """Decode the body of `POST /v1/responses/compact`."""
     return Decoded(*_decode_leniently(_compact.decode, body))
 
 
 def decode_create_conversation(body: bytes) -> Decoded[CreateConversation]:
-    """The body of a call that makes a conversation. None at all asks for an empty one."""
+    """Decode the body of `POST /v1/conversations`. An empty body creates an empty conversation."""
     return Decoded(*_decode_leniently(_create_conversation.decode, body or b"{}"))
 
 
@@ -93,12 +103,12 @@ def decode_prompt_definition(body: bytes) -> Decoded[PromptDefinition]:
 
 
 def decode_header(body: bytes) -> MessageHeader:
-    """What kind of message this is, whatever else may be wrong with it. Raises InvalidRequest if it is no object."""
-    return _decode_leniently(_glance.decode, body)[0]
+    """Decode only the fields that identify a WebSocket message. Raise InvalidRequest if it is no JSON object."""
+    return _decode_leniently(_header.decode, body)[0]
 
 
 def decode_steer(body: bytes) -> Decoded[SteerRequest]:
-    """A `response.steer` message."""
+    """Decode a `response.steer` message."""
     return Decoded(*_decode_leniently(_steer.decode, body))
 
 
@@ -107,14 +117,14 @@ def decode_response(body: bytes) -> Response:
 
 
 def decode_items(body: bytes) -> list[Item | Unknown]:
-    """An array of items as a model is to read them: fields that we do not know are left aside."""
+    """Decode an array of items for a model. Unknown fields are ignored."""
     try:
         return _decode_leniently(ITEMS.decode_list, body)[0]
     except InvalidRequest:
-        return [_read_kept(item) for item in decode_items_lossless(body)]
+        return [_ignore_unknown_fields(item) for item in decode_items_lossless(body)]
 
 
-def _read_kept(item: Item | Unknown) -> Item | Unknown:
+def _ignore_unknown_fields(item: Item | Unknown) -> Item | Unknown:
     try:
         return _decode_leniently(ITEMS.decode, item.raw)[0] if isinstance(item, Unknown) else item
     except InvalidRequest:
@@ -122,12 +132,12 @@ def _read_kept(item: Item | Unknown) -> Item | Unknown:
 
 
 def decode_items_lossless(body: bytes) -> list[Item | Unknown]:
-    """An array of items with all that is in them: one that has more in it than we know, or less, stays as it is."""
+    """Decode an array of items without losing data. An item with unknown or missing fields becomes `Unknown`."""
     return _decode_leniently(ITEMS.decode_list_lossless, body)[0]
 
 
 def decode_event(body: bytes) -> Event | Unknown:
-    """One stream event; ValueError if it is not JSON. One we know by name but not in this form is kept as it is."""
+    """Decode one stream event. Raise ValueError if it is not JSON. An invalid event becomes `Unknown`."""
     _check_utf8(body)
     try:
         return EVENTS.decode(body)
@@ -135,26 +145,19 @@ def decode_event(body: bytes) -> Event | Unknown:
         return Unknown(bytes(body))
 
 
-# Each kind of unknown field costs another pass over the body: enough of them for any real client, and fewer over a long
-# body, so that nobody can keep a server busy with one.
-_MOST_PASSES = 32
-_FEWEST_PASSES = 8
-_MOST_BYTES = 2**21
-
-
 def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tuple[str, ...]]:
     ignored: list[str] = []
     try:
         _check_utf8(body)
-        passes = max(_FEWEST_PASSES, min(_MOST_PASSES, _MOST_BYTES // (len(body) + 1)))
+        passes = max(_MIN_PASSES, min(_MAX_PASSES, _MAX_BYTES // (len(body) + 1)))
         while True:
             try:
                 return decode(body), tuple(ignored)
             except ValidationError as error:
-                fault = validation.parse_error(error)
-                if fault.unknown_field is None or not passes:
-                    raise fault.to_invalid_request() from None
-                body, found = validation.remove_field(body, fault.path, fault.unknown_field)
+                invalid = validation.parse_error(error)
+                if invalid.unknown_field is None or not passes:
+                    raise invalid.to_invalid_request() from None
+                body, found = validation.remove_field(body, invalid.path, invalid.unknown_field)
                 ignored += found
                 passes -= 1
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -164,6 +167,6 @@ def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tup
 
 
 def _check_utf8(body: bytes) -> None:
-    """msgspec does not look into the strings it passes over, and what we do not know is sent on as it came."""
+    """Raise UnicodeDecodeError for invalid UTF-8: msgspec does not check strings in skipped fields."""
     if not body.isascii():
         body.decode()

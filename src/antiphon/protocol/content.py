@@ -1,4 +1,4 @@
-"""Content parts: what messages, tool outputs and reasoning are made of."""
+"""Content parts of messages, tool outputs and reasoning items, and their annotations."""
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -108,7 +108,7 @@ class Refusal(Tagged, tag="refusal"):
 
 
 class Text(Tagged, tag="text"):
-    """Plain text in a stored message; some clients send it where the API says `input_text`."""
+    """Plain text in a stored message. Some clients also send it instead of `input_text`."""
 
     text: str
 
@@ -152,13 +152,13 @@ else:
 
 
 def extract_text(content: "str | list[Part | Unknown]") -> str:
-    """The readable text of a message or tool output, part after part."""
+    """Join the text of all parts of a message or tool output."""
     if isinstance(content, str):
         return content
-    return "".join(_part_text(part) for part in content)
+    return "".join(_get_text(part) for part in content)
 
 
-def _part_text(part: Any) -> str:
+def _get_text(part: Any) -> str:
     if isinstance(part, Refusal):
         return part.refusal
     return getattr(part, "text", "")

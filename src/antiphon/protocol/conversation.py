@@ -1,4 +1,4 @@
-"""Conversations and prompts: state that outlives a response."""
+"""Conversations, and the request bodies of their endpoints."""
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -20,7 +20,7 @@ else:
 
 
 class Conversation(Wire):
-    """A list of items that responses read and add to."""
+    """A stored list of items that responses read and append to."""
 
     id: str
     created_at: int
@@ -35,11 +35,11 @@ class CreateConversation(Wire, kw_only=True):
     metadata: Metadata | None = None
 
     def __post_init__(self) -> None:
-        self.items = _check_number(ITEMS.decode_list_field(self.items, "items"))
+        self.items = _check_length(ITEMS.decode_list_field(self.items, "items"))
 
 
 class UpdateConversation(Wire, kw_only=True):
-    """The body of `POST /v1/conversations/{id}`: the metadata is replaced as a whole."""
+    """The body of `POST /v1/conversations/{id}`. It replaces all metadata."""
 
     metadata: Metadata | None
 
@@ -50,10 +50,10 @@ class AddItems(Wire, kw_only=True):
     items: NewItems
 
     def __post_init__(self) -> None:
-        self.items = _check_number(ITEMS.decode_list_field(self.items, "items", required=True))
+        self.items = _check_length(ITEMS.decode_list_field(self.items, "items", required=True))
 
 
-def _check_number(items: Any) -> Any:
+def _check_length(items: Any) -> Any:
     if items is not None and len(items) > MAX_NEW_ITEMS:
         raise ValueError(f"Expected `array` of length <= {MAX_NEW_ITEMS} - at `$.items`")
     return items

@@ -1,4 +1,4 @@
-"""Stream events every response is told in: its lifecycle, its items, and the parts of messages, calls and reasoning."""
+"""Stream events of the lifecycle, output items, messages, reasoning, tool calls and errors."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +23,7 @@ else:
 
 
 class Event(Struct, omit_defaults=True, gc=False, tag_field="type"):
-    """Anything a stream carries. `sequence_number` rises by one from event to event, and is the resume cursor."""
+    """A stream event. `sequence_number` increases by one per event and is the cursor for resuming a stream."""
 
     sequence_number: int
 
@@ -72,13 +72,13 @@ class ErrorPayload(Reply):
 
 
 class Error(Event, tag="error"):
-    """Nested, as Open Responses has it: the official SDK raises only when there is an `error` key."""
+    """An error in the nested form of Open Responses: the official SDK raises only if there is an `error` key."""
 
     error: ErrorPayload
 
 
 class OutputItemEvent(Event):
-    """An item that is told of may have more in it than we know, or, under way, less than it will have."""
+    """An event with an output item. The item may have unknown fields and, while in progress, may lack required ones."""
 
     output_index: int
     item: OneItem

@@ -1,7 +1,6 @@
-"""Items of the tools that are more than a function: search, computer, shell, patches, code, images, MCP, programs.
+"""Items of hosted tools: search, computer, shell, patches, code, images, MCP, programs.
 
-`Caller` and a few inner objects vary from one API version to the next without meaning anything to us: they are carried
-as JSON objects.
+`caller` and a few inner objects differ between API versions and are not interpreted: they are plain JSON objects.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -103,9 +102,10 @@ class LocalShellCall(Tagged, tag="local_shell_call"):
 
 
 class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
-    """As the API has it, its id is that of the call it answers. One with an id of its own names the call, as others do.
+    """The output of a local shell call.
 
-    Calls may have the same id, one after the other, and items may not: what is kept has an id of its own.
+    In the API, `id` is the id of the call. An output with an id of its own has a `call_id`, like other outputs. Stored
+    outputs always do: item ids are unique, but several calls may have the same id.
     """
 
     id: str
@@ -119,7 +119,7 @@ class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
 
 
 class AgentsSdkShellOutput(Wire):
-    """The same as the agents SDK sends it: with the id of the call, and without its own."""
+    """A local shell output as the OpenAI Agents SDK sends it: with a `call_id` and without an `id`."""
 
     call_id: str
     output: str
@@ -128,8 +128,8 @@ class AgentsSdkShellOutput(Wire):
     status: ItemStatus | None = None
 
 
-def convert_agents_sdk_output(addressed: AgentsSdkShellOutput) -> LocalShellCallOutput:
-    return LocalShellCallOutput("", addressed.output, addressed.status, addressed.call_id)
+def convert_agents_sdk_output(output: AgentsSdkShellOutput) -> LocalShellCallOutput:
+    return LocalShellCallOutput("", output.output, output.status, output.call_id)
 
 
 class ShellAction(Wire):

@@ -1,4 +1,4 @@
-"""Items: what a conversation is made of, on its way in, on its way out and in the store."""
+"""Input and output items."""
 
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -39,11 +39,11 @@ Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 Phase: TypeAlias = Literal["commentary", "final_answer"]
 
 LOST_OUTPUT = "No output was recorded for this call. Whether it was carried out is not known."
-"""What a model reads in the place of an output that is not there: it must neither repeat the call nor rely on it."""
+"""Sent to a model instead of a missing tool output, so that it neither repeats the call nor relies on it."""
 
 
 class Message(Tagged, tag="message"):
-    """All three message shapes of the API in one: easy input, full input, and output."""
+    """A message in any of the three forms of the API: easy input, input, and output."""
 
     role: Role
     content: Content

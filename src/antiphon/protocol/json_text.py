@@ -1,4 +1,4 @@
-"""JSON text from outside: models, upstreams and clients."""
+"""Decode JSON text from models, upstreams and clients."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Prompts: stored templates that a request names instead of spelling them out."""
+"""Prompts: stored templates of requests, which a request refers to by id."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -6,14 +6,14 @@ from msgspec import Meta
 
 from antiphon.protocol.unions import Wire, always
 
-# An id is a segment of a path, so it has nothing in it that a path would have to escape.
+# An id is a URL path segment, so it has no characters that need escaping.
 Name: TypeAlias = Annotated[str, Meta(pattern="^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$")]
 
 
 class PromptDefinition(Wire):
-    """A new version of a prompt. `template` is a create request in part, with `{{name}}` wherever a variable goes.
+    """A new version of a prompt. `template` is a partial create request with `{{name}}` for each variable.
 
-    Without an id it is a new prompt; without a version, the versions are counted.
+    Without an `id` it creates a new prompt. Without a `version` the version is the next number.
     """
 
     template: dict[str, Any]
@@ -30,7 +30,7 @@ class Prompt(Wire):
 
 
 class PromptSummary(Wire):
-    """A version of a prompt as it is listed, without its template."""
+    """An entry in the list of prompts: a version without its template."""
 
     id: str
     version: str

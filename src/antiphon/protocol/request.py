@@ -1,4 +1,7 @@
-"""The bodies of `POST /v1/responses`, with every parameter of OpenAI's API and of Open Responses, and of its kin."""
+"""Request bodies of `POST /v1/responses`, `…/input_tokens` and `…/compact`.
+
+`CreateRequest` has all parameters of the OpenAI API and of Open Responses.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -49,7 +52,7 @@ class JsonObjectFormat(Tagged, tag="json_object"):
 
 
 class JsonSchemaFormat(Tagged, tag="json_schema"):
-    """A request must have a `schema` (the engine checks); the response has null there, as Open Responses says."""
+    """The `json_schema` format. A request must have a `schema`, which the engine checks; a response may have null."""
 
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = always(None)
@@ -73,7 +76,7 @@ class ReasoningConfig(Wire):
     mode: str | None = None
 
     def __post_init__(self) -> None:
-        # Some clients send a switch where the API has a word.
+        # Some clients send a boolean instead of one of the strings.
         if isinstance(self.summary, bool):
             self.summary = "auto" if self.summary else None
 
@@ -154,7 +157,7 @@ class CreateRequest(Wire, kw_only=True):
     moderation: Moderation | None = None
     access_programs: AccessPrograms | None = None
     client_metadata: Any = None
-    # Only in the `response.create` message of a WebSocket.
+    # Only in a `response.create` message on a WebSocket.
     type: Literal["response.create"] | None = None
     generate: bool | None = None
     stream_id: str | None = None
@@ -166,7 +169,7 @@ class CreateRequest(Wire, kw_only=True):
 
 
 class CountRequest(Wire, kw_only=True):
-    """The body of `POST /v1/responses/input_tokens`: of a create call, what the model reads."""
+    """The body of `POST /v1/responses/input_tokens`: the parameters that affect the prompt."""
 
     model: str
     input: OptionalInput = None

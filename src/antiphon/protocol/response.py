@@ -1,4 +1,7 @@
-"""The response object. The thirty-one fields Open Responses requires are always sent; OpenAI's others when set."""
+"""The response object and its usage.
+
+The 31 fields that Open Responses requires are always encoded. Other fields of the OpenAI API are encoded if set.
+"""
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -55,7 +58,7 @@ ErrorCode = Literal[
 
 
 class Reply(Struct, omit_defaults=True):
-    """An object a server sends. Fields we do not know are left aside: servers add them freely."""
+    """An object that a server sends. Unknown fields are ignored, because servers add fields."""
 
 
 class InputTokensDetails(Reply):
@@ -69,7 +72,7 @@ class OutputTokensDetails(Reply):
 
 
 class Usage(Reply):
-    """`estimated` is ours: the model's server did not count, so the numbers are a guess."""
+    """Token usage. `estimated` is an extension: the upstream reported no usage, so the numbers are estimates."""
 
     input_tokens: int
     output_tokens: int
@@ -79,17 +82,17 @@ class Usage(Reply):
     estimated: bool = False
 
     def __add__(self, other: "Usage") -> "Usage":
-        """What both took. If one of them is a guess, so is the sum."""
-        ours, theirs = self.input_tokens_details, other.input_tokens_details
-        thought = self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+        """Add two usages. The sum is an estimate if either is."""
+        left, right = self.input_tokens_details, other.input_tokens_details
+        reasoning = self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.total_tokens + other.total_tokens,
             InputTokensDetails(
-                ours.cached_tokens + theirs.cached_tokens, ours.cache_write_tokens + theirs.cache_write_tokens
+                left.cached_tokens + right.cached_tokens, left.cache_write_tokens + right.cache_write_tokens
             ),
-            OutputTokensDetails(thought),
+            OutputTokensDetails(reasoning),
             estimated=self.estimated or other.estimated,
         )
 
@@ -107,7 +110,7 @@ class IncompleteDetails(Reply):
 
 
 class CompactedResponse(Reply, kw_only=True):
-    """What `POST /v1/responses/compact` gives: a context to go on with. It is not a response, and has no id of one."""
+    """The result of `POST /v1/responses/compact`: input items for the next request. It is not a stored response."""
 
     id: str
     object: Literal["response.compaction"] = always("response.compaction")
@@ -161,7 +164,7 @@ class Response(Reply, kw_only=True):
     access_programs: JsonObject | None = None
     moderation: Any = None
     tool_usage: JsonObject | None = None
-    # Ours: which backend has answered, and what the model is called there.
+    # An extension: the backend that served the response, and the model's name there.
     served_by: str | None = None
 
     def __post_init__(self) -> None:
@@ -176,6 +179,6 @@ class Response(Reply, kw_only=True):
 
     @property
     def output_text(self) -> str:
-        """All text of the output's messages, joined as the official SDK does."""
+        """The text of all output messages, joined as in the official SDK."""
         messages = (item.content for item in self.output if isinstance(item, Message))
         return "".join(part.text for parts in messages for part in parts if isinstance(part, OutputText))

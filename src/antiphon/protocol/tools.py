@@ -1,4 +1,4 @@
-"""Tools a request may offer, and the forms of `tool_choice`."""
+"""Tools of a request, and the forms of `tool_choice`."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
@@ -203,7 +203,7 @@ Tool = (
 
 
 class FunctionBody(Wire):
-    """What Chat Completions has under the key `function`, where this API has it flat."""
+    """The `function` object of a Chat Completions tool. The Responses API has these fields in the tool itself."""
 
     name: ToolName
     description: str | None = None
@@ -240,7 +240,7 @@ class McpChoice(Tagged, tag="mcp"):
 
 
 class AllowedToolsChoice(Tagged, tag="allowed_tools"):
-    """Only the listed tools may be called; all stay visible to the model, which keeps its prompt cache warm."""
+    """Only the listed tools may be called. The prompt still contains all tools, so the prompt cache stays valid."""
 
     tools: Annotated[list[JsonObject], Meta(min_length=1, max_length=128)]
     mode: Literal["none", "auto", "required"] = always("auto")
@@ -313,7 +313,7 @@ def _flatten_choice(nested: NestedFunction) -> FunctionChoice:
     return FunctionChoice(nested.function.name)
 
 
-# `tool` is what some agents written before the API settled still say for `function`.
+# Some older agents send `tool` instead of `function`.
 CHOICES: OpenUnion[ToolChoice] = OpenUnion(
     "ToolChoice",
     get_args(ToolChoice),
@@ -324,7 +324,7 @@ CHOICE_WORDS = ("none", "auto", "required")
 
 
 def decode_choice(value: Any, name: str) -> Any:
-    """A `tool_choice` field: one of the three words, or one of the forms above."""
+    """Decode a `tool_choice` field: one of the strings in `CHOICE_WORDS`, or one of the objects above."""
     choice = CHOICES.decode_text_or_field(value, name)
     if isinstance(choice, str) and choice not in CHOICE_WORDS:
         raise ValueError(f"Invalid enum value {choice!r} - at `$.{name}`")

@@ -1,4 +1,4 @@
-"""What is wrong with a body: msgspec's errors, read back into paths, and the unknown fields they name, taken out."""
+"""Parse msgspec's validation errors into param paths, and remove unknown fields from a body."""
 
 import re
 
@@ -9,19 +9,19 @@ from antiphon.errors import InvalidRequest, MissingParameter
 
 Steps = list[str | int]
 
-# What msgspec writes before a path: about a value, and about a key of a mapping.
-_MARKS = (" - at ", " - at `key` in ")
+# msgspec's text before a path: for a value, and for a key of a mapping.
+_PATH_MARKERS = (" - at ", " - at `key` in ")
 _PATH = re.compile(r"(?:\.\w+|\[(?:\d+|\.\.\.)\])*")
 _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]")
 _UNKNOWN_FIELD = "Object contains unknown field `"
 _MISSING_FIELD = "Object missing required field `"
-# An error repeats the value it is about, which may be as long as the body, and may look like many paths.
-_LONGEST = 200
-_DEEPEST = 100
+# A message contains the invalid value, which may be as long as the body and may look like many paths.
+_MAX_LENGTH = 200
+_MAX_DEPTH = 100
 
 
 class FieldError(Struct, frozen=True):
-    """A msgspec error in its two parts: `input[0].role` is the path, what is wrong there the reason."""
+    """A validation error: the path of the field, such as `input[0].role`, and the reason."""
 
     path: str
     reason: str
@@ -31,7 +31,7 @@ class FieldError(Struct, frozen=True):
         return self.reason[len(_UNKNOWN_FIELD) : -1] if self.reason.startswith(_UNKNOWN_FIELD) else None
 
     def to_invalid_request(self) -> InvalidRequest:
-        """The error to answer with."""
+        """Return the error for the client."""
         path = self.path.replace("[...]", "")  # msgspec does not name the key of a mapping
         if self.unknown_field is not None:
             param = _shorten(_join(path, self.unknown_field))
@@ -42,60 +42,60 @@ class FieldError(Struct, frozen=True):
         reason = _shorten(self.reason)
         code = "invalid_type" if reason.startswith("Expected") and ", got" in reason else "invalid_value"
         if not path:
-            return InvalidRequest(f"The body is wrong: {reason}.", code=code)
+            return InvalidRequest(f"Invalid request body: {reason}.", code=code)
         return InvalidRequest(f"Invalid value for '{path}': {reason}.", param=path, code=code)
 
 
 def parse_error(error: ValidationError) -> FieldError:
-    """Take an error apart. Every level adds its own part of the path at the end: the outermost comes last.
+    """Split a msgspec error into path and reason. Each level appends its part of the path; the outermost is last.
 
-    Only the end is looked at: before it, the message may repeat a value that somebody made to look like a path.
+    The path is read from the end of the message. Text before it may be a value that only looks like a path.
     """
     message = str(error)
     path, end = "", len(message)
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         start = message.rfind("`$", 0, end)
-        mark = next((mark for mark in _MARKS if message.endswith(mark, 0, max(start, 0))), None)
-        if mark is None or not _PATH.fullmatch(message, start + 2, end - 1) or not message.endswith("`", 0, end):
+        marker = next((marker for marker in _PATH_MARKERS if message.endswith(marker, 0, max(start, 0))), None)
+        if marker is None or not _PATH.fullmatch(message, start + 2, end - 1) or not message.endswith("`", 0, end):
             break
         path += message[start + 2 : end - 1]
-        end = start - len(mark)
+        end = start - len(marker)
     return FieldError(path.removeprefix("."), message[:end])
 
 
 def remove_field(body: bytes, path: str, field: str) -> tuple[bytes, list[str]]:
-    """The JSON without the unknown `field` at `path` and in its likes, and where they were.
+    """Remove the unknown `field` at `path` and from similar objects. Return the JSON and the removed paths.
 
-    A client that adds a field to one message adds it to all, so they go in one pass. Alike are the objects in the same
-    place of other elements of the same arrays, if the types on the way there are the same too: they are the same
-    structs. Everything beside the way stays as it was, byte for byte.
+    A client that adds a field to one message usually adds it to all, so all are removed in one pass. Objects are
+    similar if they have the same path in other elements of the same arrays and the objects along the path have the same
+    types: then they decode to the same structs. All other JSON is unchanged, byte for byte.
     """
     steps: Steps = [int(index) if index else name for name, index in _STEP.findall(path)]
     found: list[str] = []
     try:
-        body = _Removal(_find_kinds(body, steps), field, found).apply(body, steps, "")
+        body = _Removal(_find_types(body, steps), field, found).apply(body, steps, "")
     except (LookupError, ValidationError):
         found = []
-    if not found:  # the name was made up to look like a path: where it ends and where the field is, nobody can tell
+    if not found:  # the field name itself looks like a path, so the field cannot be located
         raise InvalidRequest(f"Unknown parameter: '{_shorten(field)}'.", code="unknown_parameter")
     return body, found
 
 
 class _Removal:
-    def __init__(self, kinds: list[bytes | None], field: str, found: list[str]) -> None:
-        self._kinds = kinds
+    def __init__(self, types: list[bytes | None], field: str, found: list[str]) -> None:
+        self._types = types
         self._field = field
         self._found = found
-        self._name = msgspec.json.encode(field)
+        self._encoded_field = msgspec.json.encode(field)
 
     def apply(self, raw: bytes, steps: Steps, at: str, depth: int = 0) -> bytes:
-        """`raw` without the field. `at` is the path of `raw`, `depth` the number of objects around it."""
-        if self._name not in raw and b"\\" not in raw:  # neither as it is nor with escapes
+        """Return `raw` without the field. `at` is the path of `raw`, and `depth` the number of objects around it."""
+        if self._encoded_field not in raw and b"\\" not in raw:  # neither literally nor with escapes
             return raw
         if steps and isinstance(steps[0], int):
             return self._apply_to_elements(raw, steps[1:], at, depth) if raw.startswith(b"[") else raw
         fields = _decode_fields(raw) if raw.startswith(b"{") else {}
-        if not fields or _kind(fields) != self._kinds[depth]:
+        if not fields or _get_type(fields) != self._types[depth]:
             return raw
         if not steps and self._field in fields:
             del fields[self._field]
@@ -111,15 +111,15 @@ class _Removal:
         )
 
 
-def _find_kinds(raw: bytes | Raw, steps: Steps) -> list[bytes | None]:
-    """The types of the objects on the way."""
+def _find_types(raw: bytes | Raw, steps: Steps) -> list[bytes | None]:
+    """Return the `type` values of the objects along the path."""
     if steps and isinstance(steps[0], int):
-        return _find_kinds(_decode_elements(raw)[steps[0]], steps[1:])
+        return _find_types(_decode_elements(raw)[steps[0]], steps[1:])
     fields = _decode_fields(raw)
-    return [_kind(fields), *(_find_kinds(fields[str(steps[0])], steps[1:]) if steps else ())]
+    return [_get_type(fields), *(_find_types(fields[str(steps[0])], steps[1:]) if steps else ())]
 
 
-def _kind(fields: dict[str, Raw]) -> bytes | None:
+def _get_type(fields: dict[str, Raw]) -> bytes | None:
     return bytes(fields["type"]) if "type" in fields else None
 
 
@@ -136,4 +136,4 @@ def _join(path: str, field: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"

@@ -1,4 +1,4 @@
-"""The messages of a WebSocket that a stream of server-sent events does not have: errors, and steering."""
+"""WebSocket messages that a stream of server-sent events does not have: errors and steering."""
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ STEER = "response.steer"
 
 
 class MessageHeader(Struct):
-    """What can be said of any message, valid or not: it tells how to answer it."""
+    """The fields that identify a message, valid or not. They determine where an error is sent."""
 
     type: Any = None
     stream_id: Any = None
@@ -31,7 +31,7 @@ class MessageHeader(Struct):
 
 
 class SteerRequest(Wire, kw_only=True):
-    """More input for a response that is under way."""
+    """A `response.steer` message: more input for a response in progress."""
 
     type: Literal["response.steer"]
     previous_response_id: str
@@ -45,14 +45,14 @@ class SteerRequest(Wire, kw_only=True):
 
 
 class SocketError(Struct, tag_field="type", tag="error"):
-    """A message that could not be served. `status` is what it would have been over HTTP."""
+    """An error message. `status` is the HTTP status of the same error over HTTP."""
 
     status: int
     error: ErrorPayload
 
 
 class Steer(Reply):
-    """Steering input that the server has taken over. `previous_response_id` is the response to be steered."""
+    """Accepted steering input. `previous_response_id` is the id of the steered response."""
 
     id: str
     previous_response_id: str
@@ -63,7 +63,7 @@ class SteerAccepted(Event, tag="response.steer.accepted"):
 
 
 class RequiredInput(Reply, kw_only=True):
-    """An item that the client owes, without its content."""
+    """An item that the client still has to send, without its content."""
 
     type: str
     call_id: str | None = None
@@ -73,7 +73,7 @@ class RequiredInput(Reply, kw_only=True):
 
 
 class SteerPending(Event, tag="response.steer.pending"):
-    """The input waits for outputs of calls, and goes with them."""
+    """The input waits for tool outputs and is sent to the model together with them."""
 
     steer: Steer
     required_input: list[RequiredInput]
@@ -81,7 +81,7 @@ class SteerPending(Event, tag="response.steer.pending"):
 
 
 class ReturnedSteer(Reply):
-    """Steering input as the client has sent it, given back."""
+    """Steering input that was not used, returned to the client unchanged."""
 
     previous_response_id: str
     input: Raw

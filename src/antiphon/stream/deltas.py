@@ -1,7 +1,8 @@
-"""The small vocabulary a backend speaks: what a model says, with no ids, no indexes and no event names.
+"""The deltas that a backend yields: a model's output without item ids, output indexes and event names.
 
-A backend yields batches of these; the composer turns them into the Responses API's events. Order carries the meaning:
-text after a tool call is a second message, text after reasoning is the answer.
+A backend yields batches of deltas, and the composer turns them into the events of the Responses API. Items follow from
+the order: `Text` after a `ToolCall` starts a new message, and `Text` after `Reasoning` starts the answer. Most backends
+need only `Text`, `Reasoning`, `ToolCall`, `TokenUsage` and `Finish`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -17,53 +18,56 @@ from antiphon.protocol.unions import Unknown
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """Deltas are values: nobody changes one after it was made."""
+    """Base of all deltas. A delta is a value: do not change one after creating it."""
 
 
 class Text(_Delta):
-    """More of the answer's text. `logprobs` describe exactly the tokens of `text`."""
+    """Text of the answer, appended to the open message. `logprobs` are those of the tokens in `text`."""
 
     text: str
     logprobs: tuple[LogProb, ...] = ()
 
 
 class Annotate(_Delta):
-    """A citation on the text so far."""
+    """An annotation, such as a citation, on the open text part."""
 
     annotation: Annotation | Unknown
 
 
 class Refusal(_Delta):
-    """More of a refusal, which is a content part of its own."""
+    """Text of a refusal. It goes into a content part of its own in the open message."""
 
     text: str
 
 
 class Reasoning(_Delta):
-    """More of the model's raw reasoning."""
+    """Text of the model's reasoning, appended to the open reasoning item."""
 
     text: str
 
 
 class ReasoningSummary(_Delta):
-    """More of a reasoning summary; `index` numbers the summary's parts from 0."""
+    """Text of a reasoning summary. `index` is the number of the summary part, from 0."""
 
     text: str
     index: int = 0
 
 
 class ReasoningSeal(_Delta):
-    """The opaque form of the reasoning so far, for clients that keep the state themselves. It ends its item."""
+    """The encrypted content of the open reasoning item, which clients send back. It closes the item.
+
+    An empty string opens a reasoning item without closing it.
+    """
 
     encrypted_content: str
 
 
 class ToolCall(_Delta):
-    """A function call, or more of one.
+    """The start of a function call, or more of its arguments.
 
-    `key` names the call within this answer (a backend's own index or id), so that interleaved calls stay apart.
-    `name` comes once, best with the first delta of a key; `arguments` are appended. Without a `call_id` the composer
-    makes one.
+    `key` identifies the call within the turn, for example by the upstream's index, so that calls may be interleaved.
+    `name` is set once, best in the first delta of a key: the call is announced only then. `arguments` are appended.
+    Without a `call_id` the composer creates one.
     """
 
     key: int | str
@@ -74,7 +78,7 @@ class ToolCall(_Delta):
 
 
 class CustomToolCall(_Delta):
-    """A custom tool call, or more of one: like `ToolCall`, with free text for input."""
+    """The start of a custom tool call, or more of its input. Like `ToolCall`, but `input` is free text."""
 
     key: int | str
     input: str = ""
@@ -84,25 +88,28 @@ class CustomToolCall(_Delta):
 
 
 class WholeItem(_Delta):
-    """An output item that arrives complete (a hosted tool's receipt, a compaction, an item of an unknown type)."""
+    """A complete output item: the call of a hosted tool, a compaction, an item of an unknown type.
+
+    The composer adds a missing id.
+    """
 
     item: OutputItem | Unknown
 
 
 class Phase(_Delta):
-    """What the message that comes next is for."""
+    """The phase of the next message: commentary or the final answer."""
 
     phase: items.Phase
 
 
 class NewPart(_Delta):
-    """What is said next is a content part of its own, in the same item."""
+    """The end of the open content part. The next text starts another part of the same item."""
 
 
 class Amend(_Delta):
-    """Fields that the item has beyond what was said of it: as JSON, by name. They hold when the item is whole.
+    """Further fields of an open item, as JSON by name. They are set when the item is closed.
 
-    Without a `key` it is the item that is being said, else the call of that key.
+    `key` is the key of a tool call or of an `OpenItem`. None means the open message or reasoning item.
     """
 
     fields: dict[str, msgspec.Raw]
@@ -110,9 +117,9 @@ class Amend(_Delta):
 
 
 class OpenItem(_Delta):
-    """An output item under way whose life the backend tells itself: that of a hosted tool, or of an unknown type.
+    """The start of an item whose events the backend forwards from its upstream, with `ItemEvent` and `CloseItem`.
 
-    Its id becomes one of ours, which begins with `prefix`.
+    Used for hosted tools and unknown item types. The composer gives the item a new id that starts with `prefix`.
     """
 
     key: int | str
@@ -121,16 +128,19 @@ class OpenItem(_Delta):
 
 
 class ItemEvent(_Delta):
-    """An event about an item, as it came; ids, index and number become ours. Without a `key`: what is being said."""
+    """An upstream event about an open item. The composer replaces its ids, output index and sequence number.
+
+    `key` is as in `Amend`.
+    """
 
     event: Unknown
     key: int | str | None = None
 
 
 class CloseItem(_Delta):
-    """An item is whole, though others may follow: the one of this `key`, or without one what is being said.
+    """The end of an open item, before the end of the turn. `key` is as in `Amend`.
 
-    `item` is what one that was opened with `OpenItem` has come to.
+    `item` is the final form of an item that was started with `OpenItem`.
     """
 
     key: int | str | None = None
@@ -139,9 +149,9 @@ class CloseItem(_Delta):
 
 
 class Served(_Delta):
-    """Who answers: the model as it is called by the backend of this name. It may come before anything else is said.
+    """The model and the backend that serve the turn. If there are several, the last one is used.
 
-    `named` is what the backend's server calls the model that has answered, if it says another name.
+    `named` is the name of the model that the upstream reports, if it differs.
     """
 
     model: str
@@ -150,17 +160,16 @@ class Served(_Delta):
 
 
 class TokenUsage(_Delta):
-    """The turn's token usage. The last one counts."""
+    """The token usage of the turn. If there are several, the last one is used."""
 
     usage: Usage
 
 
 class Finish(_Delta):
-    """The turn is over, and why. Exactly one `Finish` or `Failure` ends every turn; nothing may follow it.
+    """The end of the turn and its reason. Every turn ends with exactly one `Finish` or `Failure`, and nothing follows.
 
-    A backend says why its model stopped; `cancelled` is the engine's word for a turn that was no longer wanted,
-    and `steered` for one that the client has more to say to. If the
-    answer is incomplete for a reason that the API has another word for, `detail` is that word.
+    A backend yields `stop`, `length` or `content_filter`. The engine adds `cancelled` and, if the client steers the
+    response, `steered`. `detail` replaces the reason in the response's `incomplete_details`.
     """
 
     reason: Literal["stop", "length", "content_filter", "cancelled", "steered"] = "stop"
@@ -168,7 +177,7 @@ class Finish(_Delta):
 
 
 class Failure(_Delta):
-    """The model broke off. `type` is the error family (`server_error`, `rate_limit_error`, …) that clients see."""
+    """The end of the turn with an error. `type` is the error type that clients get, such as `rate_limit_error`."""
 
     message: str
     code: str = "server_error"
@@ -177,7 +186,7 @@ class Failure(_Delta):
 
 
 class Passthrough(_Delta):
-    """An event of a type we do not know, from a backend that already speaks Responses: forwarded in its place."""
+    """An upstream event of an unknown type, forwarded with a new sequence number."""
 
     event: Unknown
 

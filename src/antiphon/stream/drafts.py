@@ -1,7 +1,8 @@
-"""Output items while they are being written. A draft announces its item, tells what is added, and closes it.
+"""Drafts: output items while they are being written.
 
-Drafts are the composer's: they turn one item's deltas into that item's events, and know nothing of the other items.
-Announced and finished items are separate objects, because an event may be encoded after the draft has moved on.
+A draft turns the deltas of one item into that item's events: it announces the item, adds to it, and closes it. It is
+independent of the other items. Announced and final items are separate objects, because an event may be encoded after
+the draft has changed.
 """
 
 from collections.abc import Iterator
@@ -18,19 +19,11 @@ from antiphon.protocol.json_text import read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 
-
-def compose_command_events(call: ShellCall, output_index: int, numbers: Iterator[int]) -> Iterator[Event]:
-    for index, command in enumerate(call.action.commands):
-        yield ShellCommandAdded(next(numbers), output_index, index, "")
-        yield ShellCommandDelta(next(numbers), output_index, index, command)
-        yield ShellCommandDone(next(numbers), output_index, index, command)
-
-
 Ending = Literal["completed", "incomplete"]
 
 
 class Draft:
-    """One output item under way."""
+    """An output item in progress."""
 
     prefix: str
 
@@ -50,7 +43,7 @@ class Draft:
 
 
 class MessageDraft(Draft):
-    """A message: text parts and refusal parts, one after the other."""
+    """A message in progress: a sequence of text parts and refusal parts."""
 
     prefix = "msg"
 
@@ -59,7 +52,7 @@ class MessageDraft(Draft):
         self.phase: items.Phase | None = None
         self._parts: list[content.Part | Unknown] = []
         self._open: Literal["text", "refusal"] | None = None
-        self._written: list[str] = []
+        self._fragments: list[str] = []
         self._logprobs: list[LogProb] = []
         self._annotations: list[Annotation | Unknown] = []
 
@@ -67,25 +60,27 @@ class MessageDraft(Draft):
         return [self._added(items.Message("assistant", [], self.id, "in_progress", self.phase))]
 
     def write_text(self, delta: deltas.Text) -> list[Event]:
-        told = [] if self._open == "text" else self._open_part("text")
+        emitted = [] if self._open == "text" else self._open_part("text")
         text, logprobs = delta.text, list(delta.logprobs)
-        self._written.append(text)
+        self._fragments.append(text)
         if logprobs:
             self._logprobs += logprobs
-        told.append(
+        emitted.append(
             events.OutputTextDelta(next(self._numbers), self.id, self.output_index, len(self._parts), text, logprobs)
         )
-        return told
+        return emitted
 
     def write_refusal(self, delta: deltas.Refusal) -> list[Event]:
-        told = [] if self._open == "refusal" else self._open_part("refusal")
-        self._written.append(delta.text)
-        told.append(events.RefusalDelta(next(self._numbers), self.id, self.output_index, len(self._parts), delta.text))
-        return told
+        emitted = [] if self._open == "refusal" else self._open_part("refusal")
+        self._fragments.append(delta.text)
+        emitted.append(
+            events.RefusalDelta(next(self._numbers), self.id, self.output_index, len(self._parts), delta.text)
+        )
+        return emitted
 
     def annotate(self, delta: deltas.Annotate) -> list[Event]:
-        told = [] if self._open == "text" else self._open_part("text")
-        told.append(
+        emitted = [] if self._open == "text" else self._open_part("text")
+        emitted.append(
             events.OutputTextAnnotationAdded(
                 next(self._numbers),
                 self.id,
@@ -96,50 +91,50 @@ class MessageDraft(Draft):
             )
         )
         self._annotations.append(delta.annotation)
-        return told
+        return emitted
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
-        told = self.end_part()
+        emitted = self.end_part()
         item = items.Message("assistant", self._parts, self.id, ending, self.phase)
-        told.append(self._done(item))
-        return told, item
+        emitted.append(self._done(item))
+        return emitted, item
 
     def _open_part(self, kind: Literal["text", "refusal"]) -> list[Event]:
-        told = self.end_part()
+        emitted = self.end_part()
         self._open = kind
         part = content.OutputText("") if kind == "text" else content.Refusal("")
-        told.append(events.ContentPartAdded(next(self._numbers), self.id, self.output_index, len(self._parts), part))
-        return told
+        emitted.append(events.ContentPartAdded(next(self._numbers), self.id, self.output_index, len(self._parts), part))
+        return emitted
 
     def end_part(self) -> list[Event]:
-        """What is written next goes into another part."""
+        """Close the open part. The next text starts another one."""
         if self._open is None:
             return []
-        where = (self.id, self.output_index, len(self._parts))
-        text = "".join(self._written)
+        position = (self.id, self.output_index, len(self._parts))
+        text = "".join(self._fragments)
         part: content.Part
         done: Event
         if self._open == "text":
             part = content.OutputText(text, self._annotations, self._logprobs or None)
-            done = events.OutputTextDone(next(self._numbers), *where, text, self._logprobs)
+            done = events.OutputTextDone(next(self._numbers), *position, text, self._logprobs)
         else:
             part = content.Refusal(text)
-            done = events.RefusalDone(next(self._numbers), *where, text)
-        told: list[Event] = [done, events.ContentPartDone(next(self._numbers), *where, part)]
+            done = events.RefusalDone(next(self._numbers), *position, text)
+        emitted: list[Event] = [done, events.ContentPartDone(next(self._numbers), *position, part)]
         self._parts.append(part)
-        self._open, self._written, self._logprobs, self._annotations = None, [], [], []
-        return told
+        self._open, self._fragments, self._logprobs, self._annotations = None, [], [], []
+        return emitted
 
 
 class ReasoningDraft(Draft):
-    """Reasoning: raw text in content parts, summaries in numbered parts, and its sealed form."""
+    """A reasoning item in progress: text in content parts, summaries in numbered parts, and encrypted content."""
 
     prefix = "rs"
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         super().__init__(item_id, output_index, numbers)
         self._parts: list[content.Part | Unknown] = []
-        self._written: list[str] = []
+        self._fragments: list[str] = []
         self._summaries: list[content.SummaryText] = []
         self._summary: list[str] = []
         self._summary_key: int | None = None
@@ -149,72 +144,72 @@ class ReasoningDraft(Draft):
         return [self._added(items.Reasoning(id=self.id, status="in_progress"))]
 
     def write_text(self, delta: deltas.Reasoning) -> list[Event]:
-        told: list[Event] = []
-        where = (self.id, self.output_index, len(self._parts))
-        if not self._written:
+        emitted: list[Event] = []
+        position = (self.id, self.output_index, len(self._parts))
+        if not self._fragments:
             part = content.ReasoningText("")
-            told.append(events.ContentPartAdded(next(self._numbers), *where, part))
-        self._written.append(delta.text)
-        told.append(events.ReasoningTextDelta(next(self._numbers), *where, delta.text))
-        return told
+            emitted.append(events.ContentPartAdded(next(self._numbers), *position, part))
+        self._fragments.append(delta.text)
+        emitted.append(events.ReasoningTextDelta(next(self._numbers), *position, delta.text))
+        return emitted
 
     def end_part(self) -> list[Event]:
-        """What is written next goes into another part."""
-        if not self._written:
+        """Close the open part. The next text starts another one."""
+        if not self._fragments:
             return []
-        where = (self.id, self.output_index, len(self._parts))
-        part = content.ReasoningText("".join(self._written))
+        position = (self.id, self.output_index, len(self._parts))
+        part = content.ReasoningText("".join(self._fragments))
         self._parts.append(part)
-        self._written = []
+        self._fragments = []
         return [
-            events.ReasoningTextDone(next(self._numbers), *where, part.text),
-            events.ContentPartDone(next(self._numbers), *where, part),
+            events.ReasoningTextDone(next(self._numbers), *position, part.text),
+            events.ContentPartDone(next(self._numbers), *position, part),
         ]
 
     def write_summary(self, delta: deltas.ReasoningSummary) -> list[Event]:
-        told: list[Event] = []
+        emitted: list[Event] = []
         if delta.index != self._summary_key:
-            told = self._close_summary()
+            emitted = self._close_summary()
             self._summary_key = delta.index
             part = content.SummaryText("")
-            told.append(
+            emitted.append(
                 events.ReasoningSummaryPartAdded(
                     next(self._numbers), self.id, self.output_index, len(self._summaries), part
                 )
             )
         self._summary.append(delta.text)
-        told.append(
+        emitted.append(
             events.ReasoningSummaryTextDelta(
                 next(self._numbers), self.id, self.output_index, len(self._summaries), delta.text
             )
         )
-        return told
+        return emitted
 
     def seal(self, delta: deltas.ReasoningSeal) -> list[Event]:
         self._sealed = delta.encrypted_content or None
         return []
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
-        told = self._close_summary() + self.end_part()
+        emitted = self._close_summary() + self.end_part()
         item = items.Reasoning(self._summaries, self.id, self._parts or None, self._sealed, ending)
-        told.append(self._done(item))
-        return told, item
+        emitted.append(self._done(item))
+        return emitted, item
 
     def _close_summary(self) -> list[Event]:
         if self._summary_key is None:
             return []
-        where = (self.id, self.output_index, len(self._summaries))
+        position = (self.id, self.output_index, len(self._summaries))
         part = content.SummaryText("".join(self._summary))
         self._summaries.append(part)
         self._summary, self._summary_key = [], None
         return [
-            events.ReasoningSummaryTextDone(next(self._numbers), *where, part.text),
-            events.ReasoningSummaryPartDone(next(self._numbers), *where, part),
+            events.ReasoningSummaryTextDone(next(self._numbers), *position, part.text),
+            events.ReasoningSummaryPartDone(next(self._numbers), *position, part),
         ]
 
 
 class CallDraft(Draft):
-    """A function call."""
+    """A function call in progress."""
 
     prefix = "fc"
 
@@ -225,7 +220,7 @@ class CallDraft(Draft):
         self._call_id = call_id
         self._name = name
         self._namespace = namespace
-        self._written: list[str] = []
+        self._fragments: list[str] = []
 
     def announce(self) -> list[Event]:
         return [self._added(self._item("", "in_progress"))]
@@ -233,26 +228,26 @@ class CallDraft(Draft):
     def write(self, fragment: str) -> list[Event]:
         if not fragment:
             return []
-        self._written.append(fragment)
+        self._fragments.append(fragment)
         return [self._delta(fragment)]
 
     def is_whole(self) -> bool:
-        """Whether what has been written so far could be all of it."""
+        """Return True if the arguments so far are complete JSON."""
         try:
-            read_json("".join(self._written), msgspec.Raw)
+            read_json("".join(self._fragments), msgspec.Raw)
         except msgspec.DecodeError:
             return False
         return True
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
-        text = "".join(self._written)
+        text = "".join(self._fragments)
         item = self._item(text, ending)
-        return [self._finished(text), self._done(item)], item
+        return [self._complete(text), self._done(item)], item
 
     def _delta(self, fragment: str) -> Event:
         return events.FunctionCallArgumentsDelta(next(self._numbers), self.id, self.output_index, fragment)
 
-    def _finished(self, text: str) -> Event:
+    def _complete(self, text: str) -> Event:
         return events.FunctionCallArgumentsDone(next(self._numbers), self.id, self.output_index, text)
 
     def _item(self, text: str, status: Literal["in_progress", "completed", "incomplete"]) -> items.OutputItem:
@@ -260,18 +255,26 @@ class CallDraft(Draft):
 
 
 class CustomCallDraft(CallDraft):
-    """A custom tool call: the same life, with free text for input."""
+    """A custom tool call in progress. Its input is free text."""
 
     prefix = "ctc"
 
     def is_whole(self) -> bool:
-        return True  # any text could be
+        return True  # any text is valid
 
     def _delta(self, fragment: str) -> Event:
         return events.CustomToolCallInputDelta(next(self._numbers), self.id, self.output_index, fragment)
 
-    def _finished(self, text: str) -> Event:
+    def _complete(self, text: str) -> Event:
         return events.CustomToolCallInputDone(next(self._numbers), self.id, self.output_index, text)
 
     def _item(self, text: str, status: Literal["in_progress", "completed", "incomplete"]) -> items.OutputItem:
         return items.CustomToolCall(self._call_id, self._name, text, self.id, status, self._namespace)
+
+
+def compose_command_events(call: ShellCall, output_index: int, numbers: Iterator[int]) -> Iterator[Event]:
+    """Yield the events of the commands of a whole shell call."""
+    for index, command in enumerate(call.action.commands):
+        yield ShellCommandAdded(next(numbers), output_index, index, "")
+        yield ShellCommandDelta(next(numbers), output_index, index, command)
+        yield ShellCommandDone(next(numbers), output_index, index, command)

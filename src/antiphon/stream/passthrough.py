@@ -1,4 +1,7 @@
-"""Output items and events that another server tells in its own words: they keep them, and get our ids and numbers."""
+"""Output items and events that an upstream sends in the Responses format.
+
+They are forwarded unchanged, except for ids, output indexes and sequence numbers, which the composer assigns.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +16,12 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream.drafts import Draft, Ending
 
 _FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
-# What an item is while it is under way.
-_ONGOING = frozenset({"in_progress", "searching", "interpreting", "generating", "calling"})
-
-
-_ONLY_INPUT = (CompactionTrigger, ItemReference, ConfigurationUpdate)
+_ONGOING_STATUSES = frozenset({"in_progress", "searching", "interpreting", "generating", "calling"})
+_INPUT_ONLY_TYPES = (CompactionTrigger, ItemReference, ConfigurationUpdate)
 
 
 class PassthroughDraft(Draft):
-    """An item that is told as its server tells it, from `OpenItem` to `CloseItem`."""
+    """An output item in the form its upstream sends it, from `OpenItem` to `CloseItem`."""
 
     prefix = "item"
 
@@ -37,23 +37,23 @@ class PassthroughDraft(Draft):
         return [self._added(self._item)]
 
     def finish(self, item: OutputItem | Unknown, call_id: str | None) -> None:
-        """What it has come to."""
+        """Set the final form of the item."""
         self._item = replace_ids(item, self.id, call_id)
 
     def close(self, ending: Ending) -> tuple[list[Any], OutputItem | Unknown]:
-        """Whoever reads that an item is done must not read in it that it is not."""
+        """Return the closing events and the item. An ongoing status becomes `ending`, since the item is done."""
         self.closed = True
         item = self._item
         if not isinstance(item, Unknown):
-            if getattr(item, "status", None) in _ONGOING:
+            if getattr(item, "status", None) in _ONGOING_STATUSES:
                 item = msgspec.structs.replace(item, status=ending)
         elif _is_ongoing(_FIELDS.decode(item.raw).get("status")):
-            item = amend(item, {"status": _encode(ending)})
+            item = merge_fields(item, {"status": _encode(ending)})
         return [self._done(item)], item
 
 
 def rewrite_event(event: Unknown, numbers: Iterator[int], draft: Draft | None) -> Unknown:
-    """The event with the next number, and if it is about an item, with that item's id and index."""
+    """Return the event with the next sequence number, and with the id and output index of `draft`, if given."""
     fields = _FIELDS.decode(event.raw)
     if draft is not None:
         if "item_id" in fields:
@@ -67,14 +67,14 @@ def rewrite_event(event: Unknown, numbers: Iterator[int], draft: Draft | None) -
 
 
 def get_sequence_number(event: Event | Unknown) -> int:
-    """The number of an event that was told."""
+    """Return the sequence number of a composed event."""
     if not isinstance(event, Unknown):
         return event.sequence_number
     return msgspec.json.decode(_FIELDS.decode(event.raw)["sequence_number"], type=int)
 
 
 def replace_ids(item: Any, item_id: str | None, call_id: str | None = None) -> Any:
-    """The same item under another id, and, if it is about a call, with another id of that."""
+    """Return the item with another id and call id. An argument that is None leaves its field unchanged."""
     ids = {name: value for name, value in (("id", item_id), ("call_id", call_id)) if value is not None}
     if not isinstance(item, Unknown):
         return msgspec.structs.replace(item, **ids)
@@ -84,7 +84,7 @@ def replace_ids(item: Any, item_id: str | None, call_id: str | None = None) -> A
 
 
 def get_call_id(item: OutputItem | Unknown) -> str | None:
-    """The id of the call that this item is, or answers, if it has a field for it."""
+    """Return the call id of a tool call or of a call's output, or None for an item without one."""
     if not isinstance(item, Unknown):
         return getattr(item, "call_id", None) if "call_id" in item.__struct_fields__ else None
     if not item.type.endswith(("_call", "_output")):
@@ -94,23 +94,23 @@ def get_call_id(item: OutputItem | Unknown) -> str | None:
     return call_id if isinstance(call_id, str) else None
 
 
-def amend(item: OutputItem | Unknown, fields: dict[str, Raw]) -> Any:
-    """The item with these fields, as one of the types we know if it fits."""
-    amended = _FIELDS.decode(codec.encode(item)) | fields
-    return decode_output_item(msgspec.json.encode(amended))
+def merge_fields(item: OutputItem | Unknown, fields: dict[str, Raw]) -> Any:
+    """Return the item with these fields set, as a known type if the result is valid as one."""
+    merged = _FIELDS.decode(codec.encode(item)) | fields
+    return decode_output_item(msgspec.json.encode(merged))
 
 
 def decode_output_item(raw: bytes) -> OutputItem | Unknown:
-    """An item of another server: what is not in a form we know, or has more in it, stays as it came."""
+    """Decode an upstream's output item without losing data. `Unknown` keeps every other object byte for byte."""
     try:
         item = ITEMS.decode_lossless(raw)
-    except (msgspec.ValidationError, RecursionError):  # not even a type, or deeper than can be looked into
+    except (msgspec.ValidationError, RecursionError):  # without a type, or nested too deeply
         return Unknown(raw)
-    return Unknown(raw) if isinstance(item, _ONLY_INPUT) else item
+    return Unknown(raw) if isinstance(item, _INPUT_ONLY_TYPES) else item
 
 
 def get_id_prefix(item: OutputItem | Unknown) -> str:
-    """How ids of its kind begin, from the id it has."""
+    """Return the prefix of the item's id, or the default prefix if the id has none."""
     prefix, _, rest = (item.id or "").partition("_")
     return prefix if rest and prefix.isalnum() else PassthroughDraft.prefix
 
@@ -121,4 +121,4 @@ def _encode(value: object) -> Raw:
 
 def _is_ongoing(raw: Raw | None) -> bool:
     status = None if raw is None else msgspec.json.decode(raw)
-    return isinstance(status, str) and status in _ONGOING
+    return isinstance(status, str) and status in _ONGOING_STATUSES

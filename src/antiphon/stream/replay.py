@@ -15,141 +15,7 @@ from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 from antiphon.stream.passthrough import get_call_id, replace_ids
 
-
-class Diverged(Exception):
-    """The second run does not say what the first one said."""
-
-
-class _Spoken(NamedTuple):
-    """Words in one place: a message, a summary's part, a call's arguments."""
-
-    place: tuple[object, ...]
-    text: str
-
-
-class ReplayFilter:
-    """Takes the deltas of a second run and gives those that the first run had not told."""
-
-    def __init__(self, told: Iterable[Delta]) -> None:
-        self._expected: list[_Spoken | Delta] = []
-        names = _Names()
-        self._told_ids: list[str | None] = []
-        for delta in told:
-            if names.begins_call(delta):
-                self._told_ids.append(_find_call_id(delta))
-            self._expect(names.read(delta))
-        self._told_calls = list(names.calls)
-        self._ids: dict[str | None, str | None] = {}
-        self._begun = 0
-        self._names = _Names()
-        self._unnamed: dict[int | str, deltas.ToolCall | deltas.CustomToolCall] = {}
-        self._next = 0
-        self._heard = 0
-
-    def feed(self, batch: Iterable[Delta]) -> list[Delta]:
-        return [new for delta in batch for new in self._feed(delta)]
-
-    def _expect(self, pieces: "Sequence[_Spoken | Delta]") -> None:
-        for piece in pieces:
-            last = self._expected[-1] if self._expected else None
-            if isinstance(piece, _Spoken) and isinstance(last, _Spoken) and piece.place == last.place:
-                self._expected[-1] = _Spoken(last.place, last.text + piece.text)
-            else:
-                self._expected.append(piece)
-
-    def _feed(self, delta: Delta) -> Sequence[Delta]:
-        if isinstance(delta, deltas.Served | deltas.TokenUsage | deltas.Failure):
-            return [delta]
-        if isinstance(delta, deltas.Finish):
-            return self._end(delta)
-        if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall) and delta.key not in self._names.calls:
-            delta = self._gather(delta)
-            if not delta.name:
-                return []
-        if self._names.begins_call(delta):
-            self._pair(_find_call_id(delta))
-        pieces = self._names.read(delta)
-        delta = self._answer(self._rename(delta))
-        if self._next == len(self._expected):
-            return [delta]
-        unheard = ""
-        for piece in pieces:
-            if self._next == len(self._expected):
-                return [_shorten(delta, _words(delta))]
-            unheard = self._match(piece)
-        return [_shorten(delta, unheard)] if unheard else []
-
-    def _gather(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> deltas.ToolCall | deltas.CustomToolCall:
-        """A call is told when it has its name: until then, what came of it waits."""
-        waiting = self._unnamed.pop(delta.key, None)
-        if waiting is not None:
-            field = "arguments" if isinstance(delta, deltas.ToolCall) else "input"
-            whole = {field: _words(waiting) + _words(delta), "call_id": waiting.call_id or delta.call_id}
-            delta = msgspec.structs.replace(delta, **whole)
-        if not delta.name:
-            self._unnamed[delta.key] = delta
-        return delta
-
-    def _rename(self, delta: Delta) -> Delta:
-        """A call goes on under the key it was told by; a new one must not take that of another."""
-        if not isinstance(delta, _KEYED) or delta.key not in self._names.calls:
-            return delta
-        which = self._names.calls[delta.key]
-        key = self._told_calls[which] if which < len(self._told_calls) else f"new {which}"
-        return msgspec.structs.replace(delta, key=key)
-
-    def _pair(self, call_id: str | None) -> None:
-        """The second run has come to its next call. What it calls it there is another name for what was told."""
-        if self._begun < len(self._told_ids):
-            self._ids[call_id] = self._told_ids[self._begun]
-        else:
-            self._ids.pop(call_id, None)
-        self._begun += 1
-
-    def _answer(self, delta: Delta) -> Delta:
-        """An output goes to the call as it was told."""
-        if not isinstance(delta, _ITEMS) or delta.item is None or not delta.item.type.endswith("_output"):
-            return delta
-        call_id = self._ids.get(_find_call_id(delta))
-        return delta if call_id is None else msgspec.structs.replace(delta, item=replace_ids(delta.item, None, call_id))
-
-    def _end(self, finish: deltas.Finish) -> Sequence[Delta]:
-        # The last words may have been told in full: then nothing is left to hear of them.
-        if self._next < len(self._expected) - 1 or self._heard < self._left():
-            raise Diverged("the second run ended earlier")
-        return [*self._unnamed.values(), finish]
-
-    def _left(self) -> int:
-        last = self._expected[self._next] if self._next < len(self._expected) else None
-        return len(last.text) if isinstance(last, _Spoken) else int(last is not None)
-
-    def _match(self, piece: "_Spoken | Delta") -> str:
-        """Check one piece against what comes next. Returns the end of it that goes beyond everything expected."""
-        expected = self._expected[self._next]
-        if not isinstance(piece, _Spoken) or not isinstance(expected, _Spoken):
-            if piece != expected:
-                raise Diverged("the second run does something else")
-            self._next += 1
-            return ""
-        if piece.place != expected.place:
-            raise Diverged("the second run speaks in another place")
-        rest = expected.text[self._heard :]
-        if rest.startswith(piece.text):
-            self._hear(len(piece.text), of=expected)
-            return ""
-        last = self._next == len(self._expected) - 1
-        if not last or not piece.text.startswith(rest):
-            raise Diverged("the second run says something else")
-        self._hear(len(rest), of=expected)
-        return piece.text[len(rest) :]
-
-    def _hear(self, characters: int, *, of: _Spoken) -> None:
-        self._heard += characters
-        if self._heard == len(of.text):
-            self._next, self._heard = self._next + 1, 0
-
-
-_KEYED = (
+_KEYED_TYPES = (
     deltas.ToolCall,
     deltas.CustomToolCall,
     deltas.Amend,
@@ -157,32 +23,163 @@ _KEYED = (
     deltas.ItemEvent,
     deltas.CloseItem,
 )
+_ITEM_TYPES = (deltas.WholeItem, deltas.OpenItem, deltas.CloseItem)
+_ID_FIELDS = ("id", "call_id")
 
 
-_ITEMS = (deltas.WholeItem, deltas.OpenItem, deltas.CloseItem)
+class Diverged(Exception):
+    """The second run differs from the events that were already sent."""
 
 
-def _find_call_id(delta: Delta) -> str | None:
-    if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall):
-        return delta.call_id
-    return get_call_id(delta.item) if isinstance(delta, _ITEMS) and delta.item is not None else None
+class ReplayFilter:
+    """A filter that removes from a second run's deltas the part that the first run already produced."""
+
+    def __init__(self, replayed: Iterable[Delta]) -> None:
+        """Expect the deltas of the first run, `replayed`, at the start of the second one."""
+        self._expected: list[_TextPiece | Delta] = []
+        first_run = _Normalizer()
+        self._first_call_ids: list[str | None] = []
+        for delta in replayed:
+            if first_run.starts_call(delta):
+                self._first_call_ids.append(_get_call_id(delta))
+            self._expect(first_run.normalize(delta))
+        self._first_keys = list(first_run.calls)
+        self._call_ids: dict[str | None, str | None] = {}  # the second run's call ids, mapped to the first run's
+        self._started_calls = 0
+        self._second_run = _Normalizer()
+        self._unnamed_calls: dict[int | str, deltas.ToolCall | deltas.CustomToolCall] = {}
+        self._next = 0  # index in `_expected`
+        self._matched = 0  # characters of the expected piece that have been matched
+
+    def feed(self, batch: Iterable[Delta]) -> list[Delta]:
+        """Return the new deltas of this batch of the second run. Raise Diverged if it differs from the first run."""
+        return [new for delta in batch for new in self._feed(delta)]
+
+    def _expect(self, pieces: "Sequence[_TextPiece | Delta]") -> None:
+        for piece in pieces:
+            last = self._expected[-1] if self._expected else None
+            if isinstance(piece, _TextPiece) and isinstance(last, _TextPiece) and piece.target == last.target:
+                self._expected[-1] = _TextPiece(last.target, last.text + piece.text)
+            else:
+                self._expected.append(piece)
+
+    def _feed(self, delta: Delta) -> Sequence[Delta]:
+        if isinstance(delta, deltas.Served | deltas.TokenUsage | deltas.Failure):
+            return [delta]
+        if isinstance(delta, deltas.Finish):
+            return self._finish(delta)
+        if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall) and delta.key not in self._second_run.calls:
+            delta = self._add_held_fragments(delta)
+            if not delta.name:
+                return []
+        if self._second_run.starts_call(delta):
+            self._pair_call(_get_call_id(delta))
+        pieces = self._second_run.normalize(delta)
+        delta = self._restore_call_id(self._restore_key(delta))
+        if self._next == len(self._expected):
+            return [delta]
+        rest = ""
+        for piece in pieces:
+            if self._next == len(self._expected):
+                return [_replace_text(delta, _get_text(delta))]
+            rest = self._match(piece)
+        return [_replace_text(delta, rest)] if rest else []
+
+    def _add_held_fragments(
+        self, delta: deltas.ToolCall | deltas.CustomToolCall
+    ) -> deltas.ToolCall | deltas.CustomToolCall:
+        """Hold the fragments of a call until its name arrives, then return them as one delta."""
+        held = self._unnamed_calls.pop(delta.key, None)
+        if held is not None:
+            field = "arguments" if isinstance(delta, deltas.ToolCall) else "input"
+            joined = {field: _get_text(held) + _get_text(delta), "call_id": held.call_id or delta.call_id}
+            delta = msgspec.structs.replace(delta, **joined)
+        if not delta.name:
+            self._unnamed_calls[delta.key] = delta
+        return delta
+
+    def _restore_key(self, delta: Delta) -> Delta:
+        """Replace the key of a call with the first run's. A new call gets a key that no other call has."""
+        if not isinstance(delta, _KEYED_TYPES) or delta.key not in self._second_run.calls:
+            return delta
+        index = self._second_run.calls[delta.key]
+        key = self._first_keys[index] if index < len(self._first_keys) else f"new {index}"
+        return msgspec.structs.replace(delta, key=key)
+
+    def _pair_call(self, call_id: str | None) -> None:
+        """Map the id of the second run's next call to the id of the first run's call at the same position."""
+        if self._started_calls < len(self._first_call_ids):
+            self._call_ids[call_id] = self._first_call_ids[self._started_calls]
+        else:
+            self._call_ids.pop(call_id, None)
+        self._started_calls += 1
+
+    def _restore_call_id(self, delta: Delta) -> Delta:
+        """Replace the call id of a tool output with the first run's id of that call."""
+        if not isinstance(delta, _ITEM_TYPES) or delta.item is None or not delta.item.type.endswith("_output"):
+            return delta
+        call_id = self._call_ids.get(_get_call_id(delta))
+        return delta if call_id is None else msgspec.structs.replace(delta, item=replace_ids(delta.item, None, call_id))
+
+    def _finish(self, finish: deltas.Finish) -> Sequence[Delta]:
+        # If the last expected text was matched in full, nothing is missing.
+        if self._next < len(self._expected) - 1 or self._matched < self._count_unmatched():
+            raise Diverged("the second run ended earlier than the first")
+        return [*self._unnamed_calls.values(), finish]
+
+    def _count_unmatched(self) -> int:
+        last = self._expected[self._next] if self._next < len(self._expected) else None
+        return len(last.text) if isinstance(last, _TextPiece) else int(last is not None)
+
+    def _match(self, piece: "_TextPiece | Delta") -> str:
+        """Compare a piece with the next expected one. Return its text beyond the end of everything expected."""
+        expected = self._expected[self._next]
+        if not isinstance(piece, _TextPiece) or not isinstance(expected, _TextPiece):
+            if piece != expected:
+                raise Diverged("the second run has a different item")
+            self._next += 1
+            return ""
+        if piece.target != expected.target:
+            raise Diverged("the second run has text in a different item or part")
+        unmatched = expected.text[self._matched :]
+        if unmatched.startswith(piece.text):
+            self._advance(len(piece.text), expected)
+            return ""
+        is_last = self._next == len(self._expected) - 1
+        if not is_last or not piece.text.startswith(unmatched):
+            raise Diverged("the second run has different text")
+        self._advance(len(unmatched), expected)
+        return piece.text[len(unmatched) :]
+
+    def _advance(self, characters: int, expected: "_TextPiece") -> None:
+        self._matched += characters
+        if self._matched == len(expected.text):
+            self._next, self._matched = self._next + 1, 0
 
 
-class _Names:
-    """Reads deltas as pieces to compare. Runs number calls and summaries as they like: what counts is which it is.
+class _TextPiece(NamedTuple):
+    """Text of one target: a content part, a summary part, or the arguments of a call."""
 
-    Words of one kind that nothing parts are one stretch, whatever they were cut into.
+    target: tuple[object, ...]
+    text: str
+
+
+class _Normalizer:
+    """Converts the deltas of a run to pieces that can be compared with those of another run.
+
+    Keys of calls and indexes of summaries differ between runs, so they are replaced by their order. Adjacent text of
+    one kind has one target, however it was split into deltas.
     """
 
     def __init__(self) -> None:
         self.calls: dict[int | str, int] = {}
         self._summaries = 0
-        self._summary: int | None = None
-        self._stretches = 0
-        self._stretch: type | None = None
+        self._summary_index: int | None = None
+        self._texts = 0
+        self._text_type: type | None = None
 
-    def begins_call(self, delta: Delta) -> bool:
-        """Whether this is the first that is said of a call."""
+    def starts_call(self, delta: Delta) -> bool:
+        """Return True if this is the first delta of a call."""
         match delta:
             case deltas.ToolCall() | deltas.CustomToolCall():
                 return delta.key not in self.calls
@@ -190,97 +187,102 @@ class _Names:
                 return get_call_id(delta.item) is not None and not delta.item.type.endswith("_output")
         return False
 
-    def read(self, delta: Delta) -> "Sequence[_Spoken | Delta]":
+    def normalize(self, delta: Delta) -> "Sequence[_TextPiece | Delta]":
         match delta:
             case deltas.Text() | deltas.Refusal() | deltas.Reasoning():
-                return self._read_words(delta)
+                return self._normalize_text(delta)
             case deltas.ReasoningSummary() | deltas.ReasoningSeal():
-                return self._read_reasoning(delta)
+                return self._normalize_reasoning(delta)
             case deltas.ToolCall() | deltas.CustomToolCall():
-                return self._read_call(delta)
+                return self._normalize_call(delta)
             case deltas.OpenItem() | deltas.CloseItem() | deltas.WholeItem():
-                return self._read_item(delta)
+                return self._normalize_item(delta)
             case deltas.Passthrough() | deltas.ItemEvent():
-                # Ids and numbers are others in each run.
+                # Ids and sequence numbers differ in each run: compare the type only.
                 return [deltas.Passthrough(Unknown(delta.event.type.encode()))]
             case deltas.Phase() | deltas.Amend():
                 return []
             case deltas.NewPart():
-                self._stretch = None
+                self._text_type = None
                 return []
             case deltas.Annotate():
-                self._begin(deltas.Text)
+                self._start_text(deltas.Text)
         return [delta]
 
-    def _read_item(self, delta: deltas.OpenItem | deltas.CloseItem | deltas.WholeItem) -> "Sequence[_Spoken | Delta]":
-        """Ids may be of our making, and a model calls by another id each time."""
+    def _normalize_item(
+        self, delta: deltas.OpenItem | deltas.CloseItem | deltas.WholeItem
+    ) -> "Sequence[_TextPiece | Delta]":
+        """Return the delta with its item's ids removed, because they differ in each run."""
         if isinstance(delta, deltas.CloseItem) and delta.key is not None:
             known = delta.item is not None and delta.key in self.calls
-            return [deltas.CloseItem(self.calls[delta.key], _blank(delta.item))] if known else []
-        self._part()
+            return [deltas.CloseItem(self.calls[delta.key], _remove_ids(delta.item))] if known else []
+        self._end_text()
         if isinstance(delta, deltas.CloseItem):
             return []
         if isinstance(delta, deltas.OpenItem):
             self.calls[delta.key] = len(self.calls)
-            return [deltas.OpenItem(self.calls[delta.key], _blank(delta.item))]
-        return [deltas.WholeItem(_blank(delta.item))]
+            return [deltas.OpenItem(self.calls[delta.key], _remove_ids(delta.item))]
+        return [deltas.WholeItem(_remove_ids(delta.item))]
 
-    def _part(self) -> None:
-        """What was being said is over."""
-        self._stretch = self._summary = None
+    def _end_text(self) -> None:
+        self._text_type = self._summary_index = None
 
-    def _begin(self, kind: type) -> None:
-        if kind is not deltas.Reasoning:
-            self._summary = None
-        if self._stretch is not kind:
-            self._stretch, self._stretches = kind, self._stretches + 1
+    def _start_text(self, text_type: type) -> None:
+        if text_type is not deltas.Reasoning:
+            self._summary_index = None
+        if self._text_type is not text_type:
+            self._text_type, self._texts = text_type, self._texts + 1
 
-    def _read_words(self, delta: deltas.Text | deltas.Refusal | deltas.Reasoning) -> "Sequence[_Spoken | Delta]":
+    def _normalize_text(self, delta: deltas.Text | deltas.Refusal | deltas.Reasoning) -> "Sequence[_TextPiece | Delta]":
         if not delta.text:
             return []
-        self._begin(type(delta))
-        return [_Spoken((type(delta), self._stretches), delta.text)]
+        self._start_text(type(delta))
+        return [_TextPiece((type(delta), self._texts), delta.text)]
 
-    def _read_reasoning(self, delta: deltas.ReasoningSummary | deltas.ReasoningSeal) -> "Sequence[_Spoken | Delta]":
-        if self._stretch is not deltas.Reasoning:
-            self._stretch = None
+    def _normalize_reasoning(
+        self, delta: deltas.ReasoningSummary | deltas.ReasoningSeal
+    ) -> "Sequence[_TextPiece | Delta]":
+        if self._text_type is not deltas.Reasoning:
+            self._text_type = None
         if isinstance(delta, deltas.ReasoningSummary):
-            return self._read_summary(delta)
+            return self._normalize_summary(delta)
         if not delta.encrypted_content:
             return []
-        self._part()
+        self._end_text()
         return [delta]
 
-    def _read_summary(self, delta: deltas.ReasoningSummary) -> "Sequence[_Spoken | Delta]":
-        if delta.index != self._summary:
-            self._summary = delta.index
+    def _normalize_summary(self, delta: deltas.ReasoningSummary) -> "Sequence[_TextPiece | Delta]":
+        if delta.index != self._summary_index:
+            self._summary_index = delta.index
             self._summaries += 1
-        return [_Spoken((type(delta), self._summaries), delta.text)] if delta.text else []
+        return [_TextPiece((type(delta), self._summaries), delta.text)] if delta.text else []
 
-    def _read_call(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> "Sequence[_Spoken | Delta]":
-        pieces: list[_Spoken | Delta] = []
+    def _normalize_call(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> "Sequence[_TextPiece | Delta]":
+        pieces: list[_TextPiece | Delta] = []
         if delta.key not in self.calls:
-            self._part()
+            self._end_text()
             self.calls[delta.key] = len(self.calls)
             pieces.append(type(delta)(self.calls[delta.key], "", delta.name, None, delta.namespace))
-        words = _words(delta)
-        if words:
-            pieces.append(_Spoken((type(delta), self.calls[delta.key]), words))
+        text = _get_text(delta)
+        if text:
+            pieces.append(_TextPiece((type(delta), self.calls[delta.key]), text))
         return pieces
 
 
-def _blank(item: Any) -> Any:
-    """The item without its ids."""
+def _get_call_id(delta: Delta) -> str | None:
+    if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall):
+        return delta.call_id
+    return get_call_id(delta.item) if isinstance(delta, _ITEM_TYPES) and delta.item is not None else None
+
+
+def _remove_ids(item: Any) -> Any:
     if isinstance(item, Unknown):
         fields = msgspec.json.decode(item.raw, type=dict[str, msgspec.Raw])
-        return Unknown(msgspec.json.encode({name: fields[name] for name in sorted(fields) if name not in _IDS}))
-    return msgspec.structs.replace(item, **{name: None for name in _IDS if name in item.__struct_fields__})
+        return Unknown(msgspec.json.encode({name: fields[name] for name in sorted(fields) if name not in _ID_FIELDS}))
+    return msgspec.structs.replace(item, **{name: None for name in _ID_FIELDS if name in item.__struct_fields__})
 
 
-_IDS = ("id", "call_id")
-
-
-def _words(delta: Delta) -> str:
+def _get_text(delta: Delta) -> str:
     match delta:
         case deltas.ToolCall():
             return delta.arguments
@@ -290,11 +292,11 @@ def _words(delta: Delta) -> str:
             return getattr(delta, "text", "")
 
 
-def _shorten(delta: Delta, text: str) -> Delta:
-    """The same delta with only the end of its text."""
+def _replace_text(delta: Delta, text: str) -> Delta:
+    """Return the delta with only this end of its text."""
     match delta:
         case deltas.Text():
-            # Token probabilities cannot be cut with the text: they stay with a whole delta, or go.
+            # Log probabilities cannot be cut with the text: only an uncut delta keeps them.
             return deltas.Text(text, delta.logprobs if text == delta.text else ())
         case deltas.Refusal() | deltas.Reasoning():
             return type(delta)(text)

@@ -1,4 +1,4 @@
-"""Server-sent events, both ways: events to bytes, and bytes as they come off a socket to messages."""
+"""Encode events as server-sent events, and decode a byte stream of them."""
 
 import re
 from collections.abc import Iterable
@@ -12,70 +12,78 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
 
 DONE = b"data: [DONE]\n\n"
-"""What follows the last event."""
+"""Sent after the last event."""
 
 MESSAGE_LIMIT = 16 * 1024 * 1024
-"""More than any event needs: the largest carry a picture."""
+"""Default size limit of a decoded message in bytes. The largest events contain an image."""
 
-
-# What stands before an event's JSON.
+# The bytes before an event's JSON, by event type.
 _PREFIXES: dict[type[Any], bytes] = {kind: f"event: {name}\ndata: ".encode() for name, kind in EVENTS.members.items()}
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
+_HIGH_SURROGATE = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW_SURROGATE = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# An escaped backslash is matched first: the characters after it are no escape.
+_ESCAPE = re.compile(
+    rb'\\\\|%b%b|(?P<open>%b)(?=")|(?P<lone>%b|%b)'
+    % (_HIGH_SURROGATE, _LOW_SURROGATE, _HIGH_SURROGATE, _HIGH_SURROGATE, _LOW_SURROGATE)
+)
+_REPLACEMENT = rb"\ufffd"
+
 
 def encode_event(event: Event | Unknown) -> bytes:
-    """One event, with its name in front."""
-    prefix = _PREFIXES.get(type(event)) or _make_prefix(event)
+    """Encode one event, with its `event:` and `data:` lines."""
+    prefix = _PREFIXES.get(type(event)) or _encode_prefix(event)
     return prefix + encode_json_line(event) + b"\n\n"
 
 
 def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
-    """Events that happened at once, for one write."""
+    """Encode several events for one write."""
     return b"".join([encode_event(event) for event in events])
 
 
 def encode_json_line(event: Event | Unknown) -> bytes:
-    """An event's JSON on one line. Something unknown inside it may have come with line ends of its own."""
+    """Encode an event as JSON on one line. An `Unknown` inside it may contain line ends."""
     body = encode(event)
-    if 10 in body or 13 in body:  # LF, CR: as numbers they are found ten times as fast
-        # JSON has line ends between its tokens only, where a space means the same.
+    if 10 in body or 13 in body:  # LF, CR: searching for an integer is ten times as fast
+        # JSON has line ends only between tokens, and a space is equivalent there.
         return body.translate(_LINE_ENDS_TO_SPACES)
     return body
 
 
-def _make_prefix(event: Event | Unknown) -> bytes:
+def _encode_prefix(event: Event | Unknown) -> bytes:
     name = event.type
-    # A name with a line end would forge lines of its own; the body still carries it.
+    # A type with a line end would add lines to the message. The JSON still contains it.
     if not name or "\n" in name or "\r" in name:
         return b"data: "
     return f"event: {name}\ndata: ".encode()
 
 
 class SseMessage(Struct, frozen=True, gc=False):
-    """One message of a stream. `data` stays bytes: what reads it next is a JSON decoder, or looks for `[DONE]`."""
+    """One message of an event stream. `data` is left as bytes for the JSON decoder."""
 
     event: str | None
     data: bytes
 
 
 class SseDecoder:
-    """Takes a stream in chunks cut anywhere and gives its messages as soon as they are complete.
+    """An incremental decoder of an event stream. Chunks may be split anywhere.
 
-    Lines may end in LF, CRLF or CR. A message that grows beyond `limit` bytes is a ModelError, and the stream of no use
+    Lines may end in LF, CRLF or CR. A message larger than `limit` bytes raises ModelError; the decoder cannot be used
     after that.
     """
 
     def __init__(self, *, limit: int = MESSAGE_LIMIT) -> None:
         self._limit = limit
-        self._line = bytearray()  # the part of a line that has come so far
+        self._line = bytearray()  # the unfinished last line
         self._first_line = True
-        self._after_cr = False  # the last chunk ended in a CR, to which an LF may still belong
+        self._after_cr = False  # the last chunk ended in a CR: an LF may follow
         self._event: str | None = None
         self._data: list[bytes] = []
-        self._size = 0  # of the data lines so far, as they came
+        self._size = 0  # in bytes, of the data lines so far
 
     def feed(self, chunk: bytes) -> list[SseMessage]:
-        """The messages that this chunk completes."""
+        """Return the messages that this chunk completes."""
         if self._after_cr and chunk:
             self._after_cr = False
             chunk = chunk.removeprefix(b"\n")
@@ -84,18 +92,18 @@ class SseDecoder:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = chunk.split(b"\n")
         if lines and (self._line or self._first_line):
-            lines[0] = self._end_line(lines[0])
+            lines[0] = self._complete_line(lines[0])
         messages = self._read(lines)
         self._line += rest
         if self._size + len(self._line) > self._limit:
-            raise self._too_large()
+            raise self._make_size_error()
         return messages
 
     def close(self) -> list[SseMessage]:
-        """The stream is over: a message that no empty line has ended yet counts too, so that nothing is lost."""
-        return self._read([self._end_line(b""), b""])
+        """Return the last message at the end of the stream, even if no empty line ends it."""
+        return self._read([self._complete_line(b""), b""])
 
-    def _end_line(self, rest: bytes) -> bytes:
+    def _complete_line(self, rest: bytes) -> bytes:
         line = bytes(self._line + rest)
         self._line.clear()
         if self._first_line:
@@ -119,7 +127,7 @@ class SseDecoder:
     def _read_field(self, line: bytes) -> None:
         size = self._size + len(line)
         if size > self._limit:
-            raise self._too_large()
+            raise self._make_size_error()
         field, _, value = line.partition(b":")
         if field == b"data":
             self._data.append(value.removeprefix(b" "))
@@ -127,38 +135,33 @@ class SseDecoder:
         elif field == b"event":
             self._event = value.removeprefix(b" ").decode(errors="replace") or None
 
-    def _too_large(self) -> ModelError:
-        return ModelError(f"A message of the event stream is larger than {self._limit} bytes.")
-
-
-_HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
-_LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-# A backslash that is escaped comes first: what follows it is no escape.
-_ESCAPE = re.compile(
-    rb"\\\\|" + _HIGH + _LOW + rb"|(?P<end>" + _HIGH + rb')(?=")|(?P<half>' + _HIGH + rb"|" + _LOW + rb")"
-)
-_UNKNOWN = rb"\ufffd"
+    def _make_size_error(self) -> ModelError:
+        return ModelError(f"A message of the event stream exceeds {self._limit} bytes.")
 
 
 class SurrogateRepairer:
-    """Puts the halves together: the first waits for the message that begins with the second."""
+    """Repairs characters that an upstream split into two surrogate escapes in consecutive messages.
+
+    A high surrogate at the end of a string is held until the next message with a low one. Other lone surrogates, which
+    no JSON decoder accepts, become U+FFFD.
+    """
 
     def __init__(self) -> None:
-        self._waiting = b""
+        self._held = b""
 
     def repair(self, data: bytes) -> bytes:
-        """The JSON of a message, with whole characters alone."""
+        """Return the JSON of a message without lone surrogates."""
         if b"\\ud" not in data and b"\\uD" not in data:
             return data
-        return _ESCAPE.sub(self._mend_escape, data)
+        return _ESCAPE.sub(self._replace_escape, data)
 
-    def _mend_escape(self, found: "re.Match[bytes]") -> bytes:
-        if found["end"]:
-            self._waiting = found["end"]
+    def _replace_escape(self, found: "re.Match[bytes]") -> bytes:
+        if found["open"]:
+            self._held = found["open"]
             return b""
-        if not found["half"]:
+        if not found["lone"]:
             return found[0]
-        first, self._waiting = self._waiting, b""
-        if first and re.fullmatch(_LOW, found["half"]):
-            return first + found["half"]
-        return _UNKNOWN
+        high, self._held = self._held, b""
+        if high and re.fullmatch(_LOW_SURROGATE, found["lone"]):
+            return high + found["lone"]
+        return _REPLACEMENT
