@@ -5,10 +5,13 @@ resume the same run, only one of them makes progress. The agent uses this protoc
 imports the other.
 """
 
+import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
+
+T = TypeVar("T")
 
 
 class EntryTaken(Exception):
@@ -51,3 +54,22 @@ class Ledger(Protocol):
 
     async def close(self) -> None:
         """Close the file."""
+
+
+async def defer_cancellation(work: asyncio.Future[T]) -> T:
+    """Await work that must not be interrupted and return its result.
+
+    Cancelling the current task, also repeatedly, does not stop the work. The next await of the task raises.
+    """
+    cancellations = 0
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            cancellations += 1
+    task = asyncio.current_task()
+    if cancellations and task is not None:
+        # Request the cancellation again. uncancel() keeps the number of requests as it was.
+        task.uncancel()
+        task.cancel()
+    return work.result()

@@ -224,7 +224,7 @@ async def test_a_run_that_is_not_there_cannot_be_resumed(here: Stage, ledger: Le
 
 
 async def test_an_id_alone_does_not_say_where_the_run_is(here: Stage) -> None:
-    with pytest.raises(InvalidRequest, match="with the ledger it is in") as raised:
+    with pytest.raises(InvalidRequest, match="To resume a run by its id, pass its ledger") as raised:
         await here.agent().resume("run_x")
     assert raised.value.param == "durable"
 
@@ -256,7 +256,7 @@ async def test_entries_that_cannot_be_read_are_refused(here: Stage, ledger: Ledg
 async def test_an_id_is_used_once(here: Stage, ledger: Ledger) -> None:
     here.play("Mild.")
     await here.agent().run("Go.", durable=ledger, run_id="run_1")
-    with pytest.raises(InvalidRequest, match="There is a run with id 'run_1' already: resume it") as raised:
+    with pytest.raises(InvalidRequest, match="A run with id 'run_1' exists already: resume it") as raised:
         await here.agent().run("Go.", durable=ledger, run_id="run_1")
     assert (raised.value.param, raised.value.code) == ("run_id", "run_exists")
 
@@ -274,12 +274,12 @@ def plain(city: str) -> str:
     [
         (lambda: Agent(model="m", tools=[look_up, look_up]), "There are two tools called 'look_up'."),
         (lambda: Agent(model="m", tools=[plain]), "plain is not a tool: decorate it with @tool."),  # type: ignore[list-item]
-        (lambda: Agent(model="m", limits=Limits(cost=1.0)), "A limit of cost needs prices."),
-        (lambda: Agent(model="m", state="cloud"), "not by 'cloud'"),  # type: ignore[arg-type]
+        (lambda: Agent(model="m", limits=Limits(cost=1.0)), "The limit 'cost' requires 'prices'."),
+        (lambda: Agent(model="m", state="cloud"), "state: 'cloud' is not one of client, server."),  # type: ignore[arg-type]
         (lambda: Agent(model="m", name="a", output_type=dict[str, int]), "a.output_type: strict mode cannot express"),
-        (lambda: BareAgent(model="m"), "An agent needs a base_url or a transport."),
-        (lambda: Limits(turns=0), "A limit of turns cannot be less than 1."),
-        (lambda: Limits(seconds=-1), "A limit of seconds cannot be less than 0."),
+        (lambda: BareAgent(model="m"), "An agent requires a base_url or a transport."),
+        (lambda: Limits(turns=0), "The limit 'turns' must be at least 1."),
+        (lambda: Limits(seconds=-1), "The limit 'seconds' must be at least 0."),
     ],
 )
 def test_what_makes_no_agent_is_refused_with_the_reason(make: Callable[[], Any], reason: str) -> None:
@@ -343,7 +343,7 @@ async def test_what_will_not_pass_is_not_waited_out(here: Stage, error: RateLimi
 
 @pytest.mark.parametrize("task", [None, 7, ["Go."], {"role": "user"}])
 async def test_a_task_that_is_none_is_refused(here: Stage, task: Any) -> None:
-    with pytest.raises(InvalidRequest, match="A task is a text, or a list of items") as refused:
+    with pytest.raises(InvalidRequest, match="A task must be a string or a list of items") as refused:
         await here.agent().run(task)
     assert (refused.value.param, here.sent) == ("task", [])
 
@@ -351,7 +351,7 @@ async def test_a_task_that_is_none_is_refused(here: Stage, task: Any) -> None:
 @pytest.mark.parametrize("content", ["caf\udce9", object()])
 async def test_a_task_that_no_request_can_carry_is_refused(here: Stage, ledger: Ledger, content: Any) -> None:
     for durable in (None, ledger):
-        with pytest.raises(InvalidRequest, match="The task cannot be sent as JSON: ") as raised:
+        with pytest.raises(InvalidRequest, match="The task cannot be encoded as JSON: ") as raised:
             await here.agent().run([{"role": "user", "content": content}], durable=durable)
         assert raised.value.param == "task"
     assert await ledger.runs() == []
@@ -359,6 +359,6 @@ async def test_a_task_that_no_request_can_carry_is_refused(here: Stage, ledger: 
 
 async def test_what_is_no_ledger_is_refused_with_what_is_one(stage: Stage) -> None:
     path: Any = "runs.db"
-    with pytest.raises(ConfigError, match=r"durable wants a ledger, such as SqliteLedger\(path\), not str"):
+    with pytest.raises(ConfigError, match=r"durable: expected a ledger such as SqliteLedger\(path\), got str"):
         await stage.agent(tools=[look_up]).run("Go.", durable=path)
     assert stage.sent == []

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.model import Answer, Spoken, hear, make_answer
+from antiphon.agent.model import ModelAnswer, ModelDelta, make_answer, read_delta
 from antiphon.protocol import codec
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 
@@ -35,26 +35,26 @@ def cut(*output: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        ({"id": "r", "output": [{"id": "m", "status": "completed"} | SAID]}, Answer("r", [SAID], NONE)),
-        ({"output": [SAID]}, Answer("", [SAID], NONE)),
-        (cut(SAID), Answer("r", [SAID], NONE, "max_output_tokens")),
-        ({"id": "r", "status": "incomplete", "output": [SAID]}, Answer("r", [SAID], NONE, "incomplete")),
+        ({"id": "r", "output": [{"id": "m", "status": "completed"} | SAID]}, ModelAnswer("r", [SAID], NONE)),
+        ({"output": [SAID]}, ModelAnswer("", [SAID], NONE)),
+        (cut(SAID), ModelAnswer("r", [SAID], NONE, "max_output_tokens")),
+        ({"id": "r", "status": "incomplete", "output": [SAID]}, ModelAnswer("r", [SAID], NONE, "incomplete")),
         # What follows is not what the server has stored: it cannot be continued from there.
-        (cut(SAID, call(arguments='{"ci')), Answer("r", [SAID], NONE, "max_output_tokens", False)),
-        (cut(SAID, THOUGHT, call(status="incomplete")), Answer("r", [SAID], NONE, "max_output_tokens", False)),
-        (cut(call(), THOUGHT), Answer("r", [call()], NONE, "max_output_tokens", False)),
-        ({"id": "r", "output": [call(), call()]}, Answer("r", [call(), call("call_1_2")], NONE, "", False)),
-        ({"id": "r", "output": [call(None)]}, Answer("r", [call("call_1")], NONE, "", False)),
-        ({"id": "r", "output": ["nonsense", SAID]}, Answer("r", [SAID], NONE)),
+        (cut(SAID, call(arguments='{"ci')), ModelAnswer("r", [SAID], NONE, "max_output_tokens", False)),
+        (cut(SAID, THOUGHT, call(status="incomplete")), ModelAnswer("r", [SAID], NONE, "max_output_tokens", False)),
+        (cut(call(), THOUGHT), ModelAnswer("r", [call()], NONE, "max_output_tokens", False)),
+        ({"id": "r", "output": [call(), call()]}, ModelAnswer("r", [call(), call("call_1_2")], NONE, "", False)),
+        ({"id": "r", "output": [call(None)]}, ModelAnswer("r", [call("call_1")], NONE, "", False)),
+        ({"id": "r", "output": ["nonsense", SAID]}, ModelAnswer("r", [SAID], NONE)),
         # What the server has made itself is not understood without the id under which it did.
-        ({"id": "r", "output": [SEARCH, SAID]}, Answer("r", [SEARCH, SAID], NONE)),
-        ({"id": "r", "output": [SHELL, SHOWN, SAID]}, Answer("r", [SHELL, SHOWN, SAID], NONE)),
+        ({"id": "r", "output": [SEARCH, SAID]}, ModelAnswer("r", [SEARCH, SAID], NONE)),
+        ({"id": "r", "output": [SHELL, SHOWN, SAID]}, ModelAnswer("r", [SHELL, SHOWN, SAID], NONE)),
         # Nobody here makes such a call: what the server has stored would wait for its output for ever.
-        ({"id": "r", "output": [SHELL, call()]}, Answer("r", [SHELL, call()], NONE, "", False)),
-        (cut(SAID, SHELL | {"status": "in_progress"}), Answer("r", [SAID], NONE, "max_output_tokens", False)),
+        ({"id": "r", "output": [SHELL, call()]}, ModelAnswer("r", [SHELL, call()], NONE, "", False)),
+        (cut(SAID, SHELL | {"status": "in_progress"}), ModelAnswer("r", [SAID], NONE, "max_output_tokens", False)),
     ],
 )
-def test_the_answer_can_be_sent_back(response: dict[str, Any], answer: Answer) -> None:
+def test_the_answer_can_be_sent_back(response: dict[str, Any], answer: ModelAnswer) -> None:
     assert make_answer(response) == answer
 
 
@@ -90,12 +90,12 @@ def test_usage_is_read_whatever_is_missing(told: Any, read: Usage) -> None:
 @pytest.mark.parametrize(
     ("event", "spoken"),
     [
-        (b'{"type":"response.output_text.delta","delta":"a"}', Spoken("text", "a")),
-        (WHOLE_DELTA, Spoken("text", "a")),
-        (b'{"type":"response.reasoning_summary_text.delta","delta":"a"}', Spoken("reasoning", "a")),
+        (b'{"type":"response.output_text.delta","delta":"a"}', ModelDelta("text", "a")),
+        (WHOLE_DELTA, ModelDelta("text", "a")),
+        (b'{"type":"response.reasoning_summary_text.delta","delta":"a"}', ModelDelta("reasoning", "a")),
         (b'{"type":"response.function_call_arguments.delta","delta":"a"}', None),
         (b'{"type":"keepalive"}', None),
     ],
 )
-def test_what_is_said_is_heard_in_any_form(event: bytes, spoken: Spoken | None) -> None:
-    assert hear(codec.decode_event(event)) == spoken
+def test_what_is_said_is_heard_in_any_form(event: bytes, spoken: ModelDelta | None) -> None:
+    assert read_delta(codec.decode_event(event)) == spoken

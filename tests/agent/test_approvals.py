@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from antiphon import Agent, InvalidRequest, Limits, tool
+from antiphon.agent.approvals import DENIED
 from antiphon.agent.outcome import ToolFinished
-from antiphon.agent.tool_calls import DENIED
 from antiphon.ledger import EntryTaken, Ledger
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import Tool, ToolInvocation
@@ -62,7 +62,7 @@ async def test_a_denied_call_is_not_made_and_the_model_reads_why(stage: Stage, v
     events = [event async for event in agent.resume_stream(outcome.state, approvals={"call_p": verdict})]
     assert paid == []
     assert json.loads(outputs_of(stage.sent[1])[0][1]) == {"error": told}
-    # Those who watch hear of it too.
+    # Observers see it too.
     assert [event.is_error for event in events if isinstance(event, ToolFinished)] == [True]
 
 

@@ -44,7 +44,7 @@ async def test_what_is_left_of_the_askers_budget_is_all_there_is(stage: Stage, l
     assert (outcome.kind, outcome.text) == ("budget", "Enough.")
     assert outcome.usage == Usage(2030, 27, 2057)
     assert len(stage.sent) == 4
-    assert error_of(outputs_of(stage.sent[3])[0][1]) == "The agent ended with budget: it has said nothing."
+    assert error_of(outputs_of(stage.sent[3])[0][1]) == "The agent ended with budget: it gave no answer."
 
 
 async def test_its_own_prices_hold_for_what_is_left(stage: Stage) -> None:
@@ -58,7 +58,7 @@ async def test_where_nothing_is_left_no_turn_is_taken(stage: Stage) -> None:
     stage.play(ASK, "Enough.")
     outcome = await make_agents(stage, Limits(tokens=15)).run("How is it?")
     assert (outcome.kind, outcome.text, len(stage.sent)) == ("budget", "Enough.", 2)
-    assert error_of(outputs_of(stage.sent[1])[0][1]) == "The agent ended with budget: it has said nothing."
+    assert error_of(outputs_of(stage.sent[1])[0][1]) == "The agent ended with budget: it gave no answer."
 
 
 async def test_those_who_work_side_by_side_share_what_is_left(here: Stage) -> None:

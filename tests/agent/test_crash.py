@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.tool_calls import INTERRUPTED
+from antiphon.agent.resume import INTERRUPTED
 from antiphon.store.ledger import SqliteLedger
 from support.crashing_agent import AT_ONCE, CALLS, RUN_ID
 

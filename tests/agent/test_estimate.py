@@ -6,7 +6,7 @@ import pytest
 
 from antiphon import Limits, Prices, tool
 from antiphon.agent.estimate import estimate_usage
-from antiphon.agent.loop import UNCOUNTED
+from antiphon.agent.loop import ESTIMATED
 from antiphon.agent.outcome import Notice, RunEnded, RunEvent, TurnFinished
 from antiphon.protocol.response import Usage
 from support.agent_stage import DROP, Stage, TheirStage, call, open_stage, usage
@@ -77,7 +77,7 @@ async def test_limits_hold_where_the_server_does_not_count_and_that_is_told_once
         told, outcome = await watch(agent.run_stream("Go."))
     assert (outcome.kind, outcome.usage.estimated) == ("budget", True)
     assert outcome.turns < 6
-    assert notices_of(told) == [UNCOUNTED, "budget: the model is asked for its final answer"]
+    assert notices_of(told) == [ESTIMATED, "budget: the model is asked for its final answer"]
     turns = [event.usage for event in told if isinstance(event, TurnFinished)]
     assert sum(each.total_tokens for each in turns) == outcome.usage.total_tokens
     # It reads more in every turn.

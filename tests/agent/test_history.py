@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.history import STRAY, UNANSWERED, has_lone_call, mend
+from antiphon.agent.history import STRAY, UNANSWERED, complete_history, has_unsupported_call
 from antiphon.protocol.items import LOST_OUTPUT
 
 USER = {"role": "user", "content": "Go."}
@@ -89,7 +89,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any]] = {
 def test_a_call_of_another_kind_and_its_output_stay_as_they_are(kind: str) -> None:
     made, result, _, _ = PAIRS[kind]
     whole = [USER, THOUGHT, made, result, SAID]
-    assert (mend(whole), has_lone_call(whole)) == (whole, False)
+    assert (complete_history(whole), has_unsupported_call(whole)) == (whole, False)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -97,20 +97,20 @@ def test_a_call_of_another_kind_without_its_output_is_told_in_words(kind: str) -
     made, _, words, _ = PAIRS[kind]
     told = {"role": "user", "content": f"{UNANSWERED} {words}\n{LOST_OUTPUT}"}
     # Nobody has seen what came of it, so there is no output to make up.
-    assert mend([USER, THOUGHT, made, USER]) == [USER, told, USER]
-    assert has_lone_call([USER, made])
+    assert complete_history([USER, THOUGHT, made, USER]) == [USER, told, USER]
+    assert has_unsupported_call([USER, made])
 
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_an_output_of_another_kind_without_its_call_is_told_in_words(kind: str) -> None:
     _, result, _, words = PAIRS[kind]
     content = f"{STRAY} {words}" if isinstance(words, str) else [{"type": "input_text", "text": STRAY}, *words]
-    assert mend([USER, result]) == [USER, {"role": "user", "content": content}]
+    assert complete_history([USER, result]) == [USER, {"role": "user", "content": content}]
 
 
 def test_a_call_and_an_output_of_different_kinds_do_not_belong_together() -> None:
     _, result, _, _ = PAIRS["shell"]
-    kinds = [item.get("type", "message") for item in mend([call("c"), result])]
+    kinds = [item.get("type", "message") for item in complete_history([call("c"), result])]
     assert kinds == ["function_call", "function_call_output", "message"]
 
 
@@ -121,12 +121,12 @@ def test_what_a_server_has_done_itself_stays_as_it_is() -> None:
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
         {"type": "code_interpreter_call", "id": "ci_1", "container_id": "c", "code": None, "status": "completed"},
     ]
-    assert (mend(own), has_lone_call(own)) == (own, False)
+    assert (complete_history(own), has_unsupported_call(own)) == (own, False)
 
 
 def test_pictures_of_an_output_without_its_call_stay_pictures() -> None:
     parts = [{"type": "input_text", "text": "Here."}, {"type": "input_image", "image_url": PICTURE}]
-    (told,) = mend([output() | {"output": parts}])
+    (told,) = complete_history([output() | {"output": parts}])
     assert told == {"role": "user", "content": [{"type": "input_text", "text": STRAY}, *parts]}
 
 
@@ -142,7 +142,7 @@ def test_pictures_of_an_output_without_its_call_stay_pictures() -> None:
     ],
 )
 def test_what_is_whole_stays_as_it_is(whole: list[dict[str, Any]]) -> None:
-    assert mend(whole) == whole
+    assert complete_history(whole) == whole
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_what_is_whole_stays_as_it_is(whole: list[dict[str, Any]]) -> None:
 def test_what_is_broken_is_mended_and_nothing_is_lost(
     broken: list[dict[str, Any]], mended: list[dict[str, Any]]
 ) -> None:
-    assert mend(broken) == mended
-    assert mend(mended) == mended
+    assert complete_history(broken) == mended
+    assert complete_history(mended) == mended
 
 
 def test_ids_that_nobody_refers_to_are_left_out() -> None:
     stored = [{"id": "rs_1", "status": None} | THOUGHT, {"id": "fc_1", "status": "completed"} | call(), output()]
     references = [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}]
-    assert mend([*references, *stored]) == [*references, THOUGHT, call(), output()]
+    assert complete_history([*references, *stored]) == [*references, THOUGHT, call(), output()]

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, Judgement, Paused, Resulted, Resumed, Wasted
+from antiphon.agent.entries import (
+    AnswerEntry,
+    CallIntentEntry,
+    CallPauseEntry,
+    CallResultEntry,
+    EndEntry,
+    Entry,
+    FailedAttemptEntry,
+    ResumeEntry,
+    StartEntry,
+    Verdict,
+)
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.outcome import RunError
 from antiphon.ledger import EntryTaken, Ledger
@@ -17,26 +28,26 @@ def call(call_id: str) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call_id, "name": "act", "arguments": {"n": 1}}
 
 
-SEALED = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+ENCRYPTED = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
 SAID = {"type": "message", "content": [{"type": "output_text", "text": "Done."}]}
 
 ENTRIES: list[Entry] = [
-    Began("agent", [{"role": "user", "content": "Go."}, SEALED], 100.0),
-    Wasted(Usage(2, 1, 3)),
-    Answered("resp_1", [call("a"), call("b"), call("c"), call("d")], Usage(3, 2, 5)),
-    Intended("c"),
-    Intended("a"),
-    Resulted("c", "third"),
-    Resulted("a", [{"type": "input_text", "text": "first"}]),
-    Intended("d"),
-    Paused("d", [ToolInvocation("d/x", "pay", "{}")], b"\x00state"),
-    Ended("needs_approval", 110.0),
-    Resumed(170.0, [Judgement("b", False, "no"), Judgement("d/x", True)]),
-    Resulted("b", "second", True),
-    Intended("d"),
-    Resulted("d", "fourth", means="no_progress"),
-    Answered("", [SAID], Usage(1, 1, 2), [], "x", unsealed=True),
-    Ended("failed", 180.0, RunError("code", "message", "raw")),
+    StartEntry("agent", [{"role": "user", "content": "Go."}, ENCRYPTED], 100.0),
+    FailedAttemptEntry(Usage(2, 1, 3)),
+    AnswerEntry("resp_1", [call("a"), call("b"), call("c"), call("d")], Usage(3, 2, 5)),
+    CallIntentEntry("c"),
+    CallIntentEntry("a"),
+    CallResultEntry("c", "third"),
+    CallResultEntry("a", [{"type": "input_text", "text": "first"}]),
+    CallIntentEntry("d"),
+    CallPauseEntry("d", [ToolInvocation("d/x", "pay", "{}")], b"\x00state"),
+    EndEntry("needs_approval", 110.0),
+    ResumeEntry(170.0, [Verdict("b", False, "no"), Verdict("d/x", True)]),
+    CallResultEntry("b", "second", True),
+    CallIntentEntry("d"),
+    CallResultEntry("d", "fourth", consequence="no_progress"),
+    AnswerEntry("", [SAID], Usage(1, 1, 2), [], "x", drops_encrypted=True),
+    EndEntry("failed", 180.0, RunError("code", "message", "raw")),
 ]
 
 
@@ -62,12 +73,12 @@ async def test_the_state_says_where_the_run_is() -> None:
     journal = Journal("run_1")
     await write(journal, ENTRIES[:10])
     state = journal.state
-    assert SEALED in state.history
-    assert [each.call_id for each in state.open] == ["b", "d"]
-    assert [state.waits_for(call_id) for call_id in ("a", "b", "d/x", "y")] == [False, True, True, False]
+    assert ENCRYPTED in state.history
+    assert [each.call_id for each in state.open_calls] == ["b", "d"]
+    assert [state.awaits_verdict(call_id) for call_id in ("a", "b", "d/x", "y")] == [False, True, True, False]
     await write(journal, ENTRIES[10:])
-    assert SEALED not in state.history
-    assert (state.turns, state.tool_calls, state.text, state.limit, state.usage) == (
+    assert ENCRYPTED not in state.history
+    assert (state.turns, state.tool_calls, state.text, state.limit_reached, state.usage) == (
         2,
         3,
         "Done.",
@@ -75,7 +86,7 @@ async def test_the_state_says_where_the_run_is() -> None:
         Usage(6, 4, 10),
     )
     # A minute of it was spent waiting.
-    assert state.began_at == 160.0
+    assert state.started_at == 160.0
     outputs = [item for item in state.history if "output" in item]
     assert [(item["call_id"], item["output"]) for item in outputs] == [
         ("a", [{"type": "input_text", "text": "first"}]),
@@ -87,29 +98,29 @@ async def test_the_state_says_where_the_run_is() -> None:
 
 async def test_a_verdict_is_for_one_attempt() -> None:
     journal = Journal("run_1")
-    await write(journal, [*ENTRIES[:3], Resumed(1.0, [Judgement("a", True)])])
-    assert not journal.state.waits_for("a")
-    await journal.write(Intended("a"))
-    assert journal.state.waits_for("a")
+    await write(journal, [*ENTRIES[:3], ResumeEntry(1.0, [Verdict("a", True)])])
+    assert not journal.state.awaits_verdict("a")
+    await journal.write(CallIntentEntry("a"))
+    assert journal.state.awaits_verdict("a")
 
 
 async def test_another_who_goes_on_with_it_takes_the_run(ledger: Ledger) -> None:
     mine = Journal("run_1", ledger=ledger)
     await write(mine, ENTRIES[:3])
     theirs = await load("run_1", ledger)
-    await theirs.write(Intended("a"))
+    await theirs.write(CallIntentEntry("a"))
     with pytest.raises(EntryTaken):
-        await mine.write(Intended("b"))
+        await mine.write(CallIntentEntry("b"))
     # What was not written has not happened.
-    assert mine.state.intended == set()
+    assert mine.state.started_calls == set()
 
 
 async def test_a_list_shows_what_the_run_is_about_and_how_it_stands(ledger: Ledger) -> None:
     journal = Journal("run_1", ledger=ledger)
     history = [{"role": "user", "content": "Before."}, {"role": "user", "content": "Go. " * 100}]
-    await journal.write(Began("agent", history, 1.0))
+    await journal.write(StartEntry("agent", history, 1.0))
     statuses = []
-    for entry in (Ended("cancelled", 2.0), Resumed(3.0), Ended("failed", 4.0)):
+    for entry in (EndEntry("cancelled", 2.0), ResumeEntry(3.0), EndEntry("failed", 4.0)):
         (summary,) = await ledger.runs()
         statuses.append(summary.status)
         await journal.write(entry)
@@ -127,7 +138,7 @@ async def test_arguments_that_came_as_an_object_are_text() -> None:
 async def test_an_entry_that_cannot_come_here_is_not_written(ledger: Ledger) -> None:
     journal = Journal("run_1", ledger=ledger)
     await write(journal, ENTRIES[:7])
-    for entry in (Resulted("a", "again"), Intended("nobody"), Paused("a", [])):
+    for entry in (CallResultEntry("a", "again"), CallIntentEntry("nobody"), CallPauseEntry("a", [])):
         with pytest.raises(ValueError, match="is open"):
             await journal.write(entry)
     assert describe(await load("run_1", ledger)) == describe(journal)

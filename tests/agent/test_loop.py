@@ -9,8 +9,8 @@ import pytest
 
 from antiphon import Limits, Prices, tool
 from antiphon.agent import loop
-from antiphon.agent.budget import Stopwatch
-from antiphon.agent.journal import STOPPED, WARNING
+from antiphon.agent.budget import StopTimer
+from antiphon.agent.loop_guard import STOPPED, WARNING
 from antiphon.agent.outcome import (
     Notice,
     Outcome,
@@ -25,7 +25,7 @@ from antiphon.agent.outcome import (
     TurnStarted,
 )
 from antiphon.agent.steps import WRAP_UP
-from antiphon.agent.tool_calls import CANCELLED, NO_ROOM, NOT_MADE
+from antiphon.agent.tool_calls import CANCELLED, LIMIT_REACHED, RUN_STOPPED
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation
 from support.agent_stage import DROP, HOLD, Stage, call, outputs_of, usage
 
@@ -264,7 +264,7 @@ async def test_without_a_last_word_the_limit_of_turns_ends_the_run(stage: Stage)
     outcome = await stage.agent(tools=[look_up], limits=Limits(turns=2, wrap_up=False)).run("Go.")
     assert (outcome.kind, outcome.turns, outcome.tool_calls) == ("max_turns", 2, 1)
     # The second call was not made, since nobody would have read what it came to. Still it has an output.
-    assert error_of(outcome.history[-1]["output"]) == NO_ROOM
+    assert error_of(outcome.history[-1]["output"]) == LIMIT_REACHED
 
 
 async def test_at_the_limit_of_calls_the_model_answers_with_what_it_has(stage: Stage) -> None:
@@ -274,7 +274,7 @@ async def test_at_the_limit_of_calls_the_model_answers_with_what_it_has(stage: S
     assert (outcome.kind, outcome.text, outcome.tool_calls, outcome.turns) == ("budget", "It is mild.", 2, 2)
     asked = stage.sent[1]
     assert [call_id for call_id, _ in outputs_of(asked)] == ["call_A", "call_B", "call_C"]
-    assert error_of(outputs_of(asked)[2][1]) == NO_ROOM
+    assert error_of(outputs_of(asked)[2][1]) == LIMIT_REACHED
     assert asked["tool_choice"] == "none"
 
 
@@ -300,18 +300,18 @@ async def test_a_budget_that_is_used_up_by_the_answer_itself_is_no_matter(stage:
 async def test_at_the_deadline_what_runs_is_stopped_and_the_history_can_be_continued(
     here: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, stopped, watches = here, asyncio.Event(), list[Stopwatch]()
+    stage, stopped, watches = here, asyncio.Event(), list[StopTimer]()
 
-    def make_watch(*arguments: Any) -> Stopwatch:
-        watches.append(Stopwatch(*arguments))
+    def make_watch(*arguments: Any) -> StopTimer:
+        watches.append(StopTimer(*arguments))
         return watches[-1]
 
-    monkeypatch.setattr(loop, "Stopwatch", make_watch)
+    monkeypatch.setattr(loop, "StopTimer", make_watch)
 
     @tool
     async def wait() -> str:
         """Wait."""
-        # However long it took to get here, the time is up now, as the stopwatch's timer would say.
+        # However long it took to get here, the time is up now, as the timer would report.
         asyncio.get_running_loop().call_soon(watches[0]._interrupt, "deadline")
         try:
             await asyncio.Event().wait()
@@ -349,7 +349,7 @@ async def test_the_second_identical_call_is_warned_about_and_the_third_is_the_la
     assert error_of(outputs[2]) == STOPPED
     assert stage.sent[3]["tool_choice"] == "none"
     assert [event.message for event in told if isinstance(event, Notice)] == [
-        "look_up was called 2 times alike",
+        "look_up was called 2 times with the same arguments",
         "no_progress: the model is asked for its final answer",
     ]
 
@@ -497,4 +497,4 @@ async def test_calls_that_were_not_begun_say_so(stage: Stage) -> None:
         elif isinstance(event, RunEnded):
             outcome = event.outcome
     assert outcome is not None
-    assert (outcome.kind, error_of(outcome.history[-1]["output"])) == ("cancelled", NOT_MADE)
+    assert (outcome.kind, error_of(outcome.history[-1]["output"])) == ("cancelled", RUN_STOPPED)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon import Agent, tool
-from antiphon.agent.history import LOST, SEALED
+from antiphon.agent.history import ENCRYPTED_REASONING, REASONING_LOST
 from antiphon.agent.outcome import Notice, RunEnded, RunEvent
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
@@ -59,15 +59,15 @@ async def test_a_model_that_seals_nothing_is_asked_again_without_and_not_asked_t
     agent = stage.agent(tools=[look_up])
     assert (await agent.run("How is it?")).text == "Mild."
     assert (await agent.run("And now?")).text == "Still mild."
-    assert includes_of(stage) == [[SEALED], None, None, None]
-    assert stage.sent[0] == stage.sent[1] | {"include": [SEALED]}
+    assert includes_of(stage) == [[ENCRYPTED_REASONING], None, None, None]
+    assert stage.sent[0] == stage.sent[1] | {"include": [ENCRYPTED_REASONING]}
 
 
 async def test_what_else_is_included_stays(stage: Stage) -> None:
     stage.play(UNSEALABLE, "Mild.")
     other = "message.output_text.logprobs"
     assert (await stage.agent(settings={"include": [other]}).run("How is it?")).text == "Mild."
-    assert includes_of(stage) == [[other, SEALED], [other]]
+    assert includes_of(stage) == [[other, ENCRYPTED_REASONING], [other]]
 
 
 async def test_a_refusal_that_was_about_something_else_is_told_and_nothing_is_learnt_from_it(here: Stage) -> None:
@@ -78,7 +78,7 @@ async def test_a_refusal_that_was_about_something_else_is_told_and_nothing_is_le
     assert outcome.error is not None
     assert (outcome.kind, outcome.error.message) == ("failed", "Invalid value: 'x'.")
     assert (await agent.run("How is it?")).text == "Mild."
-    assert includes_of(here) == [[SEALED], None, [SEALED]]
+    assert includes_of(here) == [[ENCRYPTED_REASONING], None, [ENCRYPTED_REASONING]]
 
 
 @pytest.mark.parametrize("include", [[], None])
@@ -95,7 +95,7 @@ async def test_reasoning_that_the_server_cannot_read_any_more_is_left_out_and_th
     stage.play(UNREADABLE, [LOOK], "Mild.", "Still mild.")
     agent = stage.agent(tools=[look_up])
     notices, outcome = await watch(agent.run_stream("How is it?", history=[USER, THOUGHT, SAID]))
-    assert (outcome.kind, outcome.text, notices) == ("final", "Mild.", [LOST])
+    assert (outcome.kind, outcome.text, notices) == ("final", "Mild.", [REASONING_LOST])
     refused, *others = stage.sent
     assert seals_of(refused) == ["old"]
     assert [seals_of(request) for request in others] == [[], []]

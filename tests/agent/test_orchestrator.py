@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon import tool
-from antiphon.agent.orchestrator import DECISION_TOOL, NUDGE, OrchestratorTool, review, run_orchestrator
+from antiphon.agent.orchestrator import DECISION_TOOL, REMINDER, OrchestratorTool, review, run_orchestrator
 from antiphon.agent.provider import ToolCall, Turn
 from antiphon.errors import ConfigError, RateLimited
 
@@ -119,7 +119,7 @@ async def test_s4_11_a_turn_with_nothing_in_it_ends_the_loop() -> None:
 async def test_s4_12_c21_text_alone_goes_on_with_a_nudge() -> None:
     script = Script(("I am thinking.", []), ("", [decide()]))
     assert await run_orchestrator(script, make_tools(), "x") == {"is_approved": True, "reason": "good"}
-    assert script.asked[1] == ("resp_1", NUDGE, None, {})
+    assert script.asked[1] == ("resp_1", REMINDER, None, {})
 
 
 async def test_s4_13_s4_8_c20_at_the_limit_there_is_the_decision_that_stands_for_none() -> None:

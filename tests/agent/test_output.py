@@ -84,7 +84,7 @@ async def test_if_it_does_not_fit_again_the_run_fails_with_the_text(stage: Stage
     assert (outcome.kind, outcome.turns, outcome.output) == ("failed", 2, None)
     assert outcome.error is not None
     assert (outcome.error.code, outcome.error.raw) == ("invalid_output", "It really is.")
-    assert outcome.error.message.startswith("The answer does not fit its type: ")
+    assert outcome.error.message.startswith("The answer does not match the output type: ")
 
 
 async def test_an_answer_that_was_cut_off_may_be_given_once_more_too(stage: Stage) -> None:
@@ -126,7 +126,7 @@ async def test_whatever_is_wrong_with_an_answer_is_told_to_the_model(
     assert (outcome.kind, outcome.turns, outcome.error.message) == (
         "failed",
         2,
-        f"The answer does not fit its type: {reason}",
+        f"The answer does not match the output type: {reason}",
     )
     assert here.sent[1]["input"][-1]["content"].startswith(f"Your answer does not fit: {reason}.")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.history import LOST
+from antiphon.agent.history import REASONING_LOST
 from antiphon.agent.provider import Provider, ToolCall, Turn
 from antiphon.agent.transports.base import Events, Gathering, Transport
 from antiphon.agent.transports.engine import LocalTransport
@@ -222,7 +222,7 @@ async def test_reasoning_that_the_server_cannot_read_any_more_is_left_out_and_th
     third = await provider.generate_responses_turn(second.response_id, "So?")
     assert (second.text, third.text) == ("You said: What?", "You said: So?")
     assert [sealed in request["input"] for request in transport.sent[-3:]] == [True, False, False]
-    assert caplog.messages == [LOST]
+    assert caplog.messages == [REASONING_LOST]
 
 
 async def test_what_cannot_be_read_and_is_not_of_this_conversation_is_told(transport: Recorder) -> None:
@@ -234,7 +234,7 @@ async def test_what_cannot_be_read_and_is_not_of_this_conversation_is_told(trans
 async def test_a_continuation_with_nothing_to_say_is_refused(transport: Recorder) -> None:
     provider = make_provider(transport)
     first = await provider.generate_responses_turn(None, "Hello")
-    with pytest.raises(InvalidRequest, match="needs function outputs or input"):
+    with pytest.raises(InvalidRequest, match="requires function outputs or input"):
         await provider.generate_responses_turn(first.response_id)
 
 
@@ -257,6 +257,6 @@ def test_what_servers_leave_out_is_made_up_for() -> None:
 
 
 async def test_a_first_turn_without_input_is_refused(transport: Recorder) -> None:
-    with pytest.raises(InvalidRequest, match="The first turn needs input") as refused:
+    with pytest.raises(InvalidRequest, match="The first turn requires input") as refused:
         await Provider(transport, model="scripted").generate_responses_turn()
     assert (refused.value.param, transport.sent) == ("user_input", [])

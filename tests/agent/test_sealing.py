@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.agent.history import cannot_open, refuses_to_seal, unseal
+from antiphon.agent.history import cannot_decrypt, drop_encrypted, refuses_encryption
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UnsupportedParameter, UpstreamError
 
 OPEN = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -30,14 +30,14 @@ def seal(item: dict[str, object]) -> dict[str, object]:
     ],
 )
 def test_a_model_that_does_not_seal_is_known_by_what_it_says(error: AntiphonError, about_it: bool) -> None:
-    assert refuses_to_seal(error) is about_it
+    assert refuses_encryption(error) is about_it
 
 
 def test_a_seal_that_does_not_open_is_known_by_its_code() -> None:
-    assert cannot_open(InvalidRequest("No.", code="invalid_encrypted_content"))
-    assert not cannot_open(InvalidRequest("No.", param="input"))
+    assert cannot_decrypt(InvalidRequest("No.", code="invalid_encrypted_content"))
+    assert not cannot_decrypt(InvalidRequest("No.", param="input"))
 
 
 def test_what_anybody_can_read_stays_and_so_does_what_was_not_sealed() -> None:
     items = [SAID, seal(OPEN), seal(HOLLOW), HOLLOW, OPEN, COMPACTED]
-    assert unseal(items) == [SAID, OPEN, HOLLOW, OPEN, COMPACTED]
+    assert drop_encrypted(items) == [SAID, OPEN, HOLLOW, OPEN, COMPACTED]

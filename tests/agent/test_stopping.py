@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from antiphon.agent.budget import Stop, Stopwatch
+from antiphon.agent.budget import Stop, StopTimer
 
 
-def make(seconds: float | None = None, cancel: asyncio.Event | None = None) -> Stopwatch:
-    return Stopwatch(None if seconds is None else time.time() + seconds, cancel, time.time)
+def make(seconds: float | None = None, cancel: asyncio.Event | None = None) -> StopTimer:
+    return StopTimer(None if seconds is None else time.time() + seconds, cancel, time.time)
 
 
 async def give(value: int) -> int:
@@ -30,7 +30,7 @@ async def test_what_is_done_in_time_is_given() -> None:
 
 async def test_at_the_deadline_the_work_is_cancelled() -> None:
     now, cancelled = 9.99, False
-    watch = Stopwatch(10.0, None, lambda: now)
+    watch = StopTimer(10.0, None, lambda: now)
 
     async def work() -> None:
         nonlocal now, cancelled

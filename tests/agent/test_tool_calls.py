@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 from antiphon import tool
-from antiphon.agent.journal import STOPPED, WARNING, load
+from antiphon.agent.journal import load
+from antiphon.agent.loop_guard import STOPPED, WARNING
 from antiphon.ledger import Ledger
 from support.agent_stage import Stage, call, open_stage, outputs_of
 

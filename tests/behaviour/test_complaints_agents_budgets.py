@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from antiphon import Agent, Limits, Outcome, Prices, tool
-from antiphon.agent.loop import UNCOUNTED
+from antiphon.agent.loop import ESTIMATED
 from antiphon.agent.outcome import Notice, RunEnded
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.backends.base import Model, Turn
@@ -54,7 +54,7 @@ async def test_pain_agents_66_a_server_that_does_not_count_is_no_way_around_the_
     assert isinstance(told[-1], RunEnded)
     outcome = told[-1].outcome
     assert (outcome.kind, outcome.usage.estimated, outcome.turns < 6) == ("budget", True, True)
-    assert next(event.message for event in told if isinstance(event, Notice)) == UNCOUNTED
+    assert next(event.message for event in told if isinstance(event, Notice)) == ESTIMATED
 
 
 async def test_pain_agents_66_agents_that_work_for_it_are_no_way_around_the_limit(stage: OurStage) -> None:
@@ -72,7 +72,7 @@ async def test_pain_agents_66_agents_that_work_for_it_are_no_way_around_the_limi
     # Both may have been in a turn when it was used up.
     assert 4500 <= outcome.usage.total_tokens <= 4500 + 2 * 1000 + 30
     assert {json.loads(output)["error"] for _, output in outputs_of(stage.sent[-1])} == {
-        "The agent ended with budget: it has said nothing."
+        "The agent ended with budget: it gave no answer."
     }
 
 

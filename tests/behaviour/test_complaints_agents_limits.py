@@ -351,7 +351,7 @@ async def test_pain_agents_108_a_server_that_ignores_what_it_should_continue_is_
             upstream.play("What?", "Mild.")
         elif isinstance(event, TurnRestarted):
             restarts.append(event.reason)
-    assert restarts == ["The server has not continued the conversation. It is sent whole from now on."]
+    assert restarts == ["The server did not continue the conversation. Later requests send the whole history."]
     assert "previous_response_id" not in upstream.sent[2]
     assert outputs_of(upstream.sent[2]) == [("call_1", "Bern: mild")]
 

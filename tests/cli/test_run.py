@@ -373,7 +373,7 @@ def test_an_unknown_run_is_named(line: list[str], capsys: pytest.CaptureFixture[
     ("line", "message"),
     [
         (["run", "x", "--tools", "nowhere"], "There is no module 'nowhere' to load tools from."),
-        (["run", "x", "--max-turns", "0"], "A limit of turns cannot be less than 1."),
+        (["run", "x", "--max-turns", "0"], "The limit 'turns' must be at least 1."),
         (["run", "x", "--url", "nonsense"], "'nonsense' is not the address of a server: write it as http://HOST:PORT."),
         (["run", "--resume", "../x"], "'../x' is not the id of a run."),
         (["run", "caf\udce9"], "The command line, or the folder it is in, has bytes that are not UTF-8."),

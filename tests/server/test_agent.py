@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from antiphon.agent.execute.execution import MAX_ITERATIONS, SUPPRESSED
-from antiphon.agent.journal import WARNING
+from antiphon.agent.loop_guard import WARNING
 from antiphon.errors import ConfigError
 from antiphon.server.agent import load_agent_tools
 from support.agent_client import CLIENT_TOOL, PATH, AgentServer, results, texts
@@ -322,8 +322,8 @@ def test_agn_033_results_that_do_not_match_the_calls_are_refused(
 @pytest.mark.parametrize(
     ("body", "warning"),
     [
-        ({"ToolsJson": "{"}, "ToolsJson is not a JSON array: it was left aside."),
-        ({"ToolResultsJson": "[]"}, "ToolResultsJson counts in a continuation alone: it was left aside."),
+        ({"ToolsJson": "{"}, "ToolsJson is ignored: it is not a JSON array."),
+        ({"ToolResultsJson": "[]"}, "ToolResultsJson is ignored: it applies only to a continuation."),
     ],
 )
 def test_what_is_wrong_in_the_texts_does_not_lose_the_turn_but_is_told(
@@ -342,8 +342,8 @@ def test_what_does_not_belong_to_a_continuation_is_told(execute: Execute) -> Non
         ToolResultsJson="{",
     )
     assert second.json["Warnings"] == [
-        "ToolsJson counts in the first turn alone: it was left aside.",
-        "ToolResultsJson holds no results: it was left aside.",
+        "ToolsJson is ignored: it applies only to the first turn.",
+        "ToolResultsJson is ignored: it contains no results.",
     ]
 
 

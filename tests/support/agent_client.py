@@ -1,4 +1,4 @@
-"""A server with an agent, and what its clients say and hear."""
+"""A server with an agent, and the requests and answers of its clients."""
 
 import json
 from pathlib import Path

@@ -1,102 +1,117 @@
-"""The entries of a run's journal: what was about to be done, and what has been done."""
+"""The entries of a run's journal.
+
+Ledgers and packed states store them as JSON. The tags and the encoded field names are those of version 0.1.0 and must
+not change; `tag` and `name` state them where the Python name is another one.
+"""
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from antiphon.agent.outcome import RunError
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolInvocation, UsageCost
 
+Consequence = Literal["", "decision", "no_progress", "budget"]
+"""The effect of a call's result on the run: it is the decision, or it ends the use of tools."""
+
 
 class _Entry(Struct, tag_field="entry", frozen=True):
-    pass
+    """Base of all entries."""
 
 
-class Began(_Entry, frozen=True):
-    """The run's input, and who is to work on it."""
+class StartEntry(_Entry, tag="Began", frozen=True):
+    """The start of a run. `agent` is the name of the agent, `at` a time in seconds."""
 
     agent: str
     input: list[JsonObject]
     at: float
 
 
-class Answered(_Entry, frozen=True):
-    """A turn of the model. `told` is what it was told for it in addition: a nudge, or why its answer was not taken.
+class AnswerEntry(_Entry, tag="Answered", frozen=True):
+    """A finished turn of the model.
 
-    `last` is why this turn was the run's last one, without tools; empty for all others. `repairs` says that it was
-    asked to answer again in the right form. `cut` is why the answer was cut off, if it was. `unsealed` says that the
-    server could not read the sealed reasoning before it, which was left out from then on.
+    `extra_input` are the items that were sent for this turn in addition to the history: a reminder, or the reason why
+    the answer before was invalid. `last_turn_reason` is set if this was the last turn of the run, without tools.
+    `repairs_output` is true if the turn repeats an answer that did not match the output type. `incomplete_reason` is
+    set if the answer was cut off. `drops_encrypted` is true if the server could not decrypt the earlier reasoning; the
+    run goes on without it.
     """
 
     response_id: str
     output: list[JsonObject]
     usage: Usage
-    told: list[JsonObject] = []
-    last: str = ""
-    repairs: bool = False
-    cut: str = ""
-    unsealed: bool = False
+    extra_input: list[JsonObject] = field(default_factory=list, name="told")
+    last_turn_reason: str = field(default="", name="last")
+    repairs_output: bool = field(default=False, name="repairs")
+    incomplete_reason: str = field(default="", name="cut")
+    drops_encrypted: bool = field(default=False, name="unsealed")
 
 
-class Wasted(_Entry, frozen=True):
-    """What an attempt at a turn took that came to nothing."""
+class FailedAttemptEntry(_Entry, tag="Wasted", frozen=True):
+    """The usage of an attempt at a turn that failed."""
 
     usage: Usage
 
 
-class Intended(_Entry, frozen=True):
-    """A call is about to be made. What was said about it before is used up by this."""
+class CallIntentEntry(_Entry, tag="Intended", frozen=True):
+    """A call is about to run. It uses up the verdict on the call."""
 
     call_id: str
 
 
-class Paused(_Entry, frozen=True):
-    """A call cannot go on before somebody has judged `calls` of its own. It is made again then, and given `state`."""
+class CallPauseEntry(_Entry, tag="Paused", frozen=True):
+    """A call of a subagent waits for approval of `calls`, which are tool calls of the subagent.
+
+    The call runs again after the verdicts, and resumes the subagent from `state`.
+    """
 
     call_id: str
     calls: list[ToolInvocation]
     state: bytes | None = None
 
 
-Meaning = Literal["", "decision", "no_progress", "budget"]
-
-
-class Resulted(_Entry, frozen=True):
-    """What a call came to. `means` is what follows from it for the run: the decision, or that no more may be called.
-
-    `spent` is what models have taken for it.
-    """
+class CallResultEntry(_Entry, tag="Resulted", frozen=True):
+    """The result of a call. `spent` is the usage of the models that the tool called."""
 
     call_id: str
     output: str | list[JsonObject]
     is_error: bool = False
-    means: Meaning = ""
+    consequence: Consequence = field(default="", name="means")
     spent: UsageCost | None = None
 
 
-class Judgement(Struct, frozen=True):
-    """Whether a call may be made. `reason` is for the model, if it may not."""
+class Verdict(Struct, frozen=True):
+    """The decision of a person on a call. `reason` is for the model if the call is denied."""
 
     call_id: str
     approved: bool
     reason: str = ""
 
 
-class Resumed(_Entry, frozen=True):
-    """A process goes on with the run, and what somebody has said meanwhile about its pending calls."""
+class ResumeEntry(_Entry, tag="Resumed", frozen=True):
+    """A process resumes the run, with verdicts on its pending calls."""
 
     at: float
-    judged: list[Judgement] = []
+    verdicts: list[Verdict] = field(default_factory=list, name="judged")
 
 
-class Ended(_Entry, frozen=True):
-    """The run is over, and how; or it has stopped, and may be resumed."""
+class EndEntry(_Entry, tag="Ended", frozen=True):
+    """The end of a run. Runs of most kinds can be resumed after it."""
 
     kind: str
     at: float
     error: RunError | None = None
 
 
-Entry = Began | Answered | Wasted | Intended | Paused | Resulted | Resumed | Ended
+Entry = (
+    StartEntry
+    | AnswerEntry
+    | FailedAttemptEntry
+    | CallIntentEntry
+    | CallPauseEntry
+    | CallResultEntry
+    | ResumeEntry
+    | EndEntry
+)

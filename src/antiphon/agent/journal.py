@@ -1,261 +1,238 @@
-"""What a run has done so far, as a list of entries; everything else about the run follows from them.
+"""The journal of a run: a list of entries, from which the state of the run is derived.
 
-A live run and one that is resumed build the same state from the same entries, so there is no second way for a run to
-come to be where it is. With a ledger each entry is on disk before anything is done that depends on it.
+A live run and a resumed run derive the same state from the same entries. With a ledger, each entry is on disk before
+the next step that depends on it.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
-from antiphon.agent.entries import Answered, Began, Ended, Entry, Intended, Judgement, Paused, Resulted, Resumed, Wasted
-from antiphon.agent.history import OUTPUTS, as_call, make_output, unseal
+from antiphon.agent.entries import (
+    AnswerEntry,
+    CallIntentEntry,
+    CallPauseEntry,
+    CallResultEntry,
+    EndEntry,
+    Entry,
+    FailedAttemptEntry,
+    ResumeEntry,
+    StartEntry,
+    Verdict,
+)
+from antiphon.agent.history import OUTPUT_TYPES, drop_encrypted, find_invocations, join_text, make_output_item
+from antiphon.agent.loop_guard import Signature, make_signature
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
-from antiphon.protocol.json_text import JsonObject, read_json
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolInvocation, UsageCost
 
-WARNED_AT = 2
-STOPPED_AT = 3
+_MAX_TITLE = 200
 
-WARNING = "This very call was made before. If the result does not help, do something else or answer with what you have."
-STOPPED = "This call was not made again: it has been made twice already. Answer now, with what you have."
-
-Signature = tuple[str, bytes]
+_entry_decoder = msgspec.json.Decoder(Entry)
+_packed_decoder = msgspec.json.Decoder(tuple[str, list[Entry]])
 
 
-def sign(call: ToolInvocation) -> Signature:
-    """Two calls are the same if their arguments are, however they are written."""
-    try:
-        arguments = msgspec.json.encode(read_json(call.arguments or "{}"), order="deterministic")
-    except msgspec.DecodeError:
-        arguments = call.arguments.encode()
-    return call.name, arguments
-
-
-class State:
-    """Where a run is. `calls` are those of the last turn, and `open` the ones that have no result yet, in order."""
+class RunState:
+    """State of a run, derived from its journal."""
 
     def __init__(self) -> None:
         self.agent = ""
-        self.began_at = 0.0
-        """When it would have begun, had it been at work ever since."""
+        self.started_at = 0.0
+        """The start time, moved forward by the pauses: the run has been working for the time since then."""
         self.history: list[JsonObject] = []
         self.response_id: str | None = None
-        self.sent = 0
-        """How much of the history the response of that id has seen."""
+        self.sent_count = 0
+        """The number of items of the history that the response of that id has seen."""
         self.turns = 0
         self.tool_calls = 0
-        self.repairs = 0
+        self.output_repairs = 0
         self.usage = Usage(0, 0, 0)
-        """What all models took, those asked by tools too."""
-        self.unpriced = Usage(0, 0, 0)
-        """What of it the prices of this run hold for."""
-        self.charged = 0.0
-        """What the rest cost."""
+        """The usage of all models, including those called by tools."""
+        self.unpriced_usage = Usage(0, 0, 0)
+        """The part of the usage to which the prices of this run apply."""
+        self.known_cost = 0.0
+        """The cost of the rest."""
         self.text = ""
         self.refusal = ""
-        self.cut = ""
-        self.last = ""
+        self.incomplete_reason = ""
+        self.last_turn_reason = ""
         self.calls: list[ToolInvocation] = []
-        self.open: list[ToolInvocation] = []
-        self.intended: set[str] = set()
-        self.paused: dict[str, Paused] = {}
-        self.judged: dict[str, Judgement] = {}
-        self.made: Counter[Signature] = Counter()
-        self.decided: ToolInvocation | None = None
-        self.limit = ""
-        self.ended: Ended | None = None
+        """The calls of the last turn."""
+        self.open_calls: list[ToolInvocation] = []
+        """The calls of the last turn that have no result yet, in order."""
+        self.started_calls: set[str] = set()
+        self.paused_calls: dict[str, CallPauseEntry] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.call_counts: Counter[Signature] = Counter()
+        self.decision: ToolInvocation | None = None
+        self.limit_reached = ""
+        self.ended: EndEntry | None = None
 
-    def waits_for(self, call_id: str) -> bool:
-        """Whether somebody may say something about the call of this id."""
-        waiting = {call.call_id for call in self.open}
-        waiting |= {call.call_id for paused in self.paused.values() for call in paused.calls}
-        return call_id in waiting and call_id not in self.judged
+    def awaits_verdict(self, call_id: str) -> bool:
+        """Return True if a person may approve or deny this call."""
+        waiting = {call.call_id for call in self.open_calls}
+        waiting |= {call.call_id for paused in self.paused_calls.values() for call in paused.calls}
+        return call_id in waiting and call_id not in self.verdicts
 
     def check(self, entry: Entry) -> None:
-        """Raises ValueError if the entry cannot come here."""
-        if isinstance(entry, Intended | Paused | Resulted):
+        """Raise ValueError if the entry cannot follow this state."""
+        if isinstance(entry, CallIntentEntry | CallPauseEntry | CallResultEntry):
             self._find_open(entry.call_id)
 
     def apply(self, entry: Entry) -> None:
-        """Raises ValueError if the entry cannot come here."""
+        """Update the state. Raise ValueError if the entry cannot follow it."""
         match entry:
-            case Began():
-                self.agent, self.began_at = entry.agent, entry.at
+            case StartEntry():
+                self.agent, self.started_at = entry.agent, entry.at
                 self.history += entry.input
-            case Answered():
-                self._answer(entry)
-            case Wasted():
-                self._spend(UsageCost(entry.usage))
-            case Intended():
-                self._intend(entry)
-            case Paused():
+            case AnswerEntry():
+                self._apply_answer(entry)
+            case FailedAttemptEntry():
+                self._add_usage(UsageCost(entry.usage))
+            case CallIntentEntry():
+                self._apply_intent(entry)
+            case CallPauseEntry():
                 self._find_open(entry.call_id)
-                self.paused[entry.call_id] = entry
+                self.paused_calls[entry.call_id] = entry
                 for call in entry.calls:
-                    self.judged.pop(call.call_id, None)
-            case Resulted():
-                self._settle(entry)
-            case Ended():
+                    self.verdicts.pop(call.call_id, None)
+            case CallResultEntry():
+                self._apply_result(entry)
+            case EndEntry():
                 self.ended = entry
             case _:
-                self.judged |= {each.call_id: each for each in entry.judged}
-                if self.ended is not None:
-                    self.began_at += entry.at - self.ended.at
-                self.ended = None
+                self._apply_resume(entry)
 
-    def _answer(self, entry: Answered) -> None:
+    def _apply_answer(self, entry: AnswerEntry) -> None:
         self.turns += 1
-        self.repairs += entry.repairs
-        self.last, self.cut = entry.last, entry.cut
-        if entry.unsealed:
-            self.history = unseal(self.history)
-        self.history += [*entry.told, *entry.output]
+        self.output_repairs += entry.repairs_output
+        self.last_turn_reason, self.incomplete_reason = entry.last_turn_reason, entry.incomplete_reason
+        if entry.drops_encrypted:
+            self.history = drop_encrypted(self.history)
+        self.history += [*entry.extra_input, *entry.output]
         self.response_id = entry.response_id or None
-        self.sent = len(self.history)
-        self._spend(UsageCost(entry.usage))
-        self.text, self.refusal = text_of(entry.output), text_of(entry.output, kinds=("refusal",))
-        self.calls = calls_of(entry.output)
-        self.open = list(self.calls)
-        self.intended, self.paused, self.judged = set(), {}, {}
+        self.sent_count = len(self.history)
+        self._add_usage(UsageCost(entry.usage))
+        self.text, self.refusal = join_text(entry.output), join_text(entry.output, kinds=("refusal",))
+        self.calls = find_invocations(entry.output)
+        self.open_calls = list(self.calls)
+        self.started_calls, self.paused_calls, self.verdicts = set(), {}, {}
 
-    def _intend(self, entry: Intended) -> None:
+    def _apply_intent(self, entry: CallIntentEntry) -> None:
         self._find_open(entry.call_id)
-        self.judged.pop(entry.call_id, None)
-        if entry.call_id not in self.intended:
-            self.intended.add(entry.call_id)
+        self.verdicts.pop(entry.call_id, None)
+        if entry.call_id not in self.started_calls:
+            self.started_calls.add(entry.call_id)
             self.tool_calls += 1
 
-    def _settle(self, entry: Resulted) -> None:
+    def _apply_result(self, entry: CallResultEntry) -> None:
         call = self._find_open(entry.call_id)
-        self.open.remove(call)
+        self.open_calls.remove(call)
         if entry.spent is not None:
-            self._spend(entry.spent)
-        self.paused.pop(entry.call_id, None)
-        self.made[sign(call)] += 1
-        if entry.means == "decision":
-            self.decided = call
-        elif entry.means:
-            self.limit = entry.means
-        self.history.insert(self._place(call), make_output(self._find_item(call), entry.output))
+            self._add_usage(entry.spent)
+        self.paused_calls.pop(entry.call_id, None)
+        self.call_counts[make_signature(call)] += 1
+        if entry.consequence == "decision":
+            self.decision = call
+        elif entry.consequence:
+            self.limit_reached = entry.consequence
+        self.history.insert(self._find_output_index(call), make_output_item(self._find_item(call), entry.output))
 
-    def _spend(self, spent: UsageCost) -> None:
+    def _apply_resume(self, entry: ResumeEntry) -> None:
+        self.verdicts |= {verdict.call_id: verdict for verdict in entry.verdicts}
+        if self.ended is not None:
+            self.started_at += entry.at - self.ended.at
+        self.ended = None
+
+    def _add_usage(self, spent: UsageCost) -> None:
         self.usage += spent.usage
         if spent.cost is None:
-            self.unpriced += spent.usage
+            self.unpriced_usage += spent.usage
         else:
-            self.charged += spent.cost
+            self.known_cost += spent.cost
 
     def _find_open(self, call_id: str) -> ToolInvocation:
-        for call in self.open:
+        for call in self.open_calls:
             if call.call_id == call_id:
                 return call
         raise ValueError(f"no call '{call_id}' is open")
 
     def _find_item(self, call: ToolInvocation) -> JsonObject:
-        """The item that an open call stands for: the last of its id, since ids may come again."""
-        items = (item for item in reversed(self.history) if item.get("type") in OUTPUTS)
+        """Return the item of an open call: the last one with its id, since a model may reuse ids."""
+        items = (item for item in reversed(self.history) if item.get("type") in OUTPUT_TYPES)
         return next(item for item in items if item.get("call_id") == call.call_id)
 
-    def _place(self, call: ToolInvocation) -> int:
-        """Outputs stand in the order of their calls, whichever came first."""
+    def _find_output_index(self, call: ToolInvocation) -> int:
+        """Return the index for a call's output: outputs are in the order of the calls."""
         position = self.calls.index(call)
         later = {each.call_id for each in self.calls[position + 1 :]}
-        for index in range(self.sent, len(self.history)):
+        for index in range(self.sent_count, len(self.history)):
             if self.history[index].get("call_id") in later:
                 return index
         return len(self.history)
 
 
-def text_of(items: Sequence[JsonObject], *, kinds: Sequence[str] = ("output_text", "input_text", "text")) -> str:
-    """The text of the messages among these items."""
-    texts: list[str] = []
-    for item in items:
-        if item.get("type", "message") == "message":
-            known = (part for part in _list_parts(item.get("content")) if part.get("type") in kinds)
-            texts += [str(part.get("text") or part.get("refusal") or "") for part in known]
-    return "".join(texts)
-
-
-def _list_parts(content: Any) -> list[JsonObject]:
-    """What a message is made of. Whatever a server has put there, a run that has been written down stays readable."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-
-
-def calls_of(items: Sequence[JsonObject]) -> list[ToolInvocation]:
-    return [as_call(item) for item in items if item.get("type") in OUTPUTS]
-
-
-_decoder = msgspec.json.Decoder(Entry)
-_states = msgspec.json.Decoder(tuple[str, list[Entry]])
-
-_LONGEST_TITLE = 200
-
-
 class Journal:
-    """Writes entries, and keeps the state that they amount to."""
+    """Writes the entries of a run and holds the state derived from them."""
 
     def __init__(self, run_id: str, *, ledger: Ledger | None = None, entries: Sequence[Entry] = ()) -> None:
-        """Raises ValueError for entries that are no run."""
+        """Raises ValueError for entries that are not those of a run."""
         self.run_id = run_id
-        self.state = State()
+        self.state = RunState()
         self._ledger = ledger
         self._entries: list[Entry] = []
-        self._turn = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         for entry in entries:
-            if isinstance(entry, Began) is bool(self._entries):
-                raise ValueError("a run begins once, and first")
-            self._take(entry)
+            if isinstance(entry, StartEntry) is bool(self._entries):
+                raise ValueError("a run has one start entry, and it is the first entry")
+            self._add(entry)
 
     async def write(self, entry: Entry) -> None:
-        """Write an entry down. Raises EntryTaken if another process has gone on with the run."""
+        """Append an entry. Raises EntryTaken if another process has resumed the run."""
         if self._ledger is None:
-            self._take(entry)
+            self._add(entry)
             return
-        async with self._turn:
-            # What is on disk stays there: an entry that makes no sense would make the whole run unreadable.
+        async with self._write_lock:
+            # A stored entry cannot be removed: an invalid one would make the whole run unreadable.
             self.state.check(entry)
             await self._ledger.append(
                 self.run_id,
                 len(self._entries),
                 msgspec.json.encode(entry),
-                status=_status(entry),
-                title=_title(entry),
+                status=_find_status(entry),
+                title=_find_title(entry),
             )
-            self._take(entry)
+            self._add(entry)
 
-    def _take(self, entry: Entry) -> None:
+    def _add(self, entry: Entry) -> None:
         self.state.apply(entry)
         self._entries.append(entry)
 
     def pack(self) -> bytes:
-        """The whole run, to go on with it elsewhere."""
+        """Return the whole run as bytes, to resume it elsewhere."""
         return msgspec.json.encode((self.run_id, self._entries))
 
 
 def unpack(packed: bytes, *, ledger: Ledger | None = None) -> Journal:
-    """A run out of what `pack` gave."""
+    """Return the journal of a packed run. Raises InvalidRequest for other bytes."""
     try:
-        run_id, entries = _states.decode(packed)
+        run_id, entries = _packed_decoder.decode(packed)
         return _restore(run_id, entries, ledger)
     except (msgspec.DecodeError, ValueError) as error:
         raise InvalidRequest(f"This is not the state of a run: {error}.", param="run", code="invalid_state") from None
 
 
 async def load(run_id: str, ledger: Ledger) -> Journal:
-    """A run out of a ledger. Raises InvalidRequest if there is none of this id."""
-    written = await ledger.read(run_id)
-    if not written:
+    """Return the journal of a run in a ledger. Raises InvalidRequest if there is no run with this id."""
+    entries = await ledger.read(run_id)
+    if not entries:
         raise InvalidRequest(f"There is no run with id '{run_id}'.", param="run_id", code="run_not_found")
     try:
-        return _restore(run_id, map(_decoder.decode, written), ledger)
+        return _restore(run_id, map(_entry_decoder.decode, entries), ledger)
     except (msgspec.DecodeError, ValueError) as error:
         raise InvalidRequest(
             f"The entries of the run '{run_id}' cannot be read: {error}.", param="run_id", code="invalid_state"
@@ -263,17 +240,17 @@ async def load(run_id: str, ledger: Ledger) -> Journal:
 
 
 def _restore(run_id: str, entries: Iterable[Entry], ledger: Ledger | None) -> Journal:
-    known = list(entries)
-    if not known:
+    restored = list(entries)
+    if not restored:
         raise ValueError("it has no entries")
-    return Journal(run_id, ledger=ledger, entries=known)
+    return Journal(run_id, ledger=ledger, entries=restored)
 
 
-def _status(entry: Entry) -> str | None:
-    if isinstance(entry, Ended):
+def _find_status(entry: Entry) -> str | None:
+    if isinstance(entry, EndEntry):
         return entry.kind
-    return "running" if isinstance(entry, Began | Resumed) else None
+    return "running" if isinstance(entry, StartEntry | ResumeEntry) else None
 
 
-def _title(entry: Entry) -> str:
-    return text_of(entry.input[-1:])[:_LONGEST_TITLE] if isinstance(entry, Began) else ""
+def _find_title(entry: Entry) -> str:
+    return join_text(entry.input[-1:])[:_MAX_TITLE] if isinstance(entry, StartEntry) else ""

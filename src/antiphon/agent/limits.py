@@ -1,4 +1,4 @@
-"""How far a run may go."""
+"""Limits and prices of a run. `budget.py` checks tokens and cost, `steps.py` the others."""
 
 from msgspec import Struct
 
@@ -7,11 +7,11 @@ from antiphon.protocol.response import Usage
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a run may use up; None is no limit. `seconds` are those it was at work, not those it waited to be resumed.
+    """Upper limits of a run; None is no limit. `seconds` excludes the time in which the run waits to be resumed.
 
-    With `wrap_up`, the model gets one turn without tools to answer with what it has, when a limit other than the
-    time is reached. It is the last of its `turns`, and comes on top of its `tokens` and `cost`. These two also hold for
-    the agents that work for the run, all together.
+    With `wrap_up`, the model gets one more turn without tools to give its answer when a limit other than the time is
+    reached. This turn is the last of `turns`; its usage comes on top of `tokens` and `cost`. `tokens` and `cost`
+    include the usage of subagents.
     """
 
     turns: int | None = 20
@@ -25,17 +25,18 @@ class Limits(Struct, frozen=True, kw_only=True):
         for name, least in (("turns", 1), ("tool_calls", 0), ("tokens", 1), ("cost", 0), ("seconds", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"A limit of {name} cannot be less than {least}.")
+                raise ConfigError(f"The limit '{name}' must be at least {least}.")
 
 
 class Prices(Struct, frozen=True, kw_only=True):
-    """What a million tokens cost."""
+    """Prices of a million tokens. `cached` is the price of cached input tokens if it differs from `input`."""
 
     input: float
     output: float
     cached: float | None = None
 
     def of(self, usage: Usage) -> float:
+        """Return the cost of a usage."""
         cached = usage.input_tokens_details.cached_tokens
         cached_price = self.input if self.cached is None else self.cached
         fresh = usage.input_tokens - cached

@@ -1,34 +1,34 @@
-"""The one loop: a model takes turns, its calls are made, until there is an answer, a decision, or a reason to stop.
+"""The agent loop: the model takes turns and its calls run, until there is an answer, a decision, or a reason to stop.
 
-Everything the loop knows is in the journal's state; each step reads it, does one thing, and writes down what came of
-it. So a run can be left at any point, by a crash too, and gone on with from there.
+The loop has no state besides the journal's. Each step reads that state, does one thing, and writes an entry. So a run
+can be left at any point, also by a crash, and be resumed.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 
-from antiphon.agent.budget import Budget, Stop, Stopwatch
-from antiphon.agent.entries import Answered, Ended, Wasted
+from antiphon.agent.budget import Budget, Stop, StopTimer
+from antiphon.agent.entries import AnswerEntry, EndEntry, FailedAttemptEntry
 from antiphon.agent.journal import Journal
-from antiphon.agent.model import Answer, Model, Remark, Spoken, Waste
+from antiphon.agent.model import FailedAttempt, ModelAnswer, ModelClient, ModelDelta, ModelNotice
 from antiphon.agent.outcome import (
     Notice,
     Outcome,
     ReasoningDelta,
     RunEnded,
     RunError,
-    RunEvent,
+    RunEvents,
     TextDelta,
     TurnFinished,
     TurnRestarted,
     TurnStarted,
 )
-from antiphon.agent.steps import Ask, End, Steps
+from antiphon.agent.steps import End, NextTurn, Steps
 from antiphon.agent.task import Task
-from antiphon.agent.tool_calls import Calls
+from antiphon.agent.tool_calls import MakeContext, ToolCalls
 from antiphon.agent.transports.base import LASTING
 from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.protocol.response import Usage
@@ -37,24 +37,22 @@ from antiphon.tools.executor import Executor
 
 logger = logging.getLogger(__name__)
 
-RunEvents = AsyncGenerator[RunEvent, None]
-
-UNCOUNTED = "The server does not say how many tokens it took: they are estimated."
-_LONGEST_DELAY = 60.0
+ESTIMATED = "The server reports no token usage: the usage is estimated."
+_MAX_DELAY_SECONDS = 60.0
 
 
 class Loop:
-    """Works on one run."""
+    """The execution of one run."""
 
     def __init__(
         self,
         journal: Journal,
-        model: Model,
+        model: ModelClient,
         executor: Executor,
         task: Task,
         *,
         budget: Budget | None = None,
-        make_context: Callable[..., ToolContext] = ToolContext,
+        make_context: MakeContext = ToolContext,
         cancel: asyncio.Event | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -66,127 +64,108 @@ class Loop:
         self._steps = Steps(journal.state, task, self._budget)
         self._clock = clock
         seconds = task.limits.seconds
-        deadline = None if seconds is None else self._state.began_at + seconds
-        self._stopwatch = Stopwatch(deadline, cancel, clock)
-        self._calls = Calls(journal, executor, task, self._stopwatch, make_context=make_context)
+        deadline = None if seconds is None else self._state.started_at + seconds
+        self._stop_timer = StopTimer(deadline, cancel, clock)
+        self._calls = ToolCalls(journal, executor, task, self._stop_timer, make_context=make_context)
 
     async def events(self) -> RunEvents:
-        """What happens, as it happens; the last one tells how it ended."""
+        """Execute the run and yield its events. The last one is RunEnded. Closing the generator cancels the run."""
         try:
-            async with aclosing(self._step_on()) as happening:
-                async for event in happening:
+            async with aclosing(self._run_steps()) as events:
+                async for event in events:
                     yield event
         except Stop as stop:
-            await self._calls.settle_rest()
-            ended = await self._end(End(stop.kind))
-            for event in [*self._calls.drain(), ended]:
+            await self._calls.close_open_calls()
+            ended = await self._end(End(stop.reason))
+            for event in [*self._calls.drain_events(), ended]:
                 yield event
         except AntiphonError as error:
             yield await self._end(End("failed", error=RunError(error.code or error.type, error.message)))
         except (asyncio.CancelledError, GeneratorExit):
-            # Nobody wants it any more, but what is left behind must still make sense.
-            await asyncio.shield(self._abandon())
+            # No reader is left, but the journal must still be valid.
+            await asyncio.shield(self._end_cancelled())
             raise
         finally:
-            self._stopwatch.close()
+            self._stop_timer.close()
 
-    async def _abandon(self) -> None:
-        if self._state.ended is not None:
-            return
-        try:
-            await self._calls.settle_rest()
-            await self._journal.write(Ended("cancelled", self._clock()))
-        except Exception:
-            # The run can be resumed all the same, as after a crash.
-            logger.warning("the end of the run %s could not be written down", self._journal.run_id, exc_info=True)
-
-    async def _step_on(self) -> RunEvents:
+    async def _run_steps(self) -> RunEvents:
         while True:
-            if self._state.open:
-                self._stopwatch.check()
-                async with aclosing(self._calls.make(has_room=self._steps.has_room())) as happening:
-                    async for event in happening:
+            if self._state.open_calls:
+                self._stop_timer.check()
+                async with aclosing(self._calls.run(has_next_turn=self._steps.has_next_turn())) as events:
+                    async for event in events:
                         yield event
-            step = self._steps.find(self._calls.pending)
+            step = self._steps.choose(self._calls.pending)
             if isinstance(step, End):
                 yield await self._end(step)
                 return
-            self._stopwatch.check()
-            if step.last:
-                yield Notice(self._journal.run_id, f"{step.last}: the model is asked for its final answer")
-            async with aclosing(self._take_turn(step)) as happening:
-                async for event in happening:
+            self._stop_timer.check()
+            if step.last_turn_reason:
+                yield Notice(self._journal.run_id, f"{step.last_turn_reason}: the model is asked for its final answer")
+            async with aclosing(self._take_turn(step)) as events:
+                async for event in events:
                     yield event
 
     # Turns
 
-    async def _take_turn(self, ask: Ask) -> RunEvents:
+    async def _take_turn(self, step: NextTurn) -> RunEvents:
         run_id, number = self._journal.run_id, self._state.turns + 1
         yield TurnStarted(run_id, number)
         attempt = 0
-        answer: Answer | None = None
+        answer: ModelAnswer | None = None
+        use_tools = not step.last_turn_reason
         while answer is None:
             try:
-                async with aclosing(self._model.take_turn(self._state, ask.items, use_tools=not ask.last)) as turn:
-                    while not isinstance(heard := await self._stopwatch.wait(turn.__anext__), Answer):
-                        if isinstance(heard, Spoken):
-                            yield (TextDelta if heard.kind == "text" else ReasoningDelta)(run_id, heard.text)
+                async with aclosing(self._model.take_turn(self._state, step.items, use_tools=use_tools)) as turn:
+                    while not isinstance(part := await self._stop_timer.wait(turn.__anext__), ModelAnswer):
+                        if isinstance(part, ModelDelta):
+                            yield (TextDelta if part.kind == "text" else ReasoningDelta)(run_id, part.text)
                         else:
-                            for notice in await self._take_note(heard):
+                            for notice in await self._handle_notice(part):
                                 yield notice
-                answer = heard
+                answer = part
             except (ServerError, RateLimited) as error:
-                # No tool was called for it yet, so the turn can be taken again.
+                # No tool was called yet, so the turn can be repeated.
                 attempt += 1
-                if attempt > self._task.turn_retries or not _passes(error):
+                if attempt > self._task.turn_retries or not _is_retryable(error):
                     raise
                 yield TurnRestarted(run_id, number, error.message)
-                if self._is_spent(ask):
+                if self._is_budget_used_up(step):
                     return
-                await self._wait_out(error.retry_after or 0.0)
-        for notice in self._tell_guess(answer.usage):
+                await self._wait(error.retry_after or 0.0)
+        for notice in self._find_estimate_notices(answer.usage):
             yield notice
-        await self._journal.write(
-            Answered(
-                answer.response_id if answer.continues else "",
-                answer.output,
-                answer.usage,
-                ask.items,
-                ask.last,
-                ask.repairs,
-                answer.cut,
-                answer.unsealed,
-            )
-        )
+        await self._journal.write(_make_entry(answer, step))
         yield TurnFinished(run_id, number, answer.response_id, answer.usage)
 
-    async def _take_note(self, heard: Remark | Waste) -> list[Notice]:
-        if isinstance(heard, Remark):
-            return [Notice(self._journal.run_id, heard.text)]
-        told = self._tell_guess(heard.usage)
-        await self._journal.write(Wasted(heard.usage))
-        return told
+    async def _handle_notice(self, part: ModelNotice | FailedAttempt) -> list[Notice]:
+        if isinstance(part, ModelNotice):
+            return [Notice(self._journal.run_id, part.text)]
+        notices = self._find_estimate_notices(part.usage)
+        await self._journal.write(FailedAttemptEntry(part.usage))
+        return notices
 
-    def _tell_guess(self, usage: Usage) -> list[Notice]:
-        """Once, that the limits are held to by a guess from here on."""
-        limits = self._task.limits
-        matters = limits.tokens is not None or self._task.prices is not None
-        is_news = usage.estimated and not self._state.usage.estimated
-        return [Notice(self._journal.run_id, UNCOUNTED)] if matters and is_news else []
+    def _find_estimate_notices(self, usage: Usage) -> list[Notice]:
+        """Return a notice if the limits depend on an estimated usage for the first time."""
+        depends = self._task.limits.tokens is not None or self._task.prices is not None
+        is_first = usage.estimated and not self._state.usage.estimated
+        return [Notice(self._journal.run_id, ESTIMATED)] if depends and is_first else []
 
-    def _is_spent(self, ask: Ask) -> bool:
-        """Whether failed attempts have used up what there was. The last word comes on top, and may be tried again."""
-        return not ask.last and (self._steps.find_limit() is not None or self._budget.is_used_up_above())
+    def _is_budget_used_up(self, step: NextTurn) -> bool:
+        """Return True if failed attempts have used up the budget. The last turn is not subject to it."""
+        if step.last_turn_reason:
+            return False
+        return self._steps.find_limit() is not None or self._budget.is_parent_used_up()
 
-    async def _wait_out(self, seconds: float) -> None:
+    async def _wait(self, seconds: float) -> None:
         if seconds:
-            await self._stopwatch.wait(lambda: asyncio.sleep(seconds))
+            await self._stop_timer.wait(lambda: asyncio.sleep(seconds))
 
     # The end
 
     async def _end(self, end: End) -> RunEnded:
         if self._state.ended is None:
-            await self._journal.write(Ended(end.kind, self._clock(), end.error))
+            await self._journal.write(EndEntry(end.kind, self._clock(), end.error))
         state = self._state
         outcome = Outcome(
             kind=end.kind,
@@ -204,7 +183,30 @@ class Loop:
         )
         return RunEnded(self._journal.run_id, outcome)
 
+    async def _end_cancelled(self) -> None:
+        if self._state.ended is not None:
+            return
+        try:
+            await self._calls.close_open_calls()
+            await self._journal.write(EndEntry("cancelled", self._clock()))
+        except Exception:
+            # The run can still be resumed, as after a crash.
+            logger.warning("cannot write the end of the run %s", self._journal.run_id, exc_info=True)
 
-def _passes(error: AntiphonError) -> bool:
-    """Whether the next attempt may do better."""
-    return error.code not in LASTING and (error.retry_after or 0.0) <= _LONGEST_DELAY
+
+def _make_entry(answer: ModelAnswer, step: NextTurn) -> AnswerEntry:
+    return AnswerEntry(
+        answer.response_id if answer.can_continue else "",
+        answer.output,
+        answer.usage,
+        step.items,
+        step.last_turn_reason,
+        step.repairs_output,
+        answer.incomplete_reason,
+        answer.drops_encrypted,
+    )
+
+
+def _is_retryable(error: AntiphonError) -> bool:
+    """Return True if another attempt may succeed."""
+    return error.code not in LASTING and (error.retry_after or 0.0) <= _MAX_DELAY_SECONDS

@@ -1,4 +1,4 @@
-"""One turn of the model, from the run's state to its answer."""
+"""One turn of the model: from the state of a run to a request, and from the response to an answer."""
 
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
@@ -10,24 +10,24 @@ from msgspec import Struct
 
 from antiphon.agent.estimate import estimate_usage
 from antiphon.agent.history import (
-    LOST,
-    OUTPUTS,
-    SEALED,
-    Sealing,
-    cannot_open,
+    ENCRYPTED_REASONING,
+    OUTPUT_TYPES,
+    REASONING_LOST,
+    EncryptionSupport,
+    cannot_decrypt,
+    complete_history,
+    drop_compacted,
+    drop_encrypted,
     drop_lone_reasoning,
-    has_lone_call,
+    has_unsupported_call,
     is_call,
-    is_hollow,
-    is_sealed,
-    mend,
-    refuses_to_seal,
-    replayable,
-    since_compaction,
-    unseal,
+    is_empty_reasoning,
+    is_encrypted,
+    refuses_encryption,
+    to_input_item,
 )
-from antiphon.agent.journal import State
-from antiphon.agent.provider import is_forgetful
+from antiphon.agent.journal import RunState
+from antiphon.agent.provider import is_continuation_error
 from antiphon.agent.transports.base import Gathering, Transport
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol.events import Event, OutputTextDelta, ReasoningSummaryTextDelta, ReasoningTextDelta
@@ -35,88 +35,244 @@ from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 from antiphon.protocol.unions import Unknown
 
+logger = logging.getLogger(__name__)
 
-class Spoken(Struct, frozen=True):
-    """A piece of what the model says while it says it."""
+DeltaKind = Literal["text", "reasoning"]
+Fallback = Literal["send_history", "request_no_encryption", "drop_encrypted"]
+"""A change to a request that the server did not accept.
 
-    kind: Literal["text", "reasoning"]
-    text: str
+`send_history`: send the whole history instead of continuing a response. `request_no_encryption`: do not request
+encrypted reasoning. `drop_encrypted`: do not send encrypted reasoning back.
+"""
 
-
-class Remark(Struct, frozen=True):
-    """Something about the turn that a person should know."""
-
-    text: str
-
-
-class Waste(Struct, frozen=True):
-    """What an attempt took that came to nothing."""
-
-    usage: Usage
-
-
-class Answer(Struct, frozen=True):
-    """A whole turn: its output as items that can be sent back. `cut` is why it was cut off, if it was.
-
-    `continues` says whether the server that gave it can go on from it: not if its output had to be put in order.
-    `unsealed` says that the sealed reasoning before it could not be read, and was left out.
-    """
-
-    response_id: str
-    output: list[JsonObject]
-    usage: Usage
-    cut: str = ""
-    continues: bool = True
-    unsealed: bool = False
-
-
-Turn = AsyncGenerator["Spoken | Remark | Waste | Answer", None]
-
-
-def hear(event: Event | Unknown) -> Spoken | None:
-    """What the model says with this event, if it says something."""
-    if isinstance(event, OutputTextDelta):
-        return Spoken("text", event.delta)
-    if isinstance(event, ReasoningTextDelta | ReasoningSummaryTextDelta):
-        return Spoken("reasoning", event.delta)
-    if isinstance(event, Unknown) and event.type in _SPOKEN:
-        # One that we know, though not in this form: a server may leave out what we do not need.
-        return Spoken(_SPOKEN[event.type], str(read_json(event.raw).get("delta") or ""))
-    return None
-
-
-_SPOKEN: dict[str, Literal["text", "reasoning"]] = {
+_DELTA_KINDS: dict[str, DeltaKind] = {
     "response.output_text.delta": "text",
     "response.reasoning_text.delta": "reasoning",
     "response.reasoning_summary_text.delta": "reasoning",
 }
 
 
-def make_answer(response: JsonObject) -> Answer:
-    """The answer in a response. What the model did not get to the end of cannot be done, nor be shown to it again."""
-    cut = _find_cut(response)
-    given = [item for item in response["output"] if isinstance(item, dict)]
-    output = [replayable(item) for item in given if not (cut and _is_torn(item))]
-    named_apart = _name_apart(output)
-    kept = drop_lone_reasoning(output)
-    return Answer(
+class ModelDelta(Struct, frozen=True):
+    """A piece of text or reasoning."""
+
+    kind: DeltaKind
+    text: str
+
+
+class ModelNotice(Struct, frozen=True):
+    """A message about the turn, for people."""
+
+    text: str
+
+
+class FailedAttempt(Struct, frozen=True):
+    """The usage of an attempt that failed."""
+
+    usage: Usage
+
+
+class ModelAnswer(Struct, frozen=True):
+    """The result of a turn. `output` are items that can be sent back.
+
+    `incomplete_reason` is set if the answer was cut off. `can_continue` is False if the server cannot continue the
+    response by its id, because the output was changed here. `drops_encrypted` is True if the server could not decrypt
+    earlier reasoning.
+    """
+
+    response_id: str
+    output: list[JsonObject]
+    usage: Usage
+    incomplete_reason: str = ""
+    can_continue: bool = True
+    drops_encrypted: bool = False
+
+
+TurnStream = AsyncGenerator["ModelDelta | ModelNotice | FailedAttempt | ModelAnswer", None]
+
+
+class ModelClient(Protocol):
+    def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
+        """Request one turn. The answer is the last element. Closing the stream stops the model."""
+
+
+class ResponsesModel:
+    """A model behind a transport of the Responses API.
+
+    `settings` are the parameters of every request. With `state="client"` every request has the whole history; with
+    "server" it continues the response before, as long as the server supports that. `encryption` is shared by all runs
+    of the model.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        settings: JsonObject,
+        tools: Sequence[JsonObject],
+        state: Literal["client", "server"] = "client",
+        encryption: EncryptionSupport | None = None,
+    ) -> None:
+        self._transport = transport
+        self._tools = [*settings.get("tools", ()), *tools]
+        self._include = _choose_include(settings)
+        self._settings = {name: value for name, value in settings.items() if name != "include"}
+        self._state = state
+        self._encryption = encryption or EncryptionSupport()
+
+    async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
+        fallbacks: set[Fallback] = set()
+        answer: ModelAnswer | None = None
+        while answer is None:
+            attempt = self._prepare(state, extra_input, fallbacks, use_tools=use_tools)
+            try:
+                async with aclosing(attempt.stream(self._transport)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                answer = attempt.finish()
+            except AntiphonError as error:
+                usage = attempt.estimate_failed_usage()
+                if usage.total_tokens:
+                    yield FailedAttempt(usage)
+                fallback = self._choose_fallback(attempt, error)
+                if fallback is None or fallback in fallbacks:
+                    raise
+                fallbacks.add(fallback)
+                if fallback == "drop_encrypted":
+                    yield ModelNotice(REASONING_LOST)
+            except AssertionError:
+                # An assertion of a test transport must fail the test, not only the run.
+                raise
+            except Exception as error:
+                raise make_turn_error(error) from error
+        self._encryption.is_refused |= "request_no_encryption" in fallbacks
+        yield msgspec.structs.replace(answer, drops_encrypted="drop_encrypted" in fallbacks)
+
+    def _prepare(
+        self, state: RunState, extra_input: Sequence[JsonObject], fallbacks: Collection[Fallback], *, use_tools: bool
+    ) -> "_Attempt":
+        request = self._settings | {"store": self._state == "server"}
+        encrypts = not self._encryption.is_refused and "request_no_encryption" not in fallbacks
+        include = [value for value in self._include if encrypts or value != ENCRYPTED_REASONING]
+        if include:
+            request["include"] = include
+        if self._tools:
+            request["tools"] = self._tools
+            if not use_tools:
+                request["tool_choice"] = "none"
+        if self._state == "server" and state.response_id is not None:
+            new_items = [*state.history[state.sent_count :], *extra_input]
+            request |= {"previous_response_id": state.response_id, "input": new_items}
+            return _Attempt(request, [*state.history, *extra_input])
+        history = drop_encrypted(state.history) if "drop_encrypted" in fallbacks else state.history
+        completed = complete_history(drop_compacted(history))
+        items = [*(item for item in completed if not is_empty_reasoning(item)), *extra_input]
+        return _Attempt(request | {"input": items}, items)
+
+    def _choose_fallback(self, attempt: "_Attempt", error: AntiphonError) -> Fallback | None:
+        """Return the change after which the server is expected to answer, if there is one."""
+        fallback = None if attempt.texts else _find_fallback(attempt.request, error)
+        if fallback == "send_history" or attempt.ignores_previous:
+            self._state = "client"
+        return fallback
+
+
+class _Attempt:
+    """One request and its response. `context` are all items that the model reads for it."""
+
+    def __init__(self, request: JsonObject, context: Sequence[JsonObject]) -> None:
+        self.request = request
+        self.texts: list[str] = []
+        self.ignores_previous = False
+        """True if the server has answered without the response that it should have continued."""
+        self._context = context
+        self._gathering = Gathering()
+
+    async def stream(self, transport: Transport) -> AsyncGenerator[ModelDelta, None]:
+        async with aclosing(await transport.stream(self.request)) as events:
+            async for batch in events:
+                self._gathering.feed(batch)
+                for delta in filter(None, map(read_delta, batch)):
+                    self.texts.append(delta.text)
+                    yield delta
+
+    def finish(self) -> ModelAnswer:
+        """Return the answer. Raises if the response failed or does not continue the right response."""
+        response = self._gathering.finish()
+        previous = self.request.get("previous_response_id")
+        # A response names the response that it continues.
+        self.ignores_previous = previous is not None and response.get("previous_response_id") != previous
+        if self.ignores_previous:
+            raise UpstreamError("The server did not continue the conversation. Later requests send the whole history.")
+        answer = make_answer(response)
+        if answer.usage.total_tokens:
+            return answer
+        return msgspec.structs.replace(answer, usage=estimate_usage(self.request, self._context, answer.output))
+
+    def estimate_failed_usage(self) -> Usage:
+        """Return the usage of a failed attempt: as reported, else an estimate if the model had begun to answer."""
+        reported = read_usage((self._gathering.response or {}).get("usage"))
+        received = self._gathering.items or ([{"content": "".join(self.texts)}] if self.texts else [])
+        if received and not reported.total_tokens:
+            return estimate_usage(self.request, self._context, received)
+        return reported
+
+
+def read_delta(event: Event | Unknown) -> ModelDelta | None:
+    """Return the text or reasoning in an event, if it has any."""
+    if isinstance(event, OutputTextDelta):
+        return ModelDelta("text", event.delta)
+    if isinstance(event, ReasoningTextDelta | ReasoningSummaryTextDelta):
+        return ModelDelta("reasoning", event.delta)
+    if isinstance(event, Unknown) and event.type in _DELTA_KINDS:
+        # A known event that lacks fields of the API which are not needed here.
+        return ModelDelta(_DELTA_KINDS[event.type], str(read_json(event.raw).get("delta") or ""))
+    return None
+
+
+def make_answer(response: JsonObject) -> ModelAnswer:
+    """Return the answer in a response. Calls that were cut off are dropped: they can neither run nor be sent back."""
+    incomplete_reason = _find_incomplete_reason(response)
+    items = [item for item in response["output"] if isinstance(item, dict)]
+    output = [to_input_item(item) for item in items if not (incomplete_reason and _is_cut_off(item))]
+    has_new_ids = _make_call_ids_unique(output)
+    sendable = drop_lone_reasoning(output)
+    return ModelAnswer(
         str(response.get("id") or ""),
-        kept,
+        sendable,
         read_usage(response.get("usage")),
-        cut,
-        len(kept) == len(given) and not named_apart and not has_lone_call(kept),
+        incomplete_reason,
+        len(sendable) == len(items) and not has_new_ids and not has_unsupported_call(sendable),
     )
 
 
-def _find_cut(response: JsonObject) -> str:
+def read_usage(usage: Any) -> Usage:
+    """Read the usage of a response in the notation of any server. Missing counts are 0."""
+    if not isinstance(usage, dict):
+        return Usage(0, 0, 0)
+    input_tokens = _count(usage, "input_tokens", "prompt_tokens")
+    output_tokens = _count(usage, "output_tokens", "completion_tokens")
+    cached = _count(usage.get("input_tokens_details"), "cached_tokens")
+    reasoning = _count(usage.get("output_tokens_details"), "reasoning_tokens")
+    total = _count(usage, "total_tokens") or input_tokens + output_tokens
+    details = InputTokensDetails(cached), OutputTokensDetails(reasoning)
+    return Usage(input_tokens, output_tokens, total, *details, estimated=usage.get("estimated") is True)
+
+
+def make_turn_error(error: Exception) -> ServerError:
+    """Log an unexpected exception of a turn and return it as an error that ends the run as failed."""
+    logger.error("turn failed", exc_info=error)
+    return ServerError(f"The turn failed: {type(error).__name__}. See the log for details.")
+
+
+def _find_incomplete_reason(response: JsonObject) -> str:
     if response.get("status") != "incomplete":
         return ""
     details = response.get("incomplete_details")
     return str((details.get("reason") if isinstance(details, dict) else None) or "incomplete")
 
 
-def _is_torn(item: JsonObject) -> bool:
-    """Whether it is a call that was cut off."""
+def _is_cut_off(item: JsonObject) -> bool:
+    """Return True for a call that was cut off."""
     if item.get("type") != "function_call":
         return is_call(item) and item.get("status") in ("incomplete", "in_progress")
     try:
@@ -126,12 +282,12 @@ def _is_torn(item: JsonObject) -> bool:
     return item.get("status") == "incomplete"
 
 
-def _name_apart(output: list[JsonObject]) -> bool:
-    """Give every call an id of its own. Returns whether one had to be changed."""
+def _make_call_ids_unique(output: list[JsonObject]) -> bool:
+    """Give every call an id of its own. Return True if an id was changed."""
     taken: set[str] = set()
     changed = False
     for item in output:
-        if item.get("type") not in OUTPUTS:
+        if item.get("type") not in OUTPUT_TYPES:
             continue
         call_id = str(item.get("call_id") or "")
         if not call_id or call_id in taken:
@@ -143,174 +299,24 @@ def _name_apart(output: list[JsonObject]) -> bool:
     return changed
 
 
-def read_usage(usage: Any) -> Usage:
-    """Leniently: a run that may use up only so many tokens has to know them, whatever else is missing."""
-    if not isinstance(usage, dict):
-        return Usage(0, 0, 0)
-    read = _count(usage, "input_tokens", "prompt_tokens")
-    said = _count(usage, "output_tokens", "completion_tokens")
-    cached = _count(usage.get("input_tokens_details"), "cached_tokens")
-    thought = _count(usage.get("output_tokens_details"), "reasoning_tokens")
-    total = _count(usage, "total_tokens") or read + said
-    details = InputTokensDetails(cached), OutputTokensDetails(thought)
-    return Usage(read, said, total, *details, estimated=usage.get("estimated") is True)
-
-
 def _count(usage: Any, *names: str) -> int:
     found = [usage.get(name) for name in names] if isinstance(usage, dict) else []
     return next((count for count in found if isinstance(count, int)), 0)
 
 
-logger = logging.getLogger(__name__)
-
-Waiver = Literal["state", "seal", "sealed"]
-"""What a turn does without if the server does not take it: continuing a response, asking for seals, sending sealed
-content.
-"""
-
-
-class Model(Protocol):
-    """Takes turns. Everything it says comes first, and its answer last. Closing the turn stops the model."""
-
-    def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn: ...
+def _choose_include(settings: JsonObject) -> list[str]:
+    """Return the `include` of the settings plus encrypted reasoning. An empty list in the settings stays empty."""
+    configured = settings.get("include", ())
+    if "include" in settings and not configured:
+        return []
+    return list(dict.fromkeys([*configured, ENCRYPTED_REASONING]))
 
 
-class _Attempt:
-    """One request, and what has come of it so far. `read` is all that the model reads for it."""
-
-    def __init__(self, request: JsonObject, read: Sequence[JsonObject]) -> None:
-        self.request = request
-        self.said: list[str] = []
-        self.is_ignored = False
-        """Whether the server has answered without knowing what it should have continued."""
-        self._read = read
-        self._gathering = Gathering()
-
-    async def listen(self, transport: Transport) -> AsyncGenerator[Spoken, None]:
-        async with aclosing(await transport.stream(self.request)) as events:
-            async for batch in events:
-                self._gathering.feed(batch)
-                for spoken in filter(None, map(hear, batch)):
-                    self.said.append(spoken.text)
-                    yield spoken
-
-    def finish(self) -> Answer:
-        """The answer. Raises if there is none, or one that does not continue what it should."""
-        response = self._gathering.finish()
-        previous = self.request.get("previous_response_id")
-        # Servers say what they have continued.
-        self.is_ignored = previous is not None and response.get("previous_response_id") != previous
-        if self.is_ignored:
-            raise UpstreamError("The server has not continued the conversation. It is sent whole from now on.")
-        answer = make_answer(response)
-        if answer.usage.total_tokens:
-            return answer
-        return msgspec.structs.replace(answer, usage=estimate_usage(self.request, self._read, answer.output))
-
-    def measure_waste(self) -> Usage:
-        """What it took if it failed: as the server says, or else about, if the model had begun to answer."""
-        counted = read_usage((self._gathering.response or {}).get("usage"))
-        heard = self._gathering.items or ([{"content": "".join(self.said)}] if self.said else [])
-        return estimate_usage(self.request, self._read, heard) if heard and not counted.total_tokens else counted
-
-
-class ResponsesModel:
-    """A model behind a transport of the Responses API.
-
-    `settings` are the parameters of every request. `state` is where the conversation is kept between the turns: with
-    the "client", which sends it whole each time, or on the "server", as long as that remembers it. `sealing` is what
-    all who ask this model know of it.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        settings: JsonObject,
-        tools: Sequence[JsonObject],
-        state: Literal["client", "server"] = "client",
-        sealing: Sealing | None = None,
-    ) -> None:
-        self._transport = transport
-        self._tools = [*settings.get("tools", ()), *tools]
-        self._include = _choose_includes(settings)
-        self._settings = {name: value for name, value in settings.items() if name != "include"}
-        self._state = state
-        self._sealing = sealing or Sealing()
-
-    async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn:
-        waived: set[Waiver] = set()
-        answer: Answer | None = None
-        while answer is None:
-            attempt = self._prepare(state, told, waived, use_tools=use_tools)
-            try:
-                async with aclosing(attempt.listen(self._transport)) as speech:
-                    async for spoken in speech:
-                        yield spoken
-                answer = attempt.finish()
-            except AntiphonError as error:
-                wasted = attempt.measure_waste()
-                if wasted.total_tokens:
-                    yield Waste(wasted)
-                waiver = self._give_way(attempt, error)
-                if waiver is None or waiver in waived:
-                    raise
-                waived.add(waiver)
-                if waiver == "sealed":
-                    yield Remark(LOST)
-            except AssertionError:
-                # What a test claims about a request must fail the test, and not only the run.
-                raise
-            except Exception as error:
-                raise as_failure(error) from error
-        self._sealing.refused |= "seal" in waived
-        yield msgspec.structs.replace(answer, unsealed="sealed" in waived)
-
-    def _prepare(
-        self, state: State, told: Sequence[JsonObject], waived: Collection[Waiver], *, use_tools: bool
-    ) -> _Attempt:
-        request = self._settings | {"store": self._state == "server"}
-        seals = not self._sealing.refused and "seal" not in waived
-        include = [each for each in self._include if seals or each != SEALED]
-        if include:
-            request["include"] = include
-        if self._tools:
-            request["tools"] = self._tools
-            if not use_tools:
-                request["tool_choice"] = "none"
-        if self._state == "server" and state.response_id is not None:
-            fresh = [*state.history[state.sent :], *told]
-            request |= {"previous_response_id": state.response_id, "input": fresh}
-            return _Attempt(request, [*state.history, *told])
-        whole = mend(since_compaction(unseal(state.history) if "sealed" in waived else state.history))
-        items = [*(item for item in whole if not is_hollow(item)), *told]
-        return _Attempt(request | {"input": items}, items)
-
-    def _give_way(self, attempt: _Attempt, error: AntiphonError) -> Waiver | None:
-        """What the server would not take, if it would have answered without."""
-        waiver = None if attempt.said else _find_waiver(attempt.request, error)
-        if waiver == "state" or attempt.is_ignored:
-            self._state = "client"
-        return waiver
-
-
-def _choose_includes(settings: JsonObject) -> list[str]:
-    """What the settings include, and sealed reasoning, which goes back with what it led to. An empty list is none."""
-    given = settings.get("include", ())
-    return list(dict.fromkeys([*given, SEALED])) if given or "include" not in settings else []
-
-
-def _find_waiver(request: JsonObject, error: AntiphonError) -> Waiver | None:
-    if SEALED in request.get("include", ()) and refuses_to_seal(error):
-        return "seal"
-    if cannot_open(error) and any(map(is_sealed, request["input"])):
-        return "sealed"
-    if "previous_response_id" in request and (is_forgetful(error) or cannot_open(error)):
-        return "state"
+def _find_fallback(request: JsonObject, error: AntiphonError) -> Fallback | None:
+    if ENCRYPTED_REASONING in request.get("include", ()) and refuses_encryption(error):
+        return "request_no_encryption"
+    if cannot_decrypt(error) and any(map(is_encrypted, request["input"])):
+        return "drop_encrypted"
+    if "previous_response_id" in request and (is_continuation_error(error) or cannot_decrypt(error)):
+        return "send_history"
     return None
-
-
-def as_failure(error: Exception) -> ServerError:
-    """What nobody has thought of, in the ways to a model or in what that says, ends a turn as any error does."""
-    logger.error("the turn failed", exc_info=error)
-    return ServerError(f"The turn failed: {type(error).__name__}. The log says more.")

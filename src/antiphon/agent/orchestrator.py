@@ -1,22 +1,21 @@
-"""The loop that reviews something by calling tools until it submits its decision."""
+"""A review: a model calls tools until it submits its decision."""
 
 import inspect
 import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
-from antiphon.agent.entries import Began
-from antiphon.agent.journal import Journal, State, text_of
+from antiphon.agent.entries import StartEntry
+from antiphon.agent.history import join_text
+from antiphon.agent.journal import Journal, RunState
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
-from antiphon.agent.model import Answer
-from antiphon.agent.model import Turn as Turns
-from antiphon.agent.outcome import Outcome, RunEnded
+from antiphon.agent.model import ModelAnswer, TurnStream
+from antiphon.agent.outcome import Outcome, read_outcome
 from antiphon.agent.provider import Turn
 from antiphon.agent.task import Task
 from antiphon.errors import AntiphonError, ConfigError
@@ -29,7 +28,7 @@ MAX_TURNS = 20
 SUBMIT_DECISION = "submit_decision"
 EXHAUSTED: dict[str, Any] = {"is_approved": False, "reason": "Max turns reached or no actionable response"}
 UNPARSED: dict[str, Any] = {"is_approved": False, "reason": "Failed to parse LLM decision."}
-NUDGE = f"Continue, or call {SUBMIT_DECISION} with your decision."
+REMINDER = f"Continue, or call {SUBMIT_DECISION} with your decision."
 
 DECISION_TOOL: dict[str, Any] = {
     "type": "function",
@@ -49,7 +48,7 @@ DECISION_TOOL: dict[str, Any] = {
 
 
 class OrchestratorTool(Struct, frozen=True, kw_only=True):
-    """A tool of the loop: `run` takes the parsed arguments by name, and gives JSON as text or anything JSON can say."""
+    """A tool of a review. `run` gets the arguments by name and returns JSON as text, or a value to encode as JSON."""
 
     name: str
     description: str
@@ -57,7 +56,9 @@ class OrchestratorTool(Struct, frozen=True, kw_only=True):
     run: Callable[..., Any]
 
 
-class TurnTaker(Protocol):
+class TurnProvider(Protocol):
+    """The part of `Provider` that a review uses."""
+
     async def generate_responses_turn(
         self,
         previous_response_id: str | None = None,
@@ -68,17 +69,17 @@ class TurnTaker(Protocol):
 
 
 class ProviderModel:
-    """Takes the loop's turns through a provider, which is told only what is new in each."""
+    """A model client that takes its turns through a provider and sends only new items."""
 
-    def __init__(self, provider: TurnTaker, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, provider: TurnProvider, tools: Sequence[dict[str, Any]]) -> None:
         self._provider = provider
         self._tools = tools
         self.error: AntiphonError | None = None
-        """Why the last turn failed, if it did."""
+        """The error of the last turn, if it failed."""
 
-    async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turns:
+    async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         try:
-            turn = await self._ask(state, told)
+            turn = await self._request_turn(state, extra_input)
         except AntiphonError as error:
             self.error = error
             raise
@@ -87,23 +88,24 @@ class ProviderModel:
             {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
             for call in turn.tool_calls
         ]
-        yield Answer(turn.response_id, output, Usage(0, 0, 0))
+        yield ModelAnswer(turn.response_id, output, Usage(0, 0, 0))
 
-    async def _ask(self, state: State, told: Sequence[JsonObject]) -> Turn:
+    async def _request_turn(self, state: RunState, extra_input: Sequence[JsonObject]) -> Turn:
         if state.response_id is None:
-            return await self._provider.generate_responses_turn(None, text_of(state.history), self._tools, None)
-        outputs = {item["call_id"]: item["output"] for item in state.history[state.sent :]}
-        return await self._provider.generate_responses_turn(state.response_id, text_of(told) or None, None, outputs)
+            return await self._provider.generate_responses_turn(None, join_text(state.history), self._tools, None)
+        outputs = {item["call_id"]: item["output"] for item in state.history[state.sent_count :]}
+        text = join_text(extra_input) or None
+        return await self._provider.generate_responses_turn(state.response_id, text, None, outputs)
 
 
 async def run_orchestrator(
-    provider: TurnTaker, tools: Sequence[OrchestratorTool | Tool], prompt: str, max_turns: int = MAX_TURNS
+    provider: TurnProvider, tools: Sequence[OrchestratorTool | Tool], prompt: str, max_turns: int = MAX_TURNS
 ) -> dict[str, Any]:
-    """The decision that the model submits, or the one that stands for none. What the provider raises is raised."""
+    """Return the decision that the model submits, or a rejection without one. Raises the errors of the provider."""
     if max_turns < 1:
         return dict(EXHAUSTED)
-    model = ProviderModel(provider, _offer_all(tools))
-    outcome = await _review(model, tools, prompt, max_turns=max_turns, nudge=NUDGE)
+    model = ProviderModel(provider, _describe_tools(tools))
+    outcome = await _review(model, tools, prompt, max_turns=max_turns, reminder=REMINDER)
     if model.error is not None:
         raise model.error
     if outcome.kind != "decision":
@@ -112,41 +114,35 @@ async def run_orchestrator(
 
 
 async def review(
-    provider: TurnTaker,
+    provider: TurnProvider,
     tools: Sequence[OrchestratorTool | Tool],
     prompt: str,
     *,
     max_turns: int = MAX_TURNS,
-    nudge: str = NUDGE,
+    reminder: str = REMINDER,
 ) -> Outcome:
-    """The same, with how it ended. After a turn of text alone the model is nudged to go on."""
-    model = ProviderModel(provider, _offer_all(tools))
-    return await _review(model, tools, prompt, max_turns=max_turns, nudge=nudge)
+    """Run a review and return its outcome. After a turn of text alone the model gets the text `reminder`."""
+    model = ProviderModel(provider, _describe_tools(tools))
+    return await _review(model, tools, prompt, max_turns=max_turns, reminder=reminder)
 
 
 async def _review(
-    model: ProviderModel, tools: Sequence[OrchestratorTool | Tool], prompt: str, *, max_turns: int, nudge: str
+    model: ProviderModel, tools: Sequence[OrchestratorTool | Tool], prompt: str, *, max_turns: int, reminder: str
 ) -> Outcome:
     journal = Journal(f"run_{secrets.token_hex(8)}")
-    await journal.write(Began("orchestrator", [{"role": "user", "content": prompt}], time.time()))
-    task = Task(limits=Limits(turns=max_turns, wrap_up=False), decision=SUBMIT_DECISION, nudge=nudge, turn_retries=0)
+    await journal.write(StartEntry("orchestrator", [{"role": "user", "content": prompt}], time.time()))
+    limits = Limits(turns=max_turns, wrap_up=False)
+    task = Task(limits=limits, decision=SUBMIT_DECISION, reminder=reminder, turn_retries=0)
     executor = Executor([_make_tool(tool) for tool in tools], unknown="unknown tool requested")
-    loop = Loop(journal, model, executor, task)
-    outcome: Outcome | None = None
-    async with aclosing(loop.events()) as events:
-        async for event in events:
-            if isinstance(event, RunEnded):
-                outcome = event.outcome
-    assert outcome is not None, "a run ends by saying how"
-    return outcome
+    return await read_outcome(Loop(journal, model, executor, task).events())
 
 
-def _offer_all(tools: Sequence[OrchestratorTool | Tool]) -> list[dict[str, Any]]:
-    offered = [tool.describe() if isinstance(tool, Tool) else _offer(tool) for tool in tools]
-    return offered if any(tool.name == SUBMIT_DECISION for tool in tools) else [*offered, DECISION_TOOL]
+def _describe_tools(tools: Sequence[OrchestratorTool | Tool]) -> list[dict[str, Any]]:
+    described = [tool.describe() if isinstance(tool, Tool) else _describe(tool) for tool in tools]
+    return described if any(tool.name == SUBMIT_DECISION for tool in tools) else [*described, DECISION_TOOL]
 
 
-def _offer(tool: OrchestratorTool) -> dict[str, Any]:
+def _describe(tool: OrchestratorTool) -> dict[str, Any]:
     return {
         "type": "function",
         "name": tool.name,
@@ -157,10 +153,10 @@ def _offer(tool: OrchestratorTool) -> dict[str, Any]:
 
 
 def _make_tool(tool: OrchestratorTool | Tool) -> Tool:
-    """What goes wrong in it is an output in the words of this loop."""
+    """Return the tool for the executor. Failures become outputs in the format of the review."""
     if isinstance(tool, Tool):
         if tool.needs_approval:
-            raise ConfigError(f"The tool '{tool.name}' needs approval, and nobody can give it here.")
+            raise ConfigError(f"The tool '{tool.name}' needs approval, which a review cannot get.")
         return structs.replace(tool, repeatable=True)
 
     async def invoke(text: str, _: ToolContext) -> ToolResult:
@@ -180,6 +176,6 @@ def _make_tool(tool: OrchestratorTool | Tool) -> Tool:
         description=tool.description,
         parameters=tool.parameters,
         invoke=invoke,
-        # A review may look at the same thing as often as it has turns for.
+        # A review may repeat a call in every turn.
         repeatable=True,
     )

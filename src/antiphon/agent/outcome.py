@@ -1,5 +1,7 @@
-"""How a run of an agent ends, and what is told on the way there."""
+"""The outcome of a run, and the events on the way to it."""
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -21,7 +23,7 @@ OutcomeKind = Literal[
 
 
 class RunError(Struct, frozen=True):
-    """Why a run failed. `raw` is the text that did not validate, where that was the reason."""
+    """The reason why a run failed. `raw` is the invalid text if the output did not match its type."""
 
     code: str
     message: str
@@ -29,11 +31,11 @@ class RunError(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What a run came to.
+    """The result of an agent run.
 
     `output` is the typed output of a `final` run, or the arguments of a `decision`; `text` is the last text.
-    `pending` are the calls that wait for approval. `history` is the whole conversation as items, and can always be
-    continued. `state` is what another process resumes the run from, if there is something to resume.
+    `pending` are the calls that wait for approval. `history` is the whole conversation as items; a new run can
+    continue it. `state` is set if the run can be resumed: another process can resume it from these bytes.
     """
 
     kind: OutcomeKind
@@ -51,7 +53,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(Struct, tag_field="type"):
-    """Something that happened in a run."""
+    """Base of the events of a run."""
 
     run_id: str
 
@@ -61,7 +63,7 @@ class TurnStarted(RunEvent, tag="turn.started"):
 
 
 class TurnRestarted(RunEvent, tag="turn.restarted"):
-    """The turn broke off and is taken again from its beginning: what was shown of it is to be forgotten."""
+    """The turn failed and starts again. Discard the deltas received since it started."""
 
     number: int
     reason: str
@@ -97,10 +99,26 @@ class TurnFinished(RunEvent, tag="turn.finished"):
 
 
 class Notice(RunEvent, tag="notice"):
-    """Something a person should know: a repeated call, a tool of that name that is not there, a limit that is near."""
+    """A message for people: a repeated call, an estimated usage, a limit that was reached."""
 
     message: str
 
 
 class RunEnded(RunEvent, tag="run.ended"):
     outcome: Outcome
+
+
+RunEvents = AsyncGenerator[RunEvent, None]
+
+
+async def read_outcome(events: RunEvents, on_event: Callable[[RunEvent], object] | None = None) -> Outcome:
+    """Read the events of a run to the end and return its outcome. `on_event` is called with each of them."""
+    outcome: Outcome | None = None
+    async with aclosing(events):
+        async for event in events:
+            if on_event is not None:
+                on_event(event)
+            if isinstance(event, RunEnded):
+                outcome = event.outcome
+    assert outcome is not None, "the last event of a run is RunEnded"
+    return outcome

@@ -1,4 +1,4 @@
-"""What a run is after."""
+"""The goal of a run: its limits, the type of its final answer, and the tool call that ends it."""
 
 import re
 from typing import Any, Protocol
@@ -10,47 +10,53 @@ from antiphon.agent.limits import Limits, Prices
 from antiphon.protocol.json_text import read_json
 from antiphon.tools.schema import JsonType
 
+# A code block in Markdown.
+_FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
+
 
 class Output(Protocol):
-    def read(self, text: str) -> Any:
-        """The final answer that a text stands for. Raises msgspec.ValidationError or msgspec.DecodeError."""
+    def parse(self, text: str) -> Any:
+        """Return the final answer in a text. Raises msgspec.ValidationError or msgspec.DecodeError."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """What a run is after, and how far it may go.
+    """The goal and the limits of a run.
 
-    `output` is the form of the final answer. A call of the tool named `decision` is the run's end. After a turn of text
-    alone that is no end, the model is told to go on with `nudge`.
+    `output` parses the final answer. A call of the tool named `decision` ends the run. With `reminder`, a turn of text
+    alone does not end the run: the model gets this text and takes another turn.
     """
 
     limits: Limits = Limits()
     prices: Prices | None = None
     output: Output | None = None
     decision: str | None = None
-    nudge: str | None = None
+    reminder: str | None = None
     turn_retries: int = 2
 
 
-_FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
-
-
 class TypedOutput:
-    """A final answer of some type. What is no object is put into one, because strict mode wants one at the top."""
+    """A final answer of a Python type.
+
+    Strict mode requires an object at the top level, so the schema wraps other types in one.
+    """
 
     def __init__(self, kind: Any, *, where: str) -> None:
         """Raises ConfigError for a type that has no strict schema."""
-        self._shape = JsonType(kind, where=where, can_loosen=False)
-        self._wrapped = self._shape.schema.get("type") != "object"
-        if self._wrapped:
-            self._shape = JsonType(msgspec.defstruct("Output", [("value", kind)]), where=where, can_loosen=False)
+        self._type = JsonType(kind, where=where, can_loosen=False)
+        self._is_wrapped = self._type.schema.get("type") != "object"
+        if self._is_wrapped:
+            self._type = JsonType(msgspec.defstruct("Output", [("value", kind)]), where=where, can_loosen=False)
 
     @property
     def format(self) -> dict[str, Any]:
-        """What a request asks for."""
-        return {"type": "json_schema", "name": "output", "schema": self._shape.schema, "strict": True}
+        """The `text.format` of a request."""
+        return {"type": "json_schema", "name": "output", "schema": self._type.schema, "strict": True}
 
-    def read(self, text: str) -> Any:
-        """The value in an answer, which may be fenced off as code. Raises msgspec.ValidationError or DecodeError."""
+    def parse(self, text: str) -> Any:
+        """Return the value in an answer. The JSON may be in a Markdown code block.
+
+        Raises msgspec.ValidationError or msgspec.DecodeError.
+        """
         try:
             data = read_json(text)
         except msgspec.DecodeError:
@@ -58,5 +64,5 @@ class TypedOutput:
             if fenced is None:
                 raise
             data = read_json(fenced[1])
-        value = self._shape.convert(data)
-        return value.value if self._wrapped else value
+        value = self._type.convert(data)
+        return value.value if self._is_wrapped else value

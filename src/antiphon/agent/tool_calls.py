@@ -1,164 +1,149 @@
-"""The calls of a turn: which of them may be made, making them side by side, and writing down each before and after."""
+"""The tool calls of a turn: run them concurrently, refuse them, or leave them pending for approval.
+
+The journal has an entry before each call and one after it, so that a crash loses no result and no call runs twice
+unnoticed.
+"""
 
 import asyncio
 import contextlib
-import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
 
-import msgspec
-
-from antiphon.agent.budget import Stopwatch
-from antiphon.agent.entries import Intended, Meaning, Paused, Resulted
-from antiphon.agent.journal import STOPPED, STOPPED_AT, WARNED_AT, WARNING, Journal, sign
+from antiphon.agent.approvals import DENIED, needs_approval
+from antiphon.agent.budget import StopTimer
+from antiphon.agent.entries import CallIntentEntry, CallPauseEntry, CallResultEntry, Consequence
+from antiphon.agent.journal import Journal
+from antiphon.agent.loop_guard import STOP_AT, STOPPED, WARN_AT, add_warning, make_signature
 from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress, ToolStarted
+from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
-from antiphon.protocol.json_text import read_json
+from antiphon.ledger import defer_cancellation
 from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import Executor, make_error_result, replace_surrogates
 
-logger = logging.getLogger(__name__)
-
-NO_ROOM = "The call was not made: the run has reached a limit."
-NOT_MADE = "The call was not made: the run was stopped before."
-TAKEN = "The decision is taken."
-DENIED = "The call was not approved."
+LIMIT_REACHED = "The call was not made: the run has reached a limit."
+RUN_STOPPED = "The call was not made: the run was stopped before."
+DECISION_TAKEN = "The decision is taken."
+AFTER_DECISION = "The call was not made: the decision was taken before."
 CANCELLED = "The call was cancelled. Whether it has had an effect is not known."
-INTERRUPTED = "The process was interrupted during this call. Whether it has had an effect is not known."
 
 MakeContext = Callable[..., ToolContext]
 
+# Marks the end of the calls in the queue of events.
+_DONE = RunEvent("")
 
-class Calls:
-    """Makes the open calls of a run. Afterwards `pending` are those that wait for approval."""
+
+class ToolCalls:
+    """Runs the open calls of a run. Afterwards `pending` are the calls that wait for approval."""
 
     def __init__(
-        self, journal: Journal, executor: Executor, task: Task, stopwatch: Stopwatch, *, make_context: MakeContext
+        self, journal: Journal, executor: Executor, task: Task, stop_timer: StopTimer, *, make_context: MakeContext
     ) -> None:
         self._journal = journal
         self._state = journal.state
         self._executor = executor
         self._task = task
-        self._stopwatch = stopwatch
+        self._stop_timer = stop_timer
         self._make_context = make_context
-        self._happened: asyncio.Queue[RunEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
         self.pending: list[ToolInvocation] = []
 
-    async def make(self, *, has_room: bool) -> AsyncGenerator[RunEvent, None]:
-        """Make those that can be made now, and tell how it goes. Without room nobody would read what they come to."""
+    async def run(self, *, has_next_turn: bool) -> AsyncGenerator[RunEvent, None]:
+        """Run the open calls that can run now. Without a next turn the model cannot read results, so none runs."""
         self.pending = []
-        deciding = next((call for call in self._state.open if call.name == self._task.decision), None)
-        if deciding is None and not has_room:
-            await self.settle_rest(NO_ROOM)
+        open_calls = self._state.open_calls
+        decision = next((call for call in open_calls if call.name == self._task.decision), None)
+        if decision is None and not has_next_turn:
+            await self.close_open_calls(LIMIT_REACHED)
         else:
-            candidates = self._state.open[: self._state.open.index(deciding)] if deciding else list(self._state.open)
+            candidates = open_calls[: open_calls.index(decision)] if decision else list(open_calls)
             admitted: list[ToolInvocation] = []
             repeats: list[int] = []
             for call in candidates:
-                repeated = self._count_repeats(call, admitted)
-                if await self._admit(call, admitted, repeated):
+                repeat = self._count_repeats(call, admitted)
+                if await self._admit(call, admitted, repeat):
                     admitted.append(call)
-                    repeats.append(repeated)
-            # Whoever leaves here must leave no call running: what it came to would be written after the end.
-            async with aclosing(self._run_all(admitted, repeats)) as happening:
-                async for event in happening:
+                    repeats.append(repeat)
+            # Leaving this method must stop all calls: a later result would be written after the end of the run.
+            async with contextlib.aclosing(self._run_all(admitted, repeats)) as events:
+                async for event in events:
                     yield event
-            if deciding is not None and not self.pending:
-                await self._settle(deciding, ToolResult(TAKEN), means="decision")
-                await self.settle_rest("The call was not made: the decision was taken before.")
-        for event in self.drain():
+            if decision is not None and not self.pending:
+                await self._write_result(decision, ToolResult(DECISION_TAKEN), consequence="decision")
+                await self.close_open_calls(AFTER_DECISION)
+        for event in self.drain_events():
             yield event
 
-    async def settle_rest(self, reason: str = NOT_MADE) -> None:
-        """Give every open call an output, so that the conversation can be continued."""
-        for call in list(self._state.open):
-            begun = call.call_id in self._state.intended
-            await self._settle(call, make_error_result(CANCELLED if begun else reason))
+    async def close_open_calls(self, reason: str = RUN_STOPPED) -> None:
+        """Give every open call an error as its output, so that the conversation can be continued."""
+        for call in list(self._state.open_calls):
+            is_started = call.call_id in self._state.started_calls
+            await self._write_result(call, make_error_result(CANCELLED if is_started else reason))
 
-    def drain(self) -> list[RunEvent]:
-        """What has happened and was not told yet."""
-        told = [self._happened.get_nowait() for _ in range(self._happened.qsize())]
-        return [event for event in told if event is not _DONE]
+    def drain_events(self) -> list[RunEvent]:
+        """Return the events that were not emitted yet."""
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [event for event in events if event is not _DONE]
 
-    # Whether to make a call
+    # Which calls run
 
-    async def _admit(self, call: ToolInvocation, admitted: list[ToolInvocation], repeated: int) -> bool:
-        """Whether to make this call now. If not, it waits for approval, or has its result already."""
+    async def _admit(self, call: ToolInvocation, admitted: list[ToolInvocation], repeat: int) -> bool:
+        """Return True if the call runs now. Otherwise it is pending, or its error is written as the result."""
         tool = self._executor.tools.get(call.name)
-        refusal, means = self._find_refusal(call, tool, admitted, repeated)
+        refusal, consequence = self._find_refusal(call, tool, admitted, repeat)
         if refusal is not None:
-            await self._settle(call, make_error_result(refusal), means=means)
+            await self._write_result(call, make_error_result(refusal), consequence=consequence)
             return False
-        if call.call_id not in self._state.judged and self._must_ask(call, tool):
+        if call.call_id not in self._state.verdicts and self._must_ask(call, tool):
             self.pending.append(call)
             return False
         return True
 
     def _find_refusal(
-        self, call: ToolInvocation, tool: Tool | None, admitted: list[ToolInvocation], repeated: int
-    ) -> tuple[str | None, Meaning]:
-        """Why a call is not made, if it is not, and what that means for the run."""
+        self, call: ToolInvocation, tool: Tool | None, admitted: list[ToolInvocation], repeat: int
+    ) -> tuple[str | None, Consequence]:
+        """Return the reason not to run a call, if there is one, and its consequence for the run."""
         state, limit = self._state, self._task.limits.tool_calls
-        verdict = state.judged.get(call.call_id)
-        interrupted = self._is_interrupted(call)
+        verdict = state.verdicts.get(call.call_id)
+        interrupted = is_interrupted(state, call)
         if verdict is not None and not verdict.approved:
             return verdict.reason or (INTERRUPTED if interrupted else DENIED), ""
         if interrupted:
-            told = tool is not None and tool.on_interrupt == "tell" and verdict is None
-            return (INTERRUPTED if told else None), ""
-        waiting = sum(each.call_id not in state.intended for each in admitted)
-        if limit is not None and call.call_id not in state.intended and state.tool_calls + waiting >= limit:
-            return NO_ROOM, "budget"
-        if repeated >= STOPPED_AT:
+            is_reported = tool is not None and tool.on_interrupt == "tell" and verdict is None
+            return (INTERRUPTED if is_reported else None), ""
+        new_calls = sum(each.call_id not in state.started_calls for each in admitted)
+        if limit is not None and call.call_id not in state.started_calls and state.tool_calls + new_calls >= limit:
+            return LIMIT_REACHED, "budget"
+        if repeat >= STOP_AT:
             return STOPPED, "no_progress"
         return None, ""
 
     def _must_ask(self, call: ToolInvocation, tool: Tool | None) -> bool:
-        if tool is None or call.call_id in self._state.paused:
+        if tool is None or call.call_id in self._state.paused_calls:
             return False
-        if self._is_interrupted(call):
-            # It had been allowed before.
+        if is_interrupted(self._state, call):
+            # It was approved before, or needed no approval.
             return tool.on_interrupt == "ask"
-        if not callable(tool.needs_approval):
-            return tool.needs_approval
-        arguments = read_arguments(call)
-        if arguments is None:
-            # The tool will refuse them.
-            return False
-        try:
-            return bool(tool.needs_approval(arguments))
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException:
-            logger.exception("whether the tool %s needs approval cannot be told, so it does", tool.name)
-            return True
-
-    def _is_interrupted(self, call: ToolInvocation) -> bool:
-        """An earlier process was about to make this call, and has not written down what it came to."""
-        return call.call_id in self._state.intended and call.call_id not in self._state.paused
+        return needs_approval(tool, call)
 
     def _count_repeats(self, call: ToolInvocation, others: list[ToolInvocation]) -> int:
-        """How often this call has been made, this time included, as far as that matters."""
+        """Return how often this call has been made, including this time. Calls of repeatable tools count once."""
         tool = self._executor.tools.get(call.name)
         if tool is not None and tool.repeatable:
             return 1
-        signature = sign(call)
-        return 1 + self._state.made[signature] + sum(sign(each) == signature for each in others)
+        signature = make_signature(call)
+        return 1 + self._state.call_counts[signature] + sum(make_signature(each) == signature for each in others)
 
-    # Making them
+    # Running them
 
     async def _run_all(self, calls: list[ToolInvocation], repeats: list[int]) -> AsyncGenerator[RunEvent, None]:
         if not calls:
             return
-        running = [
-            asyncio.ensure_future(self._run(call, repeated)) for call, repeated in zip(calls, repeats, strict=True)
-        ]
+        running = [asyncio.ensure_future(self._run(*each)) for each in zip(calls, repeats, strict=True)]
         everything = asyncio.gather(*running)
-        everything.add_done_callback(lambda _: self._happened.put_nowait(_DONE))
+        everything.add_done_callback(lambda _: self._events.put_nowait(_DONE))
         try:
-            while (event := await self._stopwatch.wait(self._happened.get)) is not _DONE:
+            while (event := await self._stop_timer.wait(self._events.get)) is not _DONE:
                 yield event
             await everything
         finally:
@@ -166,27 +151,29 @@ class Calls:
                 task.cancel()
             await asyncio.gather(everything, *running, return_exceptions=True)
 
-    async def _run(self, call: ToolInvocation, repeated: int) -> None:
+    async def _run(self, call: ToolInvocation, repeat: int) -> None:
         run_id = self._journal.run_id
         context = self._make_context(
             run_id=run_id,
             call_id=call.call_id,
-            # The same for every attempt at this call, and for no other: a model may use an id of a call twice.
+            # Equal for all attempts at this call, and for no other call: a model may use a call id twice.
             idempotency_key=f"{run_id}:{self._state.turns}:{self._state.calls.index(call)}",
             report=self._make_report(call),
         )
-        await self._journal.write(Intended(call.call_id))
-        self._happened.put_nowait(ToolStarted(run_id, call))
+        await self._journal.write(CallIntentEntry(call.call_id))
+        self._events.put_nowait(ToolStarted(run_id, call))
+        # The tool may have had an effect, so the entry after it is written even if this task is cancelled meanwhile.
         try:
             result = await self._executor.execute(call, context)
-        except ApprovalRequired as waiting:
-            await _see_through(self._journal.write(Paused(call.call_id, list(waiting.calls), waiting.state)))
-            self.pending += waiting.calls
+        except ApprovalRequired as required:
+            pause = CallPauseEntry(call.call_id, list(required.calls), required.state)
+            await defer_cancellation(asyncio.ensure_future(self._journal.write(pause)))
+            self.pending += required.calls
             return
-        if repeated >= WARNED_AT:
-            self._happened.put_nowait(Notice(run_id, f"{call.name} was called {repeated} times alike"))
-            result = _warn(result)
-        await _see_through(self._settle(call, result))
+        if repeat >= WARN_AT:
+            self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
+            result = add_warning(result)
+        await defer_cancellation(asyncio.ensure_future(self._write_result(call, result)))
 
     def _make_report(self, call: ToolInvocation) -> Callable[[str], None]:
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
@@ -194,42 +181,15 @@ class Calls:
         def report(message: str) -> None:
             progress = ToolProgress(self._journal.run_id, call.call_id, replace_surrogates(str(message)))
             if threading.get_ident() == thread:
-                self._happened.put_nowait(progress)
+                self._events.put_nowait(progress)
                 return
-            # A thread that nobody waits for any more may outlive the loop.
+            # The thread of a cancelled call may outlive the event loop.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._happened.put_nowait, progress)
+                loop.call_soon_threadsafe(self._events.put_nowait, progress)
 
         return report
 
-    async def _settle(self, call: ToolInvocation, result: ToolResult, *, means: Meaning = "") -> None:
-        await self._journal.write(Resulted(call.call_id, result.output, result.is_error, means, result.spent))
-        self._happened.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
-
-
-_DONE = RunEvent("")
-
-
-async def _see_through(work: Coroutine[Any, Any, None]) -> None:
-    """Do this to the end, even if somebody cancels us meanwhile: what a tool has done must not be forgotten."""
-    working = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(working)
-    except asyncio.CancelledError:
-        await asyncio.gather(working, return_exceptions=True)
-        raise
-
-
-def _warn(result: ToolResult) -> ToolResult:
-    if isinstance(result.output, str):
-        return msgspec.structs.replace(result, output=f"{result.output}\n\n{WARNING}")
-    return msgspec.structs.replace(result, output=[*result.output, {"type": "input_text", "text": WARNING}])
-
-
-def read_arguments(call: ToolInvocation) -> Mapping[str, Any] | None:
-    """The arguments, if they are a JSON object."""
-    try:
-        arguments = read_json(call.arguments or "{}")
-    except msgspec.DecodeError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
+    async def _write_result(self, call: ToolInvocation, result: ToolResult, *, consequence: Consequence = "") -> None:
+        entry = CallResultEntry(call.call_id, result.output, result.is_error, consequence, result.spent)
+        await self._journal.write(entry)
+        self._events.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))

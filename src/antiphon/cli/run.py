@@ -9,13 +9,12 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from antiphon.agent.agent import Agent
 from antiphon.agent.journal import load
-from antiphon.agent.loop import RunEvents
-from antiphon.agent.outcome import Outcome, RunEnded
+from antiphon.agent.outcome import Outcome, RunEvents, read_outcome
 from antiphon.agent.transports.base import Transport
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.agent.transports.http import HttpTransport
@@ -102,7 +101,7 @@ class _Session:
             events = agent.resume_stream(self._run_id, durable=ledger, cancel=self._cancel)
         outcome = await self._watch(events)
         while outcome.kind == "needs_approval":
-            begun = (await load(self._run_id, ledger)).state.intended
+            begun = (await load(self._run_id, ledger)).state.started_calls
             approvals = self._judge(outcome.pending, begun)
             if approvals is None:
                 break
@@ -114,18 +113,11 @@ class _Session:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
-        outcome: Outcome | None = None
         try:
-            async with aclosing(events):
-                async for event in events:
-                    self._report.show(event)
-                    if isinstance(event, RunEnded):
-                        outcome = event.outcome
+            return await read_outcome(events, self._report.show)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-        assert outcome is not None, "a run ends by saying how"
-        return outcome
 
     def _interrupt(self) -> None:
         """The first signal asks for an end, with everything written down. The second one takes it."""

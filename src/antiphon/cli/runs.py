@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from antiphon.agent.journal import Journal, load, text_of
+from antiphon.agent.history import join_text
+from antiphon.agent.journal import Journal, load
 from antiphon.cli import run as running
 from antiphon.cli.run_options import LEDGER_FILE
 from antiphon.cli.run_report import as_text, describe_call, shorten
@@ -69,15 +70,15 @@ def describe_run(journal: Journal) -> list[str]:
     ]
     for item in state.history:
         lines += _describe_item(item)
-    if state.open:
-        lines += ["", "without a result:", *(f"  {call.call_id}  {describe_call(call)}" for call in state.open)]
+    if state.open_calls:
+        lines += ["", "without a result:", *(f"  {call.call_id}  {describe_call(call)}" for call in state.open_calls)]
     return lines
 
 
 def _describe_item(item: JsonObject) -> list[str]:
     match item.get("type", "message"):
         case "message":
-            text = text_of([item])
+            text = join_text([item])
             return [f"{item.get('role', 'assistant')}: {text}"] if text else []
         case "function_call":
             return [

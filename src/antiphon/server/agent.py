@@ -13,7 +13,7 @@ from antiphon.agent.execute.envelope import (
     encode,
     list_unknown,
 )
-from antiphon.agent.execute.execution import Execution, describe_error
+from antiphon.agent.execute.execution import Execution, make_error_envelope
 from antiphon.agent.execute.wire import AgentExecuteBody, Progress
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.config import Settings
@@ -72,7 +72,7 @@ class AgentHandlers:
             raise
         except Exception as failure:
             error = _as_antiphon_error(failure, http_request)
-            envelope = encode(describe_error(error, body))
+            envelope = encode(make_error_envelope(error, body))
         if http_request.status:
             http_request.error_code = None if error is None else error.code or error.type
             await http_request.finish(_encode_event("result", envelope))

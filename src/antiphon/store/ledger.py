@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from antiphon.errors import ConfigError, ServerError, Unavailable
-from antiphon.ledger import EntryTaken, RunSummary
+from antiphon.ledger import EntryTaken, RunSummary, defer_cancellation
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite.migrations import Migration, migrate
 
@@ -71,7 +71,7 @@ class SqliteLedger:
     async def append(
         self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
     ) -> None:
-        await _defer_cancellation(self._submit(self._append, run_id, number, entry, status, title))
+        await defer_cancellation(self._submit(self._append, run_id, number, entry, status, title))
 
     async def read(self, run_id: str) -> Sequence[bytes]:
         return await self._submit(self._read, run_id)
@@ -83,7 +83,7 @@ class SqliteLedger:
         if not self._closed:
             closing = self._submit(self._disconnect)
             self._closed = True
-            await _defer_cancellation(closing)
+            await defer_cancellation(closing)
             self._thread.shutdown(wait=False)
 
     def _submit(self, work: Callable[..., _Result], *arguments: object) -> asyncio.Future[_Result]:
@@ -145,22 +145,6 @@ def _open(path: Path) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"The ledger {path} cannot be opened: {error}") from error
     return connection
-
-
-async def _defer_cancellation(work: asyncio.Future[_Result]) -> _Result:
-    """Wait for work that cannot be stopped. If the task is cancelled meanwhile, its next await raises."""
-    cancellations = 0
-    while not work.done():
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError:
-            cancellations += 1
-    task = asyncio.current_task()
-    if cancellations and task is not None:
-        # Request the cancellation again. uncancel() keeps the number of requests as it was.
-        task.uncancel()
-        task.cancel()
-    return work.result()
 
 
 class MemoryLedger:

@@ -202,7 +202,7 @@ def test_s2_10_sources_bundle_and_warnings_come_from_elsewhere() -> None:
             "Slow down.",
         ),
         ({"status": 502, "body": b"<html>Bad gateway</html>"}, "502", "<html>Bad gateway</html>"),
-        ({"status": 500}, "500", "The call failed with status 500."),
+        ({"status": 500}, "500", "The request failed with status 500."),
         ({"error": ConnectionResetError("peer reset")}, "ConnectionResetError", "peer reset"),
         ({"error": TimeoutError()}, "TimeoutError", "TimeoutError"),
         ({"error": RateLimited("Slow down.")}, "rate_limit_error", "Slow down."),

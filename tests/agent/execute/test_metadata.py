@@ -1,6 +1,6 @@
 import pytest
 
-from antiphon.agent.execute.execution import UsageRegistry, build_usage_block
+from antiphon.agent.execute.builder import UsageRegistry, build_usage_block
 from antiphon.errors import ConfigError
 
 
@@ -27,9 +27,9 @@ def test_s1_20_the_block_has_these_delimiters_and_trimmed_texts() -> None:
     [
         ("send", None, "The tool 'send' has no usage text."),
         ("send", " \n", "The tool 'send' has no usage text."),
-        ("look_up", "Again.", "There are two tools called 'look_up'."),
-        ("it's", "Use.", 'A tool cannot be called "it\'s".'),
-        ("", "Use.", "A tool cannot be called ''."),
+        ("look_up", "Again.", "There are two tools named 'look_up'."),
+        ("it's", "Use.", 'Invalid tool name "it\'s".'),
+        ("", "Use.", "Invalid tool name ''."),
     ],
 )
 def test_a_tool_that_cannot_be_told_about_is_refused(name: str, usage: str | None, reason: str) -> None:

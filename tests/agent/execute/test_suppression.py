@@ -1,7 +1,7 @@
 """The guard against loops on the server's side: a warning, then a made-up success."""
 
 from antiphon.agent.execute.execution import SUPPRESSED, SuppressingExecutor
-from antiphon.agent.journal import WARNING
+from antiphon.agent.loop_guard import WARNING
 from antiphon.tools.base import ToolContext, ToolInvocation
 from antiphon.tools.function import tool
 
@@ -34,7 +34,7 @@ async def test_the_second_identical_call_is_warned_of_and_the_third_is_not_made(
 
 
 async def test_a_tool_that_is_not_there_takes_no_time() -> None:
-    executor = SuppressingExecutor([], left_to_client=["open file"])
+    executor = SuppressingExecutor([], client_tools=["open file"])
     result = await executor.execute(ToolInvocation("call_1", "nobody", "{}"), CONTEXT)
     assert (result.is_error, executor.executed["call_1"].milliseconds) == (True, None)
     assert executor.tools["open file"].needs_approval is True

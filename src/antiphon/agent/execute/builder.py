@@ -1,70 +1,42 @@
-"""From an agent's turn to a request of the Responses API."""
+"""Build a request of the Responses API from an agent's turn, with its text blocks.
 
+The blocks are `[TOOL_RESULTS]` (results of client tools) and the usage metadata of server tools. The `[CONTEXT]` block
+is in `rag.py`.
+"""
+
+import logging
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from antiphon.agent.execute.envelope import AgentExecuteRequest, ConversationContext
+from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import read_json
+
+logger = logging.getLogger(__name__)
+
+BEGIN = "<<<APTIX_SERVER_TOOL_USAGE_METADATA_BEGIN>>>"
+END = "<<<APTIX_SERVER_TOOL_USAGE_METADATA_END>>>"
+
+Dialect = Literal["openai", "aptix"]
+Streaming = bool | None
+"""The `stream` of the request; None omits it."""
+
+# The type of a text part, and of a tool choice by name.
+_TEXT_TYPES: dict[Dialect, str] = {"openai": "input_text", "aptix": "text"}
+_CHOICE_TYPES: dict[Dialect, str] = {"openai": "function", "aptix": "tool"}
 
 _MISSING = "(missing)"
 _FLAGS = ("IsServerTool", "WasExecuted")
 _BODIES = ("ArgumentsJson", "ResultJson", "ErrorMessage")
 
 
-def build_tool_results(tool_results_json: str | None) -> str | None:
-    """The `[TOOL_RESULTS]` block of a JSON array of results; None where there is nothing to tell."""
-    try:
-        results = read_json(tool_results_json or "null")
-    except msgspec.DecodeError:
-        return None
-    entries = [_describe(result) for result in results if isinstance(result, dict)] if isinstance(results, list) else []
-    if not entries:
-        return None
-    return "\n".join(["[TOOL_RESULTS]", "", *("\n".join(entry) + "\n" for entry in entries)]).rstrip()
-
-
-def _describe(result: dict[str, Any]) -> list[str]:
-    lines = [f"- CallId: {_name(result, 'CallId')}", f"  Name: {_name(result, 'Name')}"]
-    for flag in _FLAGS:
-        value = _find(result, flag)
-        if isinstance(value, bool):
-            lines.append(f"  {flag}: {'true' if value else 'false'}")
-    for field in _BODIES:
-        text = _text(_find(result, field))
-        if text.strip():
-            lines += [f"  {field}:", f"    {text}"]
-    return lines
-
-
-def _name(result: dict[str, Any], field: str) -> str:
-    return _text(_find(result, field)) or _MISSING
-
-
-def _find(result: dict[str, Any], field: str) -> Any:
-    """The field in PascalCase or in camelCase."""
-    value = result.get(field)
-    return value if value is not None else result.get(field[0].lower() + field[1:])
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-Dialect = Literal["openai", "aptix"]
-Streaming = bool | None
-"""Whether the answer is to come as a stream; None leaves it to the server."""
-
-# What the two dialects call a piece of text, and a choice that names a tool.
-_TEXT_TYPES: dict[Dialect, str] = {"openai": "input_text", "aptix": "text"}
-_CHOICE_TYPES: dict[Dialect, str] = {"openai": "function", "aptix": "tool"}
-
-
 class ResponsesRequestBuilder:
-    """Builds requests. The first of a conversation has the system message and the tools; those that continue it do not,
-    because the response they continue has both.
+    """Builds requests.
+
+    The first request of a conversation has the system message and the tools. Continuations do not: the response that
+    they continue has both.
     """
 
     @staticmethod
@@ -77,21 +49,21 @@ class ResponsesRequestBuilder:
         *,
         dialect: Dialect = "openai",
     ) -> dict[str, Any]:
-        """The request as a JSON object. What is not set has no key."""
+        """Return the request as a JSON object, without keys for unset values."""
         if context is None:
             raise TypeError("context must not be None")
         if request is None:
             raise TypeError("request must not be None")
-        initial = _is_blank(request.response_continuation_id)
-        say = _Speaker(_TEXT_TYPES[dialect])
+        is_initial = _is_blank(request.response_continuation_id)
+        messages = _MessageBuilder(_TEXT_TYPES[dialect])
         built: dict[str, Any] = {"model": context.model_name, "temperature": context.temperature}
         if stream is not None:
             built["stream"] = stream
-        if not initial:
+        if not is_initial:
             built["previous_response_id"] = request.response_continuation_id
-        system = [say.system(context, request, tool_usage_metadata_block)] if initial else []
-        built["input"] = [*system, say.user(request, rag_context_block, initial=initial)]
-        tools = _read_tools(request.tools_json) if initial else None
+        system = [messages.build_system(context, request, tool_usage_metadata_block)] if is_initial else []
+        built["input"] = [*system, messages.build_user(request, rag_context_block, is_initial=is_initial)]
+        tools = _parse_tools(request.tools_json) if is_initial else None
         if tools is not None:
             built["tools"] = tools
         if request.tool_choice_name:
@@ -99,36 +71,36 @@ class ResponsesRequestBuilder:
         return built
 
 
-class _Speaker:
+class _MessageBuilder:
     def __init__(self, text_type: str) -> None:
         self._text_type = text_type
 
-    def system(
+    def build_system(
         self, context: ConversationContext, request: AgentExecuteRequest, usage_block: str | None
     ) -> dict[str, Any]:
-        # What comes first weighs most: nothing may be put before the conversation's own system prompt.
+        # The system prompt of the conversation comes first: nothing may take precedence over it.
         texts = [context.system or ""]
         if not _is_blank(request.system_prompt):
             texts.append(request.system_prompt or "")
         if usage_block:
             texts.append(usage_block)
-        return self._message("system", texts)
+        return self._build_message("system", texts)
 
-    def user(self, request: AgentExecuteRequest, rag_block: str | None, *, initial: bool) -> dict[str, Any]:
+    def build_user(self, request: AgentExecuteRequest, rag_block: str | None, *, is_initial: bool) -> dict[str, Any]:
         texts = [f"[MODE: {request.mode or ''}]\n\n[INSTRUCTION]\n{request.instruction or ''}"]
         if not _is_blank(rag_block):
             texts.append(rag_block or "")
-        results = None if initial else build_tool_results(request.tool_results_json)
+        results = None if is_initial else build_tool_results(request.tool_results_json)
         if results is not None:
             texts.append(results)
-        return self._message("user", texts)
+        return self._build_message("user", texts)
 
-    def _message(self, role: str, texts: list[str]) -> dict[str, Any]:
+    def _build_message(self, role: str, texts: list[str]) -> dict[str, Any]:
         return {"role": role, "content": [{"type": self._text_type, "text": text} for text in texts]}
 
 
-def _read_tools(tools_json: str | None) -> list[dict[str, Any]] | None:
-    """The tools of a JSON array; None when it is none. A turn without its tools is better than no turn."""
+def _parse_tools(tools_json: str | None) -> list[dict[str, Any]] | None:
+    """Return the tools in a JSON array; None for other text, because a malformed list must not fail the turn."""
     if not tools_json:
         return None
     try:
@@ -140,3 +112,81 @@ def _read_tools(tools_json: str | None) -> list[dict[str, Any]] | None:
 
 def _is_blank(text: str | None) -> bool:
     return text is None or not text.strip()
+
+
+# The block with the usage metadata of server tools
+
+
+class UsageRegistry:
+    """Tools by name, each with its usage text. A tool without one is rejected, because models misuse such tools."""
+
+    def __init__(self) -> None:
+        self._usages: dict[str, str] = {}
+
+    def register(self, name: str, usage: str | None) -> None:
+        if not name or "'" in name or "\n" in name:
+            raise ConfigError(f"Invalid tool name {name!r}.")
+        if usage is None or not usage.strip():
+            raise ConfigError(f"The tool '{name}' has no usage text.")
+        if name in self._usages:
+            raise ConfigError(f"There are two tools named '{name}'.")
+        self._usages[name] = usage
+
+    def build_block(self) -> str | None:
+        return build_usage_block(self._usages)
+
+
+def build_usage_block(usages: Mapping[str, str | None]) -> str | None:
+    """Return the block for these tools, in their order; None if no tool has a text. Tools without one are skipped."""
+    parts: list[str] = []
+    for name, usage in usages.items():
+        text = (usage or "").strip()
+        if not text:
+            logger.warning("the tool %s has no usage text and is not in the system prompt", name)
+            continue
+        parts += [f"<<<APTIX_TOOL_USAGE_BEGIN name='{name}'>>>", text, f"<<<APTIX_TOOL_USAGE_END name='{name}'>>>", ""]
+    return "\n".join([BEGIN, *parts, END]) if parts else None
+
+
+# The block with the results of client tools
+
+
+def build_tool_results(tool_results_json: str | None) -> str | None:
+    """Return the `[TOOL_RESULTS]` block for a JSON array of results; None for empty or malformed text."""
+    try:
+        results = read_json(tool_results_json or "null")
+    except msgspec.DecodeError:
+        return None
+    entries = [_describe(result) for result in results if isinstance(result, dict)] if isinstance(results, list) else []
+    if not entries:
+        return None
+    return "\n".join(["[TOOL_RESULTS]", "", *("\n".join(entry) + "\n" for entry in entries)]).rstrip()
+
+
+def _describe(result: dict[str, Any]) -> list[str]:
+    lines = [f"- CallId: {_find_name(result, 'CallId')}", f"  Name: {_find_name(result, 'Name')}"]
+    for flag in _FLAGS:
+        value = _find(result, flag)
+        if isinstance(value, bool):
+            lines.append(f"  {flag}: {'true' if value else 'false'}")
+    for field in _BODIES:
+        text = _to_text(_find(result, field))
+        if text.strip():
+            lines += [f"  {field}:", f"    {text}"]
+    return lines
+
+
+def _find_name(result: dict[str, Any], field: str) -> str:
+    return _to_text(_find(result, field)) or _MISSING
+
+
+def _find(result: dict[str, Any], field: str) -> Any:
+    """Return the field in PascalCase, else in camelCase."""
+    value = result.get(field)
+    return value if value is not None else result.get(field[0].lower() + field[1:])
+
+
+def _to_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,7 +1,7 @@
-"""What goes in and out of an agent's turn: a stable envelope around whatever the model's API looks like.
+"""The request and response envelopes of an agent's turn. They are independent of the API of the model.
 
-On the wire the names are in PascalCase. On the way in any spelling of them will do: `conversationId`,
-`conversation_id`, `CONVERSATIONID`.
+On the wire the names are in PascalCase. Requests may use other spellings: `conversationId`, `conversation_id`,
+`CONVERSATIONID`.
 """
 
 from typing import Any, TypeVar, get_args
@@ -14,11 +14,11 @@ from antiphon.protocol import validation
 
 
 class Envelope(Struct, rename="pascal", kw_only=True):
-    """Base of all that is spelled in PascalCase."""
+    """Base of the structs with PascalCase names."""
 
 
 class ConversationContext(Envelope):
-    """What holds for a whole conversation: the model, its temperature, and the system prompt it starts from."""
+    """Settings of a whole conversation: the model, its temperature, and the system prompt."""
 
     model_name: str
     temperature: float
@@ -26,10 +26,10 @@ class ConversationContext(Envelope):
 
 
 class AgentExecuteRequest(Envelope):
-    """One turn that a client asks for.
+    """One turn of an agent.
 
-    `response_continuation_id` is what the turn before gave out. `tools_json` and `tool_results_json` are JSON arrays as
-    text: what is wrong in them must not lose the turn.
+    `response_continuation_id` is that of the response before. `tools_json` and `tool_results_json` are JSON arrays as
+    text; malformed text does not fail the turn.
     """
 
     conversation_id: str | None = None
@@ -43,7 +43,7 @@ class AgentExecuteRequest(Envelope):
 
 
 class ExecutionContext(Envelope):
-    """Where a turn is executed. `turn_id` is the number of an internal counter, if there is one."""
+    """The ids of the contexts of a turn. `turn_id` is set if an internal counter numbers the turns."""
 
     conversation_context_id: str | None = None
     agent_context_id: str | None = None
@@ -59,7 +59,7 @@ class LlmUsage(Envelope):
 
 
 class SourceRef(Envelope):
-    """A piece of text that the model was given to answer from. `tag` is what answers cite it by."""
+    """A source of the answer: a chunk of text that the model has read. Answers cite it by `tag`."""
 
     tag: str
     path: str | None = None
@@ -78,14 +78,14 @@ class BundledFile(Envelope):
 
 
 class FileBundle(Envelope):
-    """Files that an agent has made or changed."""
+    """Files that an agent has created or changed."""
 
     root: str = "."
     files: list[BundledFile] = []
 
 
 class AgentToolCall(Envelope):
-    """A call of a tool, as the model made it: `arguments_json` is its very text. The rest says what became of it."""
+    """A tool call. `arguments_json` is the text of the model, unchanged. The optional fields describe its execution."""
 
     call_id: str
     name: str
@@ -99,7 +99,7 @@ class AgentToolCall(Envelope):
 
 
 class AgentExecuteResponse(Envelope):
-    """What a turn came to. `kind` is `ok`, `tool-only`, `error` or `empty`."""
+    """The result of a turn. `kind` is `ok`, `tool-only`, `error` or `empty`."""
 
     kind: str
     conversation_id: str | None = None
@@ -130,19 +130,18 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(body: bytes | str, kind: type[E]) -> E:
-    """An envelope out of its JSON. Raises InvalidRequest, naming the field. What is null is as if left out."""
+    """Decode an envelope. Null is the same as a missing field. Raises InvalidRequest, which names the field."""
     return _decode(body, kind, kind)
 
 
 def decode_all(body: bytes | str, kind: type[E]) -> list[E]:
-    """The envelopes of a JSON array."""
+    """Decode a JSON array of envelopes."""
     return _decode(body, list[kind], kind)  # type: ignore[valid-type]  # made at run time
 
 
-def _decode(body: bytes | str, whole: type[T], kind: type[Envelope]) -> T:
+def _decode(body: bytes | str, target: type[T], kind: type[Envelope]) -> T:
     try:
-        read = msgspec.json.decode(body)
-        return msgspec.convert(_spell(read, kind), whole)
+        return msgspec.convert(_normalise_keys(msgspec.json.decode(body), kind), target)
     except msgspec.ValidationError as error:
         raise validation.parse_error(error).to_invalid_request() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -152,25 +151,25 @@ def _decode(body: bytes | str, whole: type[T], kind: type[Envelope]) -> T:
 
 
 def list_unknown(body: bytes | str, kind: type[Envelope]) -> list[str]:
-    """The fields of an envelope's JSON that it has no place for."""
+    """Return the names in the JSON that are not fields of the envelope."""
     known = {_fold(field.encode_name) for field in structs.fields(kind)}
     return [name for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if _fold(name) not in known]
 
 
-def _spell(value: Any, kind: Any) -> Any:
-    """The value with its keys as the envelope spells them."""
+def _normalise_keys(value: Any, kind: Any) -> Any:
+    """Return the value with the keys in the spelling of the envelope."""
     options = get_args(kind) or (kind,)
     for each in options:
         if isinstance(each, type) and issubclass(each, Envelope) and isinstance(value, dict):
             fields = {_fold(field.encode_name): field for field in structs.fields(each)}
             known = ((fields.get(_fold(key)), key, inner) for key, inner in value.items())
             return {
-                field.encode_name if field else key: _spell(inner, field.type) if field else inner
+                field.encode_name if field else key: _normalise_keys(inner, field.type) if field else inner
                 for field, key, inner in known
                 if not (field is not None and inner is None and not field.required)
             }
         if isinstance(value, list) and isinstance(each, type) and issubclass(each, Envelope):
-            return [_spell(inner, each) for inner in value]
+            return [_normalise_keys(inner, each) for inner in value]
     return value
 
 

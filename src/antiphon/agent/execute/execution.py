@@ -1,11 +1,10 @@
-"""A turn that a client asks for, end to end: the request, the tools that run here, and the envelope that comes of it.
+"""The execution of a turn of the execute endpoint: the request, the server's tools, and the response envelope.
 
-Tools are of two kinds. Those of the server are run here, and the model goes on, until it calls nothing more. Those that
-the client offers are the client's to run: a turn that calls one ends there, with what the server's own calls have come
-to, and the client goes on from it with the results.
+Tools of the server run here, and the model continues until it makes no more calls. Tools that the client offers run at
+the client: a turn with a call of one ends there, with the results of the server's own calls, and the client continues
+it with its results.
 """
 
-import logging
 import secrets
 import time
 from collections import Counter
@@ -16,8 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from antiphon.agent.entries import Began
-from antiphon.agent.execute.builder import ResponsesRequestBuilder, build_tool_results
+from antiphon.agent.entries import StartEntry
+from antiphon.agent.execute.builder import ResponsesRequestBuilder, build_tool_results, build_usage_block
 from antiphon.agent.execute.envelope import (
     AgentExecuteResponse,
     AgentToolCall,
@@ -28,152 +27,68 @@ from antiphon.agent.execute.envelope import (
 from antiphon.agent.execute.mapper import map_error, map_response
 from antiphon.agent.execute.model import ExecutionModel
 from antiphon.agent.execute.rag import RagContext, build_context
-from antiphon.agent.execute.tool_results import answer_calls
-from antiphon.agent.execute.wire import AgentExecuteBody, Progress, tell
-from antiphon.agent.history import list_calls
-from antiphon.agent.journal import STOPPED, STOPPED_AT, WARNED_AT, WARNING, Journal, Signature, sign
+from antiphon.agent.execute.tool_results import make_output_items
+from antiphon.agent.execute.wire import AgentExecuteBody, Progress, make_progress
+from antiphon.agent.history import find_complete_calls
+from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits
 from antiphon.agent.loop import Loop
+from antiphon.agent.loop_guard import STOP_AT, STOPPED, WARN_AT, Signature, add_warning, make_signature
 from antiphon.agent.outcome import Outcome, RunEnded, TurnStarted
 from antiphon.agent.task import Task
 from antiphon.agent.transports.base import Transport
-from antiphon.errors import AntiphonError, ConfigError, InvalidRequest, MissingParameter
+from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
 from antiphon.tools.executor import Executor
 
-logger = logging.getLogger(__name__)
-
-BEGIN = "<<<APTIX_SERVER_TOOL_USAGE_METADATA_BEGIN>>>"
-END = "<<<APTIX_SERVER_TOOL_USAGE_METADATA_END>>>"
-
-
-class UsageRegistry:
-    """Tools by name, each with the text that says how it is used. One without is refused: models misuse such tools."""
-
-    def __init__(self) -> None:
-        self._usages: dict[str, str] = {}
-
-    def register(self, name: str, usage: str | None) -> None:
-        if not name or "'" in name or "\n" in name:
-            raise ConfigError(f"A tool cannot be called {name!r}.")
-        if usage is None or not usage.strip():
-            raise ConfigError(f"The tool '{name}' has no usage text.")
-        if name in self._usages:
-            raise ConfigError(f"There are two tools called '{name}'.")
-        self._usages[name] = usage
-
-    def build_block(self) -> str | None:
-        return build_usage_block(self._usages)
-
-
-def build_usage_block(usages: Mapping[str, str | None]) -> str | None:
-    """The block for these tools, in their order; None if none has a text. Those without are left out."""
-    parts: list[str] = []
-    for name, usage in usages.items():
-        text = (usage or "").strip()
-        if not text:
-            logger.warning("the tool %s has no usage text and is not in the system prompt", name)
-            continue
-        parts += [f"<<<APTIX_TOOL_USAGE_BEGIN name='{name}'>>>", text, f"<<<APTIX_TOOL_USAGE_END name='{name}'>>>", ""]
-    return "\n".join([BEGIN, *parts, END]) if parts else None
-
+MAX_ITERATIONS = 10
+MODEL_KEY = "agent_model"
+"""The metadata key of a response for the requested model name, so that a continuation requests the same model."""
 
 SUPPRESSED = msgspec.json.encode({"status": "suppressed", "message": STOPPED}).decode()
 
 
-class Executed(Struct, frozen=True):
-    """What a call came to. One that was not made has taken no time."""
-
-    result: ToolResult
-    milliseconds: int | None = None
-
-
-async def _never(_: str, __: ToolContext) -> ToolResult:
-    raise AssertionError("the client runs it")
-
-
-# Stands for every tool of the client, whatever that calls it: a call of one is not made here, so it waits.
-_THEIRS = Tool(name="theirs", description="", parameters={}, invoke=_never, needs_approval=True, repeatable=True)
-
-
-class SuppressingExecutor(Executor):
-    """Runs `tools`, and leaves calls by other names to the client. `executed` are the calls so far, by their ids."""
-
-    def __init__(self, tools: Iterable[Tool], *, left_to_client: Iterable[str] = ()) -> None:
-        # The guard against loops is our own, in this format's manner.
-        super().__init__(msgspec.structs.replace(tool, repeatable=True) for tool in tools)
-        self.tools = dict.fromkeys(left_to_client, _THEIRS) | dict(self.tools)
-        self.executed: dict[str, Executed] = {}
-        self._asked: Counter[Signature] = Counter()
-
-    async def execute(self, call: ToolInvocation, context: ToolContext) -> ToolResult:
-        signature = sign(call)
-        self._asked[signature] += 1
-        repeats = self._asked[signature]
-        if repeats >= STOPPED_AT:
-            return self._note(call, Executed(ToolResult(SUPPRESSED)))
-        began = time.perf_counter()
-        result = await super().execute(call, context)
-        took = round((time.perf_counter() - began) * 1000) if call.name in self.tools else None
-        return self._note(call, Executed(_warn(result) if repeats >= WARNED_AT else result, took))
-
-    def _note(self, call: ToolInvocation, executed: Executed) -> ToolResult:
-        self.executed[call.call_id] = executed
-        return executed.result
-
-
-def _warn(result: ToolResult) -> ToolResult:
-    if isinstance(result.output, str):
-        return ToolResult(f"{result.output}\n\n{WARNING}", result.is_error)
-    return ToolResult([*result.output, {"type": "input_text", "text": WARNING}], result.is_error)
-
-
-MAX_ITERATIONS = 10
-MODEL_KEY = "agent_model"
-"""Where a response says under which name its model was asked for, so that a continuation asks the same one."""
-
-
 class Execution:
-    """One turn. `previous` is the response that it continues. `error` is why it failed, once it has."""
+    """The execution of one turn. `previous` is the response that it continues. `error` is set if the turn failed."""
 
     def __init__(
         self,
-        asked: AgentExecuteBody,
+        body: AgentExecuteBody,
         *,
         transport: Transport,
         defaults: ConversationContext,
         tools: Sequence[Tool] = (),
         previous: JsonObject | None = None,
     ) -> None:
-        """Raises InvalidRequest for what cannot be executed."""
-        self._asked = asked
-        self._place = ExecutionContext(
-            conversation_context_id=asked.conversation_context_id, agent_context_id=asked.agent_context_id
+        """Raises InvalidRequest for a body that cannot be executed."""
+        self._body = body
+        self._execution_context = ExecutionContext(
+            conversation_context_id=body.conversation_context_id, agent_context_id=body.agent_context_id
         )
         self.warnings: list[str] = []
-        self._rag = self._read_chunks()
-        self._context = _choose_context(asked, defaults, previous)
-        request = self._build(tools, previous)
+        self._rag = self._build_rag_context()
+        self._context = _choose_context(body, defaults, previous)
+        request = self._build_request(tools, previous)
         self._server_tools = {tool.name for tool in tools}
-        self._client_tools = set(_names(request.get("tools", ()))) - self._server_tools
-        self._executor = SuppressingExecutor(tools, left_to_client=self._client_tools)
+        self._client_tools = set(_find_tool_names(request.get("tools", ()))) - self._server_tools
+        self._executor = SuppressingExecutor(tools, client_tools=self._client_tools)
         self._model = ExecutionModel(transport, request)
         self.error: AntiphonError | None = None
 
     async def events(self) -> AsyncGenerator[Progress | AgentExecuteResponse, None]:
-        """What happens, and the envelope last. There is no progress before the request was taken."""
+        """Execute the turn: yield progress, and the envelope last. Progress starts when the server has accepted."""
         journal = Journal(f"turn_{secrets.token_hex(8)}")
-        await journal.write(Began("execute", [], time.time()))
+        await journal.write(StartEntry("execute", [], time.time()))
         task = Task(limits=Limits(turns=MAX_ITERATIONS), turn_retries=0)
         loop = Loop(journal, self._model, self._executor, task)
         held: list[Progress] = []
-        async with aclosing(loop.events()) as happening:
-            async for event in happening:
+        async with aclosing(loop.events()) as events:
+            async for event in events:
                 if isinstance(event, RunEnded):
-                    yield self._conclude(event.outcome)
+                    yield self._make_envelope(event.outcome)
                     return
-                progress = tell(event)
+                progress = make_progress(event)
                 held += [progress] if progress is not None else []
                 if not isinstance(event, TurnStarted):
                     for each in held:
@@ -182,49 +97,51 @@ class Execution:
 
     # The request
 
-    def _build(self, tools: Sequence[Tool], previous: JsonObject | None) -> JsonObject:
-        asked = self._asked
-        if previous is None and not asked.instruction.strip():
+    def _build_request(self, tools: Sequence[Tool], previous: JsonObject | None) -> JsonObject:
+        body, is_initial = self._body, previous is None
+        if is_initial and not body.instruction.strip():
             raise MissingParameter("Missing required parameter: 'Instruction'.", param="Instruction")
-        block = asked.rag_context_block or (self._rag.block if self._rag is not None else None)
+        block = body.rag_context_block or (self._rag.block if self._rag is not None else None)
         usage = build_usage_block({tool.name: tool.description for tool in tools})
-        built = ResponsesRequestBuilder.build(self._context, asked, block, usage)
-        offered: list[JsonObject] = built.get("tools", []) if previous is None else previous.get("tools") or []
-        offered = self._check_offer(offered, tools, initial=previous is None)
-        self._check_texts(built, initial=previous is None)
+        request = ResponsesRequestBuilder.build(self._context, body, block, usage)
+        client_tools: list[JsonObject] = request.get("tools", []) if previous is None else previous.get("tools") or []
+        client_tools = self._check_client_tools(client_tools, tools, is_initial=is_initial)
+        self._check_json_texts(request, is_initial=is_initial)
         if previous is not None:
-            calls = list_calls(previous.get("output") or ())
-            built["input"] = [*answer_calls(calls, asked.tool_results_json), *built["input"]]
-        if offered or tools:
-            built["tools"] = [*offered, *(tool.describe() for tool in tools)]
-        return built | {"store": True, "metadata": {MODEL_KEY: self._context.model_name}}
+            calls = find_complete_calls(previous.get("output") or ())
+            request["input"] = [*make_output_items(calls, body.tool_results_json), *request["input"]]
+        if client_tools or tools:
+            request["tools"] = [*client_tools, *(tool.describe() for tool in tools)]
+        return request | {"store": True, "metadata": {MODEL_KEY: self._context.model_name}}
 
-    def _check_offer(self, offered: list[JsonObject], tools: Sequence[Tool], *, initial: bool) -> list[JsonObject]:
-        """The client's tools. Those of an earlier turn come with the server's, which may have changed since."""
+    def _check_client_tools(
+        self, client_tools: list[JsonObject], tools: Sequence[Tool], *, is_initial: bool
+    ) -> list[JsonObject]:
+        """Return the client's tools. Those of a previous response include the server's, which may have changed."""
         own = {tool.name for tool in tools}
-        if not initial:
-            return [tool for tool in offered if own.isdisjoint(_names([tool]))]
-        for name in _names(offered):
+        if not is_initial:
+            return [tool for tool in client_tools if own.isdisjoint(_find_tool_names([tool]))]
+        for name in _find_tool_names(client_tools):
             if name in own:
                 raise InvalidRequest(
                     f"The server has a tool '{name}' of its own.", param="ToolsJson", code="duplicate_tool"
                 )
-        return offered
+        return client_tools
 
-    def _check_texts(self, built: JsonObject, *, initial: bool) -> None:
-        """What is wrong in the texts, or does not belong to this turn, does not lose it, but is told."""
-        asked = self._asked
-        if asked.tools_json and initial and "tools" not in built:
-            self.warnings.append("ToolsJson is not a JSON array: it was left aside.")
-        if asked.tools_json and not initial:
-            self.warnings.append("ToolsJson counts in the first turn alone: it was left aside.")
-        if asked.tool_results_json and initial:
-            self.warnings.append("ToolResultsJson counts in a continuation alone: it was left aside.")
-        elif asked.tool_results_json and build_tool_results(asked.tool_results_json) is None:
-            self.warnings.append("ToolResultsJson holds no results: it was left aside.")
+    def _check_json_texts(self, request: JsonObject, *, is_initial: bool) -> None:
+        """Collect warnings about malformed or ignored JSON texts. They do not fail the turn."""
+        body = self._body
+        if body.tools_json and is_initial and "tools" not in request:
+            self.warnings.append("ToolsJson is ignored: it is not a JSON array.")
+        if body.tools_json and not is_initial:
+            self.warnings.append("ToolsJson is ignored: it applies only to the first turn.")
+        if body.tool_results_json and is_initial:
+            self.warnings.append("ToolResultsJson is ignored: it applies only to a continuation.")
+        elif body.tool_results_json and build_tool_results(body.tool_results_json) is None:
+            self.warnings.append("ToolResultsJson is ignored: it contains no results.")
 
-    def _read_chunks(self) -> RagContext | None:
-        chunks = [chunk.as_chunk() for chunk in self._asked.rag_chunks]
+    def _build_rag_context(self) -> RagContext | None:
+        chunks = [chunk.to_chunk() for chunk in self._body.rag_chunks]
         if not chunks:
             return None
         context = build_context(chunks)
@@ -234,37 +151,37 @@ class Execution:
 
     # The envelope
 
-    def _conclude(self, outcome: Outcome) -> AgentExecuteResponse:
+    def _make_envelope(self, outcome: Outcome) -> AgentExecuteResponse:
         if outcome.kind == "max_turns":
             self.warnings.append(f"The model was stopped after {MAX_ITERATIONS} iterations.")
         self.error = self._model.error
         envelope = self._map_error() if self.error is not None else self._map(self._model.responses[-1])
         if self._model.responses:
             last = self._model.responses[-1]
-            # What was done before an error is done, and can be gone on from.
+            # The turns before an error are finished, and the client can continue from them.
             envelope.response_continuation_id = last["id"]
             envelope.tool_calls = self._describe_calls(last, outcome)
-            envelope.usage = _add_up(self._map(response).usage for response in self._model.responses)
+            envelope.usage = _sum_usage(self._map(response).usage for response in self._model.responses)
         envelope.warnings = self.warnings
         return envelope
 
     def _map(self, response: JsonObject) -> AgentExecuteResponse:
         sources = self._rag.sources if self._rag is not None else ()
-        return map_response(response, self._asked, self._place, sources=sources)
+        return map_response(response, self._body, self._execution_context, sources=sources)
 
     def _map_error(self) -> AgentExecuteResponse:
         assert self.error is not None
         if self._model.failed is not None and self._model.failed.get("error"):
             return self._map(self._model.failed)
-        return describe_error(self.error, self._asked, self._place)
+        return make_error_envelope(self.error, self._body, self._execution_context)
 
     def _describe_calls(self, response: JsonObject, outcome: Outcome) -> list[AgentToolCall]:
         outputs = {item["call_id"]: item["output"] for item in outcome.history if "output" in item}
-        answerable = {call["call_id"] for call in list_calls(response["output"])}
+        complete = {call["call_id"] for call in find_complete_calls(response["output"])}
         described: list[AgentToolCall] = []
         for call in self._map(response).tool_calls:
-            if call.call_id not in answerable:
-                self.warnings.append(f"The call of {call.name} was cut off: it was left out.")
+            if call.call_id not in complete:
+                self.warnings.append(f"The call of {call.name} was cut off and is omitted.")
                 continue
             self._describe_call(call, outputs.get(call.call_id))
             described.append(call)
@@ -280,48 +197,94 @@ class Execution:
         if output is None:
             return
         if executed is None or executed.result.is_error:
-            call.error_message = _read_error(output)
+            call.error_message = _find_error_message(output)
         else:
-            call.result_json = _as_json(output)
+            call.result_json = _to_json(output)
 
 
-def describe_error(
-    error: AntiphonError, asked: AgentExecuteBody | None = None, place: ExecutionContext | None = None
+def make_error_envelope(
+    error: AntiphonError, body: AgentExecuteBody | None = None, context: ExecutionContext | None = None
 ) -> AgentExecuteResponse:
-    """The envelope of a turn that was refused, or came to nothing."""
+    """Return the envelope of a turn that was rejected or failed."""
     payload = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return map_error(error, asked or AgentExecuteBody(), place, body=msgspec.json.encode({"error": payload}))
+    return map_error(error, body or AgentExecuteBody(), context, body=msgspec.json.encode({"error": payload}))
+
+
+class ExecutedCall(Struct, frozen=True):
+    """The result of a call. `milliseconds` is None for a call that was not run."""
+
+    result: ToolResult
+    milliseconds: int | None = None
+
+
+class SuppressingExecutor(Executor):
+    """Runs `tools`, and leaves the calls of client tools pending. `executed` are the calls so far, by id.
+
+    The loop guard of this endpoint differs from the agent's: a suppressed call has a successful result.
+    """
+
+    def __init__(self, tools: Iterable[Tool], *, client_tools: Iterable[str] = ()) -> None:
+        # Repeatable, so that the guard of the loop does not apply too.
+        super().__init__(msgspec.structs.replace(tool, repeatable=True) for tool in tools)
+        self.tools = dict.fromkeys(client_tools, _CLIENT_TOOL) | dict(self.tools)
+        self.executed: dict[str, ExecutedCall] = {}
+        self._counts: Counter[Signature] = Counter()
+
+    async def execute(self, call: ToolInvocation, context: ToolContext) -> ToolResult:
+        signature = make_signature(call)
+        self._counts[signature] += 1
+        repeat = self._counts[signature]
+        if repeat >= STOP_AT:
+            return self._record(call, ExecutedCall(ToolResult(SUPPRESSED)))
+        started = time.perf_counter()
+        result = await super().execute(call, context)
+        milliseconds = round((time.perf_counter() - started) * 1000) if call.name in self.tools else None
+        return self._record(call, ExecutedCall(add_warning(result) if repeat >= WARN_AT else result, milliseconds))
+
+    def _record(self, call: ToolInvocation, executed: ExecutedCall) -> ToolResult:
+        self.executed[call.call_id] = executed
+        return executed.result
+
+
+async def _fail_client_tool(_: str, __: ToolContext) -> ToolResult:
+    raise AssertionError("the client runs it")
+
+
+# Replaces every tool of the client. It needs approval, so its calls stay pending and end the turn.
+_CLIENT_TOOL = Tool(
+    name="client_tool", description="", parameters={}, invoke=_fail_client_tool, needs_approval=True, repeatable=True
+)
 
 
 def _choose_context(
-    asked: AgentExecuteBody, defaults: ConversationContext, previous: JsonObject | None
+    body: AgentExecuteBody, defaults: ConversationContext, previous: JsonObject | None
 ) -> ConversationContext:
-    """What the client says, else what the conversation began with, else what the settings say."""
-    given = asked.conversation_context
+    """Return the request's values, else the conversation's, else the configured defaults."""
+    requested = body.conversation_context
     before = previous or {}
-    named = (before.get("metadata") or {}).get(MODEL_KEY) or before.get("model")
+    model = (before.get("metadata") or {}).get(MODEL_KEY) or before.get("model")
     temperature: float | None = before.get("temperature")
     if temperature is None:
         temperature = defaults.temperature
     return ConversationContext(
-        model_name=(given.model_name if given else None) or named or defaults.model_name,
-        temperature=temperature if given is None or given.temperature is None else given.temperature,
-        system=defaults.system if given is None or given.system is None else given.system,
+        model_name=(requested.model_name if requested else None) or model or defaults.model_name,
+        temperature=temperature if requested is None or requested.temperature is None else requested.temperature,
+        system=defaults.system if requested is None or requested.system is None else requested.system,
     )
 
 
-def _names(tools: Sequence[JsonObject]) -> Iterator[str]:
-    """The names that calls of these tools go by."""
+def _find_tool_names(tools: Sequence[JsonObject]) -> Iterator[str]:
+    """Yield the names in calls of these tools."""
     for tool in tools:
         body = tool.get("function") if isinstance(tool.get("function"), dict) else tool
         children = tool.get("tools")
         if tool.get("type") == "namespace" and isinstance(children, list):
-            yield from _names([child for child in children if isinstance(child, dict)])
+            yield from _find_tool_names([child for child in children if isinstance(child, dict)])
         elif isinstance(body, Mapping) and isinstance(body.get("name"), str):
             yield body["name"]
 
 
-def _add_up(usages: Iterator[LlmUsage]) -> LlmUsage:
+def _sum_usage(usages: Iterator[LlmUsage]) -> LlmUsage:
     total = LlmUsage()
     for usage in usages:
         for name in total.__struct_fields__:
@@ -329,7 +292,7 @@ def _add_up(usages: Iterator[LlmUsage]) -> LlmUsage:
     return total
 
 
-def _as_json(output: Any) -> str:
+def _to_json(output: Any) -> str:
     if isinstance(output, str):
         try:
             read_json(output)
@@ -339,9 +302,9 @@ def _as_json(output: Any) -> str:
     return msgspec.json.encode(output).decode()
 
 
-def _read_error(output: Any) -> str:
-    """The message in what a model reads of an error."""
+def _find_error_message(output: Any) -> str:
+    """Return the message in the output of a failed call."""
     try:
         return str(read_json(output)["error"])
     except (msgspec.DecodeError, TypeError, LookupError):
-        return output if isinstance(output, str) else _as_json(output)
+        return output if isinstance(output, str) else _to_json(output)

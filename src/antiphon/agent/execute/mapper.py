@@ -1,7 +1,7 @@
-"""From a result of the Responses API to the envelope: whatever the API looks like, clients see the same.
+"""Map a result of the Responses API to the response envelope.
 
-It reads what real servers send: OpenAI's shape, and the older ones in which a finish reason stands on each piece of
-output, a call within `tool_call`, and usage is spelled `prompt_tokens`.
+Supports OpenAI's format and older ones: a finish reason on each part of the output, a call within `tool_call`, usage in
+`prompt_tokens`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ from antiphon.agent.execute.envelope import (
 from antiphon.errors import AntiphonError
 from antiphon.protocol.json_text import JsonObject, read_json
 
-# What the model says to people, and where it stands: a refusal is something to say too.
-_TEXTS = {"output_text": "text", "text": "text", "refusal": "refusal"}
+# The types of text parts, and the field with the text. A refusal is text too.
+_TEXT_FIELDS = {"output_text": "text", "text": "text", "refusal": "refusal"}
 _CALLS = ("function_call", "custom_tool_call", "tool_call")
 _BLANK_LINE = "\n\n"
 
@@ -36,10 +36,10 @@ def map_response(
     file_bundle: FileBundle | None = None,
     warnings: Sequence[str] = (),
 ) -> AgentExecuteResponse:
-    """The envelope of a response. One that is no response, or that failed, is mapped to an error."""
-    text, response = _read(raw)
+    """Return the envelope of a response. A failed response, or other data, becomes an error envelope."""
+    text, response = _decode(raw)
     fault = _find_fault(response)
-    envelope = _begin(request, context, text)
+    envelope = _make_envelope(request, context, text)
     envelope.warnings = list(warnings)
     if fault is not None:
         envelope.kind, envelope.finish_reason = "error", "error"
@@ -47,18 +47,18 @@ def map_response(
     assert isinstance(response, dict) or fault is not None
     if not isinstance(response, dict) or not response.get("id"):
         return envelope
-    output = _items(response)
+    output = _list_items(response)
     envelope.response_continuation_id = response["id"]
     envelope.turn_id = envelope.turn_id or response["id"]
     envelope.model_id = response.get("model")
-    envelope.text = _BLANK_LINE.join(_texts(output)) or None
-    envelope.tool_calls = [_call(item) for item in _calls(output)]
-    envelope.usage = _usage(response.get("usage"))
+    envelope.text = _BLANK_LINE.join(_find_texts(output)) or None
+    envelope.tool_calls = [_map_call(item) for item in _find_calls(output)]
+    envelope.usage = _map_usage(response.get("usage"))
     envelope.sources = list(sources)
     envelope.file_bundle = file_bundle
     if fault is None:
-        envelope.kind = _classify(envelope)
-        envelope.finish_reason = _finish_reason(response, output)
+        envelope.kind = _find_kind(envelope)
+        envelope.finish_reason = _find_finish_reason(response, output)
     return envelope
 
 
@@ -70,23 +70,25 @@ def map_error(
     status: int | None = None,
     body: bytes | str | None = None,
 ) -> AgentExecuteResponse:
-    """The envelope of a call that failed: with an HTTP status and a body, with an error of ours, or on the way."""
+    """Return the envelope of a failed request: from an HTTP status and body, or from an exception."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else body
-    envelope = _begin(request, context, text)
+    envelope = _make_envelope(request, context, text)
     envelope.kind, envelope.finish_reason = "error", "error"
-    told = _error_of(_parse(text)) if text else None
-    if told is not None:
-        envelope.error_code, envelope.error_message = told
+    reported = _find_error(_parse(text)) if text else None
+    if reported is not None:
+        envelope.error_code, envelope.error_message = reported
     elif isinstance(error, AntiphonError):
         envelope.error_code, envelope.error_message = error.type, error.message
     elif error is not None:
         envelope.error_code, envelope.error_message = type(error).__name__, str(error) or type(error).__name__
     envelope.error_code = envelope.error_code or (str(status) if status is not None else "error")
-    envelope.error_message = envelope.error_message or text or f"The call failed with status {status}."
+    envelope.error_message = envelope.error_message or text or f"The request failed with status {status}."
     return envelope
 
 
-def _begin(request: AgentExecuteRequest, context: ExecutionContext | None, raw: str | None) -> AgentExecuteResponse:
+def _make_envelope(
+    request: AgentExecuteRequest, context: ExecutionContext | None, raw: str | None
+) -> AgentExecuteResponse:
     context = context or ExecutionContext()
     return AgentExecuteResponse(
         kind="empty",
@@ -99,8 +101,8 @@ def _begin(request: AgentExecuteRequest, context: ExecutionContext | None, raw: 
     )
 
 
-def _read(raw: bytes | str | Mapping[str, Any]) -> tuple[str, Any]:
-    """The response as the text that came, and as what it says."""
+def _decode(raw: bytes | str | Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the response as text and decoded."""
     if isinstance(raw, Mapping):
         return msgspec.json.encode(dict(raw)).decode(), dict(raw)
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
@@ -115,21 +117,21 @@ def _parse(text: str) -> Any:
 
 
 def _find_fault(response: Any) -> tuple[str, str] | None:
-    """The code and the message of what is wrong with the whole response, if something is."""
+    """Return the error code and message of a failed or malformed response."""
     if not isinstance(response, dict):
         return "invalid_response", "The response is not a JSON object."
-    told = _error_of(response)
-    if told is not None:
-        return told
+    reported = _find_error(response)
+    if reported is not None:
+        return reported
     if response.get("status") == "failed":
-        return "failed", "The response failed and does not say why."
+        return "failed", "The response failed without an error message."
     for field in ("id", "output"):
         if not response.get(field) and response.get(field) != []:
             return "invalid_response", f"The response has no '{field}'."
     return None
 
 
-def _error_of(payload: Any) -> tuple[str, str] | None:
+def _find_error(payload: Any) -> tuple[str, str] | None:
     error = payload.get("error") if isinstance(payload, dict) else None
     if isinstance(error, str) and error:
         return "error", error
@@ -139,14 +141,14 @@ def _error_of(payload: Any) -> tuple[str, str] | None:
     return str(code), str(error.get("message") or code)
 
 
-def _items(response: JsonObject) -> list[JsonObject]:
+def _list_items(response: JsonObject) -> list[JsonObject]:
     output = response.get("output")
     items = output if isinstance(output, list) else [output]
     return [item for item in items if isinstance(item, dict)]
 
 
-def _pieces(items: Sequence[JsonObject]) -> Iterator[JsonObject]:
-    """What the output is made of: its items, and in the place of a message what that holds."""
+def _iterate_parts(items: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the items of the output, and instead of a message the parts of its content."""
     for item in items:
         content = item.get("content")
         if item.get("type") not in ("message", None) or content is None:
@@ -157,18 +159,18 @@ def _pieces(items: Sequence[JsonObject]) -> Iterator[JsonObject]:
             yield from (part for part in content if isinstance(part, dict))
 
 
-def _texts(items: Sequence[JsonObject]) -> list[str]:
-    texts = (piece.get(_TEXTS[piece["type"]]) for piece in _pieces(items) if piece.get("type") in _TEXTS)
+def _find_texts(items: Sequence[JsonObject]) -> list[str]:
+    texts = (part.get(_TEXT_FIELDS[part["type"]]) for part in _iterate_parts(items) if part.get("type") in _TEXT_FIELDS)
     return [text for text in texts if text and isinstance(text, str)]
 
 
-def _calls(items: Sequence[JsonObject]) -> list[JsonObject]:
-    return [piece for piece in _pieces(items) if piece.get("type") in _CALLS]
+def _find_calls(items: Sequence[JsonObject]) -> list[JsonObject]:
+    return [part for part in _iterate_parts(items) if part.get("type") in _CALLS]
 
 
-def _call(piece: JsonObject) -> AgentToolCall:
-    inner = piece.get("tool_call")
-    call = piece | inner if isinstance(inner, dict) else piece
+def _map_call(part: JsonObject) -> AgentToolCall:
+    inner = part.get("tool_call")
+    call = part | inner if isinstance(inner, dict) else part
     arguments = call.get("arguments", call.get("input", ""))
     return AgentToolCall(
         call_id=str(call.get("call_id") or call.get("id") or ""),
@@ -177,7 +179,7 @@ def _call(piece: JsonObject) -> AgentToolCall:
     )
 
 
-def _usage(usage: Any) -> LlmUsage:
+def _map_usage(usage: Any) -> LlmUsage:
     if not isinstance(usage, dict):
         return LlmUsage()
     prompt = _count(usage, "prompt_tokens", "input_tokens")
@@ -186,12 +188,12 @@ def _usage(usage: Any) -> LlmUsage:
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=_count(usage, "total_tokens") or prompt + completion,
-        cached_tokens=_count(_details(usage, "prompt", "input"), "cached_tokens"),
-        reasoning_tokens=_count(_details(usage, "completion", "output"), "reasoning_tokens"),
+        cached_tokens=_count(_find_details(usage, "prompt", "input"), "cached_tokens"),
+        reasoning_tokens=_count(_find_details(usage, "completion", "output"), "reasoning_tokens"),
     )
 
 
-def _details(usage: JsonObject, *sides: str) -> JsonObject:
+def _find_details(usage: JsonObject, *sides: str) -> JsonObject:
     found = (usage.get(f"{side}_tokens_details") for side in sides)
     return next((details for details in found if isinstance(details, dict)), {})
 
@@ -200,21 +202,20 @@ def _count(usage: JsonObject, *names: str) -> int:
     return next((usage[name] for name in names if isinstance(usage.get(name), int)), 0)
 
 
-def _classify(envelope: AgentExecuteResponse) -> str:
+def _find_kind(envelope: AgentExecuteResponse) -> str:
     if envelope.text:
         return "ok"
     return "tool-only" if envelope.tool_calls else "empty"
 
 
-def _finish_reason(response: JsonObject, items: Sequence[JsonObject]) -> str:
-    """The last one that is told, or what the response's end amounts to."""
-    told = [
-        piece["finish_reason"] for item in items for piece in (*_pieces([item]), item) if piece.get("finish_reason")
-    ]
-    if told:
-        return str(told[-1])
+def _find_finish_reason(response: JsonObject, items: Sequence[JsonObject]) -> str:
+    """Return the last finish reason in the output, or derive it from the status of the response."""
+    reasons = [part.get("finish_reason") for item in items for part in (*_iterate_parts([item]), item)]
+    reasons = [reason for reason in reasons if reason]
+    if reasons:
+        return str(reasons[-1])
     if response.get("status") == "incomplete":
         details = response.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
         return "length" if reason in (None, "max_output_tokens") else str(reason)
-    return "tool_use" if _calls(items) else "stop"
+    return "tool_use" if _find_calls(items) else "stop"

@@ -1,25 +1,26 @@
-"""The model of a turn that a client asks for: the first request is the client's, the others follow from the calls."""
+"""The model client of the execute endpoint: the first request is the client's, later ones send the tool outputs."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
 
 import msgspec
 
-from antiphon.agent.history import as_call, list_calls, make_output
-from antiphon.agent.journal import State
-from antiphon.agent.model import Spoken, Turn, as_failure, hear, make_answer
+from antiphon.agent.history import find_complete_calls, make_output_item, to_invocation
+from antiphon.agent.journal import RunState
+from antiphon.agent.model import ModelDelta, TurnStream, make_answer, make_turn_error, read_delta
 from antiphon.agent.transports.base import Gathering, Transport
 from antiphon.errors import AntiphonError
 from antiphon.protocol.json_text import JsonObject
 
 FINALIZE = "FINALIZE NOW: no more tools can be called. Give your final answer with what you have."
-# What holds for one request only: the rest is the same throughout the turn.
-_ONCE = ("input", "previous_response_id", "tool_choice")
+# Parameters of the first request only. The others are repeated in every request of the turn.
+_FIRST_ONLY = ("input", "previous_response_id", "tool_choice")
 
 
 class ExecutionModel:
-    """Continues each response by its id. `responses` are those that came to their end, `failed` is one that did not,
-    and `error` says why.
+    """Continues each response by its id.
+
+    `responses` are the finished ones. If one failed, `failed` is that response and `error` the reason.
     """
 
     def __init__(self, transport: Transport, first: JsonObject) -> None:
@@ -29,47 +30,47 @@ class ExecutionModel:
         self.failed: JsonObject | None = None
         self.error: AntiphonError | None = None
 
-    async def take_turn(self, state: State, told: Sequence[JsonObject], *, use_tools: bool) -> Turn:
+    async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         gathering = Gathering()
         try:
-            request = self._continue(state, use_tools=use_tools) if self.responses else self._first
+            request = self._make_continuation(state, use_tools=use_tools) if self.responses else self._first
             async with aclosing(await self._transport.stream(request)) as events:
-                # Nothing is said yet, but whoever waits may know that the request was taken.
-                yield Spoken("text", "")
+                # An empty delta reports that the server has accepted the request.
+                yield ModelDelta("text", "")
                 async for batch in events:
                     gathering.feed(batch)
                     for event in batch:
-                        spoken = hear(event)
-                        if spoken is not None:
-                            yield spoken
+                        delta = read_delta(event)
+                        if delta is not None:
+                            yield delta
             response = gathering.finish()
-            answer = make_answer(response | {"output": [_as_function(item) for item in response["output"]]})
+            answer = make_answer(response | {"output": [_to_function_call(item) for item in response["output"]]})
         except AntiphonError as error:
             self.failed, self.error = gathering.response, error
             raise
         except Exception as error:
-            self.error = as_failure(error)
+            self.error = make_turn_error(error)
             raise self.error from error
         self.responses.append(response)
         yield answer
 
-    def _continue(self, state: State, *, use_tools: bool) -> JsonObject:
+    def _make_continuation(self, state: RunState, *, use_tools: bool) -> JsonObject:
         last = self.responses[-1]
-        outputs = [item["output"] for item in state.history[state.sent :]]
-        answers = [make_output(*each) for each in zip(list_calls(last["output"]), outputs, strict=True)]
-        request = {name: value for name, value in self._first.items() if name not in _ONCE}
-        request |= {"previous_response_id": last["id"], "input": answers}
+        outputs = [item["output"] for item in state.history[state.sent_count :]]
+        items = [make_output_item(*each) for each in zip(find_complete_calls(last["output"]), outputs, strict=True)]
+        request = {name: value for name, value in self._first.items() if name not in _FIRST_ONLY}
+        request |= {"previous_response_id": last["id"], "input": items}
         if not use_tools:
-            request |= {"input": [*answers, {"role": "user", "content": FINALIZE}], "tool_choice": "none"}
+            request |= {"input": [*items, {"role": "user", "content": FINALIZE}], "tool_choice": "none"}
         return request
 
 
-def _as_function(item: JsonObject) -> JsonObject:
-    """A call as the loop knows it: there are no other kinds than functions."""
+def _to_function_call(item: JsonObject) -> JsonObject:
+    """Return a call as a function call, the only kind that the loop knows."""
     if item.get("type") != "custom_tool_call":
         return item
-    call = as_call(item)
-    # Its input is any text, and arguments are JSON: what was cut off must not be taken for whole, nor the reverse.
+    call = to_invocation(item)
+    # The input is any text. As JSON arguments it cannot be mistaken for arguments that were cut off.
     arguments = msgspec.json.encode({"input": call.arguments}).decode()
     function = {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": arguments}
     return function | ({"status": item["status"]} if "status" in item else {})

@@ -1,4 +1,4 @@
-"""The `[CONTEXT]` block: pieces of text that the model is to answer from, and what they are called afterwards."""
+"""The `[CONTEXT]` block: chunks of text for the model to answer from, and their source references."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from antiphon.agent.execute.envelope import SourceRef
 
 HEADER = "[CONTEXT]"
 _EMPTY = "[CONTEXT]\r\n\r\n"
-_FEWEST_CANDIDATES, _MOST_CANDIDATES = 12, 50
+_MIN_CANDIDATES, _MAX_CANDIDATES = 12, 50
 _LANGUAGES = {
     ".cs": "csharp",
     ".ts": "typescript",
@@ -25,7 +25,7 @@ _LANGUAGES = {
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
-    """A piece of a file that a search has found. `semantic_id` is what it is cited by, or else its `id`."""
+    """A chunk of a file that a search has found. Answers cite it by `semantic_id`, or else by `id`."""
 
     id: str
     path: str
@@ -47,24 +47,24 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 
 class RagContext(Struct, frozen=True):
-    """The block for the request, and the sources it is made of, in the same order."""
+    """The block for the request, and its sources in the same order."""
 
     block: str
     sources: list[SourceRef]
 
 
 def count_candidates(top_k: int) -> int:
-    """How many hits to ask a search for, so that enough are left when each symbol comes once."""
-    return min(max(top_k * 3, _FEWEST_CANDIDATES), _MOST_CANDIDATES)
+    """Return the number of hits to request from a search, so that enough are left after removing duplicates."""
+    return min(max(top_k * 3, _MIN_CANDIDATES), _MAX_CANDIDATES)
 
 
 def build_context(hits: Sequence[Chunk], *, top_k: int = 8) -> RagContext:
-    """The best hits, each symbol of a file once."""
+    """Build the block from the best hits, with each symbol of a file once."""
     chosen = _choose(hits, top_k)
     if not chosen:
         return RagContext(_EMPTY, [])
     chunks = [_render(chunk, number) for number, chunk in enumerate(chosen, start=1)]
-    return RagContext(f"{HEADER}\n\n{''.join(chunks)}", [_refer(chunk) for chunk in chosen])
+    return RagContext(f"{HEADER}\n\n{''.join(chunks)}", [_make_source(chunk) for chunk in chosen])
 
 
 def _choose(hits: Sequence[Chunk], top_k: int) -> list[Chunk]:
@@ -76,8 +76,8 @@ def _choose(hits: Sequence[Chunk], top_k: int) -> list[Chunk]:
 
 def _render(chunk: Chunk, number: int) -> str:
     start, end = chunk.lines
-    language = _language(chunk.path)
-    fence = _fence(chunk.text)
+    language = _find_language(chunk.path)
+    fence = _make_fence(chunk.text)
     lines = (
         f"=== CHUNK {number} ===",
         f"Id: {chunk.tag}",
@@ -92,17 +92,17 @@ def _render(chunk: Chunk, number: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _fence(text: str) -> str:
-    """Longer than any in the text, so that no text can end it."""
+def _make_fence(text: str) -> str:
+    """Return a fence that is longer than any in the text."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     return "`" * (longest + 1)
 
 
-def _language(path: str) -> str:
+def _find_language(path: str) -> str:
     return _LANGUAGES.get(PurePosixPath(path).suffix.lower(), "plaintext")
 
 
-def _refer(chunk: Chunk) -> SourceRef:
+def _make_source(chunk: Chunk) -> SourceRef:
     start, end = chunk.lines
     return SourceRef(
         tag=chunk.tag,

@@ -1,4 +1,4 @@
-"""What a client sends to have a turn executed, and what it is told while that happens."""
+"""The request body of the execute endpoint, and the progress events of its stream."""
 
 from typing import Annotated, Literal
 
@@ -19,8 +19,8 @@ from antiphon.agent.outcome import (
 )
 
 
-class GivenContext(Envelope):
-    """What the client wants to hold for the conversation; what is left out is as the server has it."""
+class RequestedContext(Envelope):
+    """The part of the conversation context that the client sets. The server has defaults for the rest."""
 
     model_name: str | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -28,7 +28,7 @@ class GivenContext(Envelope):
 
 
 class RagChunk(Envelope):
-    """A piece of text to answer from."""
+    """A chunk of text for the model to answer from."""
 
     id: str
     path: str
@@ -40,27 +40,27 @@ class RagChunk(Envelope):
     symbol: str | None = None
     symbol_type: str | None = None
 
-    def as_chunk(self) -> Chunk:
+    def to_chunk(self) -> Chunk:
         return Chunk(**structs.asdict(self))
 
 
 class AgentExecuteBody(AgentExecuteRequest):
-    """A turn, and what goes with it: where it belongs, what to answer from, and whether to tell how it goes.
+    """A turn with its context ids, its RAG context, and whether the response is a stream.
 
-    `rag_context_block` is text for the model as it is; without one it is made of the `rag_chunks`. These are also what
-    the envelope names as its sources.
+    `rag_context_block` is sent to the model unchanged; without one it is built from `rag_chunks`. The sources in the
+    response are the chunks.
     """
 
     conversation_context_id: str | None = None
     agent_context_id: str | None = None
-    conversation_context: GivenContext | None = None
+    conversation_context: RequestedContext | None = None
     rag_context_block: str | None = None
     rag_chunks: list[RagChunk] = field(default_factory=list)
     stream: bool | None = None
 
 
 class Progress(Envelope, omit_defaults=True):
-    """Something that happened in a turn. Which fields it has depends on the type."""
+    """An event of a turn. Its fields depend on the type."""
 
     type: Literal[
         "turn.started",
@@ -81,8 +81,8 @@ class Progress(Envelope, omit_defaults=True):
     message: str | None = None
 
 
-def tell(event: RunEvent) -> Progress | None:
-    """An event as the client is told of it. A word that says nothing is not."""
+def make_progress(event: RunEvent) -> Progress | None:
+    """Return the progress event for an event of a run. Empty deltas and internal events have none."""
     match event:
         case TurnStarted():
             return Progress(type="turn.started", number=event.number)
@@ -95,10 +95,10 @@ def tell(event: RunEvent) -> Progress | None:
         case Notice():
             return Progress(type="notice", message=event.message)
         case _:
-            return _tell_of_tool(event)
+            return _make_tool_progress(event)
 
 
-def _tell_of_tool(event: RunEvent) -> Progress | None:
+def _make_tool_progress(event: RunEvent) -> Progress | None:
     match event:
         case ToolStarted():
             call = event.call
