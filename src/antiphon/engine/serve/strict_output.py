@@ -12,7 +12,8 @@ from copy import copy
 import msgspec
 
 from antiphon.backends.base import Backend, Turn
-from antiphon.engine.serve.tool_emulation.follow_up import AnswerRecord, TurnBudget, request_correction
+from antiphon.engine.serve.tool_emulation.answer_record import AnswerRecord, TurnBudget
+from antiphon.engine.serve.tool_emulation.follow_up import request_correction
 from antiphon.engine.serve.tool_emulation.freeform import strip_fence
 from antiphon.engine.serve.tool_emulation.json_output import JsonOutputCheck
 from antiphon.engine.serve.tool_emulation.translate_history import Items
@@ -62,13 +63,13 @@ async def insist_on(form: JsonSchemaFormat, answer: Deltas, turn: Turn, backend:
 
     A code fence comes off by itself.
     """
-    budget = TurnBudget(most_tokens=turn.request.max_output_tokens)
+    budget = TurnBudget(max_tokens=turn.request.max_output_tokens)
     heard = await _hear(form, answer, budget)
     if heard.fault is not None and heard.is_talk:
         yield heard.account
         said = AnswerRecord(0)
-        said.heard = heard.said[:-1]
-        following = _go_on(turn, request_correction(said, heard.fault), most_tokens=budget.tokens_left())
+        said.received = heard.said[:-1]
+        following = _go_on(turn, request_correction(said, heard.fault), most_tokens=budget.count_tokens_left())
         heard = await _hear(form, (await start_turn(backend, following)).deltas, budget)
     if heard.fault is None:
         yield heard.said
@@ -105,7 +106,7 @@ async def _hear(form: JsonSchemaFormat, answer: Deltas, budget: TurnBudget) -> _
                 for each in batch:
                     heard.take(each)
                     if isinstance(each, deltas.TokenUsage):
-                        said.append(deltas.TokenUsage(budget.spend(each.usage, before)))
+                        said.append(deltas.TokenUsage(budget.add_usage(each.usage, before)))
                     else:
                         said.append(each)
     except Exception as error:  # what came before is told before it
@@ -165,7 +166,7 @@ def _fail(fault: str) -> Delta:
 
 def _find_fault(form: JsonSchemaFormat, text: str) -> str | None:
     try:
-        bare, faults = JsonOutputCheck(form).read(text)
+        bare, faults = JsonOutputCheck(form).parse(text)
     except InvalidRequest:  # the server has taken the schema: that we cannot check it is no fault of the answer's
         return None
     if not faults and bare != text.strip():

@@ -81,7 +81,7 @@ async def test_a_model_that_still_calls_what_it_may_not_fails_clearly(emulate: A
     assert (answer.response["status"], answer.output, len(answer.turns)) == ("failed", [], 2)
     assert answer.response["error"] == {
         "code": "tool_not_allowed",
-        "message": "The model called nothing but tools that 'tool_choice' does not let it call.",
+        "message": "The model called only tools that 'tool_choice' does not allow.",
         "type": "model_error",
     }
 

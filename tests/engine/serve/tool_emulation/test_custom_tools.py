@@ -108,7 +108,7 @@ async def test_text_that_never_fits_fails_clearly(emulate: Any) -> None:
         "failed",
         {
             "code": "invalid_tool_input",
-            "message": "The model called a tool with what it does not take: it ends too early, after '--'",
+            "message": "The model called a tool with invalid arguments: it ends too early, after '--'",
             "type": "model_error",
         },
         [],

@@ -89,7 +89,7 @@ def test_what_is_emulated_is_told() -> None:
         text={"format": {"type": "json_object"}},
     ).request
     assert Emulator(make(lacks=["json_schema"])).describe(request) == [
-        "text.format: the model is told of it and its answer is checked",
+        "text.format: sent to the model as an instruction, and the answer is checked",
         "tools: emulated by functions: custom, namespace, shell",
     ]
     assert Emulator(make(native_tools=None)).describe(request) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap
+from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap_json
 
 anything = st.text(st.characters() | st.sampled_from('"\\/\n\t\ud83d\ude00\udc00{}'), max_size=40)
 
@@ -64,7 +64,12 @@ def test_what_models_write_instead_is_understood(written: str, text: str, size: 
 
 
 def test_wrapping_comes_off() -> None:
-    assert (unwrap('{"input": "x"}'), unwrap("x"), strip_fence("```lark\nx\ny\n```\n"), strip_fence("a ```x```")) == (
+    assert (
+        unwrap_json('{"input": "x"}'),
+        unwrap_json("x"),
+        strip_fence("```lark\nx\ny\n```\n"),
+        strip_fence("a ```x```"),
+    ) == (
         "x",
         "x",
         "x\ny",

@@ -59,7 +59,7 @@ async def test_an_answer_that_stays_wrong_fails_clearly(emulate: Any) -> None:
     )
     assert answer.response["error"] == {
         "code": "invalid_output",
-        "message": "The model's answer is not what was asked for: "
+        "message": "The model's answer does not match 'text.format': "
         "not valid JSON: Expecting value: line 1 column 1 (char 0)",
         "type": "model_error",
     }

@@ -94,4 +94,4 @@ def test_any_names_go_there_and_back(tools: list[tuple[str | None, str, bool]]) 
         assert isinstance(lowered, FunctionCall)
         entry = catalog.find(lowered.name)
         assert entry is not None
-        assert entry.identity == ToolKey("named", namespace, name)
+        assert entry.key == ToolKey("named", namespace, name)

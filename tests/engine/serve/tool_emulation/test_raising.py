@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.base import Capabilities, Turn
-from antiphon.engine.serve.tool_emulation.follow_up import TurnBudget
+from antiphon.engine.serve.tool_emulation.answer_record import TurnBudget
 from antiphon.engine.serve.tool_emulation.translate_request import translate_turn
 from antiphon.engine.serve.tool_emulation.translate_response import AnswerTranslator
 from antiphon.protocol.hosted import WebSearchCall

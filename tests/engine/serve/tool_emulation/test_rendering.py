@@ -17,7 +17,7 @@ ONLY_FUNCTIONS = frozenset({"function"})
 
 
 def read(*sent: dict[str, Any]) -> list[Any]:
-    items = FAMILY.many(codec.encode(list(sent)))
+    items = FAMILY.decode_list(codec.encode(list(sent)))
     return translate_items(items, Catalog([], items, ONLY_FUNCTIONS), custom=False, images=True)
 
 

@@ -94,18 +94,18 @@ def test_a_schema_whose_parts_multiply_is_refused(monkeypatch: pytest.MonkeyPatc
     parts: dict[str, Any] = {f"p{n}": {"anyOf": [{"$ref": f"#/$defs/p{n + 1}"}] * 2} for n in range(30)}
     schema = OutputSchema({"$ref": "#/$defs/p0", "$defs": {**parts, "p30": {"type": "null"}}})
     assert schema.list_faults(None) == []
-    monkeypatch.setattr(module, "_LONGEST", 0.1)
+    monkeypatch.setattr(module, "_TIME_LIMIT", 0.1)
     with pytest.raises(InvalidRequest, match="takes too long") as caught:
         schema.list_faults(1)
     assert (caught.value.param, caught.value.code) == ("text.format.schema", "invalid_value")
 
 
 def test_a_schema_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST", 0.05)
+    monkeypatch.setattr(module, "_TIME_LIMIT", 0.05)
     with pytest.raises(InvalidRequest, match="takes too long"):
         OutputSchema({"properties": {f"p{n}": {"type": "string"} for n in range(5000)}})
 
 
 def test_a_number_that_no_float_holds_is_a_fault() -> None:
     faults = OutputSchema({"multipleOf": 0.5}).list_faults(json.loads("1" * 400))
-    assert faults == ["$: it holds a number that is too large to be checked"]
+    assert faults == ["$: it has a number that is too large to check"]

@@ -1,7 +1,7 @@
 """Finding deferred tools by words."""
 
 from antiphon.engine.serve.tool_emulation.catalog import Catalog
-from antiphon.engine.serve.tool_emulation.tool_search import MOST_FOUND, group_by_namespace, search_tools
+from antiphon.engine.serve.tool_emulation.tool_search import MAX_FOUND, group_by_namespace, search_tools
 from antiphon.protocol.tools import FunctionTool, NamespaceTool, Tool, ToolSearchTool
 from antiphon.protocol.unions import Unknown
 
@@ -17,7 +17,7 @@ STOCKS = deferred("get_stock", "The price of a share today")
 
 def find(query: str, *tools: Tool | Unknown) -> list[Tool | Unknown]:
     return group_by_namespace(
-        search_tools({"query": query}, Catalog([ToolSearchTool(), *tools], [], frozenset({"function"})).hidden())
+        search_tools({"query": query}, Catalog([ToolSearchTool(), *tools], [], frozenset({"function"})).list_deferred())
     )
 
 
@@ -31,7 +31,7 @@ def test_the_words_of_a_namespace_count_and_its_children_come_inside_of_it() -> 
 
 
 def test_only_the_best_few_come() -> None:
-    assert len(find("thing", *(deferred(f"thing_{index}") for index in range(9)))) == MOST_FOUND
+    assert len(find("thing", *(deferred(f"thing_{index}") for index in range(9)))) == MAX_FOUND
 
 
 def test_nothing_is_found_where_nothing_fits() -> None:

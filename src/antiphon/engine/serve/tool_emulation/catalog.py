@@ -1,4 +1,4 @@
-"""All tools of a turn, in one list: namespaces opened, deferred ones marked, each with the name the backend sees."""
+"""The catalog of a turn's tools: namespaces flattened, deferred tools marked, each with its name for the backend."""
 
 import hashlib
 import re
@@ -13,76 +13,12 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.tools import CustomTool, FunctionTool, NamespaceTool, Tool, ToolSearchTool
 from antiphon.protocol.unions import Unknown
 
-LONGEST = 64
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
-
-
-class ToolKey(NamedTuple):
-    """What tells a tool from all others. `kind` is `named` for functions and custom tools, else the tool's type."""
-
-    kind: str
-    namespace: str | None = None
-    name: str = ""
-
-
-# Tools have one name as a tool, and may have another as a choice.
-_COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
-
-
-def make_type_key(kind: str) -> ToolKey:
-    """The one tool of a type that has no names."""
-    return ToolKey("computer" if kind in _COMPUTERS else kind)
-
-
-class ToolNames:
-    """Gives each tool a name that every chat API takes; the same tools get the same names, turn after turn."""
-
-    def __init__(self) -> None:
-        self._given: dict[ToolKey, str] = {}
-        self._bearers: dict[str, ToolKey] = {}
-
-    def keep(self, identity: ToolKey) -> str:
-        """A function's own name stays as it is, whatever it looks like."""
-        return self._give(identity, identity.name)
-
-    def give(self, identity: ToolKey) -> str:
-        """The name of this tool: the first one who asks for a name has it."""
-        known = self._given.get(identity)
-        if known is not None:
-            return known
-        wanted = _spell(identity)
-        name = wanted if _is_legal(wanted) else _shorten(identity, 0)
-        attempt = 0
-        while name in self._bearers:
-            name = _shorten(identity, attempt)
-            attempt += 1
-        return self._give(identity, name)
-
-    def _give(self, identity: ToolKey, name: str) -> str:
-        self._given[identity] = name
-        self._bearers[name] = identity
-        return name
-
-
-def _spell(identity: ToolKey) -> str:
-    if identity.kind != "named":
-        return identity.kind
-    return identity.name if identity.namespace is None else f"{identity.namespace}__{identity.name}"
-
-
-def _is_legal(name: str) -> bool:
-    return 0 < len(name) <= LONGEST and _ILLEGAL.search(name) is None
-
-
-def _shorten(identity: ToolKey, attempt: int) -> str:
-    """A name that says what it can of the tool, and has a mark that no other tool's name has."""
-    told = "\0".join([identity.kind, identity.namespace or "", identity.name, str(attempt)])
-    mark = hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:8]
-    readable = _ILLEGAL.sub("_", _spell(identity))
-    return f"{readable[: LONGEST - len(mark) - 1]}_{mark}"
-
-
-# Tools that can be shown as functions. A namespace is not among them: it is opened.
+MAX_NAME_LENGTH = 64
+_MAX_DESCRIPTION_LINE = 160
+_ILLEGAL_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
+# A computer tool has one type as a tool and may have another in `tool_choice`.
+_COMPUTER_TYPES = frozenset({"computer", "computer_use", "computer_use_preview"})
+# Tool types that are emulated by functions. A namespace is not among them: its tools are listed instead.
 EMULATED_TYPES = frozenset(
     {
         "function",
@@ -97,10 +33,71 @@ EMULATED_TYPES = frozenset(
 )
 
 
-class CatalogEntry(msgspec.Struct):
-    """A tool, the namespace it stands in, and the name it has for the backend."""
+class ToolKey(NamedTuple):
+    """The key that identifies a tool. `kind` is `named` for functions and custom tools, else the tool's type."""
 
-    identity: ToolKey
+    kind: str
+    namespace: str | None = None
+    name: str = ""
+
+
+def make_type_key(kind: str) -> ToolKey:
+    """Return the key of a tool type without names, of which a request has at most one tool."""
+    return ToolKey("computer" if kind in _COMPUTER_TYPES else kind)
+
+
+class ToolNames:
+    """Gives each tool a name that every chat API accepts. The same tools get the same names in every turn."""
+
+    def __init__(self) -> None:
+        self._names: dict[ToolKey, str] = {}
+        self._taken: set[str] = set()
+
+    def reserve(self, key: ToolKey) -> str:
+        """Give a function its own name, even if it has illegal characters."""
+        return self._assign(key, key.name)
+
+    def get_or_assign(self, key: ToolKey) -> str:
+        """Return the tool's name. Assign one at the first call: a name goes to the first tool that needs it."""
+        known = self._names.get(key)
+        if known is not None:
+            return known
+        wanted = _make_full_name(key)
+        name = wanted if _is_legal(wanted) else _make_short_name(key, 0)
+        attempt = 0
+        while name in self._taken:
+            name = _make_short_name(key, attempt)
+            attempt += 1
+        return self._assign(key, name)
+
+    def _assign(self, key: ToolKey, name: str) -> str:
+        self._names[key] = name
+        self._taken.add(name)
+        return name
+
+
+def _make_full_name(key: ToolKey) -> str:
+    if key.kind != "named":
+        return key.kind
+    return key.name if key.namespace is None else f"{key.namespace}__{key.name}"
+
+
+def _is_legal(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_LENGTH and _ILLEGAL_CHARACTER.search(name) is None
+
+
+def _make_short_name(key: ToolKey, attempt: int) -> str:
+    """Return a legal name: the readable part of the full name and a hash of the key."""
+    text = "\0".join([key.kind, key.namespace or "", key.name, str(attempt)])
+    suffix = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
+    readable = _ILLEGAL_CHARACTER.sub("_", _make_full_name(key))
+    return f"{readable[: MAX_NAME_LENGTH - len(suffix) - 1]}_{suffix}"
+
+
+class CatalogEntry(msgspec.Struct):
+    """A tool, its namespace, and its name for the backend. A tool that is not loaded is not shown to the model yet."""
+
+    key: ToolKey
     tool: Tool
     name: str
     namespace: NamespaceTool | None = None
@@ -108,7 +105,7 @@ class CatalogEntry(msgspec.Struct):
 
 
 class Catalog:
-    """The tools of the request and those that came with its items; `native` are the types the backend takes itself."""
+    """The tools of the request and of its items. `native` are the tool types that the backend supports itself."""
 
     def __init__(
         self, tools: Sequence[Tool | Unknown], items: Iterable[Item | Unknown], native: frozenset[str]
@@ -117,46 +114,46 @@ class Catalog:
         self._names = ToolNames()
         self._entries: dict[ToolKey, CatalogEntry] = {}
         self._by_name: dict[str, CatalogEntry] = {}
-        self._bare: dict[str, list[CatalogEntry]] = {}
-        # Those of a type that only the backend knows: what they are, and how they are called, is between it and them.
-        self._others = [tool for tool in tools if tool.type in native - EMULATED_TYPES]
-        brought = [(item, item.tools) for item in items if isinstance(item, AdditionalTools | ToolSearchOutput)]
-        everything = [*tools, *(tool for _, each in brought for tool in each)]
-        for tool in everything:
-            if isinstance(tool, FunctionTool):  # first of all: these keep their names
-                self._names.keep(ToolKey("named", None, tool.name))
-        self.search = next((tool for tool in everything if isinstance(tool, ToolSearchTool)), None)
+        self._by_child_name: dict[str, list[CatalogEntry]] = {}
+        # Tool types that only the backend knows are passed on unchanged.
+        self._native_only = [tool for tool in tools if tool.type in native - EMULATED_TYPES]
+        items_with_tools = [item for item in items if isinstance(item, AdditionalTools | ToolSearchOutput)]
+        all_tools = [*tools, *(tool for item in items_with_tools for tool in item.tools)]
+        for tool in all_tools:
+            if isinstance(tool, FunctionTool):  # first of all, because functions have their own names
+                self._names.reserve(ToolKey("named", None, tool.name))
+        self.search = next((tool for tool in all_tools if isinstance(tool, ToolSearchTool)), None)
         for tool in tools:
             self._add(tool, loaded=False)
-        for item, each in brought:
-            for tool in each:
+        for item in items_with_tools:
+            for tool in item.tools:
                 self._add(tool, loaded=isinstance(item, ToolSearchOutput))
 
     def _add(self, tool: Tool | Unknown, *, loaded: bool) -> None:
-        for namespace, each in _open(tool):
-            identity = make_tool_key(each, namespace.name if namespace is not None else None)
-            if identity in self._entries:
-                self._entries[identity].loaded |= loaded
+        for namespace, each in _list_tools(tool):
+            key = make_tool_key(each, namespace.name if namespace is not None else None)
+            if key in self._entries:
+                self._entries[key].loaded |= loaded
                 continue
-            shown = loaded or self.search is None or not getattr(each, "defer_loading", None)
-            entry = CatalogEntry(identity, each, self._names.give(identity), namespace, shown)
-            self._entries[identity] = self._by_name[entry.name] = entry
+            is_loaded = loaded or self.search is None or not getattr(each, "defer_loading", None)
+            entry = CatalogEntry(key, each, self._names.get_or_assign(key), namespace, is_loaded)
+            self._entries[key] = self._by_name[entry.name] = entry
             if namespace is not None:
-                self._bare.setdefault(identity.name, []).append(entry)
+                self._by_child_name.setdefault(key.name, []).append(entry)
 
-    def name_of(self, identity: ToolKey) -> str:
-        """What the backend calls this tool; one that is no longer offered still has its name."""
-        if identity.namespace == identity.name and identity not in self._entries:
-            return identity.name  # a deferred function: see `address`
-        return self._names.give(identity)
+    def get_backend_name(self, key: ToolKey) -> str:
+        """Return the tool's name for the backend, also for a tool that is no longer in the catalog."""
+        if key.namespace == key.name and key not in self._entries:
+            return key.name  # a deferred function: see `get_client_name`
+        return self._names.get_or_assign(key)
 
-    def address(self, entry: CatalogEntry) -> tuple[str, str | None]:
-        """The name and the namespace by which the client knows the tool.
+    def get_client_name(self, entry: CatalogEntry) -> tuple[str, str | None]:
+        """Return the name and the namespace of the tool for the client.
 
-        A function that the server's search has loaded comes as a namespace of its own: so the API has it, and clients
-        tell by it that it was not there from the first.
+        The API reports a deferred function that the server's search loaded with its own name as its namespace.
+        Clients recognise loaded functions by that.
         """
-        name, namespace = entry.identity.name, entry.identity.namespace
+        name, namespace = entry.key.name, entry.key.namespace
         was_deferred = (
             namespace is None and entry.tool.type == "function" and getattr(entry.tool, "defer_loading", None)
         )
@@ -165,15 +162,15 @@ class Catalog:
         return name, namespace
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The tool that a model means by this name: some leave the namespace away."""
+        """Return the tool with this backend name, or with this name in a namespace: some models omit the namespace."""
         entry = self._by_name.get(name)
         if entry is None:
-            children = self._bare.get(name, ())
+            children = self._by_child_name.get(name, ())
             entry = children[0] if len(children) == 1 else None
         return entry
 
-    def get(self, identity: ToolKey) -> CatalogEntry | None:
-        return self._entries.get(identity)
+    def get(self, key: ToolKey) -> CatalogEntry | None:
+        return self._entries.get(key)
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
@@ -181,46 +178,47 @@ class Catalog:
     def is_native(self, entry: CatalogEntry) -> bool:
         return entry.tool.type in self._native
 
-    def show(self, allowed: frozenset[str] | None = None) -> list[Tool | Unknown]:
-        """The tools as the backend takes them: those that are loaded, and no others than those allowed."""
+    def list_backend_tools(self, allowed: frozenset[str] | None = None) -> list[Tool | Unknown]:
+        """Return the loaded tools in the form that the backend accepts. `allowed` are backend names; None is all."""
         shown: list[Tool | Unknown] = []
         namespaces: set[str | None] = {None}
         for entry in self:
             if entry.loaded and (allowed is None or entry.name in allowed) and self._is_useful(entry):
-                tool = self._show(entry)
-                if entry.identity.namespace not in namespaces:
-                    tool = _introduce(tool, entry.namespace)
-                namespaces.add(entry.identity.namespace)
+                tool = self._make_backend_tool(entry)
+                if entry.key.namespace not in namespaces:
+                    tool = _add_namespace_description(tool, entry.namespace)
+                namespaces.add(entry.key.namespace)
                 shown.append(tool)
-        return shown + [tool for tool in self._others if allowed is None or tool.type in allowed]
+        return shown + [tool for tool in self._native_only if allowed is None or tool.type in allowed]
 
-    def _show(self, entry: CatalogEntry) -> Tool:
+    def _make_backend_tool(self, entry: CatalogEntry) -> Tool:
         tool = entry.tool
         if not self.is_native(entry):
-            return make_function_tool(self._invite(tool) if isinstance(tool, ToolSearchTool) else tool, entry.name)
+            emulated = self._describe_search(tool) if isinstance(tool, ToolSearchTool) else tool
+            return make_function_tool(emulated, entry.name)
         if isinstance(tool, FunctionTool | CustomTool) and tool.name != entry.name:
             return msgspec.structs.replace(tool, name=entry.name)
         return tool
 
     def _is_useful(self, entry: CatalogEntry) -> bool:
-        """There must be something to search for, unless it is the client who knows what there is."""
+        """Return False for a server-side search without deferred tools to find."""
         tool = entry.tool
-        return not isinstance(tool, ToolSearchTool) or tool.execution == "client" or any(self.hidden())
+        return not isinstance(tool, ToolSearchTool) or tool.execution == "client" or any(self.list_deferred())
 
-    def hidden(self) -> Iterator[CatalogEntry]:
-        """The tools that wait to be found."""
+    def list_deferred(self) -> Iterator[CatalogEntry]:
+        """Yield the tools that a search can still load."""
         return (entry for entry in self if not entry.loaded)
 
-    def _invite(self, tool: ToolSearchTool) -> ToolSearchTool:
-        """The search with a list of what it can find, for otherwise nobody would look for it."""
+    def _describe_search(self, tool: ToolSearchTool) -> ToolSearchTool:
+        """Add the list of deferred tools to the search's description: without it, models do not search."""
         if tool.execution == "client":
             return tool
-        listed: dict[str, None] = {}
-        for entry in self.hidden():
-            about = entry.namespace or entry.tool
-            listed[f"- {getattr(about, 'name', '')}: {_first_line(getattr(about, 'description', None))}"] = None
-        told = "Finds tools by words and loads them, so that they can be called. These wait to be loaded:\n"
-        return msgspec.structs.replace(tool, description=told + "\n".join(listed), parameters=None)
+        lines: dict[str, None] = {}
+        for entry in self.list_deferred():
+            listed = entry.namespace or entry.tool
+            lines[f"- {getattr(listed, 'name', '')}: {_first_line(getattr(listed, 'description', None))}"] = None
+        heading = "Finds tools by words and loads them, so that they can be called. These wait to be loaded:\n"
+        return msgspec.structs.replace(tool, description=heading + "\n".join(lines), parameters=None)
 
 
 def make_tool_key(tool: Tool, namespace: str | None) -> ToolKey:
@@ -229,7 +227,8 @@ def make_tool_key(tool: Tool, namespace: str | None) -> ToolKey:
     return make_type_key(tool.type)
 
 
-def _open(tool: Tool | Unknown) -> Iterator[tuple[NamespaceTool | None, Tool]]:
+def _list_tools(tool: Tool | Unknown) -> Iterator[tuple[NamespaceTool | None, Tool]]:
+    """Yield a tool, or each tool of a namespace with the namespace."""
     if isinstance(tool, NamespaceTool):
         for child in tool.tools:
             if isinstance(child, FunctionTool | CustomTool):
@@ -238,16 +237,13 @@ def _open(tool: Tool | Unknown) -> Iterator[tuple[NamespaceTool | None, Tool]]:
         yield None, tool
 
 
-def _introduce(tool: Tool, namespace: NamespaceTool | None) -> Tool:
-    """What a namespace says of itself, its first tool says: told with each of them, it would take a lot of room."""
+def _add_namespace_description(tool: Tool, namespace: NamespaceTool | None) -> Tool:
+    """Append the namespace's description to its first tool's. In every tool it would cost too many tokens."""
     if namespace is None or not namespace.description or not isinstance(tool, FunctionTool | CustomTool):
         return tool
-    told = f"{tool.description or ''}\n\nAll tools of {namespace.name}: {namespace.description}".strip()
-    return msgspec.structs.replace(tool, description=told)
-
-
-_LONGEST_LINE = 160
+    description = f"{tool.description or ''}\n\nAll tools of {namespace.name}: {namespace.description}".strip()
+    return msgspec.structs.replace(tool, description=description)
 
 
 def _first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0][:_LONGEST_LINE]
+    return (text or "").strip().partition("\n")[0][:_MAX_DESCRIPTION_LINE]

@@ -1,4 +1,4 @@
-"""Tools that a client carries out, each with a shape of its own: as functions, and their calls back as items."""
+"""Client-side tools (shell, apply_patch, computer, custom): declare them as functions and build their call items."""
 
 from typing import Any, Literal
 
@@ -80,7 +80,7 @@ _QUERY = _object({"query": _TEXT | {"description": "Words that the tool's name o
 
 
 def make_function_tool(tool: Tool, name: str) -> FunctionTool:
-    """The tool as a function of this name."""
+    """Return a function tool of this name that emulates the tool."""
     match tool:
         case FunctionTool():
             return msgspec.structs.replace(tool, name=name, defer_loading=None)
@@ -91,14 +91,16 @@ def make_function_tool(tool: Tool, name: str) -> FunctionTool:
             return FunctionTool(name, tool.description or "Finds tools and loads them.", parameters, strict=False)
         case ComputerUsePreviewTool():
             size = f"{tool.display_width}x{tool.display_height}"
-            about = f"Does one thing on a computer ({tool.environment}, a screen of {size}); its screen is shown then."
-            return FunctionTool(name, about, _object({"action": _ACTION}, "action"), strict=False)
+            description = (
+                f"Does one thing on a computer ({tool.environment}, a screen of {size}); its screen is shown then."
+            )
+            return FunctionTool(name, description, _object({"action": _ACTION}, "action"), strict=False)
         case _:
-            about, parameters = _PLAIN[tool.type]
-            return FunctionTool(name, about, parameters, strict=False)
+            description, parameters = _DECLARATIONS[tool.type]
+            return FunctionTool(name, description, parameters, strict=False)
 
 
-_PLAIN: dict[str, tuple[str, JsonObject]] = {
+_DECLARATIONS: dict[str, tuple[str, JsonObject]] = {
     "shell": ("Runs shell commands, each in a shell of its own.", _SHELL),
     "local_shell": ("Runs a program on the user's computer.", _LOCAL_SHELL),
     "apply_patch": ("Creates, updates or deletes a file.", _APPLY_PATCH),
@@ -119,9 +121,9 @@ def _describe_custom(tool: CustomTool) -> str:
 
 
 def make_call_item(tool: Tool, arguments: Any, call_id: str) -> OutputItem:
-    """The item that a call of this tool is. Raises ValidationError on arguments that do not fit.
+    """Return the output item for a call of this tool, with an empty id.
 
-    Its id is left empty: whoever numbers the items has it.
+    Raises msgspec.ValidationError if the arguments do not fit the tool.
     """
     match tool.type:
         case "shell":
@@ -136,21 +138,21 @@ def make_call_item(tool: Tool, arguments: Any, call_id: str) -> OutputItem:
             operation = msgspec.convert(arguments, _CreateFile | _UpdateFile | _DeleteFile)
             return ApplyPatchCall(call_id, msgspec.to_builtins(operation), "completed")
         case "computer":
-            actions = [_plain(action) for action in msgspec.convert(arguments, _Actions).actions]
+            actions = [_to_dict(action) for action in msgspec.convert(arguments, _Actions).actions]
             return ComputerCall("", call_id, [], "completed", actions=actions)
         case "computer_use_preview":
-            action_given = _plain(msgspec.convert(arguments, _OneAction).action)
-            return ComputerCall("", call_id, [], "completed", action=action_given)
+            single_action = _to_dict(msgspec.convert(arguments, _OneAction).action)
+            return ComputerCall("", call_id, [], "completed", action=single_action)
         case _:
             return ToolSearchCall(arguments, call_id=call_id, execution="client", status="completed")
 
 
-def _plain(action: "_Action") -> JsonObject:
-    plain: JsonObject = msgspec.to_builtins(action)
-    return plain
+def _to_dict(action: "_Action") -> JsonObject:
+    fields: JsonObject = msgspec.to_builtins(action)
+    return fields
 
 
-# What the arguments must be: stricter than the items, which only carry what others made.
+# Argument structs. They are stricter than the item structs, which must also accept calls of other servers.
 
 
 class _LocalShellArguments(Struct, forbid_unknown_fields=True):

@@ -1,7 +1,8 @@
-"""A backend that can do more than the one it wraps: what that one lacks is put in terms of what it has.
+"""Emulation of tools and JSON output for a backend that only supports function tools.
 
-A turn is lowered (`lowering`), the backend answers, and the answer is raised (`raising`). Where the backend must be
-asked again, because a call makes no sense or a search has found tools, that happens within the same response.
+A turn is translated for the backend (`translate_request`), and the backend's answer is translated back
+(`translate_response`). If a call is invalid, or a tool search found tools, the backend is called again within the same
+response (`follow_up`).
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from contextlib import aclosing
 import msgspec
 
 from antiphon.backends.base import Backend, Capabilities, Model, Turn
+from antiphon.engine.serve.tool_emulation.answer_record import TurnBudget
 from antiphon.engine.serve.tool_emulation.catalog import EMULATED_TYPES
-from antiphon.engine.serve.tool_emulation.follow_up import TurnBudget
 from antiphon.engine.serve.tool_emulation.translate_request import (
     TranslatedTurn,
     needs_translation,
@@ -24,7 +25,7 @@ from antiphon.stream.deltas import Deltas
 
 
 class Emulator:
-    """Wraps a backend, and is one."""
+    """A backend that wraps another and adds the emulated tool types and JSON output."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -33,7 +34,7 @@ class Emulator:
 
     async def start(self) -> None:
         await self._backend.start()
-        # Some backends only know then what they can do.
+        # Some backends know their capabilities only after the start.
         self._native = self._backend.capabilities
         self.capabilities = add_emulated_capabilities(self._native)
 
@@ -46,8 +47,8 @@ class Emulator:
     async def stream(self, turn: Turn) -> Deltas:
         if not needs_translation(turn, self._native):
             return await self._backend.stream(turn)
-        lowered = translate_turn(turn, self._native)
-        return self._speak(lowered, await self._backend.stream(lowered.turn))
+        translated = translate_turn(turn, self._native)
+        return self._stream_answers(translated, await self._backend.stream(translated.turn))
 
     async def count_tokens(self, turn: Turn) -> int:
         if needs_translation(turn, self._native):
@@ -55,33 +56,33 @@ class Emulator:
         return await self._backend.count_tokens(turn)
 
     def describe(self, request: CreateRequest) -> list[str]:
-        """What of a request the wrapped backend does with this help alone, in words for whoever sent it."""
-        told: list[str] = []
+        """Return a warning for each part of the request that is emulated."""
+        warnings: list[str] = []
         if not self._native.json_schema and wants_json(request):
-            told.append("text.format: the model is told of it and its answer is checked")
+            warnings.append("text.format: sent to the model as an instruction, and the answer is checked")
         if not self._native.any_tool:
             kinds = dict.fromkeys(tool.type for tool in request.tools or ())
             emulated = [kind for kind in kinds if kind in self.capabilities.tools - self._native.tools]
             if emulated:
-                told.append(f"tools: emulated by functions: {', '.join(emulated)}")
-        return told
+                warnings.append(f"tools: emulated by functions: {', '.join(emulated)}")
+        return warnings
 
-    async def _speak(self, lowered: TranslatedTurn, answer: Deltas) -> Deltas:
-        request = lowered.turn.request
-        budget = TurnBudget(most_searches=request.max_tool_calls, most_tokens=request.max_output_tokens)
+    async def _stream_answers(self, translated: TranslatedTurn, answer: Deltas) -> Deltas:
+        request = translated.turn.request
+        budget = TurnBudget(max_searches=request.max_tool_calls, max_tokens=request.max_output_tokens)
         while True:
-            spoken = AnswerTranslator(lowered, budget)
+            translator = AnswerTranslator(translated, budget)
             async with aclosing(answer):
                 async for batch in answer:
-                    if told := spoken.feed(batch):
-                        yield told
-            if spoken.following is None:
+                    if output := translator.feed(batch):
+                        yield output
+            if translator.next_items is None:
                 return
-            lowered = lowered.go_on(spoken.following, most_tokens=budget.tokens_left())
-            answer = await self._backend.stream(lowered.turn)
+            translated = translated.extend(translator.next_items, max_tokens=budget.count_tokens_left())
+            answer = await self._backend.stream(translated.turn)
 
 
 def add_emulated_capabilities(native: Capabilities) -> Capabilities:
-    """What a backend can do with this help."""
+    """Return the capabilities of a backend with emulation."""
     tools = native.tools | EMULATED_TYPES | {"namespace"} if "function" in native.tools else native.tools
     return msgspec.structs.replace(native, tools=tools, json_schema=True)

@@ -1,11 +1,11 @@
-"""The free text of a custom tool's call, read out of a function's arguments while they are still being written."""
+"""The free text input of a custom tool's call, decoded from function arguments while they stream."""
 
 import json
 import re
 from typing import Any
 
-_OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_BLANK = re.compile(r"\s+")
+_INPUT_START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_WHITESPACE = re.compile(r"\s+")
 _PIECE = re.compile(
     r'[^"\\]+'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -14,73 +14,72 @@ _PIECE = re.compile(
     r"|\\"
 )
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_LONGEST_ESCAPE = len(r"\ud83d\ude00")
+_MAX_ESCAPE_LENGTH = len(r"\ud83d\ude00")
 _FENCE = re.compile(r"\s*```[^\n`]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 class FreeformReader:
-    """Reads `{"input": "…"}` piece by piece.
+    """Reads the text in `{"input": "…"}` from fragments.
 
-    A model that writes the bare text is understood at once. One that writes other JSON is understood at the end, since
-    only then it shows what that is.
+    Bare text without JSON is returned at once. Other JSON is decoded at the end, when its shape is known.
     """
 
     def __init__(self) -> None:
-        self._waiting = ""
-        self._later: list[str] = []
-        self._read = self._read_opening
+        self._pending = ""
+        self._buffered: list[str] = []
+        self._read = self._read_start
 
     def feed(self, fragment: str) -> str:
-        """The text that has become clear with this fragment."""
-        self._waiting += fragment
+        """Return the text decoded from this fragment and the pending ones."""
+        self._pending += fragment
         return self._read()
 
     def close(self) -> str:
-        """The rest of the text, now that nothing more is to come."""
+        """Return the rest of the text. Call this after the last fragment."""
         if self._read == self._read_string:
-            return self._decode(hold=0)
-        return "" if self._read == self._read_nothing else unwrap("".join([*self._later, self._waiting]))
+            return self._decode(lookahead=0)
+        return "" if self._read == self._read_nothing else unwrap_json("".join([*self._buffered, self._pending]))
 
-    def _read_opening(self) -> str:
-        opening = _OPENING.match(self._waiting)
-        if opening is not None:
-            self._waiting = self._waiting[opening.end() :]
+    def _read_start(self) -> str:
+        start = _INPUT_START.match(self._pending)
+        if start is not None:
+            self._pending = self._pending[start.end() :]
             self._read = self._read_string
-        elif '{"input":"'.startswith(_BLANK.sub("", self._waiting)):
+        elif '{"input":"'.startswith(_WHITESPACE.sub("", self._pending)):
             return ""
         else:
-            is_json = self._waiting.lstrip()[0] in '{"'
-            self._read = self._read_later if is_json else self._read_bare
+            is_json = self._pending.lstrip()[0] in '{"'
+            self._read = self._read_other_json if is_json else self._read_bare
         return self._read()
 
     def _read_bare(self) -> str:
-        text, self._waiting = self._waiting, ""
+        text, self._pending = self._pending, ""
         return text
 
-    def _read_later(self) -> str:
-        self._later.append(self._waiting)
-        self._waiting = ""
+    def _read_other_json(self) -> str:
+        self._buffered.append(self._pending)
+        self._pending = ""
         return ""
 
     def _read_nothing(self) -> str:
-        self._waiting = ""
+        self._pending = ""
         return ""
 
     def _read_string(self) -> str:
-        return self._decode(hold=_LONGEST_ESCAPE)
+        return self._decode(lookahead=_MAX_ESCAPE_LENGTH)
 
-    def _decode(self, *, hold: int) -> str:
-        """Decode up to the closing quote. An escape waits until it is surely whole: `hold` characters must follow."""
-        text, start, decoded = self._waiting, 0, []
-        while start < len(text) and (text[start] != "\\" or len(text) - start >= hold):
+    def _decode(self, *, lookahead: int) -> str:
+        """Decode up to the closing quote. An escape stays pending until `lookahead` characters are there."""
+        text, start, decoded = self._pending, 0, []
+        while start < len(text) and (text[start] != "\\" or len(text) - start >= lookahead):
             piece = _PIECE.match(text, start)
-            if piece is None:  # the closing quote: what follows it is not ours
+            if piece is None:  # the closing quote: ignore the rest
                 self._read = self._read_nothing
                 start = len(text)
                 break
             decoded.append(_decode_piece(piece[0]))
             start = piece.end()
-        self._waiting = text[start:]
+        self._pending = text[start:]
         return "".join(decoded)
 
 
@@ -92,17 +91,17 @@ def _decode_piece(piece: str) -> str:
         if len(piece) > len(r"\ud83d"):
             return chr(0x10000 + ((code - 0xD800) << 10) + (int(piece[8:], 16) - 0xDC00))
         return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)
-    # A backslash that escapes nothing is one that the model forgot to double.
+    # A backslash before another character is one that the model did not escape.
     return _ESCAPES.get(piece[1:], piece[1:] or piece)
 
 
-def unwrap(text: str) -> str:
-    """The bare text that a model has wrapped in JSON: as `input`, under another name, or as a string."""
+def unwrap_json(text: str) -> str:
+    """Return the text inside JSON: the field `input`, the only string field, or a JSON string. Else the text itself."""
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    if found == {}:  # a model that has nothing to say calls with no arguments, for which backends put this
+    if found == {}:  # a call without arguments
         return ""
     if isinstance(found, dict):
         texts = [value for value in found.values() if isinstance(value, str)]
@@ -112,7 +111,7 @@ def unwrap(text: str) -> str:
 
 
 def strip_fence(text: str) -> str:
-    """The text inside of a code fence, if there is one around all of it."""
+    """Return the text without the code fence around all of it, if there is one."""
     fenced = _FENCE.fullmatch(text)
     return text if fenced is None else fenced[1]
 

@@ -1,7 +1,7 @@
-"""A client's JSON schema and the values that must fit it, checked so that nobody else has to wait for long.
+"""JSON output: check an answer against `text.format`, in bounded time.
 
-The validator is the library's, but for what could keep it busy without end: patterns, which are matched in linear time;
-the comparison of each item with each other one; and schemas whose parts multiply, for which there is a limit of time.
+The validator is the `jsonschema` library's, with replacements for what could take unbounded time: patterns are matched
+in linear time, unique items are compared by a set, and each validation has a time limit.
 """
 
 import functools
@@ -18,61 +18,61 @@ from antiphon.engine.serve.tool_emulation.grammar import matches_pattern
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 
-_MOST_FAULTS = 5
-# Seconds of work. The largest schema that OpenAI takes needs about half of it.
-_LONGEST = 1.0
+_MAX_FAULTS = 5
+# CPU seconds per validation. The largest schema that OpenAI accepts needs about half of it.
+_TIME_LIMIT = 1.0
 
 _Keyword = Callable[[Any, Any, Any, Any], Any]
 
-_end: ContextVar[float] = ContextVar("end")
+_deadline: ContextVar[float] = ContextVar("deadline")
 
 
 class OutputSchema:
-    """A schema. Raises on one that is none."""
+    """A client's JSON schema. Raises InvalidRequest if it is invalid."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        # It takes a while to load, and is needed where a backend cannot hold to a schema itself.
+        # Imported here: it loads slowly, and only backends without JSON schema support need it.
         from jsonschema.validators import Draft202012Validator, validator_for
 
-        known = validator_for(schema, default=Draft202012Validator)
+        base = validator_for(schema, default=Draft202012Validator)
         try:
-            kind = _guard(known, patterned=_mentions(schema, "patternProperties"))
-            rules = _guard(known, patterned=False)(
-                known.META_SCHEMA, registry=_no_references(), format_checker=_make_formats()
+            validator = _extend_validator(base, has_patterns=_has_keyword(schema, "patternProperties"))
+            meta_validator = _extend_validator(base, has_patterns=False)(
+                base.META_SCHEMA, registry=_make_empty_registry(), format_checker=_make_format_checker()
             )
-            fault = next(_limit(rules.iter_errors(schema)), None)
+            fault = next(_limit_time(meta_validator.iter_errors(schema)), None)
         except RecursionError:
-            raise _refuse("The schema is not valid: it is nested too deep") from None
+            raise _make_error("The schema is not valid: it is nested too deeply") from None
         if fault is not None:
-            raise _refuse(f"The schema is not valid: {fault.message}")
-        self._validator = kind(schema, registry=_no_references())
+            raise _make_error(f"The schema is not valid: {fault.message}")
+        self._validator = validator(schema, registry=_make_empty_registry())
 
     def list_faults(self, value: Any) -> list[str]:
-        """What is wrong with the value, the first few things of it."""
+        """Return the first faults of the value."""
         from referencing.exceptions import Unresolvable
 
         try:
-            faults = itertools.islice(_limit(self._validator.iter_errors(value)), _MOST_FAULTS)
+            faults = itertools.islice(_limit_time(self._validator.iter_errors(value)), _MAX_FAULTS)
             return [f"{error.json_path}: {error.message}" for error in faults]
         except Unresolvable as error:
-            raise _refuse(f"The schema refers to what it does not hold: {error}") from None
+            raise _make_error(f"The schema has an unresolvable reference: {error}") from None
         except RecursionError:
-            raise _refuse("The schema has no end: it refers to itself.") from None
+            raise _make_error("The schema refers to itself without end.") from None
         except (OverflowError, ValueError):
-            return ["$: it holds a number that is too large to be checked"]
+            return ["$: it has a number that is too large to check"]
 
 
-def _refuse(message: str) -> InvalidRequest:
+def _make_error(message: str) -> InvalidRequest:
     return InvalidRequest(message, param="text.format.schema", code="invalid_value")
 
 
-def _limit(errors: Iterator[Any]) -> Iterator[Any]:
-    """The errors, as long as they do not take too much work. Other work that goes on meanwhile does not count."""
-    _end.set(time.thread_time() + _LONGEST)
+def _limit_time(errors: Iterator[Any]) -> Iterator[Any]:
+    """Yield the errors, with a time limit on this thread's CPU time."""
+    _deadline.set(time.thread_time() + _TIME_LIMIT)
     yield from errors
 
 
-def _mentions(schema: Any, keyword: str) -> bool:
+def _has_keyword(schema: Any, keyword: str) -> bool:
     waiting = [schema]
     while waiting:
         each = waiting.pop()
@@ -86,34 +86,34 @@ def _mentions(schema: Any, keyword: str) -> bool:
 
 
 @functools.cache
-def _guard(known: Any, *, patterned: bool) -> Any:
-    """The library's validator with our own keywords. `patterned` is for schemas with `patternProperties`."""
+def _extend_validator(base: Any, *, has_patterns: bool) -> Any:
+    """Return the library's validator class with our keywords. `has_patterns`: the schema has `patternProperties`."""
     from jsonschema.validators import extend
 
     keywords = {
-        **known.VALIDATORS,
+        **base.VALIDATORS,
         "pattern": _check_pattern,
         "patternProperties": _check_pattern_properties,
-        "additionalProperties": functools.partial(_check_additional, known.VALIDATORS["additionalProperties"]),
+        "additionalProperties": functools.partial(_check_additional, base.VALIDATORS["additionalProperties"]),
         "uniqueItems": _check_unique,
     }
-    if patterned:  # the library would match the patterns on its own
+    if has_patterns:  # the library would match the patterns with `re`
         keywords["unevaluatedProperties"] = _check_nothing
-    kind = extend(known, {name: _time(keyword) for name, keyword in keywords.items()})
+    kind = extend(base, {name: _add_deadline(keyword) for name, keyword in keywords.items()})
     fields = [(field.name, field.alias) for field in kind.__attrs_attrs__ if field.init]
 
     def evolve(self: Any, **changes: Any) -> Any:
-        # The library would go by the `$schema` of a part, and take its own validator for it.
+        # The library would use its own validator for a subschema with `$schema`.
         return kind(**{alias: getattr(self, name) for name, alias in fields} | changes)
 
     kind.evolve = evolve
     return kind
 
 
-def _time(keyword: _Keyword) -> _Keyword:
+def _add_deadline(keyword: _Keyword) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        if time.thread_time() > _end.get():
-            raise _refuse("The schema takes too long to check: it is too large, or its parts multiply.")
+        if time.thread_time() > _deadline.get():
+            raise _make_error("The schema takes too long to check: it is too large or too complex.")
         return keyword(validator, value, instance, schema)
 
     return check
@@ -135,73 +135,73 @@ def _check_pattern_properties(validator: Any, patterns: dict[str, Any], instance
                 yield from validator.descend(value, part, path=name, schema_path=pattern)
 
 
-def _check_additional(known: _Keyword, validator: Any, rule: Any, instance: Any, schema: dict[str, Any]) -> Any:
-    """As the library does, which is shown none but the properties that no pattern may stand for."""
+def _check_additional(library_check: _Keyword, validator: Any, rule: Any, instance: Any, schema: dict[str, Any]) -> Any:
+    """Call the library's check with the properties that no pattern matches."""
     patterns = schema.get("patternProperties")
     if not patterns or not validator.is_type(instance, "object"):
-        return known(validator, rule, instance, schema)
+        return library_check(validator, rule, instance, schema)
     named = schema.get("properties", {})
     others = {
         name: value
         for name, value in instance.items()
         if name not in named and all(matches_pattern(name, pattern) is False for pattern in patterns)
     }
-    return known(validator, rule, others, {})
+    return library_check(validator, rule, others, {})
 
 
 def _check_unique(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
     from jsonschema.exceptions import ValidationError
 
     if wanted and validator.is_type(instance, "array"):
-        written = [json.dumps(_plain(item), sort_keys=True) for item in instance]
-        if len(set(written)) < len(written):
+        encoded = [json.dumps(_normalize(item), sort_keys=True) for item in instance]
+        if len(set(encoded)) < len(encoded):
             yield ValidationError(f"{instance!r} has non-unique elements")
 
 
-def _plain(value: Any) -> Any:
-    """A value in the one spelling that all its equals have: to JSON schemas 1.0 is 1."""
+def _normalize(value: Any) -> Any:
+    """Return a value that is equal for equal JSON values: 1.0 becomes 1."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _normalize(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_normalize(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _check_nothing(validator: Any, value: Any, instance: Any, schema: Any) -> None:
-    """A keyword that is left unchecked."""
+    """Accept any value: this keyword is not checked."""
 
 
 @functools.cache
-def _make_formats() -> Any:
-    """What a schema's own words are held to: patterns are expressions, be it of a kind that is left unchecked."""
+def _make_format_checker() -> Any:
+    """Return a checker for `regex` only: a schema's patterns must be regular expressions, even unsupported ones."""
     from jsonschema import FormatChecker
 
     formats = FormatChecker(formats=())
-    formats.checks("regex", raises=(re.error, OverflowError))(_is_expression)
+    formats.checks("regex", raises=(re.error, OverflowError))(_is_regex)
     return formats
 
 
-def _is_expression(text: Any) -> bool:
+def _is_regex(text: Any) -> bool:
     return not isinstance(text, str) or matches_pattern("", text) is not None or bool(re.compile(text))
 
 
 @functools.cache
-def _no_references() -> Any:
-    """A schema may refer to its own parts; nothing is fetched for it."""
+def _make_empty_registry() -> Any:
+    """Return a registry that fetches nothing: a schema may only refer to its own parts."""
     from referencing import Registry
 
     return Registry()
 
 
 class JsonOutputCheck:
-    """What an answer must be. Raises on a schema that is none."""
+    """The check of an answer against `text.format`. Raises InvalidRequest if the schema is invalid."""
 
     def __init__(self, form: JsonSchemaFormat | JsonObjectFormat) -> None:
         self._form = form
         self._schema = OutputSchema(form.schema or {}) if isinstance(form, JsonSchemaFormat) else None
 
-    def instruct(self) -> str:
-        """What the model is told."""
+    def make_instructions(self) -> str:
+        """Return the instructions for the model."""
         lines = ["Answer with one JSON value and nothing else: no explanation, no code fence."]
         if isinstance(self._form, JsonSchemaFormat):
             if self._form.description:
@@ -211,8 +211,8 @@ class JsonOutputCheck:
             lines.append("It must be a JSON object.")
         return "\n".join(lines)
 
-    def read(self, text: str) -> tuple[str, list[str]]:
-        """The answer without what models put around it, and what is wrong with it."""
+    def parse(self, text: str) -> tuple[str, list[str]]:
+        """Return the answer without a code fence and whitespace around it, and its faults."""
         bare = strip_fence(text).strip()
         try:
             value: Any = json.loads(bare, parse_constant=_refuse_constant)
@@ -224,11 +224,11 @@ class JsonOutputCheck:
 
 
 def make_output_check(request: CreateRequest) -> JsonOutputCheck | None:
-    """The check that the request's `text.format` asks for."""
+    """Return the check for the request's `text.format`, or None if it is plain text."""
     form = request.text.format if request.text is not None else None
     return JsonOutputCheck(form) if isinstance(form, JsonSchemaFormat | JsonObjectFormat) else None
 
 
 def _refuse_constant(name: str) -> None:
-    """Python reads NaN and the like, which no other reader of JSON does."""
-    raise ValueError(f"{name} is no JSON value")
+    """Reject NaN and Infinity, which Python accepts and JSON does not."""
+    raise ValueError(f"{name} is not a JSON value")

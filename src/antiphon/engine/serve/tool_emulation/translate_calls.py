@@ -1,7 +1,6 @@
-"""A function call of the model on its way back to the call it stands for: told as it comes, or held until it is whole.
+"""Translation of a backend's function call into the call that it emulates.
 
-`begin` and `write` give what can be told at once, `close` the rest. A call that makes no sense tells nothing: its
-`fault` says why. `reply` is what the model hears of the call if it must be asked again.
+A call is emitted while it streams, or buffered until it is complete. An invalid call is not emitted.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import msgspec
 
 from antiphon.engine.serve.tool_emulation.catalog import CatalogEntry
 from antiphon.engine.serve.tool_emulation.client_tools import make_call_item
-from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap
+from antiphon.engine.serve.tool_emulation.freeform import FreeformReader, strip_fence, unwrap_json
 from antiphon.engine.serve.tool_emulation.grammar import explain_mismatch
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.tools import CustomTool, GrammarInput
@@ -19,46 +18,50 @@ from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
 Key = int | str
-_TAKEN = "The call was taken. Its result comes later."
+_ACCEPTED = "The call was taken. Its result comes later."
 
 
 class CallTranslator(Protocol):
-    @property
-    def fault(self) -> str | None: ...
+    """The translator of one call. Its methods return the deltas that can be emitted now."""
 
     @property
-    def reply(self) -> str: ...
+    def fault(self) -> str | None:
+        """The reason why the call is invalid."""
+
+    @property
+    def reply(self) -> str:
+        """The output of the call for the model, if the backend is called again."""
 
     def begin(self, first: deltas.ToolCall) -> Sequence[Delta]: ...
 
     def write(self, fragment: str) -> Sequence[Delta]: ...
 
-    def close(self, *, cut: bool) -> Sequence[Delta]: ...
+    def close(self, *, is_cut_off: bool) -> Sequence[Delta]: ...
 
 
 class FunctionCallTranslator:
-    """A function's call stays one; only its name may be another."""
+    """A call of a function: only its name may change."""
 
     fault = None
-    reply = _TAKEN
+    reply = _ACCEPTED
 
-    def __init__(self, key: Key, address: tuple[str, str | None] | None) -> None:
+    def __init__(self, key: Key, client_name: tuple[str, str | None] | None) -> None:
         self._key = key
-        self._address = address
+        self._client_name = client_name
 
     def begin(self, first: deltas.ToolCall) -> Sequence[Delta]:
-        name, namespace = self._address or (first.name, first.namespace)
+        name, namespace = self._client_name or (first.name, first.namespace)
         return [deltas.ToolCall(self._key, first.arguments, name, first.call_id, namespace)]
 
     def write(self, fragment: str) -> Sequence[Delta]:
         return [deltas.ToolCall(self._key, fragment)]
 
-    def close(self, *, cut: bool) -> Sequence[Delta]:
+    def close(self, *, is_cut_off: bool) -> Sequence[Delta]:
         return []
 
 
 class DroppedCallTranslator:
-    """A call that must not be: nobody hears of it."""
+    """A call that is not allowed: it is not emitted."""
 
     fault = None
     reply = "The call was not carried out: it may not be made now."
@@ -69,15 +72,15 @@ class DroppedCallTranslator:
     def write(self, fragment: str) -> Sequence[Delta]:
         return []
 
-    def close(self, *, cut: bool) -> Sequence[Delta]:
+    def close(self, *, is_cut_off: bool) -> Sequence[Delta]:
         return []
 
 
 class CustomCallTranslator:
-    """A custom tool's call whose text is told as it comes."""
+    """A call of a custom tool without a grammar: its text is emitted while it streams."""
 
     fault = None
-    reply = _TAKEN
+    reply = _ACCEPTED
 
     def __init__(self, key: Key, entry: CatalogEntry) -> None:
         self._key = key
@@ -86,95 +89,95 @@ class CustomCallTranslator:
 
     def begin(self, first: deltas.ToolCall) -> Sequence[Delta]:
         text = self._reader.feed(first.arguments)
-        return [_tell_custom(self._key, self._entry, text, first.call_id)]
+        return [_make_custom_call(self._key, self._entry, text, first.call_id)]
 
     def write(self, fragment: str) -> Sequence[Delta]:
         text = self._reader.feed(fragment)
         return [deltas.CustomToolCall(self._key, text)] if text else []
 
-    def close(self, *, cut: bool) -> Sequence[Delta]:
+    def close(self, *, is_cut_off: bool) -> Sequence[Delta]:
         text = self._reader.close()
         return [deltas.CustomToolCall(self._key, text)] if text else []
 
 
 class BufferedCallTranslator:
-    """A call that is told when it is whole and found good."""
+    """A call that is emitted when it is complete and valid."""
 
     def __init__(self, key: Key, entry: CatalogEntry) -> None:
         self._key = key
         self._entry = entry
-        self._written: list[str] = []
+        self._fragments: list[str] = []
         self.call_id: str | None = None
         self._closed = False
         self.fault: str | None = None
-        self.reply = _TAKEN
+        self.reply = _ACCEPTED
 
     def begin(self, first: deltas.ToolCall) -> Sequence[Delta]:
         self.call_id = first.call_id
-        self._written.append(first.arguments)
+        self._fragments.append(first.arguments)
         return []
 
     def write(self, fragment: str) -> Sequence[Delta]:
-        self._written.append(fragment)
+        self._fragments.append(fragment)
         return []
 
-    def is_whole(self) -> bool:
-        """Whether nothing more can come: free text is never known to be whole, but JSON is."""
+    def is_complete(self) -> bool:
+        """Return True if the arguments are a complete JSON object. Free text is never known to be complete."""
         try:
-            return isinstance(read_json("".join(self._written)), dict)
+            return isinstance(read_json("".join(self._fragments)), dict)
         except msgspec.DecodeError:
             return False
 
-    def close(self, *, cut: bool) -> Sequence[Delta]:
-        """A second time it tells nothing."""
+    def close(self, *, is_cut_off: bool) -> Sequence[Delta]:
+        """Return the call's deltas. A second call returns none."""
         if self._closed:
             return []
         self._closed = True
-        written = "".join(self._written)
+        arguments = "".join(self._fragments)
         tool = self._entry.tool
         if isinstance(tool, CustomTool):
-            return self._close_custom(tool, written, cut=cut)
+            return self._close_custom(tool, arguments, is_cut_off=is_cut_off)
         try:
-            item = make_call_item(tool, read_arguments(written), self.call_id or "")
+            item = make_call_item(tool, parse_arguments(arguments), self.call_id or "")
         except msgspec.MsgspecError as error:
             self.fault = str(error)
             return []
         return [deltas.WholeItem(item)]
 
-    def _close_custom(self, tool: CustomTool, written: str, *, cut: bool) -> Sequence[Delta]:
+    def _close_custom(self, tool: CustomTool, arguments: str, *, is_cut_off: bool) -> Sequence[Delta]:
         reader = FreeformReader()
-        text = reader.feed(written) + reader.close()
-        if cut:
-            return [_tell_custom(self._key, self._entry, text, self.call_id)]
+        text = reader.feed(arguments) + reader.close()
+        if is_cut_off:
+            return [_make_custom_call(self._key, self._entry, text, self.call_id)]
         assert isinstance(tool.format, GrammarInput)
         fault = explain_mismatch(text, tool.format)
         if fault is None:
-            return [_tell_custom(self._key, self._entry, text, self.call_id)]
-        for bare in (unwrap(text), strip_fence(text), unwrap(strip_fence(text))):
+            return [_make_custom_call(self._key, self._entry, text, self.call_id)]
+        for bare in (unwrap_json(text), strip_fence(text), unwrap_json(strip_fence(text))):
             if bare != text and explain_mismatch(bare, tool.format) is None:
-                return [_tell_custom(self._key, self._entry, bare, self.call_id)]
+                return [_make_custom_call(self._key, self._entry, bare, self.call_id)]
         self.fault = fault
         return []
 
 
 class SearchCallTranslator(BufferedCallTranslator):
-    """A search that this server carries out: it is told together with what it finds."""
+    """A tool search that this server runs: it is emitted together with its result."""
 
     arguments: object = None
 
-    def close(self, *, cut: bool) -> Sequence[Delta]:
+    def close(self, *, is_cut_off: bool) -> Sequence[Delta]:
         try:
-            self.arguments = read_arguments("".join(self._written))
+            self.arguments = parse_arguments("".join(self._fragments))
         except msgspec.MsgspecError as error:
             self.fault = str(error)
         return []
 
 
-def read_arguments(written: str) -> object:
-    """The arguments of a call; a model that has none to give may write nothing."""
-    arguments: object = read_json(written) if written.strip() else {}
+def parse_arguments(text: str) -> object:
+    """Decode the arguments of a call. Empty text stands for no arguments."""
+    arguments: object = read_json(text) if text.strip() else {}
     return arguments
 
 
-def _tell_custom(key: Key, entry: CatalogEntry, text: str, call_id: str | None) -> deltas.CustomToolCall:
-    return deltas.CustomToolCall(key, text, entry.identity.name, call_id, entry.identity.namespace)
+def _make_custom_call(key: Key, entry: CatalogEntry, text: str, call_id: str | None) -> deltas.CustomToolCall:
+    return deltas.CustomToolCall(key, text, entry.key.name, call_id, entry.key.namespace)

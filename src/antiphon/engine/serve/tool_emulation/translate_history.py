@@ -1,4 +1,4 @@
-"""Items of the history that a backend which only knows functions cannot read, put so that it can."""
+"""Translation of history items for a backend that only supports messages and function calls."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal
@@ -23,30 +23,38 @@ from antiphon.protocol.items import (
 from antiphon.protocol.unions import Unknown
 
 Items = list[Item | Unknown]
-# Every backend reads these, or knows that it may leave them aside.
-READABLE = frozenset({Message, FunctionCall, FunctionCallOutput, Reasoning, Compaction, CompactionTrigger})
+# Item types that every backend supports or ignores.
+READABLE_TYPES = frozenset({Message, FunctionCall, FunctionCallOutput, Reasoning, Compaction, CompactionTrigger})
+# The fields of hosted calls that are arguments. The other fields are the result.
+_ARGUMENT_FIELDS: dict[type, tuple[str, ...]] = {
+    hosted.McpCall: ("server_label", "name", "arguments", "approval_request_id"),
+    hosted.McpListTools: ("server_label",),
+    hosted.FileSearchCall: ("queries",),
+    hosted.WebSearchCall: ("action",),
+    hosted.CodeInterpreterCall: ("code", "container_id"),
+    hosted.ImageGenerationCall: ("action", "size", "quality", "background"),
+}
 
 
 def is_readable(item: Item | Unknown) -> bool:
-    return type(item) in READABLE and (type(item) is not FunctionCall or item.namespace is None)
+    return type(item) in READABLE_TYPES and (type(item) is not FunctionCall or item.namespace is None)
 
 
-def are_readable(items: Sequence[Item | Unknown]) -> bool:
-    """Whether all of them are."""
+def are_all_readable(items: Sequence[Item | Unknown]) -> bool:
     kinds = set(map(type, items))
-    return kinds <= READABLE and (FunctionCall not in kinds or all(map(is_readable, items)))
+    return kinds <= READABLE_TYPES and (FunctionCall not in kinds or all(map(is_readable, items)))
 
 
 def translate_items(items: Iterable[Item | Unknown], catalog: Catalog, *, custom: bool, images: bool) -> Items:
-    """The history for a backend. `custom`: it takes custom tools itself; `images`: it sees them."""
-    renderer = _Renderer(catalog, custom=custom, images=images)
-    rendered: Items = []
+    """Return the items for a backend. `custom` and `images`: the backend supports custom tools and images itself."""
+    translator = _ItemTranslator(catalog, custom=custom, images=images)
+    translated: Items = []
     for item in items:
-        rendered += [item] if is_readable(item) else renderer.translate(item)
-    return rendered
+        translated += [item] if is_readable(item) else translator.translate(item)
+    return translated
 
 
-class _Renderer:
+class _ItemTranslator:
     def __init__(self, catalog: Catalog, *, custom: bool, images: bool) -> None:
         self._catalog = catalog
         self._custom = custom
@@ -55,22 +63,22 @@ class _Renderer:
 
     def translate(self, item: Item | Unknown) -> Sequence[Item | Unknown]:
         if isinstance(item, Unknown):
-            return [_tell("user", item.raw.decode(errors="replace"))]
+            return [_make_message("user", item.raw.decode(errors="replace"))]
         handler = self._HANDLERS.get(type(item))
-        return handler(self, item) if handler is not None else [_tell("assistant", _dump(item))]
+        return handler(self, item) if handler is not None else [_make_message("assistant", _dump(item))]
 
-    def _call(self, kind: str, call_id: str, arguments: Any) -> list[Item | Unknown]:
+    def _make_call(self, kind: str, call_id: str, arguments: Any) -> list[Item | Unknown]:
         text = _dump(arguments)
-        return [FunctionCall(call_id, self._catalog.name_of(ToolKey(kind)), text, status="completed")]
+        return [FunctionCall(call_id, self._catalog.get_backend_name(ToolKey(kind)), text, status="completed")]
 
-    # Calls that a client carries out, and what came of them
+    # Client-side calls and their outputs
 
     def _function_call(self, item: FunctionCall) -> Sequence[Item | Unknown]:
-        name = self._catalog.name_of(ToolKey("named", item.namespace, item.name))
+        name = self._catalog.get_backend_name(ToolKey("named", item.namespace, item.name))
         return [msgspec.structs.replace(item, name=name, namespace=None)]
 
     def _custom_call(self, item: CustomToolCall) -> Sequence[Item | Unknown]:
-        name = self._catalog.name_of(ToolKey("named", item.namespace, item.name))
+        name = self._catalog.get_backend_name(ToolKey("named", item.namespace, item.name))
         if self._custom:
             return [msgspec.structs.replace(item, name=name, namespace=None)]
         return [FunctionCall(item.call_id, name, _dump({"input": item.input}), item.id, item.status)]
@@ -81,40 +89,40 @@ class _Renderer:
     def _local_shell(self, item: hosted.LocalShellCall) -> Sequence[Item | Unknown]:
         arguments = msgspec.to_builtins(item.action)
         arguments.pop("type", None)
-        return self._call("local_shell", item.call_id, arguments)
+        return self._make_call("local_shell", item.call_id, arguments)
 
     def _local_shell_output(self, item: hosted.LocalShellCallOutput) -> Sequence[Item | Unknown]:
         return [FunctionCallOutput(item.output, item.call_id, status=item.status)]
 
     def _shell(self, item: hosted.ShellCall) -> Sequence[Item | Unknown]:
-        return self._call("shell", item.call_id, item.action)
+        return self._make_call("shell", item.call_id, item.action)
 
     def _shell_output(self, item: hosted.ShellCallOutput) -> Sequence[Item | Unknown]:
         return [FunctionCallOutput(_dump(item.output), item.call_id, item.id, item.status)]
 
     def _patch(self, item: hosted.ApplyPatchCall) -> Sequence[Item | Unknown]:
-        return self._call("apply_patch", item.call_id, item.operation)
+        return self._make_call("apply_patch", item.call_id, item.operation)
 
     def _patch_output(self, item: hosted.ApplyPatchCallOutput) -> Sequence[Item | Unknown]:
-        told = f"{item.status}: {item.output}" if item.output else str(item.status)
-        return [FunctionCallOutput(told, item.call_id, item.id, "completed")]
+        text = f"{item.status}: {item.output}" if item.output else str(item.status)
+        return [FunctionCallOutput(text, item.call_id, item.id, "completed")]
 
     def _computer(self, item: hosted.ComputerCall) -> Sequence[Item | Unknown]:
         arguments = {"actions": item.actions} if item.actions is not None else {"action": item.action}
-        return self._call("computer", item.call_id, arguments)
+        return self._make_call("computer", item.call_id, arguments)
 
     def _computer_output(self, item: hosted.ComputerCallOutput) -> Sequence[Item | Unknown]:
-        seen = item.output
-        shown: list[Part | Unknown] = [InputText("A screenshot was taken, but images cannot be shown here.")]
+        screenshot = item.output
+        parts: list[Part | Unknown] = [InputText("A screenshot was taken, but images cannot be shown here.")]
         if self._images:
-            shown = [InputImage(seen.detail, seen.file_id, seen.image_url)]
-        return [FunctionCallOutput(shown, item.call_id, item.id, "completed")]
+            parts = [InputImage(screenshot.detail, screenshot.file_id, screenshot.image_url)]
+        return [FunctionCallOutput(parts, item.call_id, item.id, "completed")]
 
-    # The search for tools: a server's search has no call id, so its two items belong together by their order
+    # Tool searches: those of the server have no call id, so a call and its output belong together by their order
 
     def _search(self, item: hosted.ToolSearchCall) -> Sequence[Item | Unknown]:
         self._searches += item.call_id is None
-        return self._call("tool_search", item.call_id or f"call_search_{self._searches}", item.arguments)
+        return self._make_call("tool_search", item.call_id or f"call_search_{self._searches}", item.arguments)
 
     def _search_output(self, item: hosted.ToolSearchOutput) -> Sequence[Item | Unknown]:
         found = [tool for tool in item.tools if not isinstance(tool, Unknown)]
@@ -124,26 +132,26 @@ class _Renderer:
             )
         ]
 
-    def _nothing(self, item: Item) -> Sequence[Item | Unknown]:
-        """Its effect is on the tools and the settings of the turn."""
+    def _drop(self, item: Item) -> Sequence[Item | Unknown]:
+        """Drop an item that was applied to the turn's tools or settings."""
         return []
 
-    # What other servers carried out
+    # Calls that other servers ran
 
-    def _receipt(self, item: Any) -> Sequence[Item | Unknown]:
-        """A call together with its result: as a call and its output."""
-        given, come = _RECEIPTS[type(item)](item)
-        call_id = item.id
-        return [*self._call(item.type.removesuffix("_call"), call_id, given), FunctionCallOutput(_dump(come), call_id)]
+    def _hosted_call(self, item: Any) -> Sequence[Item | Unknown]:
+        """Split an item with a call and its result into a call and an output."""
+        arguments, result = _split_hosted_call(item)
+        call = self._make_call(item.type.removesuffix("_call"), item.id, arguments)
+        return [*call, FunctionCallOutput(_dump(result), item.id)]
 
     def _program(self, item: hosted.Program) -> Sequence[Item | Unknown]:
-        return self._call("program", item.call_id, {"code": item.code})
+        return self._make_call("program", item.call_id, {"code": item.code})
 
     def _program_output(self, item: hosted.ProgramOutput) -> Sequence[Item | Unknown]:
         return [FunctionCallOutput(item.result, item.call_id, item.id, item.status)]
 
     def _approval(self, item: hosted.McpApprovalResponse) -> Sequence[Item | Unknown]:
-        return [_tell("user", _dump(item))]
+        return [_make_message("user", _dump(item))]
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Item | Unknown]]]] = {
         FunctionCall: _function_call,
@@ -159,52 +167,38 @@ class _Renderer:
         hosted.ComputerCallOutput: _computer_output,
         hosted.ToolSearchCall: _search,
         hosted.ToolSearchOutput: _search_output,
-        hosted.AdditionalTools: _nothing,
-        ConfigurationUpdate: _nothing,
+        hosted.AdditionalTools: _drop,
+        ConfigurationUpdate: _drop,
         hosted.Program: _program,
         hosted.ProgramOutput: _program_output,
         hosted.McpApprovalResponse: _approval,
-        hosted.McpCall: _receipt,
-        hosted.McpListTools: _receipt,
-        hosted.FileSearchCall: _receipt,
-        hosted.WebSearchCall: _receipt,
-        hosted.CodeInterpreterCall: _receipt,
-        hosted.ImageGenerationCall: _receipt,
+        hosted.McpCall: _hosted_call,
+        hosted.McpListTools: _hosted_call,
+        hosted.FileSearchCall: _hosted_call,
+        hosted.WebSearchCall: _hosted_call,
+        hosted.CodeInterpreterCall: _hosted_call,
+        hosted.ImageGenerationCall: _hosted_call,
     }
 
 
-def _split(*given: str) -> Callable[[Any], tuple[Any, Any]]:
-    """Divide a receipt in what was asked (these fields) and what came of it (the others)."""
-
-    def divide(item: Any) -> tuple[Any, Any]:
-        fields = {name: value for name, value in msgspec.to_builtins(item).items() if name not in ("id", "type")}
-        asked = {name: fields.pop(name) for name in given if name in fields}
-        return asked, fields
-
-    return divide
-
-
-_RECEIPTS: dict[type, Callable[[Any], tuple[Any, Any]]] = {
-    hosted.McpCall: _split("server_label", "name", "arguments", "approval_request_id"),
-    hosted.McpListTools: _split("server_label"),
-    hosted.FileSearchCall: _split("queries"),
-    hosted.WebSearchCall: _split("action"),
-    hosted.CodeInterpreterCall: _split("code", "container_id"),
-    hosted.ImageGenerationCall: _split("action", "size", "quality", "background"),
-}
+def _split_hosted_call(item: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments and the result of a hosted call."""
+    result = {name: value for name, value in msgspec.to_builtins(item).items() if name not in ("id", "type")}
+    arguments = {name: result.pop(name) for name in _ARGUMENT_FIELDS[type(item)] if name in result}
+    return arguments, result
 
 
 def describe_found_tools(tools: Iterable[Any], catalog: Catalog) -> str:
-    """What a model hears of the tools it searched for; how they are called, it sees among its tools."""
+    """Return the output of a tool search for the model: the backend names of the found tools."""
     names = [
-        catalog.name_of(ToolKey("named", namespace, tool.name))
-        for namespace, tool in _names_of(tools)
+        catalog.get_backend_name(ToolKey("named", namespace, tool.name))
+        for namespace, tool in _list_named_tools(tools)
         if getattr(tool, "name", None)
     ]
     return f"These tools can be called now: {', '.join(names)}" if names else "No tools were found."
 
 
-def _names_of(tools: Iterable[Any]) -> Iterable[tuple[str | None, Any]]:
+def _list_named_tools(tools: Iterable[Any]) -> Iterable[tuple[str | None, Any]]:
     for tool in tools:
         if tool.type == "namespace":
             yield from ((tool.name, child) for child in tool.tools if not isinstance(child, Unknown))
@@ -212,7 +206,7 @@ def _names_of(tools: Iterable[Any]) -> Iterable[tuple[str | None, Any]]:
             yield None, tool
 
 
-def _tell(role: Literal["user", "assistant"], text: str) -> Message:
+def _make_message(role: Literal["user", "assistant"], text: str) -> Message:
     part = OutputText(text) if role == "assistant" else InputText(text)
     return Message(role, [part], status="completed")
 

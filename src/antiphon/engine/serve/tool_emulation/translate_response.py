@@ -1,4 +1,4 @@
-"""What a backend says in answer to a lowered turn, raised to what the client asked for."""
+"""Translation of a backend's answer to a translated turn back into the deltas that the client expects."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from antiphon.engine.serve.tool_emulation.follow_up import AnswerRecord, TurnBudget, decide_follow_up, take_commentary
+from antiphon.engine.serve.tool_emulation.answer_record import AnswerRecord, TurnBudget
+from antiphon.engine.serve.tool_emulation.follow_up import decide_follow_up
+from antiphon.engine.serve.tool_emulation.tool_choice import admit_call
 from antiphon.engine.serve.tool_emulation.translate_calls import (
     BufferedCallTranslator,
     CallTranslator,
@@ -26,65 +28,68 @@ logger = logging.getLogger(__name__)
 
 
 class AnswerTranslator:
-    """One answer of the backend. After its end, `following` are the items to ask it again with, if it must be."""
+    """Translates one answer of the backend.
 
-    def __init__(self, lowered: TranslatedTurn, budget: TurnBudget) -> None:
-        self.following: Items | None = None
-        self._lowered = lowered
+    After its end, `next_items` are the items to call the backend with again, or None.
+    """
+
+    def __init__(self, translated: TranslatedTurn, budget: TurnBudget) -> None:
+        self.next_items: Items | None = None
+        self._translated = translated
         self._budget = budget
-        self._number = budget.rounds
-        self._before = budget.spent
-        self._said = AnswerRecord(self._number)
-        self._open: dict[Key, BufferedCallTranslator] = {}
+        self._number = budget.answers
+        self._spent_before = budget.spent
+        self._answer = AnswerRecord(self._number)
+        self._buffered: dict[Key, BufferedCallTranslator] = {}
         self._unnamed: dict[Key, list[deltas.ToolCall]] = {}
-        self._muted: set[Key] = set()
-        budget.rounds += 1
+        self._dropped: set[Key] = set()
+        budget.answers += 1
 
     def feed(self, batch: Iterable[Delta]) -> list[Delta]:
-        """What the client is told of these deltas."""
-        told: list[Delta] = []
+        """Return the client's deltas for these deltas of the backend."""
+        output: list[Delta] = []
         for delta in batch:
             handler = self._HANDLERS.get(type(delta))
             if handler is None:
-                self._said.heard.append(delta)
-                told.append(delta)
+                self._answer.received.append(delta)
+                output.append(delta)
             else:
-                told += handler(self, delta)
-        return told
+                output += handler(self, delta)
+        return output
 
-    # Words
+    # Text deltas
 
     def _text(self, delta: deltas.Text) -> Sequence[Delta]:
-        self._said.heard.append(delta)
-        if self._lowered.check is None:
-            return [*self._settle(), delta] if self._open else [delta]
-        self._said.answer.append(delta.text)
+        self._answer.received.append(delta)
+        if self._translated.check is None:
+            return [*self._emit_complete_calls(), delta] if self._buffered else [delta]
+        self._answer.held_text.append(delta.text)
         return []
 
     def _annotate(self, delta: deltas.Annotate) -> Sequence[Delta]:
-        if self._lowered.check is None:
+        if self._translated.check is None:
             return [delta]
-        self._said.notes.append(delta)
+        self._answer.held_annotations.append(delta)
         return []
 
     def _refusal(self, delta: deltas.Refusal) -> Sequence[Delta]:
-        self._said.refused = True
-        self._said.heard.append(delta)
+        self._answer.is_refusal = True
+        self._answer.received.append(delta)
         return [delta]
 
     def _tokens(self, delta: deltas.TokenUsage) -> Sequence[Delta]:
-        return [deltas.TokenUsage(self._budget.spend(delta.usage, self._before))]
+        return [deltas.TokenUsage(self._budget.add_usage(delta.usage, self._spent_before))]
 
-    # Calls
+    # Tool calls
 
     def _tool_call(self, delta: deltas.ToolCall) -> Sequence[Delta]:
-        self._said.heard.append(delta)
-        call = self._said.calls.get(delta.key)
+        self._answer.received.append(delta)
+        call = self._answer.calls.get(delta.key)
         if call is not None:
             return call.write(delta.arguments) if delta.arguments else []
         held = self._unnamed.setdefault(delta.key, [])
         held.append(delta)
-        if not delta.name:  # which tool is meant is not known yet
+        if not delta.name:  # the tool is not known yet
             return []
         del self._unnamed[delta.key]
         first = deltas.ToolCall(
@@ -94,70 +99,68 @@ class AnswerTranslator:
             next((each.call_id for each in held if each.call_id), None),
             delta.namespace,
         )
-        told = [*self._settle(), *take_commentary(self._said)]
-        call = self._said.calls[delta.key] = self._make_call(first)
+        output = [*self._emit_complete_calls(), *self._answer.take_commentary()]
+        call = self._answer.calls[delta.key] = self._make_translator(first)
         if isinstance(call, BufferedCallTranslator):
-            self._open[delta.key] = call
-        return [*told, *call.begin(first)]
+            self._buffered[delta.key] = call
+        return [*output, *call.begin(first)]
 
-    def _make_call(self, first: deltas.ToolCall) -> CallTranslator:
-        entry = self._lowered.catalog.find(first.name)
-        if not self._admits(entry.name if entry is not None else first.name):
+    def _make_translator(self, first: deltas.ToolCall) -> CallTranslator:
+        entry = self._translated.catalog.find(first.name)
+        if not self._admit_call(entry.name if entry is not None else first.name):
             return DroppedCallTranslator()
-        key = self._rename(first.key)
+        key = self._make_key(first.key)
         if entry is None or entry.tool.type == "function":
-            return FunctionCallTranslator(key, None if entry is None else self._lowered.catalog.address(entry))
+            return FunctionCallTranslator(
+                key, None if entry is None else self._translated.catalog.get_client_name(entry)
+            )
         if isinstance(entry.tool, ToolSearchTool) and entry.tool.execution != "client":
             return SearchCallTranslator(key, entry)
         if isinstance(entry.tool, CustomTool) and not isinstance(entry.tool.format, GrammarInput):
             return CustomCallTranslator(key, entry)
         return BufferedCallTranslator(key, entry)
 
-    def _admits(self, name: str) -> bool:
-        limits = self._lowered.limits
-        if limits.allowed is not None and name not in limits.allowed:
-            logger.warning("the model called '%s', which is not allowed now: the call was left out", name)
-            return False
-        if limits.most_calls is not None and self._budget.calls >= limits.most_calls:
-            logger.warning("the model called '%s' beyond the calls it may make: the call was left out", name)
-            return False
-        self._budget.calls += 1
-        return True
+    def _admit_call(self, name: str) -> bool:
+        return admit_call(name, self._translated.rules, self._budget)
 
     def _custom_call(self, delta: deltas.CustomToolCall) -> Sequence[Delta]:
-        """From a backend that has custom tools itself: only the name may be another."""
-        entry = self._lowered.catalog.find(delta.name) if delta.name else None
-        if delta.name and not self._admits(entry.name if entry is not None else delta.name):
-            self._muted.add(delta.key)
-        if delta.key in self._muted:
+        """Translate a call from a backend that supports custom tools: only the name may change."""
+        entry = self._translated.catalog.find(delta.name) if delta.name else None
+        if delta.name and not self._admit_call(entry.name if entry is not None else delta.name):
+            self._dropped.add(delta.key)
+        if delta.key in self._dropped:
             return []
-        self._said.heard.append(delta)
-        self._said.has_custom = True
-        changes: dict[str, Any] = {"key": self._rename(delta.key)}
+        self._answer.received.append(delta)
+        self._answer.has_custom_call = True
+        changes: dict[str, Any] = {"key": self._make_key(delta.key)}
         if entry is not None:
-            changes |= {"name": entry.identity.name, "namespace": entry.identity.namespace}
-        return [*self._settle(), *take_commentary(self._said), msgspec.structs.replace(delta, **changes)]
+            changes |= {"name": entry.key.name, "namespace": entry.key.namespace}
+        return [
+            *self._emit_complete_calls(),
+            *self._answer.take_commentary(),
+            msgspec.structs.replace(delta, **changes),
+        ]
 
-    def _rename(self, key: Key) -> Key:
-        """Each round counts its calls anew."""
+    def _make_key(self, key: Key) -> Key:
+        """Return a key that is unique over all answers of the turn: each answer numbers its calls anew."""
         return key if self._number == 0 else f"{self._number} {key}"
 
-    def _settle(self) -> list[Delta]:
-        """Tell the held calls that are whole before something else is told."""
-        told: list[Delta] = []
-        for key in [key for key, call in self._open.items() if call.is_whole()]:
-            told += self._open.pop(key).close(cut=False)
-        return told
+    def _emit_complete_calls(self) -> list[Delta]:
+        """Emit the buffered calls that are complete, before other deltas."""
+        output: list[Delta] = []
+        for key in [key for key, call in self._buffered.items() if call.is_complete()]:
+            output += self._buffered.pop(key).close(is_cut_off=False)
+        return output
 
     def _finish(self, delta: deltas.Finish) -> Sequence[Delta]:
-        cut = delta.reason != "stop"
-        told = [each for call in self._said.calls.values() for each in call.close(cut=cut)]
-        if cut and any(call.fault is not None for call in self._said.calls.values()):
-            logger.warning("a tool call was cut off and left out")
-        told += [each for held in self._unnamed.values() for each in held]
-        ending = decide_follow_up(self._said, delta, self._lowered, self._budget)
-        self.following = ending.following
-        return [*told, *ending.told]
+        is_cut_off = delta.reason != "stop"
+        output = [each for call in self._answer.calls.values() for each in call.close(is_cut_off=is_cut_off)]
+        if is_cut_off and any(call.fault is not None for call in self._answer.calls.values()):
+            logger.warning("dropped a tool call that was cut off")
+        output += [each for held in self._unnamed.values() for each in held]
+        follow_up = decide_follow_up(self._answer, delta, self._translated, self._budget)
+        self.next_items = follow_up.next_items
+        return [*output, *follow_up.output]
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Delta]]]] = {
         deltas.Text: _text,
