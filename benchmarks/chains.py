@@ -4,10 +4,12 @@ import asyncio
 import time
 from pathlib import Path
 
-from antiphon.backends.base import Capabilities, Model
+from antiphon.backends.scripted.backend import create
 from antiphon.engine.policy import Policy
-from antiphon.engine.prepare.prepare import resolve
+from antiphon.engine.prepare.prepare import Preparer
+from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer, make_secret
+from antiphon.engine.serve.routing import Router
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import CreateRequest
@@ -17,38 +19,35 @@ from antiphon.store.sqlite.store import SqliteStore
 from benchmarks.workloads import SENTENCE
 
 TURNS = (1, 20, 1000)
-_MODEL = Model(id="short", created=0, owned_by="benchmarks")
-_SEALER = Sealer([make_secret()])
+_MODEL = "scripted"
 
 
 async def measure(folder: Path, *, rounds: int) -> dict[int, list[tuple[float, float]]]:
     """Return pairs of milliseconds by chain length: without the chain, and with it."""
     store = SqliteStore(folder / "chains.db")
     await store.open()
+    preparer = Preparer(
+        router=Router({"scripted": create("scripted", {}, folder)}, {}),
+        store=store,
+        prompts=Prompts(store),
+        policy=Policy(),
+        sealer=Sealer([make_secret()]),
+    )
     try:
         await asyncio.gather(*(store.save("p", _make_turn(number)) for number in range(max(TURNS))))
         found: dict[int, list[tuple[float, float]]] = {turns: [] for turns in TURNS}
         for _ in range(rounds):
             for turns in TURNS:
-                found[turns].append((await _time(store, None), await _time(store, _name(turns - 1))))
+                found[turns].append((await _time(preparer, None), await _time(preparer, _name(turns - 1))))
     finally:
         await store.close()
     return found
 
 
-async def _time(store: SqliteStore, previous: str | None) -> float:
-    request = CreateRequest(model=_MODEL.id, input="And then?", previous_response_id=previous)
+async def _time(preparer: Preparer, previous: str | None) -> float:
+    request = CreateRequest(model=_MODEL, input="And then?", previous_response_id=previous)
     began = time.perf_counter()
-    await resolve(
-        request,
-        own=request.input,
-        project="p",
-        model=_MODEL,
-        capabilities=Capabilities(),
-        store=store,
-        policy=Policy(),
-        sealer=_SEALER,
-    )
+    await preparer.prepare(request, project="p")
     return (time.perf_counter() - began) * 1e3
 
 
@@ -59,7 +58,7 @@ def _make_turn(number: int) -> StoredResponse:
             id=_name(number),
             created_at=number,
             status="completed",
-            model=_MODEL.id,
+            model=_MODEL,
             previous_response_id=_name(number - 1) if number else None,
             output=[Message("assistant", [OutputText(SENTENCE)], f"msg_{token}0001", "completed")],
         ),

@@ -52,7 +52,7 @@ def test_pain_e_56_reasoning_that_cannot_be_opened_does_not_kill_the_session(ser
     told = ask(server, say("think"), stale, answer, say("recall"))
     assert told.status == 200
     assert told.json["output"][0]["content"][0]["text"] == "I do not know."
-    assert "does not open here" in told.headers["x-antiphon-warnings"]
+    assert "cannot be opened here" in told.headers["x-antiphon-warnings"]
 
 
 async def test_pain_e_55_reasoning_of_one_backend_is_no_error_at_another(tmp_path: Path) -> None:

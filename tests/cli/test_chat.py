@@ -123,7 +123,7 @@ def test_a_key_variable_that_is_not_set_is_named(chat):
 def test_a_model_that_the_server_lacks_is_refused_in_its_words(chat, server):
     status, out, err = chat("hello\n", "--url", server.url, "--model", "other")
     assert (status, out) == (1, "")
-    assert err == "antiphon: The model 'other' does not exist. There is 'scripted'.\n"
+    assert err == "antiphon: The model 'other' does not exist. Available models: 'scripted'.\n"
 
 
 def test_bytes_that_are_no_text_are_asked_all_the_same(server):

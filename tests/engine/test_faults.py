@@ -90,7 +90,7 @@ async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> Non
 async def test_a_store_that_fails_for_a_while_only_delays_the_end(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch, failures: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(attempt, "KEEPING_SECONDS", 0.0)  # so that the attempt is repeated
+    monkeypatch.setattr(attempt, "SAVE_TIMEOUT_SECONDS", 0.0)  # so that the attempt is repeated
     store = Frail(**failures)
     bench = await make_bench({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)

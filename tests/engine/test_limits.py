@@ -39,7 +39,7 @@ async def finish(bench: Bench, response_id: str, project: str = "default") -> tu
 async def test_next_run_begins_as_soon_as_one_ends(
     make_bench: Any, make_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LOOK_SECONDS", LONG)
+    monkeypatch.setattr(worker, "CHECK_SECONDS", LONG)
     bench = await make_bench(
         SLOW, store=make_store(), background_limits=RunLimits(concurrency=1), background_lease_seconds=LONG
     )
@@ -73,7 +73,7 @@ async def test_full_project_does_not_block_other_projects(make_bench: Any, make_
 async def test_starts_beyond_the_limit_of_a_minute_wait(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "CHECK_SECONDS", 0.02)
     ahead = 0.0
     store = SqliteStore(tmp_path / "store.db", now=lambda: time.time() + ahead)
     bench = await make_bench(

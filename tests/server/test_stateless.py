@@ -168,7 +168,7 @@ def test_s3_6_a_server_error_is_500_and_in_the_log(server: Any, caplog: pytest.L
     assert "a secret of the inside" in caplog.text
 
 
-@pytest.mark.parametrize(("asked", "message"), [("break", "No."), ("crash", "The server had an error")])
+@pytest.mark.parametrize(("asked", "message"), [("break", "No."), ("crash", "The server had an internal error")])
 def test_s3_7_a_broken_stream_ends_in_a_failed_response_that_takes_everything_back(
     server: Any, asked: str, message: str
 ) -> None:

@@ -144,7 +144,7 @@ def test_a_slow_reader_hears_later_that_its_response_was_cancelled(
     stuck: tuple[Running, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, client = stuck
-    monkeypatch.setattr(run, "READER_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(run, "READER_TIMEOUT_SECONDS", 0.01)
     response_id = client.next()["response"]["id"]
     assert running.ask("POST", f"/v1/responses/{response_id}/cancel").json["status"] == "cancelled"
     client.create("hi", store=False)

@@ -23,6 +23,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     A backend that refuses an item names it `input[3]`, by its place among the `items`. What the client calls that is
     not its to know: `find_param` says it, if anybody can, to whoever tells the client.
+
+    A stage or a backend may append to `warnings` before `stream` returns. The client gets them with the response.
     """
 
     request: CreateRequest
@@ -30,6 +32,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     project: str = ""
     response_id: str = ""
     find_param: Callable[[Item | Unknown], str | None] | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ def make_policy(settings: Settings) -> Policy:
             concurrency_per_project=settings.background_concurrency_per_project,
             starts_per_minute=settings.background_starts_per_minute,
         ),
-        opening_seconds=settings.opening_seconds,
+        first_delta_seconds=settings.opening_seconds,
         models=settings.models,
         unsupported_tools=settings.unsupported_tools,
         stateless=settings.stateless,

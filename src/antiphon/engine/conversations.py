@@ -9,7 +9,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.parameters import check_configuration_updates
 from antiphon.engine.prepare.references import load_referenced_item
 from antiphon.engine.respond.ids import Mint
-from antiphon.engine.respond.persistence import expiry
+from antiphon.engine.respond.persistence import compute_expiry
 from antiphon.errors import NotFound
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item, ItemReference
@@ -28,7 +28,7 @@ class Conversations:
         mint = Mint()
         conversation = Conversation(f"conv_{mint.token}", int(time.time()), metadata or {})
         stored = await self._prepare_items(project, items, mint)
-        await self._store.create_conversation(project, conversation, stored, expires_at=expiry(self._policy))
+        await self._store.create_conversation(project, conversation, stored, expires_at=compute_expiry(self._policy))
         return conversation
 
     async def retrieve(self, project: str, conversation_id: str) -> Conversation:
@@ -40,12 +40,14 @@ class Conversations:
 
     async def delete(self, project: str, conversation_id: str) -> None:
         if not await self._store.delete_conversation(project, conversation_id):
-            raise _not_require(conversation_id)
+            raise _not_found(conversation_id)
 
     async def add_items(self, project: str, conversation_id: str, items: Sequence[Item | Unknown]) -> ItemPage:
         stored = await self._prepare_items(project, items, Mint())
-        if not await self._store.append_items(project, conversation_id, stored, expires_at=expiry(self._policy)):
-            raise _not_require(conversation_id)
+        if not await self._store.append_items(
+            project, conversation_id, stored, expires_at=compute_expiry(self._policy)
+        ):
+            raise _not_found(conversation_id)
         return make_page(stored, has_more=False)
 
     async def _prepare_items(self, project: str, items: Sequence[Item | Unknown], mint: Mint) -> list[Item | Unknown]:
@@ -64,7 +66,7 @@ class Conversations:
     ) -> ItemPage:
         rows = await self._store.list_items(project, conversation_id, after=after, limit=limit, order=order)
         if rows is None:
-            raise _not_require(conversation_id)
+            raise _not_found(conversation_id)
         return make_page(rows.items, has_more=rows.has_more)
 
     async def retrieve_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown:
@@ -83,9 +85,9 @@ class Conversations:
 
 def _require(conversation: Conversation | None, conversation_id: str) -> Conversation:
     if conversation is None:
-        raise _not_require(conversation_id)
+        raise _not_found(conversation_id)
     return conversation
 
 
-def _not_require(conversation_id: str) -> NotFound:
+def _not_found(conversation_id: str) -> NotFound:
     return NotFound(f"Conversation with id '{conversation_id}' not found.", param="conversation_id")

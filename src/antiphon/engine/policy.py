@@ -16,7 +16,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `background_lease_seconds`: when a process on another machine dies, its background responses are taken over after
     this time; on this machine, in a second. What another process may rather serve is left to it for so long.
     `background_limits`: limits on background responses, shared by all processes that use the store.
-    `opening_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
+    `first_delta_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
     `models`: the names that models have here, see `routing.Router`.
     `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and others
     are refused.
@@ -28,7 +28,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     background_slots: int = 64
     background_lease_seconds: float = 15.0
     background_limits: RunLimits = RunLimits()
-    opening_seconds: float = 5.0
+    first_delta_seconds: float = 5.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False

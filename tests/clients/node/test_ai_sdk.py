@@ -174,7 +174,7 @@ def test_citations_are_sources(node: Any, server: Any) -> None:
 
 
 def test_errors_have_their_status_and_the_whole_body(node: Any, server: Any) -> None:
-    unknown = "The model 'nobody' does not exist. There is 'scripted'."
+    unknown = "The model 'nobody' does not exist. Available models: 'scripted'."
     assert node.play("ai_sdk", "errors", server) == [
         [
             "AI_APICallError",

@@ -51,7 +51,7 @@ async def leave_watched(make_bench: Any, path: Path, **fields: Any) -> str:
 
 async def test_a_response_that_is_given_back_again_and_again_is_not_given_up(make_bench: Any, tmp_path: Path) -> None:
     response_id = await leave_watched(make_bench, tmp_path / "store.db")
-    for _ in range(2 * attempt.MOST_INTERRUPTIONS):
+    for _ in range(2 * attempt.MAX_INTERRUPTIONS):
         bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
         await bench.backend.reached("gate")
         await bench.engine.close()
@@ -64,7 +64,7 @@ async def test_a_response_that_nobody_gives_back_is_given_up_in_the_end(make_ben
     response_id = await leave_watched(make_bench, tmp_path / "store.db")
     store = SqliteStore(tmp_path / "store.db", now=lambda: 0.0)
     await store.open()
-    for number in range(attempt.MOST_INTERRUPTIONS):
+    for number in range(attempt.MAX_INTERRUPTIONS):
         assert len(await store.claim(f"dead {number}", as_of=9, lease=1, limit=1)) == 1
     await store.close()
     bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
@@ -252,7 +252,7 @@ async def test_a_model_that_nobody_has_for_too_long_fails(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
-    monkeypatch.setitem(attempt.LEASES_FOR_OTHERS, "unknown", 0)
+    monkeypatch.setitem(attempt.LEASES_TO_WAIT, "unknown", 0)
     bench = await make_bench({"models": ["beta"]}, store=SqliteStore(tmp_path / "store.db"))
     response = judge(await read(bench, response_id))
     assert response.error is not None

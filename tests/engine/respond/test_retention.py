@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.engine.policy import Policy
 from antiphon.engine.respond import persistence
-from antiphon.engine.respond.persistence import Retention, expiry
+from antiphon.engine.respond.persistence import ExpirySweeper, compute_expiry
 from antiphon.errors import NotFound, PreviousResponseNotFound, ServerError
 from antiphon.protocol.response import Response
 from antiphon.store.base import StoredResponse
@@ -99,10 +99,10 @@ async def test_a_chain_in_use_outlives_its_first_responses_and_goes_with_its_las
 
 
 async def test_it_is_done_again_and_again_even_if_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistence, "SWEEP_SECONDS", 0)
+    monkeypatch.setattr(persistence, "EXPIRY_INTERVAL_SECONDS", 0)
     store = SweptStore(tmp_path / "antiphon.db", broken=True)
     await store.open()
-    sweeper = Retention(store)
+    sweeper = ExpirySweeper(store)
     sweeper.start()
     assert [await store.sweeps.get() for _ in range(3)] == [-1, 0, 0]
     await sweeper.close()
@@ -110,12 +110,12 @@ async def test_it_is_done_again_and_again_even_if_it_failed(tmp_path: Path, monk
 
 
 async def test_closing_what_never_started_is_nothing(tmp_path: Path) -> None:
-    await Retention(SqliteStore(tmp_path / "antiphon.db")).close()
+    await ExpirySweeper(SqliteStore(tmp_path / "antiphon.db")).close()
 
 
 def test_what_is_kept_expires_when_the_policy_says() -> None:
-    assert expiry(Policy(retention_seconds=None)) is None
+    assert compute_expiry(Policy(retention_seconds=None)) is None
     before = int(time.time())
-    at = expiry(Policy(retention_seconds=60))
+    at = compute_expiry(Policy(retention_seconds=60))
     assert at is not None
     assert before + 60 <= at <= int(time.time()) + 62

@@ -19,7 +19,7 @@ from antiphon.stream.deltas import Finish, Text, ToolCall
 from antiphon.stream.fold import fold
 from support.engine_harness import Bench, judge
 
-UNEXPECTED = "The server had an error while answering. Its log says more."
+UNEXPECTED = "The server had an internal error. See the server's log."
 
 
 def script(*steps: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ async def test_without_state_what_cannot_be_closed_is_taken_back(
 async def test_cancelling_does_not_wait_for_a_reader_that_has_stopped_reading(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.engine.respond.run.READER_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("antiphon.engine.respond.run.READER_TIMEOUT_SECONDS", 0.0)
     bench = await make_bench(script({"text": ["a", "b"]}))
     run = await bench.ask()
     stuck = asyncio.Event()

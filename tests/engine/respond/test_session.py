@@ -28,7 +28,7 @@ def end(session: Session, name: str, previous: str | None = None, **options: Any
         output=[say(name, "assistant")],
         **{"store": False, **options},
     )
-    session.remember(response, read, asked=asked, lane=lane)
+    session.remember(response, read, input_items=asked, lane=lane)
     return [*read, *response.output]
 
 
@@ -58,14 +58,14 @@ def test_what_the_store_has_whole_is_not_kept_twice() -> None:
 
 
 def test_the_oldest_are_forgotten_first() -> None:
-    session = Session(most_responses=3)
+    session = Session(max_responses=3)
     for name in "abcde":
         end(session, name)
     assert kept(session, "abcde") == "cde"
 
 
 def test_the_latest_of_a_lane_outlives_newer_ones_of_others() -> None:
-    session = Session(most_responses=3)
+    session = Session(max_responses=3)
     end(session, "a", lane="quiet")
     for name in "bcde":
         end(session, name, lane="busy")
@@ -73,14 +73,14 @@ def test_the_latest_of_a_lane_outlives_newer_ones_of_others() -> None:
 
 
 def test_there_is_an_end_to_lanes_too() -> None:
-    session = Session(most_responses=3)
+    session = Session(max_responses=3)
     for name in "abcde":
         end(session, name, lane=name)
     assert kept(session, "abcde") == "cde"
 
 
 def test_a_long_chain_counts_once() -> None:
-    session = Session(most_bytes=12_000)
+    session = Session(max_bytes=12_000)
     previous = None
     for name in "abcdefgh":
         end(session, name, previous, text="x" * 1000)
@@ -89,14 +89,14 @@ def test_a_long_chain_counts_once() -> None:
 
 
 def test_separate_chains_share_the_room() -> None:
-    session = Session(most_bytes=3000)
+    session = Session(max_bytes=3000)
     for name in "abcd":
         end(session, name, text="x" * 1000)
     assert kept(session, "abcd") == "cd"
 
 
 def test_what_is_too_large_alone_is_not_kept() -> None:
-    session = Session(most_bytes=3000)
+    session = Session(max_bytes=3000)
     end(session, "a")
     end(session, "b", text="x" * 4000, lane="b")
     assert kept(session, "ab") == "a"

@@ -20,7 +20,7 @@ class SlowBench(Bench):
     """Its model begins only when it is told to, or fails to."""
 
     def __init__(self, *, patience: float) -> None:
-        super().__init__(SCRIPT, MemoryStore(), Policy(opening_seconds=patience))
+        super().__init__(SCRIPT, MemoryStore(), Policy(first_delta_seconds=patience))
         self.go_on: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting = asyncio.Event()
         begin = self.backend.stream

@@ -98,7 +98,7 @@ def test_a_name_is_listed_passed_on_or_unknown() -> None:
     told = {name: router.classify(name) for name in ("one", "a/one", "b/two", "fast", "one-more")}
     assert told == dict.fromkeys(told, "listed")
     told = {name: router.classify(name) for name in ("new", "b/new", "x-ray")}
-    assert told == dict.fromkeys(told, "passed on")
+    assert told == dict.fromkeys(told, "unlisted")
     assert make_router(("a", Station("a", "one"))).classify("new") == "unknown"
 
 
@@ -107,7 +107,7 @@ def test_a_name_nobody_answers_for_is_not_found_and_the_others_are_told(model: s
     router = make_router(("a", Station("a", "one")), names={"fast": ["a/one"], "x-*": ["a"]})
     with pytest.raises(ModelNotFound) as caught:
         router.find(model)
-    assert caught.value.message == f"The model '{model}' does not exist. There is 'one', 'fast'."
+    assert caught.value.message == f"The model '{model}' does not exist. Available models: 'one', 'fast'."
 
 
 async def test_an_alias_is_served_under_the_name_the_model_has_there() -> None:
@@ -126,7 +126,7 @@ async def test_a_pattern_sends_all_its_names_on_and_a_plain_name_goes_first() ->
 
 
 def test_a_target_that_is_no_backend_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"models.fast: there is no backend 'nowhere'; there are: a."):
+    with pytest.raises(ConfigError, match=r"models.fast: there is no backend 'nowhere'. Known backends: a."):
         make_router(("a", Station("a")), names={"fast": ["nowhere/one"]})
 
 
@@ -179,7 +179,7 @@ async def test_who_steps_in_is_not_shown_what_may_be_left_out_and_that_is_told()
     router = make_stations(tools=FUNCTIONS)
     asked = Turn(request=CreateRequest(model="m", tools=[SEARCH, FUNCTION]), items=[])
     serving = await router.find("m").start(asked)
-    assert serving.notes == ["tools[0]: web_search is not available here and was left out"]
+    assert serving.warnings == ["tools[0]: web_search is not available here and was left out"]
     assert serving.candidate.address == "b/y"
 
 
@@ -233,5 +233,5 @@ async def test_what_a_backend_learns_by_asking_is_told_once() -> None:
     )
     route = make_router(("a", station)).find("one")
     asked = Turn(request=CreateRequest(model="one", reasoning=ReasoningConfig(effort="low")), items=[])
-    notes = [(await route.start(asked)).notes for _ in range(2)]
+    notes = [(await route.start(asked)).warnings for _ in range(2)]
     assert notes == [["no effect on this model: reasoning"], []]

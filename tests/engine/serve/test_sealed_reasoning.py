@@ -10,7 +10,7 @@ from antiphon.backends.scripted.backend import ScriptedBackend
 from antiphon.backends.scripted.script import Script
 from antiphon.engine.items import make_page
 from antiphon.engine.sealing import Sealer
-from antiphon.engine.serve.sealed_reasoning import LateSealer, ReasoningSealer, screen
+from antiphon.engine.serve.sealed_reasoning import SealedReasoning, StoredReasoningSealer, drop_unreadable_seals
 from antiphon.protocol import codec, events
 from antiphon.protocol.content import ReasoningText, SummaryText
 from antiphon.protocol.items import Item, Message, Reasoning
@@ -46,7 +46,7 @@ async def say(
     backend: Recorder, items: list[Item | Unknown] | None = None, *, name: str = "one", include: Any = None
 ) -> list[Delta]:
     turn = Turn(request=CreateRequest(model="scripted", include=include), items=items or [], project="p")
-    answer = await ReasoningSealer(name, backend, SEALER).stream(turn)
+    answer = await SealedReasoning(backend, name=name, sealer=SEALER).stream(turn)
     return [delta for batch in [each async for each in answer] for delta in batch if not isinstance(delta, TokenUsage)]
 
 
@@ -106,7 +106,7 @@ async def test_reasoning_that_was_cut_off_is_sealed_before_the_end() -> None:
 
 
 KEPT = Reasoning(id="rs_1", content=[ReasoningText("Hm. "), ReasoningText("Well.")])
-LATE = LateSealer(SEALER)
+LATE = StoredReasoningSealer(SEALER)
 
 
 async def test_what_was_kept_without_a_seal_gets_one_later_and_any_model_reads_it() -> None:
@@ -154,19 +154,19 @@ def test_a_seal_that_does_not_open_is_left_out_with_a_warning(sealed: str) -> No
     message = Message("user", "hi", id="msg_1")
     bare = Reasoning(id="rs_1", encrypted_content=sealed)
     told = Reasoning([SummaryText("Thinking.")], "rs_2", encrypted_content=sealed)
-    assert screen([message, bare, told], SEALER, project="p") == (
+    assert drop_unreadable_seals([message, bare, told], SEALER, project="p") == (
         [message, Reasoning([SummaryText("Thinking.")], "rs_2")],
         [
-            "reasoning rs_1: its encrypted_content does not open here and was left out",
-            "reasoning rs_2: its encrypted_content does not open here and was left out",
+            "reasoning rs_1: its encrypted_content cannot be opened here and was left out",
+            "reasoning rs_2: its encrypted_content cannot be opened here and was left out",
         ],
     )
 
 
 async def test_a_seal_of_another_project_does_not_open() -> None:
     item = Reasoning(id="rs_1", encrypted_content=await seal_of({"reasoning": "Hm."}))
-    assert screen([item], SEALER, project="p") == ([item], [])
-    assert screen([item], SEALER, project="q")[0] == []
+    assert drop_unreadable_seals([item], SEALER, project="p") == ([item], [])
+    assert drop_unreadable_seals([item], SEALER, project="q")[0] == []
 
 
 async def test_a_client_that_keeps_the_state_itself_continues_with_what_it_was_given() -> None:
@@ -186,5 +186,5 @@ async def test_a_client_that_keeps_the_state_itself_continues_with_what_it_was_g
         [{"role": "user", "content": "hi"}, *forged, {"role": "user", "content": "more"}], store=False
     )
     assert (await run.drain()).output_text == "Again."
-    assert [warning for warning in run.warnings if "does not open" in warning]
+    assert [warning for warning in run.warnings if "cannot be opened" in warning]
     await bench.engine.close()

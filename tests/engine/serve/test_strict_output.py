@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import Capabilities, Model, Turn
-from antiphon.engine.serve.strict_output import find_strict, hold, hold_to
+from antiphon.engine.serve.strict_output import StrictOutput, check_at_end, find_strict_schema
 from antiphon.errors import UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.content import LogProb
@@ -42,7 +42,7 @@ async def tell(batches: Sequence[Sequence[Delta]]) -> Deltas:
 
 
 async def watch(*said: Delta, form: JsonSchemaFormat = STRICT) -> list[Delta]:
-    return [delta async for batch in hold_to(form, tell([[each] for each in said])) for delta in batch]
+    return [delta async for batch in check_at_end(form, tell([[each] for each in said])) for delta in batch]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ async def test_what_fits_or_is_no_answer_passes_as_it_is(said: list[Delta]) -> N
     ],
 )
 async def test_what_does_not_fit_has_failed_after_all_was_told(said: list[Delta], fault: str) -> None:
-    message = f"The model's server did not hold it to the schema, and its answer does not fit: {fault}"
+    message = f"The upstream did not enforce the schema, and the answer does not fit it: {fault}"
     assert await watch(*said, SPENT, Finish()) == [*said, SPENT, Failure(message, "invalid_output", "model_error")]
 
 
@@ -88,7 +88,7 @@ async def test_a_schema_that_cannot_be_checked_is_no_fault_of_the_answer(schema:
 
 async def test_closing_it_closes_the_answer() -> None:
     answer = tell([[PROSE], [Finish()]])
-    held = hold_to(STRICT, answer)
+    held = check_at_end(STRICT, answer)
     await anext(held)
     await held.aclose()
     with pytest.raises(StopAsyncIteration):
@@ -106,8 +106,8 @@ async def test_closing_it_closes_the_answer() -> None:
     ],
 )
 def test_only_a_strict_schema_must_be_fitted(form: Any, found: Any) -> None:
-    assert find_strict(CreateRequest(model="m", text=TextConfig(format=form))) == found
-    assert find_strict(CreateRequest(model="m")) is None
+    assert find_strict_schema(CreateRequest(model="m", text=TextConfig(format=form))) == found
+    assert find_strict_schema(CreateRequest(model="m")) is None
 
 
 class Server:
@@ -143,12 +143,12 @@ async def ask(server: Server, **fields: Any) -> list[Delta]:
     turn = Turn(
         request=CreateRequest(model="m", text=TextConfig(format=STRICT), **fields), items=[Message("user", "2+2?")]
     )
-    answer = hold(await server.stream(turn), turn, server)
+    answer = await StrictOutput(server).stream(turn)
     return [delta async for batch in answer for delta in batch]
 
 
 SERVED = Served("m", "up", "n")
-MISFIT = "The model's server did not hold it to the schema, and its answer does not fit: "
+MISFIT = "The upstream did not enforce the schema, and the answer does not fit it: "
 NOT_JSON = "not valid JSON: Expecting value: line 1 column 1 (char 0)"
 FAILED = Failure(MISFIT + NOT_JSON, "invalid_output", "model_error")
 
@@ -218,7 +218,7 @@ async def test_a_backend_that_holds_to_schemas_itself_is_trusted() -> None:
 async def test_what_was_said_before_it_broke_off_is_told_before_the_error() -> None:
     server = Server([GOOD, UpstreamError("Gone.")])
     turn = Turn(request=CreateRequest(model="m", text=TextConfig(format=STRICT)), items=[])
-    answer = hold(await server.stream(turn), turn, server)
+    answer = await StrictOutput(server).stream(turn)
     assert await anext(answer) == [GOOD]
     with pytest.raises(UpstreamError, match="Gone"):
         await anext(answer)

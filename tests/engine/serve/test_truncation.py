@@ -1,5 +1,6 @@
 """`truncation: auto`."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.backends.base import Capabilities, Model, Turn
-from antiphon.engine.serve.truncation import count_tokens, find_droppable, start_turn
+from antiphon.engine.serve.truncation import Truncation, find_droppable
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol.content import extract_text
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning
@@ -135,19 +136,28 @@ def _text(item: Item | Unknown) -> str:
 TURNS: list[Item | Unknown] = [SYSTEM, *(user(f"turn {number} of five") for number in range(1, 6))]
 
 
+async def count_dropped(backend: Narrow, turn: Turn) -> int:
+    """Start the turn and return the number of items that its warning says were dropped."""
+    await Truncation(backend).stream(turn)
+    (warning,) = turn.warnings
+    found = re.fullmatch(r"truncation: the (\d+) oldest items were left out", warning)
+    assert found is not None
+    return int(found[1])
+
+
 async def test_as_few_turns_go_as_must_and_never_the_system_message() -> None:
     backend = Narrow(2 + 2 * 4 + 1)
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS)
-    started = await start_turn(backend, turn)
-    assert (started.dropped, backend.read) == (3, ["Be kind.", "turn 4 of five", "turn 5 of five"])
+    dropped = await count_dropped(backend, turn)
+    assert (dropped, backend.read) == (3, ["Be kind.", "turn 4 of five", "turn 5 of five"])
 
 
 async def test_a_backend_that_does_not_tell_its_window_is_not_asked_once_for_every_turn() -> None:
     backend = Narrow(2 + 40 * 4 + 1, says_so=False)
     asked = [SYSTEM, *(user(f"turn {number} of many") for number in range(100))]
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=asked)
-    started = await start_turn(backend, turn)
-    assert (started.dropped, backend.asked) == (64, 8)
+    dropped = await count_dropped(backend, turn)
+    assert (dropped, backend.asked) == (64, 8)
 
 
 async def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list() -> None:
@@ -155,56 +165,56 @@ async def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list()
     backend.capabilities = Capabilities(context_window=2 + 40 * 4 + 1)
     asked = [SYSTEM, *(user(f"turn {number} of many") for number in range(100))]
     turn = Turn(request=CreateRequest(model="another", truncation="auto"), items=asked)
-    started = await start_turn(backend, turn)
-    assert (started.dropped, backend.asked) == (60, 2)
-    assert await count_tokens(backend, turn) == 2 + 40 * 4
+    dropped = await count_dropped(backend, turn)
+    assert (dropped, backend.asked) == (60, 2)
+    assert await Truncation(backend).count_tokens(turn) == 2 + 40 * 4
 
 
 async def test_a_long_loop_of_calls_goes_on_with_its_question_and_its_last_steps() -> None:
     loop: list[Item | Unknown] = [each for number in range(10) for each in (call(number), output(number))]
     backend = Narrow(2 + 4 + 3 * 4 + 1)
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=[*TURNS, *loop])
-    started = await start_turn(backend, turn)
-    assert (started.dropped, backend.read) == (4 + 14, ["Be kind.", "turn 5 of five", *["a call"] * 6])
+    dropped = await count_dropped(backend, turn)
+    assert (dropped, backend.read) == (4 + 14, ["Be kind.", "turn 5 of five", *["a call"] * 6])
 
 
 async def test_a_shortened_turn_is_still_its_projects() -> None:
     backend = Narrow(2 + 2 * 4 + 1)
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS, project="acme")
-    await start_turn(backend, turn)
+    await Truncation(backend).stream(turn)
     assert backend.project == "acme"
 
 
 async def test_the_room_for_the_answer_counts() -> None:
     backend = Narrow(2 + 2 * 4 + 1)
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto", max_output_tokens=5), items=TURNS)
-    assert (await start_turn(backend, turn)).dropped == 4
+    assert await count_dropped(backend, turn) == 4
 
 
 async def test_a_wish_for_a_long_answer_does_not_cost_most_of_the_history() -> None:
     backend = Narrow(21)
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto", max_output_tokens=10_000), items=TURNS)
-    counted = await count_tokens(backend, turn)
+    counted = await Truncation(backend).count_tokens(turn)
     assert counted == 2 + 3 * 4
 
 
 @pytest.mark.parametrize(("truncation", "counted"), [("auto", 2 + 2 * 4), (None, 2 + 5 * 4)])
 async def test_what_is_counted_is_what_would_be_read(truncation: Any, counted: int) -> None:
     turn = Turn(request=CreateRequest(model="narrow", truncation=truncation), items=TURNS)
-    assert await count_tokens(Narrow(2 + 2 * 4 + 1), turn) == counted
+    assert await Truncation(Narrow(2 + 2 * 4 + 1)).count_tokens(turn) == counted
 
 
 async def test_what_does_not_fit_even_alone_is_refused() -> None:
     turn = Turn(request=CreateRequest(model="narrow", truncation="auto"), items=TURNS)
     with pytest.raises(ContextLengthExceeded):
-        await start_turn(Narrow(3), turn)
+        await Truncation(Narrow(3)).stream(turn)
 
 
 async def test_nothing_is_dropped_unless_it_may_be() -> None:
     for truncation in (None, "disabled"):
         turn = Turn(request=CreateRequest(model="narrow", truncation=truncation), items=TURNS)
         with pytest.raises(ContextLengthExceeded):
-            await start_turn(Narrow(10), turn)
+            await Truncation(Narrow(10)).stream(turn)
 
 
 async def test_a_turn_that_fits_is_not_touched(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Background responses: they are queued, run without their client, and can be read again from any event.
+"""Background responses: queue, follow and cancel them. Their events can be read again from any number.
 
 The queue is part of the store, so accepting a response and queueing its run are one transaction. A `Scheduler` decides
 when and where a queued run begins.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from antiphon.engine.background.event_writer import announce
+from antiphon.engine.background.event_writer import make_queued_events
 from antiphon.engine.background.scheduler import Scheduler
 from antiphon.engine.background.worker import is_final, wait_for
 from antiphon.engine.respond.run import Events
@@ -20,14 +20,14 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import RunKey, Store, StoredResponse
 from antiphon.stream.sse import encode_json_line
 
-# How often a response that another process works on is looked at.
+# Interval of polling for a response that another process works on.
 POLL_SECONDS = 0.25
 
 _TERMINAL_TYPES = {str(event.__struct_config__.tag) for event in TERMINAL}
 
 
 class BackgroundRun:
-    """A queued response, as its client sees it: it has a run's face, but closing its events only ends the reading."""
+    """A queued response. Same interface as `Run`; closing its events does not cancel the run."""
 
     def __init__(self, response: Response, warnings: Sequence[str], follow: Callable[[], Events]) -> None:
         self.response = response
@@ -35,7 +35,7 @@ class BackgroundRun:
         self.events = follow
 
     async def drain(self) -> Response:
-        """Whoever does not stream gets the queued response at once."""
+        """Return the queued response at once."""
         return self.response
 
 
@@ -49,7 +49,7 @@ class Background:
         self._store = store
         self._scheduler = scheduler
         self._lease = lease
-        self._dismissed = False
+        self._stopping = False
 
     async def start(self) -> None:
         await self._scheduler.start()
@@ -62,12 +62,12 @@ class Background:
         await self._store.enqueue(project, stored, request)
         self._scheduler.announce(RunKey(project, stored.response.id))
 
-    def dismiss_readers(self) -> None:
-        """Let every `follow` end: the server stops, and they can go on reading elsewhere or later."""
-        self._dismissed = True
+    def stop_readers(self) -> None:
+        """End every `follow`, because the server stops. Clients can resume the streams later or elsewhere."""
+        self._stopping = True
         self._scheduler.notify_change()
         for attempt in self._scheduler.attempts.values():
-            attempt.journal.nudge()
+            attempt.events.notify()
 
     def stop(self, key: RunKey) -> None:
         """Stop the attempt at a run whose response was deleted."""
@@ -81,23 +81,23 @@ class Background:
         await self._wait_for_end(key)
 
     async def follow(self, key: RunKey, after: int) -> Events:
-        """The events beyond this number, and then those to come, until the response has ended.
+        """Yield the events after this sequence number, the stored ones and then new ones, until the response ends.
 
-        Raises when it cannot tell the end: the server stops, or the response was deleted. An end would be a lie.
+        Raises if the end cannot be read, because the server stops or the response was deleted.
         """
-        # Once is enough: a run keeps this mark, whoever goes on with it.
+        # One mark is enough: it stays with the run when another process takes over.
         await self._store.watch(*key)
-        while not self._dismissed:
+        while not self._stopping:
             attempt = self._scheduler.attempts.get(key)
-            # The order matters: what happens while we read must not be waited for. The log alone is read: an attempt
-            # may have lost its lease without knowing it, and then its events are not those of the response.
-            change = self._scheduler.changed if attempt is None else attempt.journal.news
+            # Read the signal before the log, so that a change during the read is not missed. Only the stored log is
+            # read: an attempt may have lost its lease without knowing it, and its events would then be wrong.
+            changed = self._scheduler.changed if attempt is None else attempt.events.changed
             stored = None if attempt is not None else await self._store.load(*key)
             # A response that is final before its events are read has all of them in the log.
             final = attempt is None and is_final(stored)
             rows = await self._store.read_events(*key, after)
             if stored is not None and not rows and not final:
-                rows = _number(announce(stored.response))[after + 1 :]
+                rows = _number(make_queued_events(stored.response))[after + 1 :]
             if rows:
                 after = rows[-1][0]
                 batch = [Unknown(payload) for _, payload in rows if _is_readable(payload)]
@@ -110,27 +110,27 @@ class Background:
             elif final:
                 return
             else:
-                await wait_for(change, POLL_SECONDS if attempt is None else None)
-        raise Unavailable("The server is shutting down. The stream can be read on later.")
+                await wait_for(changed, POLL_SECONDS if attempt is None else None)
+        raise Unavailable("The server is shutting down. The stream can be resumed later.")
 
     async def _wait_for_end(self, key: RunKey) -> None:
-        # If its process has just died, it is ours to end when the lease has run out.
+        # If the owner has just died, this process can end the run after the lease has expired.
         deadline = time.monotonic() + self._lease + 4 * POLL_SECONDS
         while time.monotonic() < deadline:
-            change = self._scheduler.changed
+            changed = self._scheduler.changed
             self._scheduler.wake()
             if is_final(await self._store.load(*key)):
                 return
-            await wait_for(change, POLL_SECONDS)
+            await wait_for(changed, POLL_SECONDS)
 
 
 def _is_readable(payload: bytes) -> bool:
-    """Whether it can be sent. What a disk has damaged is passed over, so that the end can be read."""
+    """Return True if the payload can be sent. A payload damaged on disk is skipped, so that the end can be read."""
     try:
         return bool(Unknown(payload).type)
     except msgspec.DecodeError:
         return False
 
 
-def _number(told: Sequence[Event]) -> list[tuple[int, bytes]]:
-    return [(event.sequence_number, encode_json_line(event)) for event in told]
+def _number(events: Sequence[Event]) -> list[tuple[int, bytes]]:
+    return [(event.sequence_number, encode_json_line(event)) for event in events]

@@ -12,7 +12,7 @@ class Scheduler(Protocol):
     """Decides when and in which process a queued run begins.
 
     The store holds the queue, the leases and the events of a run. A scheduler claims runs in the store and works on
-    them in this process. `engine/worker.py` polls the store's own queue. A scheduler for several machines can take its
+    them in this process. `worker.py` polls the store's own queue. A scheduler for several machines can take its
     decisions elsewhere and claim runs the same way.
     """
 
@@ -46,4 +46,4 @@ class Scheduler(Protocol):
         """Stop the attempt at a run whose response was deleted."""
 
     def notify_change(self) -> None:
-        """Set `changed`, so that all who wait for it look again."""
+        """Set `changed`, to wake all who wait for it."""

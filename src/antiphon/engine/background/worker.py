@@ -11,7 +11,8 @@ import secrets
 import time
 from contextlib import suppress
 
-from antiphon.engine.background.attempt import Attempt, LeftToOthers, Ways
+from antiphon.engine.background.attempt import Attempt, LeftToOthers
+from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
 from antiphon.store.limits import RunLimits
@@ -19,9 +20,9 @@ from antiphon.store.limits import RunLimits
 logger = logging.getLogger(__name__)
 
 # Interval between checks of the queue, for runs that other processes queued or left.
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 # Maximum number of unserved model names to cache.
-MOST_NAMES = 100
+MAX_MODEL_NAMES = 100
 
 
 class Worker:
@@ -30,15 +31,17 @@ class Worker:
     `limits` are shared with all other processes. The store counts them when it hands out runs.
     """
 
-    def __init__(self, store: Store, ways: Ways, *, slots: int, lease: float, limits: RunLimits = NO_LIMITS) -> None:
+    def __init__(
+        self, store: Store, pipeline: Pipeline, *, slots: int, lease: float, limits: RunLimits = NO_LIMITS
+    ) -> None:
         self._store = store
-        self._ways = ways
+        self._pipeline = pipeline
         self._slots = slots
         self._lease = lease
         self._limits = limits
         self._owner = secrets.token_hex(16)
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
-        self._patience: dict[str, float] = {}
+        self._waits: dict[str, float] = {}
         self._renewed = -math.inf
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -47,7 +50,7 @@ class Worker:
         self.changed = asyncio.Event()
 
     async def start(self) -> None:
-        self._loop = asyncio.create_task(self._work_off())
+        self._loop = asyncio.create_task(self._poll())
 
     async def close(self) -> None:
         """Stop all attempts and release their runs: another process, or the next start, continues them."""
@@ -81,17 +84,17 @@ class Worker:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
-    async def _work_off(self) -> None:
+    async def _poll(self) -> None:
         while True:
             began = time.time()
             try:
                 if time.monotonic() - self._renewed >= self._lease / 3:
                     self._renewed = time.monotonic()
                     await self._renew()
-                await self._take(began)
+                await self._claim(began)
             except Exception:
-                logger.exception("the queue of background responses cannot be reached")
-            await wait_for(self._wake, min(self._lease / 3, LOOK_SECONDS))
+                logger.exception("cannot read the queue of background responses")
+            await wait_for(self._wake, min(self._lease / 3, CHECK_SECONDS))
             self._wake.clear()
 
     async def _renew(self) -> None:
@@ -105,7 +108,7 @@ class Worker:
             # Its attempt ended, but the release failed. Under our name it would never be free.
             await self._store.abandon(self._owner, *key)
 
-    async def _take(self, began: float) -> None:
+    async def _claim(self, began: float) -> None:
         """Claim as many runs as there are free slots."""
         free = max(0, self._slots - len(self.attempts))
         claimed = await self._store.claim(
@@ -113,7 +116,7 @@ class Worker:
             as_of=began,
             lease=self._lease,
             limit=free,
-            patience=self._patience,
+            patience=self._waits,
             limits=self._limits,
         )
         self._full = len(claimed) >= free
@@ -122,7 +125,7 @@ class Worker:
 
     def _begin(self, claimed: ClaimedRun) -> None:
         key = RunKey(claimed.project, claimed.response_id)
-        attempt = Attempt(claimed, self._owner, self._store, self._ways, lease=self._lease)
+        attempt = Attempt(claimed, self._owner, self._store, self._pipeline, lease=self._lease)
         # We may have lost the run and claimed it again before our first attempt noticed: both write under one owner.
         stale = self._tasks.get(key)
         if stale is not None:
@@ -145,20 +148,20 @@ class Worker:
             logger.info(
                 "the model %r is left to other processes", claimed.model, extra={"response_id": key.response_id}
             )
-            if len(self._patience) >= MOST_NAMES:
-                del self._patience[next(iter(self._patience))]
-            self._patience[claimed.model] = left.patience
+            if len(self._waits) >= MAX_MODEL_NAMES:
+                del self._waits[next(iter(self._waits))]
+            self._waits[claimed.model] = left.seconds
             with suppress(Exception):  # the next renewal releases it
                 await self._store.put_back(self._owner, *key, free_since=claimed.free_since)
         except Exception:
-            logger.exception("a background response could not be worked on", extra={"response_id": key.response_id})
+            logger.exception("an attempt at a background response failed", extra={"response_id": key.response_id})
             with suppress(Exception):  # the next renewal releases it
                 await self._store.abandon(self._owner, *key)
 
     def _end(self, key: RunKey, attempt: Attempt) -> None:
         if self.attempts.get(key) is attempt:
             del self.attempts[key], self._tasks[key]
-        attempt.journal.end()
+        attempt.events.end()
         self.notify_change()
         if self._full or self._limits.counts_active:  # a queued run may have waited for this slot
             self._wake.set()

@@ -1,7 +1,13 @@
-"""From a request and the store to a turn: what the model will read, and the response as it begins."""
+"""Preparation: from a request and the store to a turn for the model.
+
+A request is prepared when it is accepted. A queued one is prepared again when it starts, because the context it
+continues may have changed in the meantime.
+"""
 
 import time
+from collections.abc import Sequence
 from copy import copy
+from typing import NamedTuple
 
 import msgspec
 
@@ -9,7 +15,7 @@ from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.engine.items import normalize_item
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.call_pairs import check_call_pairs
-from antiphon.engine.prepare.history import History, get_conversation_id, load_history
+from antiphon.engine.prepare.history import History, load_history
 from antiphon.engine.prepare.history_repair import drop_unfinished_items
 from antiphon.engine.prepare.param_paths import ParamPaths
 from antiphon.engine.prepare.parameters import (
@@ -17,11 +23,14 @@ from antiphon.engine.prepare.parameters import (
     check_capabilities,
     check_configuration_updates,
     check_media,
+    check_parameters,
 )
 from antiphon.engine.prepare.references import check_unique_ids, resolve_references
 from antiphon.engine.prepare.toolset import check_item_tools, select_tools
+from antiphon.engine.prompts import Prompts
 from antiphon.engine.respond.ids import BrandedMint, Mint
 from antiphon.engine.respond.session import Session
+from antiphon.engine.respond.stateless import remove_state
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.expansion import (
     check_trigger,
@@ -29,186 +38,222 @@ from antiphon.engine.serve.compaction.expansion import (
     expand_compactions,
     repair_before_trigger,
 )
-from antiphon.engine.serve.sealed_reasoning import screen
+from antiphon.engine.serve.routing import Candidate, Route, Router
+from antiphon.engine.serve.sealed_reasoning import drop_unreadable_seals
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
-from antiphon.protocol.request import ConversationRef, CreateRequest, JsonSchemaFormat, TextConfig, TextFormat
-from antiphon.protocol.response import Response
+from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
 
+Items = list[Item | Unknown]
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """A request made ready: the turn for the backend, the new input items to keep, and the response as it begins."""
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A request made ready for the model.
+
+    `turn` is the model call and `route` the candidates for it. `input` are the new items to store. `warnings` are for
+    the client; `repairs` are those among them that concern the history.
+    """
 
     turn: Turn
-    input: list[Item | Unknown]
-    response: Response
+    route: Route
+    input: Items
     mint: Mint
+    created_at: int
+    warnings: Sequence[str]
+    repairs: Sequence[str]
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a queued request that were fixed when it was accepted."""
+
+    response_id: str
+    input: Items
+    mint: Mint
+
+
+class Preparer:
+    """Prepares requests for the models of a router, on the state in a store."""
+
+    def __init__(self, *, router: Router, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer) -> None:
+        self._router = router
+        self._store = store
+        self._prompts = prompts
+        self._policy = policy
+        self._sealer = sealer
+
+    async def prepare(
+        self,
+        request: CreateRequest,
+        *,
+        project: str,
+        session: Session | None = None,
+        repair: bool = False,
+        accepted: Accepted | None = None,
+    ) -> Prepared:
+        """Check the request, load the context it continues, and lay out the turn.
+
+        With `repair`, calls and outputs of the input that do not match are repaired like those in the store instead of
+        refused. `accepted` is given for a queued request that starts: its parameters and input were checked already.
+        """
+        ignored: list[str] = []
+        client_input = request.input
+        if accepted is None:
+            if self._policy.stateless:
+                request, ignored = remove_state(request, has_session=session is not None)
+            request = await self._prompts.apply_template(request, project)
+            check_parameters(request, client_input=client_input, on_websocket=session is not None, may_be_empty=repair)
+        route = self._router.find(request.model or "")
+        capabilities = route.first.backend.capabilities
+        warnings = check_capabilities(request, capabilities, route.first.model.id)
+        context = await load_history(
+            request,
+            project=project,
+            store=self._store,
+            sealer=self._sealer,
+            inherit_tools=self._policy.inherit_tools and accepted is None,
+            session=session,
+        )
+        request, left_out = self._select_tools(request, context, capabilities)
+        if accepted is None:
+            new = await self._read_input(request, client_input, context, route.first, project=project, repair=repair)
+        else:
+            new = _NewInput(items=accepted.input, mint=accepted.mint)
+        history = self._build_history(context, new, project=project, repair=repair or accepted is not None)
+        request, useless = _complete(request, history.items, route.first.model)
+        # A continued compaction is expanded twice, with the same warnings.
+        repairs = list(dict.fromkeys((*context.repairs, *history.warnings, *useless)))
+        return Prepared(
+            turn=Turn(
+                request=request,
+                items=history.items,
+                project=project,
+                response_id=accepted.response_id if accepted is not None else "",
+                find_param=new.paths.find_param if new.paths is not None else None,
+            ),
+            route=route,
+            input=new.items,
+            mint=new.mint,
+            created_at=int(time.time()),
+            # The header holds a limited number of warnings, so the most numerous kinds come last.
+            warnings=[
+                *ignored,
+                *warnings,
+                *left_out,
+                *new.left_out,
+                *(f"history: {each}" for each in repairs),
+                *new.repeated,
+                *route.first.describe_emulation(request),
+            ],
+            repairs=repairs,
+        )
+
+    def _select_tools(
+        self, request: CreateRequest, context: History, capabilities: Capabilities
+    ) -> tuple[CreateRequest, list[str]]:
+        """Return the request with the tools that can be served, and warnings about the others."""
+        unsupported = self._policy.unsupported_tools
+        if request.tools is None and context.tools:
+            request = msgspec.structs.replace(request, tools=context.tools)
+            unsupported = "drop"  # inherited tools: this request did not ask for them, and another model served them
+        tools, left_out = select_tools(
+            request,
+            capabilities=capabilities,
+            unsupported=unsupported,
+            functions_only=self._policy.stateless,
+            history=context.items,
+        )
+        request = copy(request)
+        request.tools = tools or None
+        return request, left_out
+
+    async def _read_input(
+        self,
+        request: CreateRequest,
+        client_input: str | Items | None,
+        context: History,
+        candidate: Candidate,
+        *,
+        project: str,
+        repair: bool,
+    ) -> "_NewInput":
+        """Return the new items of the request, checked and with their references filled in.
+
+        `client_input` is the input that the client sent. The items of a prompt template come before it.
+        """
+        mint = BrandedMint(self._policy.id_prefix) if self._policy.id_prefix else Mint()
+        sent = read_input(request, mint)
+        paths = ParamPaths(sent, client_input)
+        try:
+            if not repair and (request.store is not False or request.conversation is not None):
+                check_unique_ids(sent)
+            filled = await resolve_references(
+                sent,
+                sent=request.input if isinstance(request.input, list) else (),
+                history=[*context.compacted, *context.items],  # in this order: a call id may occur twice
+                project=project,
+                store=self._store,
+            )
+            repeated = paths.rewrite_warnings(filled.warnings)
+            paths.select(filled.items, filled.indexes)
+            left_out = paths.rewrite_warnings(self._check_items(filled.items, candidate))
+        except InvalidRequest as error:
+            paths.rewrite_error(error)
+            raise
+        return _NewInput(items=filled.items, mint=mint, paths=paths, left_out=left_out, repeated=repeated)
+
+    def _check_items(self, items: Items, candidate: Candidate) -> list[str]:
+        """Raise InvalidRequest for new items that cannot be served. Return warnings about the tools they bring."""
+        capabilities = candidate.backend.capabilities
+        check_trigger(items)
+        check_media(items, capabilities, candidate.model.id)
+        check_configuration_updates(items)
+        return check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
+
+    def _build_history(self, context: History, new: "_NewInput", *, project: str, repair: bool) -> "_ModelHistory":
+        """Return the whole history that the model reads, and warnings about repairs."""
+        expanded = expand_compactions(context.items + new.items, self._sealer, project=project)
+        items, unreadable = drop_unreadable_seals(expanded.items, self._sealer, project=project)
+        if repair or ends_in_trigger(items):
+            items, unpaired = repair_before_trigger(items)
+        else:
+            check_call_pairs(items)
+            items, unpaired = drop_unfinished_items(items)
+        return _ModelHistory(items, [*expanded.warnings, *unreadable, *unpaired])
+
+
+class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The new items of a request. `left_out` and `repeated` are warnings about tools and about repeated items."""
+
+    items: Items
+    mint: Mint
+    paths: ParamPaths | None = None
+    left_out: Sequence[str] = ()
+    repeated: Sequence[str] = ()
+
+
+class _ModelHistory(NamedTuple):
+    items: Items
     warnings: list[str]
 
 
-async def resolve(
-    request: CreateRequest,
-    *,
-    own: str | list[Item | Unknown] | None,
-    project: str,
-    model: Model,
-    capabilities: Capabilities,
-    store: Store,
-    policy: Policy,
-    sealer: Sealer,
-    session: Session | None = None,
-    mend: bool = False,
-) -> Resolved:
-    """Check the request, fetch what it builds on, and lay out the turn.
-
-    `own` is the input that the client has sent; that of a prompt's template has been put before it.
-    With `mend`, calls and outputs that do not belong together are mended as those in the store are, not refused; so
-    are those that are to be compacted.
-    """
-    warnings = check_capabilities(request, capabilities, model.id)
-    context = await load_history(
-        request,
-        project=project,
-        store=store,
-        sealer=sealer,
-        inherit_tools=policy.inherit_tools,
-        session=session,
-    )
-    unsupported = policy.unsupported_tools
-    if request.tools is None and context.tools:
-        request = msgspec.structs.replace(request, tools=context.tools)
-        unsupported = "drop"  # nobody has asked for them here, and another model may have served them
-    tools, left_out = select_tools(
-        request,
-        capabilities=capabilities,
-        unsupported=unsupported,
-        functions_only=policy.stateless,
-        history=context.items,
-    )
-    mint = BrandedMint(policy.id_prefix) if policy.id_prefix else Mint()
-    asked = read_input(request, mint)
-    paths = ParamPaths(asked, own)
-    try:
-        if not mend and (request.store is not False or request.conversation is not None):
-            check_unique_ids(asked)
-        new_items, repeated = await _fill(request, asked, context, paths, project=project, store=store)
-        left_out += _check(new_items, paths, model=model, capabilities=capabilities, policy=policy)
-    except InvalidRequest as error:
-        paths.rewrite_error(error)
-        raise
-    expanded = expand_compactions(context.items + new_items, sealer, project=project)
-    items, unopened = screen(expanded.items, sealer, project=project)
-    if mend or ends_in_trigger(items):
-        items, unpaired = repair_before_trigger(items)
-    else:
-        check_call_pairs(items)
-        items, unpaired = drop_unfinished_items(items)
-    applied, useless = apply_configuration_updates(request, items)
-    request = copy(applied)
-    request.tools = tools or None
+def _complete(request: CreateRequest, items: Items, model: Model) -> tuple[CreateRequest, list[str]]:
+    """Apply configuration updates and the model's defaults. Return the request and warnings about useless updates."""
+    updated, useless = apply_configuration_updates(request, items)
+    request = copy(updated)
     if request.temperature is None:
         request.temperature = model.temperature
     if request.top_p is None:
         request.top_p = model.top_p
-    # What continues a compaction has it expanded twice, and mended alike.
-    told = dict.fromkeys((*context.repairs, *expanded.warnings, *unopened, *unpaired, *useless))
-    return Resolved(
-        turn=Turn(request=request, items=items, project=project, find_param=paths.find_param),
-        input=new_items,
-        response=begin_response(request, mint.response_id),
-        mint=mint,
-        # The header has room for so many: what may be many comes last.
-        warnings=[
-            *warnings,
-            *left_out,
-            *(f"history: {each}" for each in told),
-            *repeated,
-        ],
-    )
+    return request, useless
 
 
-async def _fill(
-    request: CreateRequest,
-    asked: list[Item | Unknown],
-    context: History,
-    paths: ParamPaths,
-    *,
-    project: str,
-    store: Store,
-) -> tuple[list[Item | Unknown], list[str]]:
-    """The new items of what was asked, and what is to be known about the others."""
-    sent = request.input if isinstance(request.input, list) else ()
-    earlier = [*context.compacted, *context.items]  # in this order: an id of a call may come again
-    filled = await resolve_references(asked, sent=sent, history=earlier, project=project, store=store)
-    repeated = paths.rewrite_warnings(filled.warnings)
-    paths.select(filled.items, filled.indexes)
-    return filled.items, repeated
-
-
-def _check(
-    items: list[Item | Unknown], paths: ParamPaths, *, model: Model, capabilities: Capabilities, policy: Policy
-) -> list[str]:
-    """Raise on new items that are not as they must be. What is to be known about the tools that they bring."""
-    check_trigger(items)
-    check_media(items, capabilities, model.id)
-    check_configuration_updates(items)
-    left_out = check_item_tools(items, capabilities=capabilities, unsupported=policy.unsupported_tools)
-    return paths.rewrite_warnings(left_out)
-
-
-def read_input(request: CreateRequest, mint: Mint) -> list[Item | Unknown]:
-    """The request's own input as items that can be stored: each with an id, messages with a list of parts."""
+def read_input(request: CreateRequest, mint: Mint) -> Items:
+    """Return the request's input as items that can be stored: with ids, and with messages in parts."""
     if request.input is None:
         return []
     if isinstance(request.input, str):
         return [Message("user", [InputText(request.input)], mint("msg"), "completed")]
     return [normalize_item(item, mint) for item in request.input]
-
-
-def begin_response(request: CreateRequest, response_id: str) -> Response:
-    """The response before the model has said anything: the request's settings, with the defaults filled in."""
-    conversation = get_conversation_id(request)
-    return Response(
-        id=response_id,
-        created_at=int(time.time()),
-        model=request.model or "",
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        previous_response_id=request.previous_response_id,
-        reasoning=request.reasoning,
-        service_tier="default" if request.service_tier in (None, "auto") else request.service_tier,
-        store=request.store is not False,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        text=_echo_text(request.text),
-        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
-        tools=request.tools or [],
-        top_logprobs=request.top_logprobs or 0,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        truncation=request.truncation or "disabled",
-        metadata=request.metadata or {},
-        prompt_cache_key=request.prompt_cache_key,
-        prompt_cache_options=msgspec.to_builtins(request.prompt_cache_options),
-        prompt_cache_retention=request.prompt_cache_retention,
-        safety_identifier=request.safety_identifier,
-        user=request.user,
-        background=bool(request.background),
-        prompt=request.prompt,
-        conversation=None if conversation is None else ConversationRef(conversation),
-    )
-
-
-def _echo_text(text: TextConfig | None) -> TextConfig:
-    """The text settings as the response repeats them: always with a format, and without the schema's body."""
-    if text is None or text.format is None:
-        return TextConfig(format=TextFormat(), verbosity=text.verbosity if text is not None else None)
-    if isinstance(text.format, JsonSchemaFormat):
-        echoed = msgspec.structs.replace(text.format, schema=None, strict=bool(text.format.strict))
-        return TextConfig(format=echoed, verbosity=text.verbosity)
-    return text

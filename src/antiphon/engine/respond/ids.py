@@ -1,7 +1,7 @@
-"""Ids: time-ordered, so that they sit together in an index, and unguessable, so that nobody finds one by trying.
+"""Ids: time-ordered for index locality, and unguessable.
 
-A response's items carry its token in their own ids: `resp_T`, `msg_T0000`, `fc_T0001`. So an item leads back to the
-response it was made in, and a run that is repeated gives its items the same ids again.
+The ids of a response's items contain its token: `resp_T`, `msg_T0000`, `fc_T0001`. So the response of an item can be
+derived from its id, and a repeated run gives its items the same ids.
 """
 
 import os
@@ -12,15 +12,15 @@ import time
 _LETTERS = string.ascii_lowercase + string.digits
 
 
-# Randomness is fetched from the system for many ids at once: fetching it is most of the price of one. Taking from the
-# end of a list is one step, so threads cannot get the same; a forked process must not go on with its parent's.
+# Random bytes are fetched for many ids at once, because the system call is most of the cost. `list.pop` is atomic, so
+# threads never get the same value. A forked process must not use the values of its parent.
 _POOL: list[str] = []
 _POOL_BYTES = 16 * 256
 os.register_at_fork(after_in_child=_POOL.clear)
 
 
 def random_hex() -> str:
-    """Sixteen random bytes in hex, never given twice."""
+    """Return sixteen random bytes in hex. No value is returned twice."""
     try:
         return _POOL.pop()
     except IndexError:
@@ -34,7 +34,7 @@ def new_token() -> str:
 
 
 class Mint:
-    """Makes the ids of one response and its items."""
+    """Creates the ids of one response and its items. `minted` is the number of item ids so far."""
 
     def __init__(self, token: str | None = None, minted: int = 0) -> None:
         self.token = new_token() if token is None else token
@@ -50,9 +50,9 @@ class Mint:
 
 
 class BrandedMint(Mint):
-    """Makes ids that show whose they are: `resp_AM-1763164800000-k3j9x0ab`, `msg_AM-0f4kq2m81zzt`.
+    """Creates ids with a configured prefix: `resp_AM-1763164800000-k3j9x0ab`, `msg_AM-0f4kq2m81zzt`.
 
-    They lead nowhere, so they are only for responses that nobody will look up.
+    The response of an item cannot be derived from them. They are for responses that are not stored.
     """
 
     def __init__(self, brand: str) -> None:

@@ -1,4 +1,4 @@
-"""Keeping foreground responses: in the store, and in the conversation they belong to."""
+"""Persistence of foreground responses, and deletion of expired ones."""
 
 import asyncio
 import logging
@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from antiphon.engine.policy import Policy
-from antiphon.engine.prepare.prepare import Resolved
-from antiphon.engine.respond.run import Keeper, Run
+from antiphon.engine.prepare.prepare import Prepared
+from antiphon.engine.respond.run import ResponseSink, Run
 from antiphon.engine.respond.session import Session
 from antiphon.errors import NotFound
 from antiphon.protocol.events import Event
@@ -18,76 +18,76 @@ from antiphon.store.base import Responses, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 
+# Interval of the deletion, and the time for which expired rows are only hidden.
+EXPIRY_INTERVAL_SECONDS = 3600.0
 
-class ForegroundKeeper:
-    """Keeps a response whose client waits for it."""
 
-    def __init__(self, store: Store, policy: Policy, *, project: str, asked: list[Item | Unknown]) -> None:
+class StoreSink:
+    """Saves a foreground response in the store, and in its conversation."""
+
+    def __init__(self, store: Store, policy: Policy, *, project: str, input_items: list[Item | Unknown]) -> None:
         self._store = store
         self._policy = policy
         self._project = project
-        self._asked = asked
+        self._input_items = input_items
 
-    async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
+    async def save(self, response: Response, last_events: Sequence[Event | Unknown]) -> None:
         conversation = conversation_for(response)
+        expires_at = compute_expiry(self._policy)
         if response.store:
-            stored = StoredResponse(response=response, input=self._asked, expires_at=expiry(self._policy))
+            stored = StoredResponse(response=response, input=self._input_items, expires_at=expires_at)
             await self._store.save(self._project, stored, conversation=conversation)
         elif conversation is not None:
             appended = await self._store.append_items(
-                self._project, conversation, self._asked, answer=response.output, expires_at=expiry(self._policy)
+                self._project, conversation, self._input_items, answer=response.output, expires_at=expires_at
             )
             if not appended:
                 raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
 
-    async def abandon(self, run: Run) -> None:
-        """The client went away: what the model said until then is kept as a cancelled response."""
+    async def discard(self, run: Run) -> None:
+        """Save the output so far as a cancelled response: the client has disconnected."""
         try:
-            await self.finish(run.close_as_cancelled(), ())
+            await self.save(run.close_as_cancelled(), ())
         except Exception:
             logger.exception("the response could not be stored", extra={"response_id": run.response.id})
 
 
-class SessionKeeper:
-    """Keeps a response of a connection in that connection's memory, too, after it was kept where it has to be."""
+class SessionSink:
+    """Saves a response in another sink, and then in the memory of its connection."""
 
-    def __init__(self, keeper: Keeper, session: Session, resolved: Resolved) -> None:
-        self._keeper = keeper
+    def __init__(self, sink: ResponseSink, session: Session, prepared: Prepared) -> None:
+        self._sink = sink
         self._session = session
-        self._resolved = resolved
+        self._prepared = prepared
 
-    async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
-        await self._keeper.finish(response, last)
-        turn = self._resolved.turn
+    async def save(self, response: Response, last_events: Sequence[Event | Unknown]) -> None:
+        await self._sink.save(response, last_events)
         if response.status == "failed":
             self._session.forget(response.previous_response_id)
-        else:
-            asked = self._resolved.input
-            self._session.remember(response, turn.items, asked=asked, lane=turn.request.stream_id)
+            return
+        turn = self._prepared.turn
+        self._session.remember(response, turn.items, input_items=self._prepared.input, lane=turn.request.stream_id)
 
-    async def abandon(self, run: Run) -> None:
-        await self._keeper.abandon(run)
+    async def discard(self, run: Run) -> None:
+        await self._sink.discard(run)
 
 
 def conversation_for(response: Response) -> str | None:
-    """The conversation a finished response goes into. What failed or was cancelled is no part of it."""
+    """Return the conversation to append a finished response to. Failed and cancelled responses are not appended."""
     if response.conversation is None or response.status not in ("completed", "incomplete"):
         return None
     return response.conversation.id
 
 
-def expiry(policy: Policy) -> int | None:
-    """When what is stored now expires."""
+def compute_expiry(policy: Policy) -> int | None:
+    """Return the time at which data stored now expires, or None."""
     return None if policy.retention_seconds is None else int(time.time()) + policy.retention_seconds
 
 
-SWEEP_SECONDS = 3600.0
+class ExpirySweeper:
+    """Deletes responses and conversations that expired an hour ago: at the start, and then every hour.
 
-
-class Retention:
-    """Deletes what has expired an hour ago: at the start, and then every hour. Until then it is only hidden.
-
-    A response that has not ended yet is not in the store, and would find what it continues gone.
+    Until then they are only hidden, because a response in progress may still continue one of them.
     """
 
     def __init__(self, store: Responses) -> None:
@@ -105,10 +105,10 @@ class Retention:
     async def _sweep_regularly(self) -> None:
         while True:
             try:
-                forgotten = await self._store.expire(int(time.time() - SWEEP_SECONDS))
+                deleted = await self._store.expire(int(time.time() - EXPIRY_INTERVAL_SECONDS))
             except Exception:
-                logger.exception("what has expired could not be deleted")
+                logger.exception("expired responses and conversations could not be deleted")
             else:
-                if forgotten:
-                    logger.info("deleted %d expired responses and conversations", forgotten)
-            await asyncio.sleep(SWEEP_SECONDS)
+                if deleted:
+                    logger.info("deleted %d expired responses and conversations", deleted)
+            await asyncio.sleep(EXPIRY_INTERVAL_SECONDS)

@@ -1,4 +1,4 @@
-"""One response from its first event to its last: the only generator there is. `stream: false` drains it."""
+"""A response from its first event to its last: the only generator of events. `stream: false` drains it."""
 
 import asyncio
 import logging
@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import Protocol
 
 from antiphon.engine.items import CALL_TYPES
-from antiphon.engine.prepare.prepare import Resolved
+from antiphon.engine.respond.ids import Mint
 from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import McpApprovalRequest, ToolSearchCall
+from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost
@@ -20,48 +21,61 @@ from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, TokenUsage
 
 logger = logging.getLogger(__name__)
 
-READER_PATIENCE_SECONDS = 2.0
+# Time that a cancelled run waits for its reader to take the last events.
+READER_TIMEOUT_SECONDS = 2.0
 
-# What a client has to answer before anything else can be said.
-_ASKING = (*CALL_TYPES, ToolSearchCall, McpApprovalRequest)
+# Output items that require a client reply before the next turn.
+_AWAITING_CLIENT = (*CALL_TYPES, ToolSearchCall, McpApprovalRequest)
+
+_UNEXPECTED = Failure("The server had an internal error. See the server's log.")
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
 
 class Postponed(Exception):
-    """The run cannot come to its end now: another attempt does, and nothing is told of this one."""
+    """The run cannot end now. Another attempt will end it, and this one emits nothing more."""
 
 
-class Keeper(Protocol):
-    """Where a run leaves what it came to."""
+class ResponseSink(Protocol):
+    """Where a run saves its response."""
 
-    async def finish(self, response: Response, last: Sequence[Event | Unknown]) -> None:
-        """Keep the final response; `last` are the events that will tell of it once this returns.
+    async def save(self, response: Response, last_events: Sequence[Event | Unknown]) -> None:
+        """Save the final response. `last_events` are emitted after this returns.
 
-        Raises LeaseLost or Postponed if this is not the run's end. If it raises anything else, the run has failed.
+        Raises LeaseLost or Postponed if the run must not end here. Any other error fails the response.
         """
 
-    async def abandon(self, run: "Run") -> None:
-        """The run was closed before its end."""
+    async def discard(self, run: "Run") -> None:
+        """Handle a run that was closed before its end."""
 
 
 class Run:
-    """A response under way. `begun` is what it was at first, `response` what it is now, and `warnings` is what the
-    client should know about it.
+    """A response in progress.
 
-    `told` are deltas of an earlier attempt at the same response: they are composed again, and the model goes on.
+    `begun` is the response as it began, and `response` its current state. `replayed` are the deltas of an earlier
+    attempt: they are composed again, and `deltas` continue them.
     """
 
-    def __init__(self, resolved: Resolved, deltas: Deltas, keeper: Keeper, *, told: Sequence[Delta] = ()) -> None:
-        self.warnings = resolved.warnings
-        self.request = resolved.turn.request
-        self.begun = resolved.response
+    def __init__(
+        self,
+        begun: Response,
+        deltas: Deltas,
+        sink: ResponseSink,
+        *,
+        request: CreateRequest,
+        mint: Mint,
+        warnings: Sequence[str] = (),
+        replayed: Sequence[Delta] = (),
+    ) -> None:
+        self.begun = begun
+        self.request = request
+        self.warnings = warnings
+        self._deltas = deltas
+        self._sink = sink
+        self._replayed = replayed
+        self._composer = Composer(begun, new_id=mint, now=lambda: int(time.time()))
         self._ended = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
-        self._deltas = deltas
-        self._keeper = keeper
-        self._told = told
-        self._composer = Composer(resolved.response, new_id=resolved.mint, now=lambda: int(time.time()))
         self._interruption: list[Delta] = []
         self._reader: asyncio.Task[object] | None = None
         self._waiting: asyncio.Task[object] | None = None
@@ -72,43 +86,43 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the model has come to its end, though the last events may still be on their way."""
+        """True if the model has finished. The last events may not have been read yet."""
         return self._composer.finished
 
     async def events(self) -> Events:
-        """Batches of events. The last one leaves only after the response is kept. Closing this stops the model.
+        """Yield batches of events. The last batch follows after the response is saved. Closing stops the model.
 
-        One task reads it from beginning to end.
+        A single task must read the generator from beginning to end.
         """
         composer = self._composer
         self._reader = asyncio.current_task()
         try:
-            yield [*composer.start(), *composer.compose(self._told)]
+            yield [*composer.start(), *composer.compose(self._replayed)]
             while True:
-                told = self._tell(await self._next_batch())
+                events = self._compose(await self._next_batch())
                 if composer.finished:
                     break
-                if told:  # not everything a model says is told
-                    yield told
-            yield await self._keep(told)
+                if events:  # some deltas produce no event
+                    yield events
+            yield await self._save(events)
         finally:
             await self._leave()
 
     async def drain(self) -> Response:
-        """Run to the end and give the final response."""
+        """Run to the end and return the final response."""
         async for _ in self.events():
             pass
         return self.response
 
     def on_end(self, callback: Callable[[], object]) -> None:
-        """Call this when the run is over, however it ended."""
+        """Call `callback` when the run is over, however it ended."""
         self._end_callbacks.append(callback)
 
-    async def end_by_cancelling(self) -> None:
-        """Cancel, and wait for the end. A reader that has stopped reading does not hold it up for long."""
+    async def cancel_and_wait(self) -> None:
+        """Cancel the run and wait for its end. A reader that has stopped reading is cancelled after a short wait."""
         self.cancel()
         try:
-            async with asyncio.timeout(READER_PATIENCE_SECONDS):
+            async with asyncio.timeout(READER_TIMEOUT_SECONDS):
                 await self._ended.wait()
         except TimeoutError:
             if self._reader is not None:
@@ -116,38 +130,40 @@ class Run:
             await self._ended.wait()
 
     def stop(self) -> None:
-        """End soon, as a failure: the server is going down."""
+        """End soon with a failure, because the server shuts down."""
         self._interrupt(Failure("The server is shutting down.", "server_shutdown"))
 
     def cancel(self) -> None:
-        """End soon, with what there is: the response is no longer wanted."""
+        """End soon as cancelled, with the output so far."""
         self._interrupt(Finish("cancelled"))
 
     def steer(self) -> None:
-        """Make room for what the client wants to say: end soon, with what there is.
+        """End soon with the output so far, so that the client's new input can follow.
 
-        Calls are not cut off. They come to their end, and the client's words wait for their outputs.
+        Tool calls are not interrupted: they are completed, and the new input waits for their outputs.
         """
-        if not self._composer.has_calls and not any(isinstance(item, _ASKING) for item in self._composer.output):
+        if not self._composer.has_calls and not any(
+            isinstance(item, _AWAITING_CLIENT) for item in self._composer.output
+        ):
             self._interrupt(Finish("steered"))
 
     def take_sequence_number(self) -> int:
-        """The number for an event that belongs to this response but does not come from its model."""
+        """Return the next sequence number, for an event that does not come from the model."""
         return self._composer.take_sequence_number()
 
     def close_as_cancelled(self) -> Response:
-        """End now, without telling anyone."""
-        self._tell([Finish("cancelled")])
+        """End now as cancelled, without emitting events."""
+        self._compose([Finish("cancelled")])
         return self.response
 
     async def _leave(self) -> None:
-        """Whatever happens on the way out, what there is is kept, and those who wait for the end hear of it."""
+        """Stop the model, save an unfinished response, and notify everyone who waits for the end."""
         try:
             try:
                 await self._deltas.aclose()
             finally:
                 if not self._composer.finished:
-                    await asyncio.shield(self._keeper.abandon(self))
+                    await asyncio.shield(self._sink.discard(self))
         finally:
             self._ended.set()
             for callback in self._end_callbacks:
@@ -155,19 +171,19 @@ class Run:
 
     def _interrupt(self, ending: Delta) -> None:
         self._interruption.append(ending)
-        waiting, self._waiting = self._waiting, None  # once is enough
+        waiting, self._waiting = self._waiting, None  # cancel the wait only once
         if waiting is not None:
             waiting.cancel()
 
     async def _next_batch(self) -> Sequence[Delta]:
-        """The model's next words; whatever goes wrong while waiting for them is a failure the client is told of."""
+        """Return the next deltas. An error while waiting for them becomes a failure of the response."""
         if self._interruption:
             return self._interruption[:1]
         task = self._waiting = self._reader
         try:
             return await anext(self._deltas)
         except StopAsyncIteration:
-            return [Failure("The model's answer broke off.", "model_error", "model_error")]
+            return [Failure("The model's answer ended unexpectedly.", "model_error", "model_error")]
         except Postponed:
             raise
         except AntiphonError as error:
@@ -183,31 +199,31 @@ class Run:
         finally:
             self._waiting = None
 
-    def _tell(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
+    def _compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         try:
             return self._composer.compose(batch)
         except IllegalDelta as error:
-            logger.exception("the backend's deltas make no sense", extra={"response_id": self.response.id})
+            logger.exception("the backend sent deltas in an illegal order", extra={"response_id": self.response.id})
             return error.events if self._composer.finished else self._composer.fail(error.events, _UNEXPECTED)
 
-    async def _keep(self, told: list[Event | Unknown]) -> Sequence[Event | Unknown]:
-        """What cannot be kept has failed, since nobody could build on it; that it failed is kept if it can be."""
+    async def _save(self, events: list[Event | Unknown]) -> Sequence[Event | Unknown]:
+        """Save the response and return its last events.
+
+        If saving fails, replace the terminal event with a failure and try to save that.
+        """
         try:
-            await self._keeper.finish(self.response, told)
-        except (LeaseLost, Postponed):  # it is not ours to end, or not now
+            await self._sink.save(self.response, events)
+        except (LeaseLost, Postponed):
             raise
         except Exception as error:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})
             reason = f": {error.message}" if isinstance(error, InvalidRequest) else "."
-            told = self._composer.replace_terminal(told, Failure(f"The response could not be stored{reason}"))
+            events = self._composer.replace_terminal(events, Failure(f"The response could not be stored{reason}"))
             with suppress(Exception):
-                await self._keeper.finish(self.response, told)
-        return told
+                await self._sink.save(self.response, events)
+        return events
 
 
-async def prepare_only() -> Deltas:
-    """What no model says: the response of a request that only prepares the next one."""
+async def empty_answer() -> Deltas:
+    """Yield the answer to a request with `generate: false`: no output and no tokens."""
     yield [TokenUsage(Usage(0, 0, 0)), Finish()]
-
-
-_UNEXPECTED = Failure("The server had an error while answering. Its log says more.")

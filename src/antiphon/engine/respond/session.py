@@ -1,6 +1,6 @@
-"""What one connection remembers of its own responses, so that it can continue those that are not stored.
+"""The memory of one connection: its latest responses, so that it can continue those that are not stored.
 
-Nobody else sees it, and it ends with the connection.
+It is private to the connection and ends with it.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 
-MOST_RESPONSES = 64
-MOST_BYTES = 64 * 1024 * 1024
+MAX_RESPONSES = 64
+MAX_BYTES = 64 * 1024 * 1024
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """A response that can be continued: everything a continuation reads, and how many bytes that is on the wire.
+    """A response that can be continued: all items that a continuation reads, and their size in bytes.
 
-    `lane` is where it was made. One that is `stored` counts only for as long as the store has it, too.
+    `lane` is the lane of the connection that made it. A `stored` one is valid only while the store has it, too.
     """
 
     id: str
@@ -33,57 +33,64 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """The latest responses of a connection. They are forgotten oldest first, the latest of each lane last of all."""
+    """The latest responses of a connection. The oldest are evicted first, the latest of each lane last."""
 
-    __slots__ = ("_kept", "_latest", "_most_bytes", "_most_responses")
+    __slots__ = ("_latest", "_max_bytes", "_max_responses", "_responses")
 
-    def __init__(self, *, most_responses: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
-        self._most_responses = most_responses
-        self._most_bytes = most_bytes
-        self._kept: dict[str, Remembered] = {}
+    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._responses: dict[str, Remembered] = {}
         self._latest: dict[str | None, str] = {}
 
     def find(self, response_id: str | None) -> Remembered | None:
-        return None if response_id is None else self._kept.get(response_id)
+        return None if response_id is None else self._responses.get(response_id)
 
     def remember(
-        self, response: Response, read: Sequence[Item | Unknown], *, asked: Sequence[Item | Unknown], lane: str | None
+        self,
+        response: Response,
+        context: Sequence[Item | Unknown],
+        *,
+        input_items: Sequence[Item | Unknown],
+        lane: str | None,
     ) -> None:
-        """Keep a response that has ended. `read` is all that its model has read, `asked` its own part of that.
+        """Keep a response that has ended. `context` are all items that its model has read, with its own input.
 
-        What the store has whole need not be kept here.
+        A response whose whole chain is in the store is not kept here.
         """
         previous = self.find(response.previous_response_id)
         if response.store and previous is None:
             return
-        # Most of a long history has been measured with the response before.
-        unmeasured = read if previous is None else asked
+        # The items before the input were measured with the previous response.
+        unmeasured = context if previous is None else input_items
         size = len(codec.encode([*unmeasured, *response.output])) + (previous.size if previous is not None else 0)
-        if size > self._most_bytes:  # it would push out everything else
+        if size > self._max_bytes:  # it would evict all others
             return
-        self._kept[response.id] = Remembered(
+        self._responses[response.id] = Remembered(
             id=response.id,
             previous=response.previous_response_id,
             lane=lane,
             stored=response.store,
-            items=[*read, *response.output],
+            items=[*context, *response.output],
             tools=response.tools,
             size=size,
         )
         self._latest[lane] = response.id
-        while len(self._kept) > self._most_responses or self._weigh() > self._most_bytes:
-            self.forget(next((each for each in self._kept if not self._is_latest(each)), next(iter(self._kept))))
+        while len(self._responses) > self._max_responses or self._measure() > self._max_bytes:
+            self.forget(
+                next((each for each in self._responses if not self._is_latest(each)), next(iter(self._responses)))
+            )
 
     def forget(self, response_id: str | None) -> None:
-        """A response that a continuation has failed on is not to be continued here any more."""
-        forgotten = self._kept.pop(response_id, None) if response_id is not None else None
-        if forgotten is not None and self._latest.get(forgotten.lane) == response_id:
-            del self._latest[forgotten.lane]
+        """Remove a response, after a continuation of it has failed."""
+        removed = self._responses.pop(response_id, None) if response_id is not None else None
+        if removed is not None and self._latest.get(removed.lane) == response_id:
+            del self._latest[removed.lane]
 
     def _is_latest(self, response_id: str) -> bool:
-        return self._latest.get(self._kept[response_id].lane) == response_id
+        return self._latest.get(self._responses[response_id].lane) == response_id
 
-    def _weigh(self) -> int:
-        """A response shares its items with those it continues: only the ends of chains count."""
-        continued = {each.previous for each in self._kept.values()}
-        return sum(each.size for each in self._kept.values() if each.id not in continued)
+    def _measure(self) -> int:
+        """Return the total size. A response shares the items of those it continues, so only chain ends count."""
+        continued = {each.previous for each in self._responses.values()}
+        return sum(each.size for each in self._responses.values() if each.id not in continued)

@@ -1,6 +1,6 @@
-"""Serving without state: every request brings its whole history, and nothing of it is kept.
+"""Stateless serving: every request brings its whole history, and nothing is stored.
 
-What cannot work so is refused, with the way to do without it. What has no effect so is accepted, left aside and told.
+Parameters that need state are refused. Parameters without effect are ignored, with a warning.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,17 @@ from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
 
 _IGNORED = ("store", "include", "background", "prompt_cache_key", "service_tier")
-# Asking for what happens anyway is no disappointment.
+# Values that match the stateless behaviour need no warning.
 _HARMLESS: dict[str, object] = {"store": False, "include": [], "background": False}
 
 
-def leave_state_aside(request: CreateRequest, *, remembers: bool) -> tuple[CreateRequest, list[str]]:
-    """The request as one that stands alone, and a warning about what was left aside. Raises on what needs state.
+def remove_state(request: CreateRequest, *, has_session: bool) -> tuple[CreateRequest, list[str]]:
+    """Return the request without the parameters that need state, and a warning that names them.
 
-    Only what its connection `remembers` can be continued.
+    Raises UnsupportedParameter for a parameter that cannot be ignored. With a session, the responses of the same
+    connection can be continued.
     """
-    _refuse_state(request, remembers=remembers)
+    _refuse_state(request, has_session=has_session)
     ignored = [name for name in _IGNORED if getattr(request, name) not in (None, _HARMLESS.get(name))]
     if request.reasoning is not None:
         ignored += [f"reasoning.{name}" for name, value in msgspec.structs.asdict(request.reasoning).items() if value]
@@ -36,8 +37,8 @@ def leave_state_aside(request: CreateRequest, *, remembers: bool) -> tuple[Creat
     return msgspec.structs.replace(request, **blank), warnings
 
 
-def _refuse_state(request: CreateRequest, *, remembers: bool) -> None:
-    for name in ("conversation", "prompt") if remembers else ("previous_response_id", "conversation", "prompt"):
+def _refuse_state(request: CreateRequest, *, has_session: bool) -> None:
+    for name in ("conversation", "prompt") if has_session else ("previous_response_id", "conversation", "prompt"):
         if getattr(request, name) is not None:
             raise _unsupported(name, param=name)
     for index, item in enumerate(request.input or ()):
@@ -54,16 +55,16 @@ def _unsupported(name: str, *, param: str) -> UnsupportedParameter:
 
 
 class StatelessRun(Run):
-    """A run that shows neither reasoning nor annotations, and whose failure takes back what was said before it."""
+    """A run without reasoning and annotations. A failed response has no output and no usage."""
 
-    def _tell(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
-        told = super()._tell([delta for delta in batch if not _is_hidden(delta)])
-        if told and isinstance(told[-1], events.Failed):
-            told[-2:] = self._take_back(told[-1])
-        return told
+    def _compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
+        composed = super()._compose([delta for delta in batch if not _is_hidden(delta)])
+        if composed and isinstance(composed[-1], events.Failed):
+            composed[-2:] = self._clear_output(composed[-1])
+        return composed
 
-    def _take_back(self, failed: events.Failed) -> tuple[Event, Event]:
-        """The two events of a failure, with the one code that there is for it."""
+    def _clear_output(self, failed: events.Failed) -> tuple[Event, Event]:
+        """Return the two events of a failure, without output and with the code `server_error`."""
         error = failed.response.error
         assert error is not None
         error = msgspec.structs.replace(error, code="server_error")

@@ -1,37 +1,38 @@
-"""Waiting for a model's first words, but not for ever: a client that streams wants to hear that it was heard."""
+"""The time limit for the first delta of a streamed response.
+
+A client that streams needs a sign of life. When the limit has passed, the stream begins without its model, and an error
+that would have been an HTTP error becomes an error event.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from types import TracebackType
+from typing import Any
 
-from antiphon.backends.base import Turn
-from antiphon.engine.serve.routing import Route, Serving
+from antiphon.engine.serve.routing import Serving
 from antiphon.stream.deltas import Delta, Deltas
 
 logger = logging.getLogger(__name__)
 
 
-async def open_turn(route: Route, turn: Turn, *, patience: float | None) -> "Serving | LateDeltas":
-    """Begin the turn, and wait until it has begun, or at most as long as `patience` says.
+async def wait_for_start(start: Coroutine[Any, Any, Serving], *, seconds: float) -> Serving:
+    """Await the start of a model call for at most `seconds`.
 
-    Within that time what goes wrong is raised. After it, that is raised by the deltas, as everything that goes wrong
-    later is.
+    Errors within the limit are raised here. After it, the returned deltas wait for the start and raise its errors.
     """
-    if patience is None:
-        return await route.start(turn)
-    starting = asyncio.ensure_future(route.start(turn))
+    starting = asyncio.ensure_future(start)
     try:
-        await asyncio.sleep(0)  # a model in this process begins at once, and a wait for it costs more than it
+        await asyncio.sleep(0)  # an embedded model starts at once, and a wait with a timer costs more than that
         if not starting.done():
-            await asyncio.wait((starting,), timeout=patience)
+            await asyncio.wait((starting,), timeout=seconds)
     except asyncio.CancelledError:
-        await _call_off(starting)
+        await _cancel(starting)
         raise
-    return starting.result() if starting.done() else LateDeltas(starting)
+    return starting.result() if starting.done() else Serving(LateDeltas(starting), None)
 
 
-async def _call_off(starting: "asyncio.Task[Serving]") -> None:
+async def _cancel(starting: "asyncio.Task[Serving]") -> None:
     starting.cancel()
     await asyncio.wait((starting,))
     if not starting.cancelled() and starting.exception() is None:
@@ -39,21 +40,21 @@ async def _call_off(starting: "asyncio.Task[Serving]") -> None:
 
 
 class LateDeltas(AsyncGenerator[Sequence[Delta], None]):
-    """The deltas of a turn that is still to begin. They say first who serves it."""
+    """The deltas of a model call that has not started yet. The first batch names the model."""
 
     def __init__(self, starting: "asyncio.Task[Serving]") -> None:
         self._starting = starting
-        self._begun: Deltas | None = None
+        self._started: Deltas | None = None
 
     async def asend(self, value: None) -> Sequence[Delta]:
-        if self._begun is not None:
-            return await anext(self._begun)
-        # Whoever waits may be told to stop waiting, and the model must then not go on alone: `aclose` sees to it.
+        if self._started is not None:
+            return await anext(self._started)
+        # Cancelling this wait must not leave the model running: `aclose` cancels the start.
         serving = await asyncio.shield(self._starting)
-        self._begun = serving.deltas
-        for note in serving.notes:  # the headers, which could have told, have left
-            logger.warning("%s", note)
-        return (serving.told,)
+        self._started = serving.deltas
+        for warning in serving.warnings:  # too late for the response headers
+            logger.warning("%s", warning)
+        return await anext(self._started) if serving.served is None else (serving.served,)
 
     async def athrow(
         self,
@@ -65,7 +66,7 @@ class LateDeltas(AsyncGenerator[Sequence[Delta], None]):
         raise kind
 
     async def aclose(self) -> None:
-        if self._begun is not None:
-            await self._begun.aclose()
+        if self._started is not None:
+            await self._started.aclose()
         else:
-            await _call_off(self._starting)
+            await _cancel(self._starting)

@@ -1,18 +1,19 @@
-"""Reasoning that clients carry: sealed on its way out, opened on its way back to a model.
+"""Encrypted reasoning: sealed for the client that carries it, opened again for the model.
 
-What a backend needs to go on (a signature, an upstream's own encrypted form) is opaque to everyone but that backend, so
-it goes back to no other. The words of the reasoning go to any model.
+A backend may need opaque state to continue its reasoning, such as a signature or its own encrypted form. That state
+goes back only to the backend it came from. The text of the reasoning goes to any model.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import msgspec
 
-from antiphon.backends.base import Backend, Model, Turn
+from antiphon.backends.base import Backend, Turn
 from antiphon.engine.items import ItemPage
 from antiphon.engine.prepare.param_paths import rewrite_backend_error
 from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.stage import Stage
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 from antiphon.protocol.content import ReasoningText
@@ -27,39 +28,44 @@ _PURPOSE = "reasoning"
 _WANTED = "reasoning.encrypted_content"
 
 
-class Thought(msgspec.Struct, omit_defaults=True):
-    """What is in a seal: the words, and what the backend of this name gave for itself alone."""
+class SealedContent(msgspec.Struct, omit_defaults=True):
+    """The plaintext of an `encrypted_content`: the reasoning text, and opaque state of the named backend."""
 
     backend: str
     text: str = ""
     opaque: str | None = None
 
 
-def screen(items: Sequence[Item | Unknown], sealer: Sealer, *, project: str) -> tuple[list[Item | Unknown], list[str]]:
-    """The items without seals that do not open, and a warning for each: one of them must not end a conversation."""
+def drop_unreadable_seals(
+    items: Sequence[Item | Unknown], sealer: Sealer, *, project: str
+) -> tuple[list[Item | Unknown], list[str]]:
+    """Return the items without `encrypted_content` that cannot be opened, and a warning for each.
+
+    One unreadable seal must not make a conversation unusable.
+    """
     if Reasoning not in map(type, items):
         return list(items), []
-    kept: list[Item | Unknown] = []
+    readable: list[Item | Unknown] = []
     warnings: list[str] = []
     for item in items:
         if not isinstance(item, Reasoning) or not item.encrypted_content or _open(item, sealer, project) is not None:
-            kept.append(item)
+            readable.append(item)
             continue
-        warnings.append(f"reasoning {item.id}: its encrypted_content does not open here and was left out")
+        warnings.append(f"reasoning {item.id}: its encrypted_content cannot be opened here and was left out")
         if item.summary or item.content:
-            kept.append(msgspec.structs.replace(item, encrypted_content=None))
-    return kept, warnings
+            readable.append(msgspec.structs.replace(item, encrypted_content=None))
+    return readable, warnings
 
 
-def _open(item: Reasoning, sealer: Sealer, project: str) -> Thought | None:
+def _open(item: Reasoning, sealer: Sealer, project: str) -> SealedContent | None:
     payload = sealer.open(item.encrypted_content or "", project=project, purpose=_PURPOSE)
-    return None if payload is None else msgspec.json.decode(payload, type=Thought)
+    return None if payload is None else msgspec.json.decode(payload, type=SealedContent)
 
 
-class LateSealer:
-    """Seals reasoning that was kept without a seal, for a client that asks for one only now.
+class StoredReasoningSealer:
+    """Seals reasoning that was stored without a seal, for a client that requests `encrypted_content` later.
 
-    What was opaque in it has been sealed already: there are only words left to seal, and they go to any model.
+    Opaque state was sealed when it was stored, so only text is left to seal, which any model can read.
     """
 
     def __init__(self, sealer: Sealer) -> None:
@@ -68,8 +74,8 @@ class LateSealer:
     def seal_item(self, item: Item | Unknown, *, project: str) -> Item | Unknown:
         if not isinstance(item, Reasoning) or item.encrypted_content:
             return item
-        words = "".join(part.text for part in item.content or () if isinstance(part, ReasoningText))
-        payload = msgspec.json.encode(Thought("", words))
+        text = "".join(part.text for part in item.content or () if isinstance(part, ReasoningText))
+        payload = msgspec.json.encode(SealedContent("", text))
         sealed = self._sealer.seal(payload, project=project, purpose=_PURPOSE)
         return msgspec.structs.replace(item, encrypted_content=sealed)
 
@@ -81,89 +87,79 @@ class LateSealer:
         return msgspec.structs.replace(response, output=output)
 
     def seal_events(self, batch: Sequence[Event | Unknown], *, project: str) -> list[Event | Unknown]:
-        return [self._seal_event(event, project) if event.type in _TELL_ALL else event for event in batch]
+        return [self._seal_event(event, project) if event.type in _WITH_ITEMS else event for event in batch]
 
     def _seal_event(self, event: Event | Unknown, project: str) -> Event | Unknown:
-        # What comes out of the event log has not been read into a struct.
-        read = codec.decode_event(event.raw) if isinstance(event, Unknown) else event
-        if isinstance(read, OutputItemDone):
-            return msgspec.structs.replace(read, item=self.seal_item(read.item, project=project))
-        if isinstance(read, TERMINAL):
-            return msgspec.structs.replace(read, response=self.seal_response(read.response, project=project))
+        # Events from the event log are not decoded yet.
+        decoded = codec.decode_event(event.raw) if isinstance(event, Unknown) else event
+        if isinstance(decoded, OutputItemDone):
+            return msgspec.structs.replace(decoded, item=self.seal_item(decoded.item, project=project))
+        if isinstance(decoded, TERMINAL):
+            return msgspec.structs.replace(decoded, response=self.seal_response(decoded.response, project=project))
         return event
 
 
-_TELL_ALL = frozenset(kind.__struct_config__.tag for kind in (OutputItemDone, *TERMINAL))
+_WITH_ITEMS = frozenset(kind.__struct_config__.tag for kind in (OutputItemDone, *TERMINAL))
 
 
-class ReasoningSealer:
-    """A backend whose reasoning can be carried by clients. Everything else goes through as it is."""
+class SealedReasoning(Stage):
+    """Opens sealed reasoning for the backend, and seals the reasoning of its answer for the client."""
 
-    def __init__(self, name: str, backend: Backend, sealer: Sealer) -> None:
+    def __init__(self, inner: Backend, *, name: str, sealer: Sealer) -> None:
+        super().__init__(inner)
         self._name = name
-        self._backend = backend
         self._sealer = sealer
-        self.capabilities = backend.capabilities
-
-    async def start(self) -> None:
-        await self._backend.start()
-
-    async def close(self) -> None:
-        await self._backend.close()
-
-    def models(self) -> Sequence[Model]:
-        return self._backend.models()
 
     async def count_tokens(self, turn: Turn) -> int:
-        opened = self._unseal(turn)
+        opened = self._open_seals(turn)
         try:
-            return await self._backend.count_tokens(opened)
+            return await self.inner.count_tokens(opened)
         except InvalidRequest as error:
-            self._correct(error, opened)
+            self._correct_param(error, opened)
             raise
 
     async def stream(self, turn: Turn) -> Deltas:
-        opened = self._unseal(turn)
+        opened = self._open_seals(turn)
         try:
-            answer = await self._backend.stream(opened)
+            answer = await self.inner.stream(opened)
         except InvalidRequest as error:
-            self._correct(error, opened)
+            self._correct_param(error, opened)
             raise
         return self._seal(answer, turn) if self.capabilities.reasoning else answer
 
-    def _correct(self, error: InvalidRequest, turn: Turn) -> None:
-        """Only here are the items those that the backend has counted."""
-        if not self.capabilities.any_tool:  # which passes items on, to a server that counts what it was sent
+    def _correct_param(self, error: InvalidRequest, turn: Turn) -> None:
+        """Name the client's item in an error that names one of the turn's items by its index."""
+        if not self.capabilities.any_tool:  # such a backend forwards items to a server that counts them itself
             rewrite_backend_error(error, turn)
 
-    def _unseal(self, turn: Turn) -> Turn:
+    def _open_seals(self, turn: Turn) -> Turn:
         if Reasoning not in map(type, turn.items):
             return turn
-        opened = [self._unseal_item(item, turn.project) for item in turn.items]
+        opened = [self._open_item(item, turn.project) for item in turn.items]
         return msgspec.structs.replace(turn, items=[item for item in opened if item is not None])
 
-    def _unseal_item(self, item: Item | Unknown, project: str) -> Item | Unknown | None:
+    def _open_item(self, item: Item | Unknown, project: str) -> Item | Unknown | None:
         if not isinstance(item, Reasoning) or not item.encrypted_content:
             return item
-        thought = _open(item, self._sealer, project) or Thought("")
-        opaque = thought.opaque if thought.backend == self._name else None
-        content = [ReasoningText(thought.text)] if thought.text else item.content
+        sealed = _open(item, self._sealer, project) or SealedContent("")
+        opaque = sealed.opaque if sealed.backend == self._name else None
+        content = [ReasoningText(sealed.text)] if sealed.text else item.content
         if not (opaque or content or item.summary):
             return None
         return msgspec.structs.replace(item, content=content, encrypted_content=opaque)
 
-    async def _seal(self, answer: Deltas, turn: Turn) -> AsyncGenerator[Sequence[Delta], None]:
-        envelope = _Envelope(self._name, always=_WANTED in (turn.request.include or ()))
+    async def _seal(self, answer: Deltas, turn: Turn) -> Deltas:
+        collector = _ReasoningCollector(self._name, always=_WANTED in (turn.request.include or ()))
         async with aclosing(answer):
             async for batch in answer:
-                if envelope.is_empty and _OF_REASONING.isdisjoint(map(type, batch)):  # nearly always
+                if collector.is_empty and _REASONING_DELTAS.isdisjoint(map(type, batch)):  # the usual case
                     yield batch
                     continue
                 sealed: list[Delta] = []
                 for delta in batch:
-                    thought = envelope.take(delta)
-                    if thought is not None:
-                        payload = msgspec.json.encode(thought)
+                    content = collector.add(delta)
+                    if content is not None:
+                        payload = msgspec.json.encode(content)
                         text = self._sealer.seal(payload, project=turn.project, purpose=_PURPOSE)
                         sealed.append(deltas.ReasoningSeal(text))
                     if not isinstance(delta, deltas.ReasoningSeal):
@@ -172,36 +168,36 @@ class ReasoningSealer:
                     yield sealed
 
 
-_OF_REASONING = frozenset({deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal})
-# What may come while reasoning goes on.
-_BESIDE = (deltas.TokenUsage, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemEvent)
+_REASONING_DELTAS = frozenset({deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal})
+# Deltas that do not end a stretch of reasoning.
+_BETWEEN_REASONING = (deltas.TokenUsage, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemEvent)
 
 
-class _Envelope:
-    """Gathers one stretch of reasoning. Without `always`, only what has an opaque part is sealed."""
+class _ReasoningCollector:
+    """Collects one stretch of reasoning. Without `always`, only reasoning with opaque state is sealed."""
 
     def __init__(self, backend: str, *, always: bool) -> None:
         self._backend = backend
         self._always = always
-        self._words: list[str] = []
+        self._texts: list[str] = []
         self.is_empty = True
 
-    def take(self, delta: Delta) -> Thought | None:
-        """The thought that ends here, if it is to be sealed: with this delta, or right before it."""
+    def add(self, delta: Delta) -> SealedContent | None:
+        """Return the reasoning to seal, if a stretch ends with this delta or right before it."""
         if isinstance(delta, deltas.ReasoningSeal):
             return self._close(delta.encrypted_content)
         if isinstance(delta, deltas.Reasoning | deltas.ReasoningSummary):
             self.is_empty = False
             if isinstance(delta, deltas.Reasoning):
-                self._words.append(delta.text)
+                self._texts.append(delta.text)
             return None
-        if self.is_empty or isinstance(delta, _BESIDE):
+        if self.is_empty or isinstance(delta, _BETWEEN_REASONING):
             return None
-        thought = self._close(None)
-        return thought if self._always else None
+        content = self._close(None)
+        return content if self._always else None
 
-    def _close(self, opaque: str | None) -> Thought:
-        thought = Thought(self._backend, "".join(self._words), opaque)
-        self._words.clear()
+    def _close(self, opaque: str | None) -> SealedContent:
+        content = SealedContent(self._backend, "".join(self._texts), opaque)
+        self._texts.clear()
         self.is_empty = True
-        return thought
+        return content

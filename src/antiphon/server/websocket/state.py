@@ -49,7 +49,7 @@ class ConnectionState:
         self.upgrade = upgrade
         self.socket = upgrade.socket
         self.keepalive = keepalive
-        self.session = Session(most_bytes=max_bytes)
+        self.session = Session(max_bytes=max_bytes)
         self.ended: dict[str, str] = {}
         self.pending_steers: dict[str, Sequence[QueuedSteer]] = {}
         self.unsettled: dict[str, asyncio.Event] = {}

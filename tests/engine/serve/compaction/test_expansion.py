@@ -128,7 +128,7 @@ def test_the_last_one_counts_and_older_ones_go() -> None:
 def test_one_that_does_not_open_is_left_out_with_a_warning_and_nothing_else(text: str) -> None:
     expanded = expand_compactions([RULE, *OLD, Compaction(text, "cmp_2"), user("next")], SEALER, project=PROJECT)
     assert expanded.items == [RULE, *OLD, user("next")]
-    assert expanded.warnings == ["compaction cmp_2: its encrypted_content does not open here and was left out"]
+    assert expanded.warnings == ["compaction cmp_2: its encrypted_content cannot be opened here and was left out"]
 
 
 def test_one_of_another_project_does_not_open() -> None:

@@ -281,7 +281,7 @@ async def test_one_that_does_not_open_is_left_out_with_a_warning(bench: Bench, b
     run = await bench.ask([user("Build."), changed, user("count")])
     assert (await run.drain()).output_text == "2"
     assert run.warnings == [
-        f"history: compaction {item['id']}: its encrypted_content does not open here and was left out"
+        f"history: compaction {item['id']}: its encrypted_content cannot be opened here and was left out"
     ]
 
 

@@ -88,11 +88,11 @@ def test_what_is_emulated_is_told() -> None:
         tools=[F, C, {"type": "namespace", "name": "n", "description": "d", "tools": [F]}, {"type": "shell"}],
         text={"format": {"type": "json_object"}},
     ).request
-    assert Emulator(make(lacks=["json_schema"])).describe(request) == [
+    assert Emulator(make(lacks=["json_schema"])).describe_emulation(request) == [
         "text.format: sent to the model as an instruction, and the answer is checked",
         "tools: emulated by functions: custom, namespace, shell",
     ]
-    assert Emulator(make(native_tools=None)).describe(request) == []
+    assert Emulator(make(native_tools=None)).describe_emulation(request) == []
 
 
 async def test_a_background_response_is_emulated_too(emulate: Any) -> None:

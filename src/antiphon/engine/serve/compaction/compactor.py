@@ -20,8 +20,8 @@ from antiphon.engine.serve.compaction.compaction_item import (
 from antiphon.engine.serve.compaction.expansion import (
     ends_in_trigger,
     expand_compactions,
+    is_marker,
     is_never_compacted,
-    strip_compaction,
 )
 from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits, select_items
 from antiphon.engine.serve.compaction.summary import CHARACTERS_PER_TOKEN, Summariser, Summary
@@ -128,14 +128,15 @@ class Compactor:
             raise begun
         serving = begun or await self._go_on(route, turn, compacted)
         async with aclosing(serving.deltas) as answer:
-            yield [*closed, serving.told, deltas.TokenUsage(compacted.usage)]
+            served = [serving.served] if serving.served is not None else []
+            yield [*closed, *served, deltas.TokenUsage(compacted.usage)]
             async for batch in answer:
                 yield [_add_usage(delta, compacted.usage) for delta in batch]
 
     async def _go_on(self, route: Route, turn: Turn, compacted: CompactedTurn) -> Serving:
         """The answer to what is left of the turn."""
         expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
-        return await route.start(strip_compaction(msgspec.structs.replace(turn, items=expanded.items)))
+        return await route.start(msgspec.structs.replace(turn, items=expanded.items))
 
     async def _try(
         self, route: Route, turn: Turn, compacted: CompactedTurn
@@ -175,7 +176,9 @@ class Compactor:
         found = find_last_compaction(turn.items, self._sealer, project=turn.project)
         earlier = found[1] if found is not None else CompactionContent(summary="", first=[], last=[], covered=b"")
         told = [make_summary_message(earlier.summary)] if earlier.summary else []
-        items = [item for item in strip_compaction(turn).items if not is_never_compacted(item) and item not in told]
+        items = [
+            item for item in turn.items if not is_never_compacted(item) and not is_marker(item) and item not in told
+        ]
         tokens = max(1, min(window.goal // 8, _LONGEST_SUMMARY))
         chosen = await _choose(route, turn, items, window, limit=window.limit - tokens)
         summary = Summary(earlier.summary, Usage(0, 0, 0), None)

@@ -68,7 +68,7 @@ def _drop_useless(items: Sequence[Item | Unknown]) -> tuple[list[Item | Unknown]
     for index, item in enumerate(items):
         if isinstance(item, Compaction):
             if item.encrypted_content:  # else it never came about: the response failed on the way
-                warnings.append(f"compaction {item.id}: its encrypted_content does not open here and was left out")
+                warnings.append(f"compaction {item.id}: its encrypted_content cannot be opened here and was left out")
         elif not isinstance(item, CompactionTrigger) or index == len(items) - 1:
             kept.append(item)
     return kept, warnings
@@ -98,6 +98,11 @@ def is_never_compacted(item: Item | Unknown) -> bool:
     if isinstance(item, Message):
         return item.role in ("system", "developer")
     return isinstance(item, (AdditionalTools, ConfigurationUpdate))
+
+
+def is_marker(item: Item | Unknown) -> bool:
+    """Return True for compactions and triggers, which no backend reads."""
+    return isinstance(item, _SIGNS)
 
 
 def ends_in_trigger(items: Sequence[Item | Unknown]) -> bool:

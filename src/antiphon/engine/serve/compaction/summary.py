@@ -115,7 +115,7 @@ class Summariser:
                 async with aclosing(serving.deltas) as answer:
                     text, written = await _listen(answer)
             if text:
-                return Summary(text, written, serving.told)
+                return Summary(text, written, serving.served)
             logger.warning("the model has written no summary: extracts take its place")
         except ContextLengthExceeded:
             raise

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from antiphon.backends.base import Turn
-from antiphon.engine.serve.compaction.expansion import is_never_compacted, strip_compaction
+from antiphon.engine.serve.compaction.expansion import is_never_compacted
 from antiphon.engine.serve.routing import Route
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol.items import Item
@@ -45,9 +45,8 @@ class ContextWindow(msgspec.Struct, frozen=True):
 
 async def count_conversation(route: Route, turn: Turn, conversation: Sequence[Item | Unknown]) -> int:
     """The tokens of the turn with this conversation instead of its own."""
-    stripped = strip_compaction(turn)
-    rules = [item for item in stripped.items if is_never_compacted(item)]
-    return await route.count_tokens(msgspec.structs.replace(stripped, items=[*rules, *conversation]))
+    rules = [item for item in turn.items if is_never_compacted(item)]
+    return await route.count_tokens(msgspec.structs.replace(turn, items=[*rules, *conversation]))
 
 
 async def measure_window(route: Route, turn: Turn) -> ContextWindow:
@@ -91,7 +90,7 @@ async def exceeds_threshold(route: Route, turn: Turn, kept: Sequence[Item | Unkn
     one in every turn.
     """
     threshold = _find_threshold(route, turn)
-    counted = await route.count_tokens(strip_compaction(turn))
+    counted = await route.count_tokens(turn)
     if kept is None or counted <= threshold:
         return counted > threshold
     least = await count_conversation(route, turn, kept)

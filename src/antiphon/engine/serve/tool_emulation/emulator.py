@@ -5,12 +5,12 @@ A turn is translated for the backend (`translate_request`), and the backend's an
 response (`follow_up`).
 """
 
-from collections.abc import Sequence
 from contextlib import aclosing
 
 import msgspec
 
-from antiphon.backends.base import Backend, Capabilities, Model, Turn
+from antiphon.backends.base import Capabilities, Turn
+from antiphon.engine.serve.stage import Stage
 from antiphon.engine.serve.tool_emulation.answer_record import TurnBudget
 from antiphon.engine.serve.tool_emulation.catalog import EMULATED_TYPES
 from antiphon.engine.serve.tool_emulation.translate_request import (
@@ -24,45 +24,31 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 
 
-class Emulator:
-    """A backend that wraps another and adds the emulated tool types and JSON output."""
+class Emulator(Stage):
+    """A stage that adds the emulated tool types and JSON output to a backend."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._native = backend.capabilities
-        self.capabilities = add_emulated_capabilities(self._native)
-
-    async def start(self) -> None:
-        await self._backend.start()
-        # Some backends know their capabilities only after the start.
-        self._native = self._backend.capabilities
-        self.capabilities = add_emulated_capabilities(self._native)
-
-    async def close(self) -> None:
-        await self._backend.close()
-
-    def models(self) -> Sequence[Model]:
-        return self._backend.models()
+    def extend(self, capabilities: Capabilities) -> Capabilities:
+        return add_emulated_capabilities(capabilities)
 
     async def stream(self, turn: Turn) -> Deltas:
-        if not needs_translation(turn, self._native):
-            return await self._backend.stream(turn)
-        translated = translate_turn(turn, self._native)
-        return self._stream_answers(translated, await self._backend.stream(translated.turn))
+        if not needs_translation(turn, self.inner.capabilities):
+            return await self.inner.stream(turn)
+        translated = translate_turn(turn, self.inner.capabilities)
+        return self._stream_answers(translated, await self.inner.stream(translated.turn))
 
     async def count_tokens(self, turn: Turn) -> int:
-        if needs_translation(turn, self._native):
-            turn = translate_turn(turn, self._native).turn
-        return await self._backend.count_tokens(turn)
+        if needs_translation(turn, self.inner.capabilities):
+            turn = translate_turn(turn, self.inner.capabilities).turn
+        return await self.inner.count_tokens(turn)
 
-    def describe(self, request: CreateRequest) -> list[str]:
+    def describe_emulation(self, request: CreateRequest) -> list[str]:
         """Return a warning for each part of the request that is emulated."""
         warnings: list[str] = []
-        if not self._native.json_schema and wants_json(request):
+        if not self.inner.capabilities.json_schema and wants_json(request):
             warnings.append("text.format: sent to the model as an instruction, and the answer is checked")
-        if not self._native.any_tool:
+        if not self.inner.capabilities.any_tool:
             kinds = dict.fromkeys(tool.type for tool in request.tools or ())
-            emulated = [kind for kind in kinds if kind in self.capabilities.tools - self._native.tools]
+            emulated = [kind for kind in kinds if kind in self.capabilities.tools - self.inner.capabilities.tools]
             if emulated:
                 warnings.append(f"tools: emulated by functions: {', '.join(emulated)}")
         return warnings
@@ -79,7 +65,7 @@ class Emulator:
             if translator.next_items is None:
                 return
             translated = translated.extend(translator.next_items, max_tokens=budget.count_tokens_left())
-            answer = await self._backend.stream(translated.turn)
+            answer = await self.inner.stream(translated.turn)
 
 
 def add_emulated_capabilities(native: Capabilities) -> Capabilities:

@@ -1,0 +1,106 @@
+"""The serving pipeline: from a request to a prepared one, and from that to deltas.
+
+A model call passes these stages, outermost first. Each stage is a module or package beside this one.
+
+    first_delta       begin the stream after a time limit, even if the model has not answered
+    compaction        replace a context that is too long, or that ends in a trigger, by a summary
+    routing           choose the first candidate that can serve the turn
+    strict_output     check the answers of upstreams that only promise to follow a schema
+    truncation        drop the oldest turns of a context that is too long
+    tool_emulation    translate tools and output formats that the backend lacks
+    sealed_reasoning  open encrypted reasoning for the backend, and seal it for the client
+    the backend
+
+A foreground request is prepared and served once. A background request is prepared when it is accepted, and prepared
+again and served when its run starts, perhaps in another process.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from antiphon.backends.base import Backend, Model
+from antiphon.engine.policy import Policy
+from antiphon.engine.prepare.prepare import Accepted, Prepared, Preparer
+from antiphon.engine.prompts import Prompts
+from antiphon.engine.respond.session import Session
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.compaction.compactor import CompactedTurn, Compactor
+from antiphon.engine.serve.first_delta import wait_for_start
+from antiphon.engine.serve.routing import ModelStatus, Router, Serving
+from antiphon.engine.serve.sealed_reasoning import SealedReasoning
+from antiphon.engine.serve.strict_output import StrictOutput
+from antiphon.engine.serve.tool_emulation.emulator import Emulator
+from antiphon.engine.serve.truncation import Truncation
+from antiphon.protocol.request import CreateRequest
+from antiphon.store.base import Store
+from antiphon.stream.deltas import Delta
+
+
+def add_stages(name: str, backend: Backend, sealer: Sealer) -> Backend:
+    """Wrap a backend in the stages that depend on it, innermost first."""
+    sealed = SealedReasoning(backend, name=name, sealer=sealer)
+    return StrictOutput(Truncation(Emulator(sealed)))
+
+
+class Pipeline:
+    """Prepares and serves requests. Owns the backends: `start` opens them, `close` closes them."""
+
+    def __init__(
+        self, backends: Mapping[str, Backend], *, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer
+    ) -> None:
+        self._backends = {name: add_stages(name, backend, sealer) for name, backend in backends.items()}
+        self._router = Router(self._backends, policy.models, unsupported=policy.unsupported_tools)
+        self._preparer = Preparer(router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer)
+        self._compactor = Compactor(sealer)
+
+    async def start(self) -> None:
+        for backend in self._backends.values():
+            await backend.start()
+
+    async def close(self) -> None:
+        for backend in self._backends.values():
+            await backend.close()
+
+    def models(self) -> Sequence[Model]:
+        """Return all models that have a name, each once."""
+        return self._router.models()
+
+    def classify(self, model: str) -> ModelStatus:
+        """Return the status of a model name in this process."""
+        return self._router.classify(model)
+
+    async def prepare(
+        self,
+        request: CreateRequest,
+        *,
+        project: str,
+        session: Session | None = None,
+        repair: bool = False,
+        accepted: Accepted | None = None,
+    ) -> Prepared:
+        """Prepare a request. See `Preparer.prepare`."""
+        return await self._preparer.prepare(request, project=project, session=session, repair=repair, accepted=accepted)
+
+    async def serve(
+        self, prepared: Prepared, *, first_delta_seconds: float | None = None, replayed: Sequence[Delta] = ()
+    ) -> Serving:
+        """Start the model call of a prepared request.
+
+        Without a time limit, this returns when the model has begun to answer. `replayed` are the deltas that an
+        earlier attempt at the same response has shown.
+        """
+        start = self._start(prepared, replayed)
+        return await (start if first_delta_seconds is None else wait_for_start(start, seconds=first_delta_seconds))
+
+    async def _start(self, prepared: Prepared, replayed: Sequence[Delta]) -> Serving:
+        compacting = await self._compactor.start(prepared.route, prepared.turn, replayed=replayed)
+        if compacting is not None:
+            return Serving(compacting, None)
+        return await prepared.route.start(prepared.turn)
+
+    async def count_tokens(self, prepared: Prepared) -> int:
+        """Count the tokens that the model would read for a prepared request."""
+        return await prepared.route.count_tokens(prepared.turn)
+
+    async def compact(self, prepared: Prepared) -> CompactedTurn:
+        """Compact the whole context of a prepared request."""
+        return await self._compactor.compact(prepared.route, prepared.turn)

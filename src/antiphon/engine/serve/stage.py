@@ -1,0 +1,40 @@
+"""The base class of the serving stages that wrap a backend."""
+
+from collections.abc import Sequence
+
+from antiphon.backends.base import Backend, Capabilities, Model, Turn
+from antiphon.protocol.request import CreateRequest
+from antiphon.stream.deltas import Deltas
+
+
+class Stage:
+    """A backend around another one. A stage overrides the methods it changes; the rest is passed on."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.capabilities = self.extend(inner.capabilities)
+
+    def extend(self, capabilities: Capabilities) -> Capabilities:
+        """Return the capabilities of the inner backend together with those that the stage adds."""
+        return capabilities
+
+    async def start(self) -> None:
+        await self.inner.start()
+        # Some backends know their capabilities only after they have started.
+        self.capabilities = self.extend(self.inner.capabilities)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def models(self) -> Sequence[Model]:
+        return self.inner.models()
+
+    async def stream(self, turn: Turn) -> Deltas:
+        return await self.inner.stream(turn)
+
+    async def count_tokens(self, turn: Turn) -> int:
+        return await self.inner.count_tokens(turn)
+
+    def describe_emulation(self, request: CreateRequest) -> list[str]:
+        """Return warnings about the parts of a request that the stages emulate for the backend."""
+        return self.inner.describe_emulation(request) if isinstance(self.inner, Stage) else []
