@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "-m", "antiphon"]
 
 @pytest.fixture
 def chat(monkeypatch, capsys):
-    """Pipe text through `antiphon chat`: its exit status, and what it wrote."""
+    """Return a function that pipes text through `antiphon chat` and returns its exit status and output."""
 
     def pipe(text, *options):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
@@ -26,9 +26,9 @@ def chat(monkeypatch, capsys):
 
 @pytest.fixture
 def settings(home, script):
-    """A configuration whose server does not run, with the scripted model."""
+    """Configure the scripted model and a port on which no server listens."""
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
+        unused.bind(("127.0.0.1", 0))  # bound but not listening: it refuses connections
         port = unused.getsockname()[1]
         (home / "antiphon.toml").write_text(
             f'port = {port}\n[backends.scripted]\nkind = "scripted"\nscript = "{script}"\n'
@@ -37,54 +37,54 @@ def settings(home, script):
 
 
 @pytest.fixture(params=["remote", "local"])
-def place(request):
-    """The same talk with a server and within the process."""
+def location(request):
+    """Return the options to chat with a server, and with an engine in the process."""
     if request.param == "remote":
         return ["--url", request.getfixturevalue("server").url]
     request.getfixturevalue("settings")
     return ["--local"]
 
 
-def test_piped_lines_are_turns_of_one_conversation(chat, place):
-    assert chat("hello\n\nagain\n/new\nafresh\n/exit\nunheard\n", *place) == (
+def test_piped_lines_are_turns_of_one_conversation(chat, location):
+    assert chat("hello\n\nagain\n/new\nafresh\n/exit\nunread\n", *location) == (
         0,
         "You said: hello (1)\nYou said: again (3)\nYou said: afresh (1)\n",
         "",
     )
 
 
-def test_a_turn_that_fails_is_reported_and_not_continued_from(chat, place):
-    assert chat("hello\nfail\nrefuse\nagain\n", *place) == (
+def test_failed_turn_is_reported_and_not_continued(chat, location):
+    assert chat("hello\nfail\nrefuse\nagain\n", *location) == (
         1,
         "You said: hello (1)\nI begin\nYou said: again (3)\n",
         "antiphon: The model fell over.\nantiphon: Not that.\n",
     )
 
 
-def test_an_answer_cut_short_is_said_to_be(chat, place):
-    assert chat("long\n", *place) == (0, "and so on\n", "antiphon: the answer is cut short: max_output_tokens\n")
+def test_incomplete_answer_shows_a_warning(chat, location):
+    assert chat("long\n", *location) == (0, "and so on\n", "antiphon: the answer is incomplete: max_output_tokens\n")
 
 
-def test_a_call_that_nobody_answers_is_left_out(chat, place):
-    assert chat("hello\ncall\nagain\n", *place) == (
+def test_turn_with_a_tool_call_is_not_added(chat, location):
+    assert chat("hello\ncall\nagain\n", *location) == (
         0,
         "You said: hello (1)\nYou said: again (3)\n",
         (
-            'antiphon: the model calls look({"at":"it"}), which nobody here answers; '
-            "this turn is left out of the conversation\n"
+            'antiphon: the model calls look({"at":"it"}), but chat runs no tools; '
+            "this turn is not added to the conversation\n"
         ),
     )
 
 
-def test_a_pipe_gets_the_answer_alone(chat, server):
+def test_pipe_gets_only_the_answer(chat, server):
     assert chat("think\ncolour\n", "--url", f"{server.url}/v1/") == (0, "Done.\n\x1b[31mred\x1b[0m\n", "")
 
 
-def test_without_a_server_the_model_runs_in_the_process(chat, settings):
+def test_model_runs_in_process_without_a_server(chat, settings):
     assert chat("hello\n") == (0, "You said: hello (1)\n", "")
 
 
-def test_the_configured_server_is_found_and_gets_its_key(chat, serve, monkeypatch):
+def test_configured_server_gets_its_configured_key(chat, serve, monkeypatch):
     monkeypatch.setenv("ANTIPHON_API_KEYS", "secret")
     with serve("--store", "memory:") as server:
         monkeypatch.setenv("ANTIPHON_PORT", server.url.rpartition(":")[2])
@@ -92,7 +92,7 @@ def test_the_configured_server_is_found_and_gets_its_key(chat, serve, monkeypatc
         assert "project=default" in server.wait_for_log("POST /v1/responses 200")
 
 
-def test_a_server_elsewhere_gets_only_the_key_that_was_named(chat, serve, monkeypatch):
+def test_other_server_gets_only_the_named_key(chat, serve, monkeypatch):
     monkeypatch.setenv("ANTIPHON_API_KEYS", "secret")
     monkeypatch.setenv("MY_KEY", "secret")
     with serve("--store", "memory:") as server:
@@ -101,18 +101,18 @@ def test_a_server_elsewhere_gets_only_the_key_that_was_named(chat, serve, monkey
             "",
             (
                 "antiphon: No API key was given: send it in the header 'Authorization: Bearer KEY'. "
-                "Name the variable that holds your key with --key-env.\n"
+                "Use --key-env to name the environment variable with your API key.\n"
             ),
         )
         assert chat("hello\n", "--url", server.url, "--key-env", "MY_KEY") == (0, "You said: hello (1)\n", "")
 
 
-def test_a_key_variable_may_look_like_a_setting(chat, server, monkeypatch):
+def test_key_variable_may_be_named_like_a_setting(chat, server, monkeypatch):
     monkeypatch.setenv("ANTIPHON_MY_KEY", "anything")
     assert chat("hello\n", "--url", server.url, "--key-env", "ANTIPHON_MY_KEY") == (0, "You said: hello (1)\n", "")
 
 
-def test_a_key_variable_that_is_not_set_is_named(chat):
+def test_unset_key_variable_is_named_in_the_error(chat):
     assert chat("", "--url", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY") == (
         1,
         "",
@@ -120,18 +120,18 @@ def test_a_key_variable_that_is_not_set_is_named(chat):
     )
 
 
-def test_a_model_that_the_server_lacks_is_refused_in_its_words(chat, server):
+def test_unknown_model_shows_the_error_of_the_server(chat, server):
     status, out, err = chat("hello\n", "--url", server.url, "--model", "other")
     assert (status, out) == (1, "")
     assert err == "antiphon: The model 'other' does not exist. Available models: 'scripted'.\n"
 
 
-def test_bytes_that_are_no_text_are_asked_all_the_same(server):
+def test_bytes_that_are_not_utf8_are_replaced(server):
     done = subprocess.run([*COMMAND, "chat", "--url", server.url], input=b"caf\xe9\n", capture_output=True, check=True)
     assert done.stdout.decode() == "You said: caf� (1)\n"
 
 
-def test_an_interrupt_ends_a_piped_chat_with_130(server):
+def test_interrupt_ends_a_piped_chat_with_130(server):
     with subprocess.Popen(
         [*COMMAND, "chat", "--url", server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -143,15 +143,15 @@ def test_an_interrupt_ends_a_piped_chat_with_130(server):
         assert process.stderr.read() == b""
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, place):
-    screen = terminal("chat", *place)
+def test_ctrl_c_stops_the_answer_and_not_the_chat(terminal, location):
+    screen = terminal("chat", *location)
     screen.read_until("> ")
     screen.type("hello\n")
     screen.read_until("You said: hello (1)\r\n> ")
     screen.type("wait\n")
     screen.read_until("One two")
     screen.type("\x03")
-    screen.read_until("stopped; this turn is left out of the conversation")
+    screen.read_until("stopped; this turn is not added to the conversation")
     screen.read_until("> ")
     screen.type("again\n")
     screen.read_until("You said: again (3)\r\n> ")
@@ -159,7 +159,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal, place):
     assert screen.wait() == 0
 
 
-def test_ctrl_c_makes_the_server_stop_the_model(terminal, serve):
+def test_ctrl_c_cancels_the_response_on_the_server(terminal, serve):
     with serve("--store", "memory:") as server:
         screen = terminal("chat", "--url", server.url)
         screen.read_until("> ")
@@ -171,13 +171,13 @@ def test_ctrl_c_makes_the_server_stop_the_model(terminal, serve):
 
 
 @pytest.mark.parametrize("key", ["\x03", "\x04"])
-def test_ctrl_c_and_ctrl_d_leave_an_empty_prompt(terminal, server, key):
+def test_ctrl_c_and_ctrl_d_leave_at_an_empty_prompt(terminal, server, key):
     screen = terminal("chat", "--url", server.url)
     screen.read_until("> ")
     assert screen.leave_with(key) == 0
 
 
-def test_ctrl_c_drops_a_line_that_is_half_typed(terminal, server):
+def test_ctrl_c_drops_a_partial_line(terminal, server):
     screen = terminal("chat", "--url", server.url)
     screen.read_until("> ")
     screen.type("half a que")
@@ -187,7 +187,7 @@ def test_ctrl_c_drops_a_line_that_is_half_typed(terminal, server):
     screen.read_until("You said: hello (1)")
 
 
-def test_a_terminal_gets_the_reasoning_dimmed_and_no_colours_of_the_model(terminal, server):
+def test_terminal_dims_reasoning_and_drops_control_characters(terminal, server):
     screen = terminal("chat", "--url", server.url)
     assert f"scripted in {server.url}. /help lists the commands." in screen.read_until("> ")
     screen.type("think\n")
@@ -195,8 +195,8 @@ def test_a_terminal_gets_the_reasoning_dimmed_and_no_colours_of_the_model(termin
     screen.type("colour\n")
     screen.read_until("[31mred[0m\r\n> ")
     screen.type("/help\n")
-    screen.read_until("/new    start over")
+    screen.read_until("/new    start a new conversation")
     screen.type("/sing\n")
-    screen.read_until("there is no /sing")
+    screen.read_until("unknown command /sing")
     screen.type("fail\n")
     screen.read_until("antiphon: The model fell over.\r\n> ")

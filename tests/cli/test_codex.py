@@ -30,25 +30,25 @@ def catalogue_line(folder, name="antiphon"):
     return f'model_catalog_json = "{folder}/{name}-models.json"\n'
 
 
-def test_the_configuration_for_a_running_server_is_printed(server, home, capsys):
+def test_configuration_for_a_running_server_is_printed(server, home, capsys):
     assert main(["codex", "--url", f"{server.url}/v1"]) == 0
-    said = capsys.readouterr()
-    assert said.out == block(server.url)
-    assert said.err == (
-        f"antiphon: This belongs into {home}/.codex/config.toml: --write merges it in, with a model catalogue.\n"
+    printed = capsys.readouterr()
+    assert printed.out == block(server.url)
+    assert printed.err == (
+        f"antiphon: --write merges this into {home}/.codex/config.toml and adds a model catalogue.\n"
     )
     assert not (home / ".codex").exists()
 
 
-def test_a_server_that_does_not_run_is_described_by_its_settings(home, script, capsys):
+def test_stopped_server_is_described_by_its_settings(home, script, capsys):
     (home / "antiphon.toml").write_text(f'port = 1\n[backends.demo]\nkind = "scripted"\nscript = "{script}"\n')
     assert main(["codex"]) == 0
-    said = capsys.readouterr()
-    assert said.out == block("http://127.0.0.1:1")
-    assert said.err.startswith("antiphon: Nothing answers at http://127.0.0.1:1: Connection refused.\n")
+    printed = capsys.readouterr()
+    assert printed.out == block("http://127.0.0.1:1")
+    assert printed.err.startswith("antiphon: Cannot connect to http://127.0.0.1:1: Connection refused.\n")
 
 
-def test_the_context_window_is_told_where_it_is_known(home, capsys):
+def test_known_context_window_is_written(home, capsys):
     models = home / ".local/share/antiphon/models"
     models.mkdir(parents=True)
     (models / "here.gguf").write_bytes(b"GGUF")
@@ -62,58 +62,58 @@ def test_the_context_window_is_told_where_it_is_known(home, capsys):
     assert [(model["slug"], model["context_window"]) for model in described] == [("here", 8192)]
 
 
-def test_without_a_server_and_its_settings_the_model_must_be_named(capsys):
+def test_model_of_an_unknown_server_must_be_named(capsys):
     assert main(["codex", "--url", "http://127.0.0.1:1"]) == 1
     assert capsys.readouterr() == (
         "",
         (
-            "antiphon: Nothing answers at http://127.0.0.1:1: Connection refused.\n"
-            "antiphon: The models of http://127.0.0.1:1 are not known: name the one to use with --model.\n"
+            "antiphon: Cannot connect to http://127.0.0.1:1: Connection refused.\n"
+            "antiphon: The models of http://127.0.0.1:1 are unknown: name one with --model.\n"
         ),
     )
     assert main(["codex", "--url", "http://127.0.0.1:1", "--model", "mine"]) == 0
     assert capsys.readouterr().out == block("http://127.0.0.1:1", model="mine")
 
 
-def test_a_model_that_is_not_listed_is_taken_with_a_word(server, capsys):
+def test_unlisted_model_is_used_with_a_warning(server, capsys):
     assert main(["codex", "--url", server.url, "--model", "routed"]) == 0
-    said = capsys.readouterr()
-    assert said.out == block(server.url, model="routed")
-    assert said.err.startswith(f"antiphon: {server.url} does not list the model 'routed'.\n")
+    printed = capsys.readouterr()
+    assert printed.out == block(server.url, model="routed")
+    assert printed.err.startswith(f"antiphon: {server.url} does not list the model 'routed'.\n")
 
 
-def test_the_variable_with_the_key_is_named_and_its_value_is_not(serve, monkeypatch, capsys):
-    monkeypatch.setenv("ANTIPHON_API_KEYS", "sesame")
+def test_key_variable_is_written_without_its_value(serve, monkeypatch, capsys):
+    monkeypatch.setenv("ANTIPHON_API_KEYS", "secret")
     with serve("--store", "memory:") as server:
         monkeypatch.delenv("ANTIPHON_API_KEYS")
-        monkeypatch.setenv("MY_KEY", "sesame")
+        monkeypatch.setenv("MY_KEY", "secret")
         assert main(["codex", "--url", server.url]) == 1
         assert "--key-env" in capsys.readouterr().err
         assert main(["codex", "--url", server.url, "--key-env", "MY_KEY"]) == 0
-    said = capsys.readouterr()
-    assert said.out == block(server.url, provider='env_key = "MY_KEY"\n')
-    assert "sesame" not in said.err
+    printed = capsys.readouterr()
+    assert printed.out == block(server.url, provider='env_key = "MY_KEY"\n')
+    assert "secret" not in printed.err
 
 
-def test_settings_with_keys_ask_for_the_name_of_the_variable(monkeypatch, capsys):
-    monkeypatch.setenv("ANTIPHON_API_KEYS", "sesame")
+def test_configured_keys_require_the_key_env_option(monkeypatch, capsys):
+    monkeypatch.setenv("ANTIPHON_API_KEYS", "secret")
     assert main(["codex"]) == 1
     assert capsys.readouterr() == (
         "",
-        "antiphon: The server wants a key: name the variable that will hold it for Codex with --key-env.\n",
+        "antiphon: The server requires an API key: use --key-env to name the variable with it.\n",
     )
 
 
-def test_server_compaction_is_a_matter_of_the_name(server, capsys):
+def test_server_compaction_changes_the_provider_name(server, capsys):
     assert main(["codex", "--url", server.url, "--server-compaction"]) == 0
     assert capsys.readouterr().out == block(server.url).replace('"Antiphon"', '"OpenAI"')
 
 
-def test_writing_makes_the_configuration_and_the_catalogue(server, home, capsys):
+def test_write_creates_configuration_and_catalogue(server, home, capsys):
     assert main(["codex", "--url", server.url, "--write"]) == 0
     folder = home / ".codex"
     assert capsys.readouterr() == (
-        f"{folder}/config.toml now points at {server.url}.\nRun it: codex\n",
+        f"{folder}/config.toml now uses {server.url}.\nStart Codex: codex\n",
         "",
     )
     assert (folder / "config.toml").read_text() == block(server.url, top=catalogue_line(folder))
@@ -143,7 +143,7 @@ def test_writing_makes_the_configuration_and_the_catalogue(server, home, capsys)
     }
 
 
-SOMEBODYS = """\
+EXISTING = """\
 # mine
 model = "gpt-5"  # for work
 model_context_window = 99
@@ -153,17 +153,15 @@ command = "docs"
 """
 
 
-def test_writing_keeps_all_the_rest_and_a_copy_of_the_old(server, home, monkeypatch, capsys):
+def test_write_preserves_other_values_and_makes_a_backup(server, home, monkeypatch, capsys):
     folder = home / "elsewhere"
     folder.mkdir()
     monkeypatch.setenv("CODEX_HOME", str(folder))
     config = folder / "config.toml"
-    config.write_text(SOMEBODYS)
+    config.write_text(EXISTING)
     config.chmod(0o640)
     assert main(["codex", "--url", server.url, "--write"]) == 0
-    assert capsys.readouterr().out == (
-        f"{config} now points at {server.url}. The file as it was: {config}.bak1.\nRun it: codex\n"
-    )
+    assert capsys.readouterr().out == (f"{config} now uses {server.url}. Backup: {config}.bak1.\nStart Codex: codex\n")
     assert config.read_text() == (
         "# mine\n"
         'model = "scripted"  # for work\n'
@@ -179,37 +177,37 @@ def test_writing_keeps_all_the_rest_and_a_copy_of_the_old(server, home, monkeypa
         'wire_api = "responses"\n'
         "supports_websockets = true\n"
     )
-    assert (folder / "config.toml.bak1").read_text() == SOMEBODYS
+    assert (folder / "config.toml.bak1").read_text() == EXISTING
     assert {(folder / name).stat().st_mode & 0o777 for name in ("config.toml", "config.toml.bak1")} == {0o640}
 
 
-def test_writing_twice_changes_nothing_and_a_changed_address_is_changed_in_its_place(server, home, capsys):
+def test_second_write_changes_only_what_differs(server, home, capsys):
     config = home / ".codex/config.toml"
     assert main(["codex", "--url", "http://127.0.0.1:1", "--model", "old", "--write"]) == 0
     first = config.read_text()
     assert main(["codex", "--url", "http://127.0.0.1:1", "--model", "old", "--write"]) == 0
     assert config.read_text() == first
-    assert f"{config} says all that already.\n" in capsys.readouterr().out
+    assert f"{config} is up to date.\n" in capsys.readouterr().out
     assert main(["codex", "--url", server.url, "--write"]) == 0
     assert config.read_text() == first.replace("http://127.0.0.1:1", server.url).replace('"old"', '"scripted"')
     assert (config.parent / "config.toml.bak1").read_text() == first
 
 
-def test_a_profile_has_a_file_of_its_own(server, home, capsys):
+def test_profile_is_written_to_its_own_file(server, home, capsys):
     folder = home / ".codex"
     folder.mkdir()
-    (folder / "config.toml").write_text(SOMEBODYS)
+    (folder / "config.toml").write_text(EXISTING)
     assert main(["codex", "--url", server.url, "--profile", "own", "--write"]) == 0
     assert capsys.readouterr().out == (
-        f"{folder}/own.config.toml now points at {server.url}.\nRun it: codex --profile own\n"
+        f"{folder}/own.config.toml now uses {server.url}.\nStart Codex: codex --profile own\n"
     )
-    assert (folder / "config.toml").read_text() == SOMEBODYS
+    assert (folder / "config.toml").read_text() == EXISTING
     assert (folder / "own.config.toml").read_text() == block(server.url, top=catalogue_line(folder, "own"))
 
 
-def test_a_link_stays_a_link(server, home):
+def test_symbolic_link_is_followed(server, home):
     (home / ".codex").mkdir()
-    (home / "dotfiles.toml").write_text(SOMEBODYS)
+    (home / "dotfiles.toml").write_text(EXISTING)
     (home / ".codex/config.toml").symlink_to(home / "dotfiles.toml")
     assert main(["codex", "--url", server.url, "--write"]) == 0
     assert (home / ".codex/config.toml").is_symlink()
@@ -224,27 +222,27 @@ def test_a_link_stays_a_link(server, home):
             b"model_providers = {antiphon = {name = 'x'}}\n",
             (
                 "name, base_url, wire_api, env_key, supports_websockets cannot be set safely in "
-                "[model_providers.antiphon]: it is written in a way not understood"
+                "[model_providers.antiphon]: its syntax is not supported"
             ),
         ),
     ],
 )
-def test_what_cannot_be_merged_is_left_as_it_is(content, reason, server, home, capsys):
+def test_file_that_cannot_be_merged_is_unchanged(content, reason, server, home, capsys):
     config = home / ".codex/config.toml"
     config.parent.mkdir()
     config.write_bytes(content)
     assert main(["codex", "--url", server.url, "--write"]) == 1
     assert capsys.readouterr() == (
         "",
-        f"antiphon: {config} is left as it is: {reason}. Without --write you see what to put there.\n",
+        f"antiphon: {config} is unchanged: {reason}. Run the command without --write and add the values yourself.\n",
     )
     assert [path.name for path in config.parent.iterdir()] == ["config.toml"]
     assert config.read_bytes() == content
 
 
-def test_a_file_that_is_no_text_is_left_as_it_is(server, home, capsys):
+def test_file_that_is_not_utf8_is_unchanged(server, home, capsys):
     config = home / ".codex/config.toml"
     config.parent.mkdir()
     config.write_bytes(b"\xff")
     assert main(["codex", "--url", server.url, "--write"]) == 1
-    assert capsys.readouterr().err == f"antiphon: {config} is left as it is: it is not UTF-8.\n"
+    assert capsys.readouterr().err == f"antiphon: {config} is unchanged: it is not UTF-8.\n"

@@ -7,19 +7,19 @@ from antiphon import __version__
 from antiphon.cli.main import main
 
 
-def test_the_version_is_printed(capsys):
-    with pytest.raises(SystemExit) as left:
+def test_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as exited:
         main(["--version"])
-    assert left.value.code == 0
+    assert exited.value.code == 0
     assert capsys.readouterr().out == f"antiphon {__version__}\n"
 
 
-def test_the_module_is_the_command():
+def test_module_runs_the_command():
     done = subprocess.run([sys.executable, "-m", "antiphon", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"antiphon {__version__}\n"
 
 
-def test_the_version_loads_no_server_no_protocol_and_no_model():
+def test_version_loads_no_server_and_no_model():
     code = (
         "import sys, contextlib\n"
         "from antiphon.cli.main import main\n"
@@ -31,34 +31,34 @@ def test_the_version_loads_no_server_no_protocol_and_no_model():
 
 
 @pytest.mark.parametrize("line", [[], ["sing"], ["serve", "--prot", "1"], ["chat", "--url", "u", "--local"]])
-def test_a_misspelt_command_line_is_a_usage_error(line, capsys):
-    with pytest.raises(SystemExit) as left:
+def test_invalid_arguments_are_a_usage_error(line, capsys):
+    with pytest.raises(SystemExit) as exited:
         main(line)
-    assert left.value.code == 2
+    assert exited.value.code == 2
     assert "usage: antiphon" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "pull", "models", "prompts", "run", "runs"])
-def test_every_command_explains_itself(command, capsys):
-    with pytest.raises(SystemExit) as left:
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as exited:
         main([command, "--help"])
-    assert left.value.code == 0
+    assert exited.value.code == 0
     assert f"usage: antiphon {command}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "pull", "models", "runs"])
-def test_a_wrong_configuration_is_one_line_and_exit_1(command, home, capsys):
+def test_invalid_configuration_is_one_line_and_exit_1(command, home, capsys):
     (home / "antiphon.toml").write_text("prot = 1\n")
     assert main([command]) == 1
     assert capsys.readouterr() == ("", "antiphon: antiphon.toml: unknown setting 'prot'. Did you mean port?\n")
 
 
-def test_a_missing_configuration_is_one_line_and_exit_1(capsys):
+def test_missing_configuration_is_one_line_and_exit_1(capsys):
     assert main(["models", "--config", "nowhere.toml"]) == 1
     assert capsys.readouterr() == ("", "antiphon: Cannot read nowhere.toml: No such file or directory.\n")
 
 
-def test_a_reader_that_had_enough_gets_no_traceback(server):
+def test_closed_pipe_shows_no_traceback(server):
     command = f"{sys.executable} -m antiphon chat --url {server.url} <<< 'hello' | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""pip itself is asked, with a directory of wheels for its index."""
+"""Locating wheels with the real pip and a folder of wheels as its index."""
 
 import hashlib
 import zipfile
@@ -14,7 +14,7 @@ WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A package index on the disk, and a pip that knows no other."""
+    """Make a package index on the disk and configure pip to use only it."""
     for version in ("1.0", "2.0"):
         with zipfile.ZipFile(tmp_path / f"tiny-{version}-py3-none-any.whl", "w") as wheel:
             wheel.writestr(f"tiny-{version}.dist-info/METADATA", METADATA.format(version))
@@ -34,33 +34,33 @@ def index(tmp_path, monkeypatch):
     return tmp_path
 
 
-def archive_of(index, version):
+def wheel_of(index, version):
     wheel = index / f"tiny-{version}-py3-none-any.whl"
     return Wheel(url=wheel.as_uri(), sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 
-def test_the_users_own_index_is_asked(index):
+def test_configured_index_is_used(index):
     assert locate_wheels(["tiny==1.0", "tiny==2.0"]) == {
-        "tiny==1.0": archive_of(index, "1.0"),
-        "tiny==2.0": archive_of(index, "2.0"),
+        "tiny==1.0": wheel_of(index, "1.0"),
+        "tiny==2.0": wheel_of(index, "2.0"),
     }
 
 
-def test_a_pip_with_other_insides_is_asked_through_its_report(index, monkeypatch):
-    # Read by every Python that starts: in it, the part of pip that we look into is not there.
+def test_report_is_used_if_pip_has_other_internals(index, monkeypatch):
+    # Every Python process imports this file. It removes the internal module of pip that the script imports.
     (index / "sitecustomize.py").write_text("import sys; sys.modules['pip._internal.commands.index'] = None")
     monkeypatch.setenv("PYTHONPATH", str(index))
-    assert locate_wheels(["tiny==1.0"]) == {"tiny==1.0": archive_of(index, "1.0")}
+    assert locate_wheels(["tiny==1.0"]) == {"tiny==1.0": wheel_of(index, "1.0")}
 
 
-def test_a_package_that_no_index_has_is_named_with_pips_reason(index):
+def test_missing_package_shows_the_reason_of_pip(index):
     with pytest.raises(
-        AntiphonError, match=r"^pip does not find other==1\.0: No matching distribution found for other==1\.0$"
+        AntiphonError, match=r"^pip cannot find other==1\.0: No matching distribution found for other==1\.0$"
     ):
         locate_wheels(["other==1.0"])
 
 
-def test_without_pip_the_way_to_get_it_is_shown(monkeypatch):
+def test_missing_pip_shows_how_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AntiphonError, match=r"this Python has no pip: install it with '.* -m ensurepip'"):
+    with pytest.raises(AntiphonError, match=r"needs pip, which is not installed. Install it with '.* -m ensurepip'"):
         locate_wheels(["tiny==1.0"])

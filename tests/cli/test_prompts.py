@@ -14,7 +14,7 @@ def template(home):
     return str(path)
 
 
-def test_a_prompt_is_added_listed_and_shown(serve, template, capsys):
+def test_prompt_is_added_listed_and_shown(serve, template, capsys):
     with serve("--store", "memory:") as server:
         for version in ("1", "2"):
             assert main(["prompts", "add", template, "--id", "polite", "--url", server.url]) == 0
@@ -34,12 +34,12 @@ def test_a_prompt_is_added_listed_and_shown(serve, template, capsys):
     }
 
 
-def test_a_prompt_without_an_id_gets_one(server, template, capsys):
+def test_prompt_without_id_gets_one(server, template, capsys):
     assert main(["prompts", "add", template, "--url", server.url]) == 0
     assert capsys.readouterr().out.startswith("pmpt_")
 
 
-def test_what_the_server_refuses_is_one_line_and_exit_1(server, home, capsys):
+def test_rejected_prompt_is_one_line_and_exit_1(server, home, capsys):
     (home / "wrong.json").write_text('{"top_p": 7}')
     assert main(["prompts", "add", "wrong.json", "--url", server.url]) == 1
     assert capsys.readouterr() == ("", "antiphon: Invalid value for 'top_p': Expected `float` <= 1.0.\n")
@@ -48,28 +48,28 @@ def test_what_the_server_refuses_is_one_line_and_exit_1(server, home, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "antiphon: Cannot read template.json: No such file or directory.\n"),
-        ("[]", "antiphon: template.json is not a JSON object: Expected `object`, got `array`.\n"),
-        ("{", "antiphon: template.json is not a JSON object: Input data was truncated.\n"),
+        ("[]", "antiphon: template.json is not a valid JSON object: Expected `object`, got `array`.\n"),
+        ("{", "antiphon: template.json is not a valid JSON object: Input data was truncated.\n"),
     ],
 )
-def test_a_file_that_is_no_template_is_one_line_and_exit_1(content, said, home, capsys):
+def test_invalid_template_file_is_one_line_and_exit_1(content, message, home, capsys):
     if content is not None:
         (home / "template.json").write_text(content)
     assert main(["prompts", "add", "template.json", "--url", "http://127.0.0.1:1"]) == 1
-    assert capsys.readouterr() == ("", said)
+    assert capsys.readouterr() == ("", message)
 
 
-def test_the_server_of_the_settings_is_asked_by_default(home, capsys):
+def test_configured_server_is_the_default(home, capsys):
     (home / "antiphon.toml").write_text("port = 1\n")
     assert main(["prompts", "list"]) == 1
-    assert capsys.readouterr() == ("", "antiphon: Nothing answers at http://127.0.0.1:1: Connection refused.\n")
+    assert capsys.readouterr() == ("", "antiphon: Cannot connect to http://127.0.0.1:1: Connection refused.\n")
 
 
-def test_a_misspelt_action_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit) as left:
+def test_unknown_action_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as exited:
         main(["prompts", "sing"])
-    assert left.value.code == 2
+    assert exited.value.code == 2
     assert "usage: antiphon prompts" in capsys.readouterr().err

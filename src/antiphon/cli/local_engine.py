@@ -1,4 +1,4 @@
-"""The engine in this very process, for a chat without a server."""
+"""An engine in this process, for a chat without a server."""
 
 import asyncio
 import threading
@@ -14,18 +14,18 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 
-# An interrupt that comes in the moment before a wait is noticed only after it: so no wait is long.
-LONGEST_WAIT_SECONDS = 0.2
+# A signal that arrives just before a wait is handled only after it, so waits are short.
+MAX_WAIT_SECONDS = 0.2
 
 T = TypeVar("T")
 Batch = Sequence[Event | Unknown]
 
 
 class LocalEngine:
-    """Asked like a remote server.
+    """An engine on an event loop in its own thread, with the interface of `ServerClient`.
 
-    The engine's loop turns in a thread of its own. Signals reach the main thread alone, so a Ctrl-C never comes in the
-    midst of the loop's work: it ends the waiting here, which cancels the answer there.
+    Python delivers signals to the main thread only. Ctrl-C therefore interrupts the wait for events in that thread and
+    never the event loop. Leaving the wait cancels the response.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -33,7 +33,7 @@ class LocalEngine:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._thread.start()
-        # Held by the answer under way. The next one, and the end, wait until it has cleared up behind itself.
+        # Held by the response in progress. The next response and `close` wait until it has cleaned up.
         self._turn = asyncio.Lock()
         try:
             self._run(self._engine.start())
@@ -46,18 +46,18 @@ class LocalEngine:
 
     def stream(self, request: CreateRequest) -> Events:
         batches: SimpleQueue[Batch] = SimpleQueue()
-        answer = asyncio.run_coroutine_threadsafe(self._answer(request, batches.put), self._loop)
-        answer.add_done_callback(lambda _: batches.put(()))  # ends the waiting
+        response = asyncio.run_coroutine_threadsafe(self._produce(request, batches.put), self._loop)
+        response.add_done_callback(lambda _: batches.put(()))  # ends the wait for a batch
         try:
-            while not answer.done() or not batches.empty():
+            while not response.done() or not batches.empty():
                 try:
-                    batch = batches.get(timeout=LONGEST_WAIT_SECONDS)
+                    batch = batches.get(timeout=MAX_WAIT_SECONDS)
                 except Empty:
                     continue
                 yield from batch
-            answer.result()
+            response.result()
         finally:
-            answer.cancel()
+            response.cancel()
 
     def close(self) -> None:
         try:
@@ -65,7 +65,7 @@ class LocalEngine:
         finally:
             self._stop()
 
-    async def _answer(self, request: CreateRequest, put: Callable[[Batch], None]) -> None:
+    async def _produce(self, request: CreateRequest, put: Callable[[Batch], None]) -> None:
         async with self._turn:
             run = await self._engine.create(request, project=DEFAULT_PROJECT)
             async with aclosing(run.events()) as batches:
@@ -76,11 +76,11 @@ class LocalEngine:
         async with self._turn:
             await self._engine.close()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         while True:
             try:
-                return running.result(LONGEST_WAIT_SECONDS)
+                return running.result(MAX_WAIT_SECONDS)
             except TimeoutError:
                 if running.done():
                     raise
@@ -89,13 +89,13 @@ class LocalEngine:
                 raise
 
     def _stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(_cancel_other_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _cancel_others() -> None:
+async def _cancel_other_tasks() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

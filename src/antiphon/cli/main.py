@@ -1,4 +1,4 @@
-"""The command line: what was typed, and which command that is. A command is a module, imported when it is asked for."""
+"""The command line. Each command is a module of this package with a function `run`, imported when it is used."""
 
 import argparse
 import importlib
@@ -14,7 +14,7 @@ INTERRUPTED = 130
 
 
 class Version(argparse.Action):
-    """Like argparse's own, but the version is looked up only when asked for: that takes longer than all the rest."""
+    """Like the version action of argparse, but looks the version up only when it is printed, because that is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from antiphon import __version__
@@ -26,10 +26,10 @@ class Version(argparse.Action):
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="antiphon",
-        description="The Responses API on any model: a server, a chat in the terminal, and a model to begin with.",
-        epilog="A first try: 'antiphon pull' for a small model, 'antiphon serve', and 'antiphon chat' next to it.",
+        description="Serve the Responses API on any model, chat in the terminal, and run agents.",
+        epilog="To start: 'antiphon pull' gets a small model, 'antiphon serve' serves it, 'antiphon chat' uses it.",
     )
-    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     _add_serve(commands)
     _add_chat(commands)
@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_runs(commands)
     _add_command(
-        commands, "rotate", "make a new key for the content that clients carry sealed; the old ones still open it"
+        commands, "rotate", "create a new key for encrypted reasoning and compaction items; old items stay readable"
     )
     return parser
 
@@ -49,163 +49,171 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_command(commands: Commands, name: str, text: str, *, nested: bool = False) -> argparse.ArgumentParser:
-    """Add a command. A nested one stands within another that has the same options: what was given there stays given."""
+    """Add a command. A nested command does not override options that were given to its parent command."""
     command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     command.add_argument(
         "--config",
         type=Path,
         default=argparse.SUPPRESS if nested else None,
         metavar="FILE",
-        help="read the settings from FILE (default: antiphon.toml, if there is one)",
+        help="settings file (default: antiphon.toml in the working directory, if it exists)",
     )
     return command
 
 
 def _add_serve(commands: Commands) -> None:
     command = _add_command(commands, "serve", "serve the Responses API over HTTP")
-    command.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine alone)")
-    command.add_argument("--port", type=int, help="the port to listen on (default: 8484; 0 picks a free one)")
+    command.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
+    command.add_argument("--port", type=int, help="port to listen on (default: 8484; 0 selects a free port)")
     command.add_argument(
         "--store",
         metavar="URL",
-        help="where responses are kept: sqlite:///PATH or memory: (default: a file of its own)",
+        help="store for responses: sqlite:///PATH or memory: (default: a SQLite file in the data folder)",
     )
     command.add_argument(
         "--stateless",
         action="store_true",
         default=None,
-        help="keep nothing: requests must bring their whole history",
+        help="store nothing: requests must contain their whole history",
     )
     source = command.add_mutually_exclusive_group()
     source.add_argument(
-        "--model", metavar="NAME", help="serve this model in this process: one you pulled, or a .gguf file"
+        "--model", metavar="NAME", help="run this model in the server process: a downloaded model or a .gguf file"
     )
     source.add_argument(
-        "--script", type=Path, metavar="FILE", help="serve scripted answers instead of a model: for demos"
+        "--script", type=Path, metavar="FILE", help="serve scripted answers instead of a model, for tests and demos"
     )
-    source.add_argument("--upstream", metavar="URL", help="serve the models of another server, at http://HOST:PORT/v1")
-    _add_upstream_details(command)
+    source.add_argument(
+        "--upstream", metavar="URL", help="serve the models of another server, for example http://HOST:PORT/v1"
+    )
+    _add_upstream_options(command)
 
 
-def _add_upstream_details(command: argparse.ArgumentParser) -> None:
+def _add_upstream_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--upstream-kind",
         choices=("chat", "responses", "anthropic"),
-        help="the API that the upstream speaks (default: chat)",
+        help="API of the upstream (default: chat)",
     )
-    command.add_argument("--upstream-key-env", metavar="VAR", help="the environment variable that holds its key")
+    command.add_argument("--upstream-key-env", metavar="VAR", help="environment variable with its API key")
 
 
 def _add_chat(commands: Commands) -> None:
-    command = _add_command(commands, "chat", "talk to a model in the terminal; piped, each line is a turn")
-    place = command.add_mutually_exclusive_group()
-    place.add_argument("--url", help="the server to talk to (default: the one on this machine, if it runs)")
-    place.add_argument("--local", action="store_true", help="run the model in this process, even if a server runs")
-    command.add_argument("--model", metavar="NAME", help="the model to talk to (default: the server's first)")
-    command.add_argument("--instructions", metavar="TEXT", help="what the model is told before every turn")
-    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+    command = _add_command(commands, "chat", "chat with a model in the terminal; in a pipe, each line is a turn")
+    location = command.add_mutually_exclusive_group()
+    location.add_argument("--url", help="address of the server (default: the configured server, if it is running)")
+    location.add_argument("--local", action="store_true", help="run the model in this process, without a server")
+    command.add_argument("--model", metavar="NAME", help="model to use (default: the first model of the server)")
+    command.add_argument("--instructions", metavar="TEXT", help="system instructions for the model")
+    command.add_argument("--key-env", metavar="VAR", help="environment variable with the API key of the server")
 
 
 def _add_pull(commands: Commands) -> None:
-    command = _add_command(commands, "pull", "download a model's weights; a download that broke off is continued")
-    command.add_argument("name", nargs="?", metavar="NAME", help="which weights (default: smollm2-135m)")
-    command.add_argument("--list", action="store_true", help="say what there is to pull, and leave")
+    command = _add_command(commands, "pull", "download a model; an interrupted download is continued")
+    command.add_argument("name", nargs="?", metavar="NAME", help="model to download (default: smollm2-135m)")
+    command.add_argument("--list", action="store_true", help="list the available models and exit")
 
 
 def _add_models(commands: Commands) -> None:
-    command = _add_command(commands, "models", "list the models that 'antiphon serve' would serve, and where they are")
-    place = command.add_mutually_exclusive_group()
-    place.add_argument("--url", help="ask this running server instead")
-    place.add_argument("--upstream", metavar="URL", help="as with 'antiphon serve --upstream URL'")
-    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
-    _add_upstream_details(command)
+    command = _add_command(commands, "models", "list the models that 'antiphon serve' would serve, with their location")
+    location = command.add_mutually_exclusive_group()
+    location.add_argument("--url", help="list the models of this running server instead")
+    location.add_argument("--upstream", metavar="URL", help="as in 'antiphon serve --upstream URL'")
+    command.add_argument("--key-env", metavar="VAR", help="environment variable with the API key of the server")
+    _add_upstream_options(command)
 
 
 def _add_prompts(commands: Commands) -> None:
-    text = "define and read the prompt templates of a running server"
+    text = "define and show prompt templates on a running server"
     actions = commands.add_parser("prompts", help=text, description=f"{text[0].upper()}{text[1:]}.").add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True
     )
     add = _add_action(actions, "add", "define a prompt, or a new version of one")
-    add.add_argument("file", type=Path, metavar="FILE", help="the template: a request in part, as JSON")
-    add.add_argument("--id", metavar="ID", help="the prompt's id (default: a new one)")
-    _add_action(actions, "list", "list every version of every prompt")
+    add.add_argument("file", type=Path, metavar="FILE", help="template: a JSON file with parameters of a request")
+    add.add_argument("--id", metavar="ID", help="id of the prompt (default: a new id)")
+    _add_action(actions, "list", "list all versions of all prompts")
     show = _add_action(actions, "show", "print a prompt as JSON")
-    show.add_argument("id", metavar="ID", help="the prompt's id")
-    show.add_argument("--version", metavar="NAME", help="which version (default: the newest)")
+    show.add_argument("id", metavar="ID", help="id of the prompt")
+    show.add_argument("--version", metavar="NAME", help="version to show (default: the newest)")
 
 
 def _add_codex(commands: Commands) -> None:
-    command = _add_command(commands, "codex", "print the configuration that points Codex CLI at a server")
-    command.add_argument("--url", help="the server (default: the one that these settings start on this machine)")
-    command.add_argument("--model", metavar="NAME", help="the model to use (default: the server's first)")
-    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
-    command.add_argument("--profile", metavar="NAME", help="for 'codex --profile NAME', not for every 'codex'")
+    command = _add_command(commands, "codex", "print the configuration of Codex CLI for a server")
+    command.add_argument("--url", help="address of the server (default: the configured server, running or not)")
+    command.add_argument("--model", metavar="NAME", help="model to use (default: the first model of the server)")
+    command.add_argument("--key-env", metavar="VAR", help="environment variable with the API key of the server")
+    command.add_argument("--profile", metavar="NAME", help="configure only 'codex --profile NAME'")
     command.add_argument(
         "--server-compaction",
         action="store_true",
-        help="let the server shorten long sessions; Codex then calls the provider 'OpenAI'",
+        help="let the server compact long sessions; Codex then shows the provider as 'OpenAI'",
     )
-    command.add_argument("--write", action="store_true", help="merge it into Codex's own configuration")
+    command.add_argument("--write", action="store_true", help="merge it into the configuration file of Codex")
 
 
 def _add_run(commands: Commands) -> None:
-    command = _add_command(commands, "run", "have an agent work on a task; what it did is kept, so that it can go on")
+    command = _add_command(commands, "run", "run an agent on a task; the run is stored and can be resumed")
     command.epilog = (
-        "Exit status: 0 for an answer, 1 for a failure, 2 for a misspelt command line, 3 for calls that wait for "
-        "approval, 4 for a limit that was reached, 130 for an interrupt."
+        "Exit status: 0 answer, 1 failure, 2 invalid arguments, 3 tool calls wait for approval, 4 limit reached, "
+        "130 interrupted."
     )
-    what = command.add_mutually_exclusive_group(required=True)
-    what.add_argument("task", nargs="?", metavar="TASK", help="what to do; - reads it from the standard input")
-    what.add_argument("--resume", metavar="RUN_ID", help="go on with this run, as it was started")
+    subject = command.add_mutually_exclusive_group(required=True)
+    subject.add_argument("task", nargs="?", metavar="TASK", help="the task; - reads it from standard input")
+    subject.add_argument("--resume", metavar="RUN_ID", help="resume this run with its original options")
     command.add_argument(
-        "--tools", action="append", metavar="MODULE", help="load tools from module, module:name or file.py; repeatable"
+        "--tools",
+        action="append",
+        metavar="MODULE",
+        help="load tools from module, module:name or file.py; repeatable",
     )
-    command.add_argument("--url", help="the server that has the model (default: run the model in this process)")
-    command.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
-    command.add_argument("--model", metavar="NAME", help="the model to use (default: the first there is)")
-    command.add_argument("--instructions", metavar="TEXT", help="what the model is told before every turn")
-    command.add_argument("--max-turns", type=int, metavar="N", help="how many turns it may take (default: 20)")
-    command.add_argument("--max-tokens", type=int, metavar="N", help="how many tokens it may use, read and said")
-    command.add_argument("--deadline", type=float, metavar="SECONDS", help="how long it may take")
+    command.add_argument("--url", help="server with the model (default: run the model in this process)")
+    command.add_argument("--key-env", metavar="VAR", help="environment variable with the API key of the server")
+    command.add_argument("--model", metavar="NAME", help="model to use (default: the first available)")
+    command.add_argument("--instructions", metavar="TEXT", help="system instructions for the model")
+    command.add_argument("--max-turns", type=int, metavar="N", help="maximum number of turns (default: 20)")
+    command.add_argument("--max-tokens", type=int, metavar="N", help="maximum number of input and output tokens")
+    command.add_argument("--deadline", type=float, metavar="SECONDS", help="maximum duration in seconds")
     command.add_argument(
         "--prices",
-        type=_read_prices,
+        type=_parse_prices,
         metavar="IN,OUT",
-        help="what a million tokens cost, read and said: the cost is shown then",
+        help="prices per million input and output tokens; with them the cost is shown",
     )
-    _add_manner(command)
+    _add_approval_and_format(command)
 
 
-def _add_manner(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--yes", action="store_true", help="approve every call that asks for approval")
-    command.add_argument("--json", action="store_true", help="print what happens as lines of JSON")
+def _add_approval_and_format(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--yes", action="store_true", help="approve every tool call that needs approval")
+    command.add_argument("--json", action="store_true", help="print the events of the run as JSON, one per line")
 
 
-def _read_prices(text: str) -> tuple[float, float]:
-    read, said = text.split(",")
-    return float(read), float(said)
+def _parse_prices(text: str) -> tuple[float, float]:
+    input_price, output_price = text.split(",")
+    return float(input_price), float(output_price)
 
 
 def _add_runs(commands: Commands) -> None:
-    command = _add_command(commands, "runs", "list the runs of agents, the newest first; show one, or go on with it")
+    command = _add_command(commands, "runs", "list the runs of agents, newest first; show or resume one")
     actions = command.add_subparsers(title="actions", metavar="ACTION", dest="action")
-    show = _add_command(actions, "show", "print what a run has done", nested=True)
-    resume = _add_command(actions, "resume", "go on with a run, as it was started", nested=True)
+    show = _add_command(actions, "show", "print the steps of a run", nested=True)
+    resume = _add_command(actions, "resume", "resume a run with its original options", nested=True)
     for action in (show, resume):
-        action.add_argument("id", metavar="RUN_ID", help="the run's id")
-    _add_manner(resume)
+        action.add_argument("id", metavar="RUN_ID", help="id of the run")
+    _add_approval_and_format(resume)
 
 
 def _add_action(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
     action = _add_command(actions, name, text)
-    action.add_argument("--url", help="the server to talk to (default: the one on this machine)")
-    action.add_argument("--key-env", metavar="VAR", help="the environment variable that holds the server's API key")
+    action.add_argument("--url", help="address of the server (default: the configured server)")
+    action.add_argument("--key-env", metavar="VAR", help="environment variable with the API key of the server")
     return action
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. 0 is success, 1 failure, 2 a misspelt command line, 130 an interrupt; `run` has more to tell."""
+    """Run a command and return its exit status: 0 success, 1 failure, 2 invalid arguments, 130 interrupted.
+
+    `antiphon run` has further exit statuses.
+    """
     try:
         arguments = build_parser().parse_args(argv)
         command = importlib.import_module(f"antiphon.cli.{arguments.command}")
@@ -213,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has had enough. What is still buffered must go somewhere, or Python complains at exit.
+        # The reader of the pipe has closed it. Python flushes the buffer at exit, so it needs a file that still works.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (AntiphonError, OSError) as error:

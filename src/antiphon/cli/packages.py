@@ -1,4 +1,4 @@
-"""Where packages can be fetched from. pip is asked, so that the user's index, mirror and certificates are honoured."""
+"""Find the download URLs of packages. pip does it, so that the configured index, mirror and certificates apply."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ from antiphon.errors import AntiphonError
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True):
-    """A package's wheel: where it is, and what its bytes must hash to, if the index says."""
+    """The URL of a wheel, its hash if the index has one, and the CA file to use."""
 
     url: str
     sha256: str | None = None
@@ -22,16 +22,16 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def locate_wheels(requirements: Sequence[str]) -> dict[str, Wheel]:
-    """The wheel of each `NAME==VERSION`."""
+    """Return the wheel of each requirement, `NAME==VERSION`."""
     if importlib.util.find_spec("pip") is None:
         raise AntiphonError(
-            "antiphon pull asks pip where the weights are, and this Python has no pip: install it with "
+            "antiphon pull needs pip, which is not installed. Install it with "
             f"'{sys.executable} -m ensurepip' (or 'uv pip install pip'), then run the same command again."
         )
-    found = _ask_index(requirements)
+    found = _query_index(requirements)
     missing = [requirement for requirement in requirements if requirement not in found]
     if missing:
-        found |= _read_report(missing)
+        found |= _query_report(missing)
     return found
 
 
@@ -39,32 +39,32 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", *command], capture_output=True, text=True, check=False)
 
 
-def _ask_index(requirements: Sequence[str]) -> dict[str, Wheel]:
-    answer = _run([str(Path(__file__).with_name("index_query.py")), *requirements])
-    if answer.returncode != 0:
+def _query_index(requirements: Sequence[str]) -> dict[str, Wheel]:
+    result = _run([str(Path(__file__).with_name("index_query.py")), *requirements])
+    if result.returncode != 0:
         return {}
-    return {found.pop("requirement"): Wheel(**found) for found in json.loads(answer.stdout)}
+    return {found.pop("requirement"): Wheel(**found) for found in json.loads(result.stdout)}
 
 
-def _read_report(requirements: Sequence[str]) -> dict[str, Wheel]:
-    """What `pip install` would fetch, from the report that pip documents."""
+def _query_report(requirements: Sequence[str]) -> dict[str, Wheel]:
+    """Return the wheels that `pip install` would download, from its documented report."""
     options = ["--dry-run", "--no-deps", "--ignore-installed", "--only-binary=:all:", "--no-input", "--quiet"]
-    answer = _run(["-m", "pip", "install", *options, "--report=-", *requirements])
-    if answer.returncode != 0:
-        raise AntiphonError(f"pip does not find {', '.join(requirements)}: {_reason(answer.stderr)}")
-    installs: list[dict[str, Any]] = json.loads(answer.stdout)["install"]
+    result = _run(["-m", "pip", "install", *options, "--report=-", *requirements])
+    if result.returncode != 0:
+        raise AntiphonError(f"pip cannot find {', '.join(requirements)}: {_find_cause(result.stderr)}")
+    installs: list[dict[str, Any]] = json.loads(result.stdout)["install"]
     return {
-        requirement: _read_place(install["download_info"])
+        requirement: _parse_download_info(install["download_info"])
         for requirement, install in zip(requirements, installs, strict=True)
     }
 
 
-def _read_place(place: dict[str, Any]) -> Wheel:
-    return Wheel(url=place["url"], sha256=place.get("archive_info", {}).get("hashes", {}).get("sha256"))
+def _parse_download_info(info: dict[str, Any]) -> Wheel:
+    return Wheel(url=info["url"], sha256=info.get("archive_info", {}).get("hashes", {}).get("sha256"))
 
 
-def _reason(stderr: str) -> str:
-    """The line of pip's complaints that says most: its last error."""
+def _find_cause(stderr: str) -> str:
+    """Return the last error line of pip, else its last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["it gives no reason"])[-1]
+    return (errors or lines or ["no reason given"])[-1]

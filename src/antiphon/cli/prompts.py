@@ -1,4 +1,4 @@
-"""`antiphon prompts`: the prompt templates of a running server."""
+"""`antiphon prompts`: define and show prompt templates on a running server."""
 
 import json
 from argparse import Namespace
@@ -8,36 +8,36 @@ from typing import Any
 import msgspec
 
 from antiphon.cli.server_client import ServerClient
-from antiphon.cli.settings import load_settings, read_secret, server_url
+from antiphon.cli.settings import load_settings, read_key, server_url
 from antiphon.errors import AntiphonError
 from antiphon.protocol.prompt import PromptDefinition
 
 
 def run(arguments: Namespace) -> int:
-    remote = _reach(arguments)
+    client = _connect(arguments)
     if arguments.action == "add":
         definition = PromptDefinition(template=_read_template(arguments.file), id=arguments.id)
-        made = remote.define_prompt(definition)
-        print(f"{made.id}  version {made.version}")
+        created = client.define_prompt(definition)
+        print(f"{created.id}  version {created.version}")
     elif arguments.action == "list":
-        listed = remote.prompts()
+        listed = client.prompts()
         width = max((len(each.id) for each in listed), default=0)
         for each in listed:
             print(f"{each.id:{width}}  version {each.version}")
     else:
-        shown = remote.prompt(arguments.id, version=arguments.version)
+        shown = client.prompt(arguments.id, version=arguments.version)
         print(json.dumps(msgspec.to_builtins(shown), indent=2, ensure_ascii=False))
     return 0
 
 
-def _reach(arguments: Namespace) -> ServerClient:
-    """The server that was named, or the one that these settings would start."""
-    key = read_secret(arguments.key_env, option="--key-env") if arguments.key_env else None
+def _connect(arguments: Namespace) -> ServerClient:
+    """Return a client for the server that `--url` names, else for the configured server."""
+    key = read_key(arguments)
     if arguments.url:
         return ServerClient(arguments.url, key=key)
     settings = load_settings(arguments)
-    own = settings.api_keys[0].key if settings.api_keys else None
-    return ServerClient(server_url(settings), key=key or own)
+    own_key = settings.api_keys[0].key if settings.api_keys else None
+    return ServerClient(server_url(settings), key=key or own_key)
 
 
 def _read_template(path: Path) -> dict[str, Any]:
@@ -46,4 +46,4 @@ def _read_template(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise AntiphonError(f"Cannot read {path}: {error.strerror}.") from None
     except msgspec.DecodeError as error:
-        raise AntiphonError(f"{path} is not a JSON object: {error}.") from None
+        raise AntiphonError(f"{path} is not a valid JSON object: {error}.") from None

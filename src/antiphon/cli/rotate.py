@@ -1,4 +1,4 @@
-"""`antiphon rotate`: a new key for what is sealed from now on."""
+"""`antiphon rotate`: create a new key for sealed content."""
 
 from argparse import Namespace
 
@@ -11,8 +11,8 @@ from antiphon.errors import ConfigError
 def run(arguments: Namespace) -> int:
     settings = load_settings(arguments)
     if settings.seal_keys:
-        raise ConfigError("The settings name the seal_keys: put the new one in front of them there.")
+        raise ConfigError("The setting seal_keys is used: add the new key there, as the first.")
     path = settings.data_dir / SEAL_FILE
     count = rotate_secrets(path)
-    print(f"{path} has {count} keys now: the new one seals, all of them open. Servers take it up when they start.")
+    print(f"{path} now has {count} keys. The new key encrypts, all keys decrypt. Restart running servers to use it.")
     return 0

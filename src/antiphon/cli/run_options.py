@@ -1,4 +1,4 @@
-"""What a run was started with, kept beside its ledger: so that its id is all that is needed to go on with it."""
+"""The options of an agent run, stored next to the ledger: `antiphon runs resume` needs only the id of the run."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -17,8 +17,10 @@ _FOLDER = "runs"
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """The options of a run. `directory` is where it was started, which is where its tools are. Secrets are not in it:
-    `key_env` is the name of a variable.
+    """The options of a run. Its fields are the stored format.
+
+    `directory` is the working directory at the start, where its tools are loaded from. Secrets are not stored:
+    `key_env` is the name of an environment variable.
     """
 
     task: str = ""
@@ -42,39 +44,40 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 
 def parse_run_options(arguments: Namespace) -> RunOptions:
-    """What was asked for on the command line."""
-    return RunOptions(**_given(arguments), directory=str(Path.cwd()))
+    """Return the options of a new run."""
+    return RunOptions(**_collect_options(arguments), directory=str(Path.cwd()))
 
 
-def save_run_options(settings: Settings, run_id: str, assignment: RunOptions) -> None:
+def save_run_options(settings: Settings, run_id: str, options: RunOptions) -> None:
     try:
-        encoded = msgspec.json.format(msgspec.json.encode(assignment))
+        encoded = msgspec.json.format(msgspec.json.encode(options))
     except UnicodeEncodeError:
-        raise AntiphonError("The command line, or the folder it is in, has bytes that are not UTF-8.") from None
-    path = _place(settings, run_id)
+        raise AntiphonError("The arguments or the working directory contain bytes that are not UTF-8.") from None
+    path = _options_path(settings, run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encoded)
 
 
 def load_run_options(settings: Settings, run_id: str, arguments: Namespace) -> RunOptions:
-    """What the run was started with, changed by what was asked for now."""
-    path = _place(settings, run_id)
+    """Return the stored options of a run, overridden by those on the command line."""
+    path = _options_path(settings, run_id)
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=RunOptions)
+        stored = msgspec.json.decode(path.read_bytes(), type=RunOptions)
     except FileNotFoundError:
-        kept = RunOptions(directory=str(Path.cwd()))
+        stored = RunOptions(directory=str(Path.cwd()))
     except (OSError, msgspec.DecodeError) as error:
-        raise AntiphonError(f"{path} cannot be read: {error}") from None
-    return msgspec.structs.replace(kept, **_given(arguments))
+        raise AntiphonError(f"Cannot read {path}: {error}") from None
+    return msgspec.structs.replace(stored, **_collect_options(arguments))
 
 
-def _place(settings: Settings, run_id: str) -> Path:
+def _options_path(settings: Settings, run_id: str) -> Path:
     if Path(run_id).name != run_id:
-        raise AntiphonError(f"{run_id!r} is not the id of a run.")
+        raise AntiphonError(f"{run_id!r} is not a valid run id.")
     return settings.data_dir / _FOLDER / f"{run_id}.json"
 
 
-def _given(arguments: Namespace) -> dict[str, Any]:
+def _collect_options(arguments: Namespace) -> dict[str, Any]:
+    """Return the options that were given, by field."""
     values = vars(arguments)
     given = {name: values[name] for name in RunOptions.__struct_fields__ if values.get(name) is not None}
     if isinstance(given.get("tools"), Sequence):

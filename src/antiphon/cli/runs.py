@@ -1,15 +1,14 @@
-"""`antiphon runs`: the runs of agents on this machine, what they did, and going on with them."""
+"""`antiphon runs`: list, show and resume the agent runs on this machine."""
 
 import asyncio
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from antiphon.agent.history import join_text
 from antiphon.agent.journal import Journal, load
-from antiphon.cli import run as running
+from antiphon.cli import run as run_command
 from antiphon.cli.run_options import LEDGER_FILE
 from antiphon.cli.run_report import as_text, describe_call, shorten
 from antiphon.cli.settings import load_settings
@@ -18,12 +17,12 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.store.ledger import SqliteLedger
 from antiphon.tools.base import ToolInvocation
 
-MOST_LISTED = 100
+MAX_LISTED = 100
 
 
 def run(arguments: Namespace) -> int:
     if arguments.action == "resume":
-        return running.run(Namespace(**vars(arguments) | {"resume": arguments.id}))
+        return run_command.run(Namespace(**vars(arguments) | {"resume": arguments.id}))
     path = load_settings(arguments).data_dir / LEDGER_FILE
     if arguments.action == "show":
         journal = asyncio.run(_load(SqliteLedger(path), arguments.id))
@@ -33,14 +32,14 @@ def run(arguments: Namespace) -> int:
     for line in describe_list(runs):
         print(line)
     if not runs:
-        print("There are no runs yet: 'antiphon run' makes one.", file=sys.stderr)
+        print("There are no runs. 'antiphon run' starts one.", file=sys.stderr)
     return 0
 
 
 async def _list(ledger: SqliteLedger) -> list[RunSummary]:
     try:
-        # Those of agents that work for others belong to their runs: their ids go on after a dot.
-        return [each for each in await ledger.runs(limit=MOST_LISTED) if "." not in each.run_id]
+        # Runs of subagents, whose ids contain a dot, belong to the run of their parent and are not listed.
+        return [each for each in await ledger.runs(limit=MAX_LISTED) if "." not in each.run_id]
     finally:
         await ledger.close()
 
@@ -55,12 +54,12 @@ async def _load(ledger: SqliteLedger, run_id: str) -> Journal:
 def describe_list(runs: Sequence[RunSummary]) -> list[str]:
     width = max((len(each.status) for each in runs), default=0)
     return [
-        f"{each.run_id}  {each.status:{width}}  {_tell_time(each.updated_at)}  {shorten(each.title)}" for each in runs
+        f"{each.run_id}  {each.status:{width}}  {_format_time(each.updated_at)}  {shorten(each.title)}" for each in runs
     ]
 
 
 def describe_run(journal: Journal) -> list[str]:
-    """The run as it went: what was said, what was called, and how it stands."""
+    """Return the status, the totals, the messages and the tool calls of a run, as lines."""
     state = journal.state
     status = state.ended.kind if state.ended is not None else "not ended"
     lines = [
@@ -71,7 +70,11 @@ def describe_run(journal: Journal) -> list[str]:
     for item in state.history:
         lines += _describe_item(item)
     if state.open_calls:
-        lines += ["", "without a result:", *(f"  {call.call_id}  {describe_call(call)}" for call in state.open_calls)]
+        lines += [
+            "",
+            "calls without a result:",
+            *(f"  {call.call_id}  {describe_call(call)}" for call in state.open_calls),
+        ]
     return lines
 
 
@@ -89,6 +92,5 @@ def _describe_item(item: JsonObject) -> list[str]:
     return []
 
 
-def _tell_time(seconds: int) -> str:
-    moment: Any = datetime.fromtimestamp(seconds, tz=UTC).astimezone()
-    return str(moment.strftime("%Y-%m-%d %H:%M"))
+def _format_time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,4 +1,4 @@
-"""`antiphon serve`: the settings become an engine, the engine a server."""
+"""`antiphon serve`: start the server."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import __version__
-from antiphon.cli.settings import choose_upstream, load_settings, reachable_url
+from antiphon.cli.settings import load_settings, reachable_url, upstream_backend
 from antiphon.config import Settings, hide_password
 from antiphon.engine.assembly import build_engine
 from antiphon.engine.engine import Engine
@@ -27,43 +27,43 @@ def run(arguments: Namespace) -> int:
     )
     configure_logging(settings)
     engine = build_engine(settings)
-    serve(engine, settings, on_ready=lambda url: print(introduce(url, engine, settings), flush=True))
+    serve(engine, settings, on_ready=lambda url: print(format_banner(url, engine, settings), flush=True))
     return 0
 
 
 def _choose_backends(arguments: Namespace) -> dict[str, dict[str, Any]] | None:
-    """The backend that the options name in place of the configured ones, if they do."""
-    upstream = choose_upstream(arguments)
+    """Return the backend that the options define, to replace the configured ones, or None if they define none."""
+    upstream = upstream_backend(arguments)
     if upstream is not None:
         return upstream
     if arguments.script:
         return {"scripted": {"kind": "scripted", "script": str(arguments.script)}}
     if arguments.model:
-        return {"embedded": {"kind": "embedded", **_name_weights(arguments.model)}}
+        return {"embedded": {"kind": "embedded", **_parse_model(arguments.model)}}
     return None
 
 
-def _name_weights(model: str) -> dict[str, str]:
-    """A file goes by its name without the ending; anything else is the name of weights that were pulled."""
+def _parse_model(model: str) -> dict[str, str]:
+    """Return the backend options for a .gguf file or a downloaded model. The file name names the model of a file."""
     path = Path(model)
     return {"model": path.stem, "weights": model} if path.suffix == ".gguf" else {"model": model}
 
 
-def introduce(url: str, engine: Engine, settings: Settings) -> str:
-    """What a newcomer wants to know of a server that has just started."""
+def format_banner(url: str, engine: Engine, settings: Settings) -> str:
     models = [model.id for model in engine.models()]
+    keys = "required" if settings.api_keys else "not required: anyone who can reach this address can use the server"
     lines = [
         f"antiphon {__version__} listens on {url}",
-        f"  models  {', '.join(models) or 'none is known: the upstream does not list any'}",
-        f"  data    {'none is kept' if settings.stateless else hide_password(settings.store)}",
-        f"  keys    {'required' if settings.api_keys else 'not required: whoever reaches this address is let in'}",
+        f"  models  {', '.join(models) or 'unknown: the upstream does not list any'}",
+        f"  data    {'not stored' if settings.stateless else hide_password(settings.store)}",
+        f"  keys    {keys}",
         "Ctrl-C stops it. To try it, in another terminal:",
-        f"  {_example(reachable_url(url), models[0] if models else 'NAME', keyed=bool(settings.api_keys))}",
+        f"  {_format_example(reachable_url(url), models[0] if models else 'NAME', needs_key=bool(settings.api_keys))}",
     ]
     return "\n".join(lines)
 
 
-def _example(url: str, model: str, *, keyed: bool) -> str:
-    key = ' -H "Authorization: Bearer YOUR_KEY"' if keyed else ""
+def _format_example(url: str, model: str, *, needs_key: bool) -> str:
+    key = ' -H "Authorization: Bearer YOUR_KEY"' if needs_key else ""
     body = json.dumps({"model": model, "input": "Say hello."})
     return f"curl {url}/v1/responses -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

@@ -1,8 +1,8 @@
-"""A running server, asked over HTTP with nothing but the standard library."""
+"""HTTP client for a running server. It uses only the standard library, which keeps the start of commands fast."""
 
 import http.client
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -18,71 +18,69 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import SseDecoder
 
 CONNECT_SECONDS = 5
-SILENCE_SECONDS = 600
+READ_SECONDS = 600
 
 Events = Generator[Event | Unknown, None, None]
-
-
 T = TypeVar("T")
 
 
-class PromptList(msgspec.Struct):
-    data: list[PromptSummary]
-
-
 class ServedModel(msgspec.Struct, frozen=True):
-    """What a server tells of a model. Not every server knows how many tokens one can read."""
+    """A model in the list of a server. Not every server reports the context window."""
 
     id: str
     context_window: int | None = None
 
 
-class ModelList(msgspec.Struct):
+class ServerUnreachable(AntiphonError):
+    """No server accepts connections at the address."""
+
+
+class _ModelList(msgspec.Struct):
     data: list[ServedModel]
 
 
-class ServerUnreachable(AntiphonError):
-    """Nothing answers at the server's address."""
+class _PromptList(msgspec.Struct):
+    data: list[PromptSummary]
 
 
 class ServerClient:
-    """The server at `url`, with or without `/v1` at its end. `key` is sent with every request if there is one."""
+    """Client for the server at `url`, with or without `/v1` at the end. `key` is sent with every request."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._secure, self._host, self._port, self._path = _split(self.url)
+        self._secure, self._host, self._port, self._path = _split_url(self.url)
         self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def models(self) -> list[str]:
-        """The ids of the models it serves."""
+        """Return the ids of the served models."""
         return [model.id for model in self.served_models()]
 
     def served_models(self) -> list[ServedModel]:
-        with self._exchange("GET", "/v1/models", None) as reply:
+        with self._send_request("GET", "/v1/models", None) as reply:
             try:
-                return msgspec.json.decode(reply.read(), type=ModelList).data
+                return msgspec.json.decode(reply.read(), type=_ModelList).data
             except msgspec.DecodeError:
-                raise AntiphonError(f"What answers at {self.url} does not list models: is it an API server?") from None
+                raise AntiphonError(f"The server at {self.url} does not list models. Is it an API server?") from None
 
     def define_prompt(self, definition: PromptDefinition) -> Prompt:
-        with self._exchange("POST", "/v1/prompts", encode(definition)) as reply:
+        with self._send_request("POST", "/v1/prompts", encode(definition)) as reply:
             return self._decode(reply, Prompt)
 
     def prompts(self) -> list[PromptSummary]:
-        """Every version of every prompt."""
-        with self._exchange("GET", "/v1/prompts", None) as reply:
-            return self._decode(reply, PromptList).data
+        """Return all versions of all prompts."""
+        with self._send_request("GET", "/v1/prompts", None) as reply:
+            return self._decode(reply, _PromptList).data
 
     def prompt(self, prompt_id: str, *, version: str | None = None) -> Prompt:
         query = "" if version is None else f"?version={quote(version, safe='')}"
-        with self._exchange("GET", f"/v1/prompts/{quote(prompt_id, safe='')}{query}", None) as reply:
+        with self._send_request("GET", f"/v1/prompts/{quote(prompt_id, safe='')}{query}", None) as reply:
             return self._decode(reply, Prompt)
 
     def stream(self, request: CreateRequest) -> Events:
-        """The events of a streamed response, as they come. Closing the generator hangs up, and the model stops."""
-        with self._exchange("POST", "/v1/responses", encode(request)) as reply:
+        """Yield the events of a streamed response. Closing the generator disconnects, which cancels the response."""
+        with self._send_request("POST", "/v1/responses", encode(request)) as reply:
             decoder = SseDecoder()
             while chunk := reply.read1(1 << 16):
                 for message in decoder.feed(chunk):
@@ -91,16 +89,17 @@ class ServerClient:
                     yield decode_event(message.data)
 
     def close(self) -> None:
-        """Nothing to release: every question has a connection of its own."""
+        """Do nothing: every request has its own connection."""
 
     def _decode(self, reply: http.client.HTTPResponse, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(reply.read(), type=kind)
         except msgspec.DecodeError:
-            raise AntiphonError(f"What answers at {self.url} does not keep prompts: is it an Antiphon?") from None
+            reason = "does not support prompts. Is it an Antiphon server?"
+            raise AntiphonError(f"The server at {self.url} {reason}") from None
 
     @contextmanager
-    def _exchange(self, method: str, path: str, body: bytes | None) -> Generator[http.client.HTTPResponse, None, None]:
+    def _send_request(self, method: str, path: str, body: bytes | None) -> Iterator[http.client.HTTPResponse]:
         with closing(self._connect()) as connection:
             try:
                 connection.request(method, f"{self._path}{path}", body, self._headers)
@@ -109,7 +108,7 @@ class ServerClient:
                         raise _read_error(reply)
                     yield reply
             except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-                raise AntiphonError(f"The connection to {self.url} broke: {_reason(error)}.") from None
+                raise AntiphonError(f"The connection to {self.url} was lost: {_describe_cause(error)}.") from None
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
@@ -117,35 +116,34 @@ class ServerClient:
         try:
             connection.connect()
         except OSError as error:
-            raise ServerUnreachable(f"Nothing answers at {self.url}: {error.strerror or error}.") from None
-        connection.sock.settimeout(SILENCE_SECONDS)
+            raise ServerUnreachable(f"Cannot connect to {self.url}: {error.strerror or error}.") from None
+        connection.sock.settimeout(READ_SECONDS)
         return connection
 
 
-def _split(url: str) -> tuple[bool, str, int | None, str]:
-    """Whether it is secured, the host, the port and the path."""
+def _split_url(url: str) -> tuple[bool, str, int | None, str]:
+    """Return whether the URL uses TLS, the host, the port and the path."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname:
             return parts.scheme == "https", parts.hostname, parts.port, parts.path
     except ValueError:
-        pass  # brackets or a port that are none
-    raise AntiphonError(f"{url!r} is not the address of a server: write it as http://HOST:PORT.")
+        pass  # invalid brackets or port
+    raise AntiphonError(f"{url!r} is not a valid server URL: use http://HOST:PORT.")
 
 
-def _reason(error: Exception) -> str:
+def _describe_cause(error: Exception) -> str:
     if isinstance(error, http.client.IncompleteRead | ConnectionResetError | BrokenPipeError):
-        return "the server hung up"
+        return "the server closed the connection"
     return str(error) or type(error).__name__
 
 
 def _read_error(reply: http.client.HTTPResponse) -> AntiphonError:
-    """The server's refusal in its own words."""
+    """Return the error that a reply contains."""
     try:
         message: Any = json.loads(reply.read())["error"]["message"]
     except (ValueError, TypeError, KeyError):
-        message = f"The server answers {reply.status} {reply.reason}."
-    hint = (
-        " Name the variable that holds your key with --key-env." if reply.status == http.HTTPStatus.UNAUTHORIZED else ""
-    )
-    return AntiphonError(f"{message}{hint}")
+        message = f"The server returned {reply.status} {reply.reason}."
+    if reply.status == http.HTTPStatus.UNAUTHORIZED:
+        message = f"{message} Use --key-env to name the environment variable with your API key."
+    return AntiphonError(message)

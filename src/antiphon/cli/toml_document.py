@@ -1,7 +1,7 @@
-"""Setting values in somebody's TOML file so that all the rest stays as it is, byte for byte, comments too.
+"""Set values in a TOML file and leave every other byte unchanged, including comments.
 
-Lines are edited by how they look, which TOML can be written to defeat. So the outcome is proven: it must read as the
-old file with the values set, and nothing else, or nothing is changed.
+Lines are edited with regular expressions, which do not cover all of TOML. So the result is parsed and compared with the
+expected document. If they differ, the file is not changed.
 """
 
 import json
@@ -21,28 +21,31 @@ _ENTRY = re.compile(r"""(\s*["']?([\w-]+)["']?\s*=\s*)("(?:[^"\\]|\\.)*"|'[^']*'
 
 
 class MergeError(AntiphonError):
-    """The values cannot be set without risk to what is there."""
+    """The values cannot be set without risk to the rest of the file."""
 
 
 def set_values(text: str, path: Path, values: Mapping[str, Value | None]) -> str:
-    """The document with these values in the table at `path`, which is () for the top. None takes a value out."""
-    expected = _expect(_parse(text), path, values)
+    """Return the document with these values in the table at `path`, () for the top. None removes a value.
+
+    Raises MergeError.
+    """
+    expected = _apply_values(_parse(text), path, values)
     lines = text.split("\n")
     ending = "\r" if lines[0].endswith("\r") else ""
     for key, value in values.items():
-        _set_value(lines, path, key, None if value is None else write_value(value), ending)
+        _set_value(lines, path, key, None if value is None else format_value(value), ending)
     changed = "\n".join(lines)
     try:
-        proven = tomllib.loads(changed) == expected
+        is_correct = tomllib.loads(changed) == expected
     except tomllib.TOMLDecodeError:
-        proven = False
-    if not proven:
-        place = f"[{'.'.join(path)}]" if path else "the top of the file"
-        raise MergeError(f"{', '.join(values)} cannot be set safely in {place}: it is written in a way not understood")
+        is_correct = False
+    if not is_correct:
+        table = f"[{'.'.join(path)}]" if path else "the top of the file"
+        raise MergeError(f"{', '.join(values)} cannot be set safely in {table}: its syntax is not supported")
     return changed
 
 
-def write_value(value: Value) -> str:
+def format_value(value: Value) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -53,13 +56,13 @@ def _parse(text: str) -> dict[str, Any]:
         raise MergeError(f"it is not valid TOML: {error}") from None
 
 
-def _expect(document: dict[str, Any], path: Path, values: Mapping[str, Value | None]) -> dict[str, Any]:
-    """The document, with the values set."""
+def _apply_values(document: dict[str, Any], path: Path, values: Mapping[str, Value | None]) -> dict[str, Any]:
+    """Return the parsed document with the values set."""
     table: Any = document
     for name in path:
         table = table.setdefault(name, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict):
-        raise MergeError(f"{'.'.join(path)} is no table")
+        raise MergeError(f"{'.'.join(path)} is not a table")
     for key, value in values.items():
         if value is None:
             table.pop(key, None)
@@ -85,14 +88,14 @@ def _set_value(lines: list[str], path: Path, key: str, value: str | None, ending
     if value is not None:
         at = last + 1 if last >= 0 else span.start
         new = [f"{key} = {value}{ending}"]
-        # The first value of a file that begins with a table or a comment stands apart from it.
+        # An empty line separates a first value from the table or comment that follows it.
         if last < 0 and not path and lines[at].strip():
             new.append(ending)
         lines[at:at] = new
 
 
 def _find_table(lines: list[str], path: Path) -> range | None:
-    """The lines of a table, without its header."""
+    """Return the line numbers of a table, without its header."""
     start = 0 if not path else None
     for index, line in enumerate(lines):
         if not _ANY_HEADER.match(line):
@@ -100,12 +103,12 @@ def _find_table(lines: list[str], path: Path) -> range | None:
         if start is not None:
             return range(start, index)
         header = _HEADER.match(line)
-        if header is not None and _read_path(header[1]) == path:
+        if header is not None and _parse_header(header[1]) == path:
             start = index + 1
     return None if start is None else range(start, len(lines))
 
 
-def _read_path(header: str) -> Path:
+def _parse_header(header: str) -> Path:
     return tuple(part.strip().strip("\"'") for part in header.split("."))
 
 

@@ -6,7 +6,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from antiphon.cli.main import build_parser, main
-from antiphon.cli.settings import KINDS, choose_upstream
+from antiphon.cli.settings import UPSTREAM_KINDS, upstream_backend
 from support.upstream_server import json_of, serve, stream_of
 
 LISTED = json_of({"object": "list", "data": [{"id": "qwen3", "object": "model"}, {"id": "gemma4", "object": "model"}]})
@@ -21,18 +21,21 @@ def parse(*options: str) -> Namespace:
     return build_parser().parse_args(["serve", *options])
 
 
-def test_an_upstream_is_a_backend_of_its_kind(monkeypatch):
+def test_upstream_options_define_a_backend(monkeypatch):
     monkeypatch.setenv("THEIR_KEY", "sk-theirs")
     url = "http://127.0.0.1:1/v1"
-    chosen = [
-        choose_upstream(parse(*options))
+    defined = [
+        upstream_backend(parse(*options))
         for options in (
             ["--upstream", url],
-            *(["--upstream", url, "--upstream-kind", kind, "--upstream-key-env", "THEIR_KEY"] for kind in KINDS),
+            *(
+                ["--upstream", url, "--upstream-kind", kind, "--upstream-key-env", "THEIR_KEY"]
+                for kind in UPSTREAM_KINDS
+            ),
             [],
         )
     ]
-    assert chosen == [
+    assert defined == [
         {"upstream": {"kind": "chat_completions", "base_url": url}},
         {"upstream": {"kind": "chat_completions", "base_url": url, "api_key": "sk-theirs"}},
         {"upstream": {"kind": "responses", "base_url": url, "api_key": "sk-theirs"}},
@@ -42,20 +45,20 @@ def test_an_upstream_is_a_backend_of_its_kind(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [["--upstream-kind", "soap"], ["--upstream", "http://x/v1", "--model", "m"]])
-def test_what_cannot_go_together_is_refused(options, capsys):
+def test_conflicting_upstream_options_are_rejected(options, capsys):
     with pytest.raises(SystemExit):
         main(["serve", *options])
     assert "serve: error: " in capsys.readouterr().err
 
 
-async def test_every_model_of_an_upstream_is_served_without_a_file(start, monkeypatch):
+async def test_all_models_of_an_upstream_are_served(start, monkeypatch):
     monkeypatch.setenv("ANTIPHON_UPSTREAM_KEY", "sk-theirs-0123456789")
 
     def request_both(address: str) -> list[str]:
         options = ("--upstream", address, "--upstream-kind", "chat", "--upstream-key-env", "ANTIPHON_UPSTREAM_KEY")
         with start(*options, "--store", "memory:") as server:
-            assert server.introduction[1] == "  models  qwen3, gemma4"
-            assert "sk-theirs" not in "".join(server.introduction)
+            assert server.banner[1] == "  models  qwen3, gemma4"
+            assert "sk-theirs" not in "".join(server.banner)
             texts = []
             for model in ("gemma4", "unlisted"):
                 body = json.dumps({"model": model, "input": "Hi."}).encode()
@@ -74,27 +77,27 @@ async def test_every_model_of_an_upstream_is_served_without_a_file(start, monkey
     assert {request.headers["authorization"] for request in upstream.requests} == {"Bearer sk-theirs-0123456789"}
 
 
-def test_a_server_starts_without_its_upstream(start):
+def test_server_starts_while_its_upstream_is_down(start):
     with start("--upstream", "http://127.0.0.1:1/v1", "--store", "memory:") as server:
-        assert server.introduction[1] == "  models  none is known: the upstream does not list any"
-        assert server.introduction[-1].endswith("""-d '{"model": "NAME", "input": "Say hello."}'""")
+        assert server.banner[1] == "  models  unknown: the upstream does not list any"
+        assert server.banner[-1].endswith("""-d '{"model": "NAME", "input": "Say hello."}'""")
 
 
 @pytest.mark.parametrize("kind", ["chat", "responses"])
-def test_the_models_of_an_upstream_are_listed(server, kind, capsys):
+def test_models_of_an_upstream_are_listed(server, kind, capsys):
     assert main(["models", "--upstream", f"{server.url}/v1", "--upstream-kind", kind]) == 0
-    assert capsys.readouterr() == (f"scripted  upstream ({KINDS[kind]})\n", "")
+    assert capsys.readouterr() == (f"scripted  upstream ({UPSTREAM_KINDS[kind]})\n", "")
 
 
-def test_an_upstream_that_lists_nothing_is_a_problem(capsys):
+def test_upstream_without_models_is_an_error(capsys):
     assert main(["models", "--upstream", "http://127.0.0.1:1/v1"]) == 1
     out, err = capsys.readouterr()
-    assert (out, err.splitlines()[-1]) == ("", "antiphon: backends.upstream: its server does not list any models.")
+    assert (out, err.splitlines()[-1]) == ("", "antiphon: backends.upstream: the upstream does not list any models.")
 
 
-def test_one_server_stands_in_front_of_another(start, server):
+def test_server_can_be_the_upstream_of_another(start, server):
     with start("--upstream", f"{server.url}/v1", "--upstream-kind", "responses", "--store", "memory:") as front:
-        assert front.introduction[1] == "  models  scripted"
+        assert front.banner[1] == "  models  scripted"
         body = json.dumps({"model": "scripted", "input": "Hi."}).encode()
         request = Request(f"{front.url}/v1/responses", body, {"Content-Type": "application/json"})
         with urlopen(request, timeout=10) as reply:

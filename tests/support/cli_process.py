@@ -1,0 +1,106 @@
+"""The command `antiphon` in a process of its own: a server, or any command on a terminal."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "antiphon"]
+WAIT_SECONDS = 30
+# The first terminal that a session leader opens becomes its controlling terminal, which delivers Ctrl-C.
+TAKE_TERMINAL = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class Server:
+    """A running `antiphon serve`. `banner` are the lines that it has printed."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self.banner = [process.stdout.readline().rstrip("\n") for _ in range(6)]
+        assert self.banner[0], "the server did not start"
+        self.url = self.banner[0].rpartition(" ")[2]
+
+    def wait_for_log(self, words: str) -> str:
+        """Read the log up to a line with these words and return it."""
+        assert self._process.stderr is not None
+        return next(line for line in self._process.stderr if words in line)
+
+
+@contextmanager
+def start_server(*options: str, log: int = subprocess.PIPE, cwd: Path | None = None) -> Iterator[Server]:
+    command = [*COMMAND, "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd) as process:
+        try:
+            yield Server(process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_SECONDS) == 0
+        finally:
+            process.kill()
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._screen, inside = pty.openpty()
+        command = [sys.executable, "-c", TAKE_TERMINAL, *COMMAND, *arguments]
+        self._process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
+        os.close(inside)
+        self._text = ""
+
+    def read_until(self, words: str) -> str:
+        """Return the output since the last call, up to and including these words."""
+        while words not in self._text:
+            assert self._is_readable(WAIT_SECONDS), f"no {words!r} after {self._text!r}"
+            shown = self._read()
+            assert shown, f"the command ended after {self._text!r}"
+            self._text += shown
+        shown, _, self._text = self._text.partition(words)
+        return shown + words
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def press(self, key: str, *, until: str) -> None:
+        """Press a key until the text appears: readline misses an interrupt between two polls for input."""
+        while until not in self._text:
+            self.type(key)
+            while until not in self._text and self._is_readable(3):
+                shown = self._read()
+                assert shown, f"the command ended after {self._text!r}"
+                self._text += shown
+        self.read_until(until)
+
+    def leave_with(self, key: str) -> int:
+        """Press a key until the command ends, and return its exit status."""
+        while self._process.poll() is None:
+            self.type(key)
+            while self._is_readable(3) and self._read():
+                pass
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until the command ends, and return its exit status."""
+        while self._is_readable(WAIT_SECONDS) and self._read():
+            pass
+        return self._process.wait(WAIT_SECONDS)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._screen)
+
+    def _is_readable(self, seconds: float) -> bool:
+        return bool(select.select([self._screen], [], [], seconds)[0])
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._screen, 1 << 16).decode()
+        except OSError:  # the other side is closed
+            return ""
