@@ -10,7 +10,7 @@ from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
 from support import openresponses
-from support.live_server import JudgedEngine
+from support.live_server import ValidatingEngine
 
 needs_document = pytest.mark.skipif(not openresponses.available(), reason="the document is not beside the repository")
 
@@ -79,10 +79,10 @@ def test_without_the_document_everything_passes_and_one_line_says_so(
 
 @needs_document
 def test_the_servers_of_the_tests_judge_what_they_send() -> None:
-    engine = JudgedEngine(backends={}, store=MemoryStore())
+    engine = ValidatingEngine(backends={}, store=MemoryStore())
     delta = {"type": "response.output_text.delta", "sequence_number": 1, "item_id": "msg_1", "output_index": 0}
     with pytest.raises(openresponses.NotOpenResponses, match="content_index"):
-        engine.judge(delta)
-    engine.judge({"type": "acme.tick"})
+        engine.validate_event(delta)
+    engine.validate_event({"type": "acme.tick"})
     assert openresponses.covers({"model": "m", "input": "hi"})
     assert not openresponses.covers({"model": "m", "input": "hi", "tools": [{"type": "shell"}]})

@@ -15,7 +15,7 @@ from antiphon.errors import InvalidRequest, PreviousResponseNotFound, Unsupporte
 from antiphon.protocol import codec
 from antiphon.store.memory.store import MemoryStore
 from support.engine_harness import Bench
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 SCRIPT: dict[str, Any] = {
     "rules": [
@@ -59,14 +59,14 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    running = Running(SCRIPT, make_settings())
+def server() -> Iterator[LiveServer]:
+    running = LiveServer(SCRIPT, make_settings())
     yield running
     running.stop()
 
 
 @pytest.fixture(params=["http", "in process"])
-async def transport(request: pytest.FixtureRequest, server: Running) -> AsyncIterator[Recorder]:
+async def transport(request: pytest.FixtureRequest, server: LiveServer) -> AsyncIterator[Recorder]:
     if request.param == "http":
         recorder = Recorder(HttpTransport(f"{server.url}/v1/"))
         yield recorder
@@ -238,7 +238,7 @@ async def test_a_continuation_with_nothing_to_say_is_refused(transport: Recorder
         await provider.generate_responses_turn(first.response_id)
 
 
-async def test_s4_14_the_path_follows_the_base_url(server: Running) -> None:
+async def test_s4_14_the_path_follows_the_base_url(server: LiveServer) -> None:
     for base in (f"{server.url}/v1", f"{server.url}/v1/"):
         transport = HttpTransport(base)
         assert await make_provider(transport).generate_response("x", "hi") == "You said: hi"

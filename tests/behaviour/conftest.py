@@ -10,7 +10,7 @@ from antiphon.config import ApiKey
 from antiphon.store.location import locate_store
 from behaviour.wire import SCRIPT
 from support.agent_stage import OurStage, TheirStage, open_stage
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 COLLECTED = pytest.StashKey[set[str]]()
 
@@ -28,28 +28,28 @@ def collected(request: pytest.FixtureRequest) -> set[str]:
 
 
 @pytest.fixture(scope="package")
-def server() -> Iterator[Running]:
-    running = Running(SCRIPT, make_settings())
+def server() -> Iterator[LiveServer]:
+    running = LiveServer(SCRIPT, make_settings())
     yield running
     running.stop()
 
 
 @pytest.fixture(scope="package")
-def guarded() -> Iterator[Running]:
+def guarded() -> Iterator[LiveServer]:
     """A server with keys for two projects."""
-    running = Running(SCRIPT, make_settings(api_keys=(ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))))
+    running = LiveServer(SCRIPT, make_settings(api_keys=(ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))))
     yield running
     running.stop()
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     """Starts a server with a script on an SQLite file, which is the same each time in one test."""
-    started: list[Running] = []
+    started: list[LiveServer] = []
 
-    def start(script: dict[str, Any] | None = None, **changes: Any) -> Running:
+    def start(script: dict[str, Any] | None = None, **changes: Any) -> LiveServer:
         store = locate_store(f"sqlite:///{tmp_path}/antiphon.db")
-        started.append(Running(script or {}, make_settings(**changes), store))
+        started.append(LiveServer(script or {}, make_settings(**changes), store))
         return started[-1]
 
     yield start

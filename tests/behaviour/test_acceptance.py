@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from support import openresponses
-from support.live_server import Answer, Running
+from support.live_server import HttpResponse, LiveServer
 
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
@@ -21,7 +21,7 @@ WEATHER = {
 }
 
 
-def ask(server: Running, **body: Any) -> dict[str, Any]:
+def ask(server: LiveServer, **body: Any) -> dict[str, Any]:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted"} | body)
     assert answer.status == 200, answer.body
     openresponses.validate_response(answer.json)
@@ -30,7 +30,7 @@ def ask(server: Running, **body: Any) -> dict[str, Any]:
     return response
 
 
-def read_events(answer: Answer) -> list[dict[str, Any]]:
+def read_events(answer: HttpResponse) -> list[dict[str, Any]]:
     data = [line.removeprefix("data: ") for line in answer.body.decode().split("\n") if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
     events = [json.loads(line) for line in data[:-1]]
@@ -43,13 +43,13 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
 
 
-def test_a_basic_response_is_complete(server: Running) -> None:
+def test_a_basic_response_is_complete(server: LiveServer) -> None:
     response = ask(server, input=[{"type": "message", "role": "user", "content": "Say hello in three words."}])
     assert text_of(response)
     assert response["output"][0]["role"] == "assistant"
 
 
-def test_a_streamed_response_is_a_legal_ladder_of_events(server: Running) -> None:
+def test_a_streamed_response_is_a_legal_ladder_of_events(server: LiveServer) -> None:
     body = {"model": "scripted", "input": "Count to five.", "stream": True}
     events = read_events(server.ask("POST", "/v1/responses", body))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -59,13 +59,13 @@ def test_a_streamed_response_is_a_legal_ladder_of_events(server: Running) -> Non
     assert spoken == text_of(events[-1]["response"]) != ""
 
 
-def test_a_system_prompt_is_taken_as_a_message_and_as_instructions(server: Running) -> None:
+def test_a_system_prompt_is_taken_as_a_message_and_as_instructions(server: LiveServer) -> None:
     messages = [{"role": "system", "content": "Talk like a pirate."}, {"role": "user", "content": "Say hello."}]
     assert text_of(ask(server, input=messages))
     assert ask(server, input="Say hello.", instructions="Talk like a pirate.")["instructions"] == "Talk like a pirate."
 
 
-def test_a_tool_is_called_and_its_output_taken(server: Running) -> None:
+def test_a_tool_is_called_and_its_output_taken(server: LiveServer) -> None:
     response = ask(server, input="call", tools=[WEATHER])
     call = next(item for item in response["output"] if item["type"] == "function_call")
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"celsius": 18}'}
@@ -73,12 +73,12 @@ def test_a_tool_is_called_and_its_output_taken(server: Running) -> None:
     assert after["output"]
 
 
-def test_an_image_is_read(server: Running) -> None:
+def test_an_image_is_read(server: LiveServer) -> None:
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": PIXEL}]
     assert text_of(ask(server, input=[{"role": "user", "content": parts}]))
 
 
-def test_a_conversation_of_several_turns_is_read_in_order(server: Running) -> None:
+def test_a_conversation_of_several_turns_is_read_in_order(server: LiveServer) -> None:
     turns = [
         {"role": "user", "content": "My name is Ada."},
         {"role": "assistant", "content": "Hello, Ada."},
@@ -89,7 +89,7 @@ def test_a_conversation_of_several_turns_is_read_in_order(server: Running) -> No
     assert ask(server, input="Who am I?", previous_response_id=first["id"])["previous_response_id"] == first["id"]
 
 
-def test_the_phase_of_an_assistants_message_is_kept(server: Running) -> None:
+def test_the_phase_of_an_assistants_message_is_kept(server: LiveServer) -> None:
     turns = [
         {"role": "user", "content": "Look it up."},
         {"role": "assistant", "content": "I am looking.", "phase": "commentary"},
@@ -102,7 +102,7 @@ def test_the_phase_of_an_assistants_message_is_kept(server: Running) -> None:
     assert not any("phase" in item for item in response["output"])
 
 
-def test_a_conversation_is_compacted_and_gone_on_with(server: Running) -> None:
+def test_a_conversation_is_compacted_and_gone_on_with(server: LiveServer) -> None:
     turns = [
         {"role": "user", "content": "My name is Ada."},
         {"role": "assistant", "content": "Hello, Ada."},
@@ -116,6 +116,6 @@ def test_a_conversation_is_compacted_and_gone_on_with(server: Running) -> None:
     assert text_of(ask(server, input=[*window, {"role": "user", "content": "Where do I live?"}]))
 
 
-def test_compacting_needs_a_model(server: Running) -> None:
+def test_compacting_needs_a_model(server: LiveServer) -> None:
     answer = server.ask("POST", "/v1/responses/compact", {"input": "hi"})
     assert (answer.status, answer.json["error"]["param"]) == (400, "model")

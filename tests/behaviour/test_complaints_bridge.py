@@ -15,7 +15,7 @@ from antiphon.backends.chat_completions.backend import create
 from antiphon.backends.responses.backend import create as create_responses
 from behaviour.upstreams import bridge, recorded, streamed
 from behaviour.wire import Json, of_type, say
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 from support.upstream_server import RESET, STALL, Reply, json_of, serve, stream_of
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
@@ -94,7 +94,7 @@ async def test_pain_d_45_one_that_only_speaks_chat_steps_in_and_says_what_is_wro
             "two": create("two", {"base_url": second.url, "models": ["m"]}, Path("unused")),
         }
         settings = make_settings(models={"best": ["one/m", "two/m"]})
-        running = await asyncio.to_thread(Running, {}, settings, others=backends)
+        running = await asyncio.to_thread(LiveServer, {}, settings, others=backends)
         try:
             answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", {"model": "best", "input": "hi"})
         finally:

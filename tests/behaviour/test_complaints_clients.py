@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from support.live_server import Running
-from support.websocket_client import Client
+from support.live_server import LiveServer
+from support.websocket_client import WebSocketClient
 
 # What Codex sends with every turn.
 CODEX: dict[str, Any] = {
@@ -29,14 +29,14 @@ CODEX: dict[str, Any] = {
 }
 
 
-def test_pain_l_83_the_path_that_clients_call_by_default_is_there(server: Running) -> None:
+def test_pain_l_83_the_path_that_clients_call_by_default_is_there(server: LiveServer) -> None:
     response = server.client().responses.create(model="scripted", input="hi")
     assert response.status == "completed"
     assert "scripted" in [model.id for model in server.client().models.list()]
 
 
 def test_pain_l_85_a_client_that_continues_and_sends_the_whole_history_too_does_not_tell_it_twice(
-    serve: Callable[..., Running],
+    serve: Callable[..., LiveServer],
 ) -> None:
     client = serve({"default": "I have read {history} items."}).client()
     first = client.responses.create(model="scripted", input="one")
@@ -50,7 +50,7 @@ def test_pain_l_85_a_client_that_continues_and_sends_the_whole_history_too_does_
     assert again.output_text == "I have read 3 items."
 
 
-def test_pain_l_84_what_codex_sends_is_answered_as_responses(server: Running) -> None:
+def test_pain_l_84_what_codex_sends_is_answered_as_responses(server: LiveServer) -> None:
     answer = server.ask("POST", "/v1/responses", CODEX)
     assert answer.status == 200
     assert "event: response.output_item.done" in answer.body.decode()
@@ -58,9 +58,9 @@ def test_pain_l_84_what_codex_sends_is_answered_as_responses(server: Running) ->
     assert "web_search is not available here" in answer.headers["x-antiphon-warnings"]
 
 
-def test_pain_l_86_compaction_and_websocket_are_there(server: Running) -> None:
+def test_pain_l_86_compaction_and_websocket_are_there(server: LiveServer) -> None:
     compacted = server.ask("POST", "/v1/responses/compact", {"model": "scripted", "input": "hi"})
     assert (compacted.status, compacted.json["object"]) == (200, "response.compaction")
-    with Client(server) as client:
+    with WebSocketClient(server) as client:
         client.socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "hi"}))
         assert json.loads(client.socket.recv())["type"] == "response.created"

@@ -17,7 +17,7 @@ from antiphon.backends.responses.backend import create
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.stream.fold import fold
 from behaviour.wire import Json, of_type, read_stream, say
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 from support.upstream_server import Reply, serve, stream_of
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
@@ -169,7 +169,7 @@ async def test_pain_a_1_to_a_13_a_mangled_stream_is_told_as_it_should_be(name: s
     mangled = write(MANGLED[name](make_stream()))
     async with serve([mangled, mangled, write(make_stream())]) as upstream:
         backend = create("up", {"base_url": upstream.url, "models": ["m"], "stream_retries": 0}, Path("unused"))
-        running = await asyncio.to_thread(Running, {}, make_settings(), others={"up": backend})
+        running = await asyncio.to_thread(LiveServer, {}, make_settings(), others={"up": backend})
         try:
             asked = {"model": "m", "input": "hi", "tools": [LOOK_UP]}
             answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", asked | {"stream": True})

@@ -10,7 +10,7 @@ from antiphon.engine.policy import Policy
 from antiphon.protocol import codec
 from antiphon.protocol.items import Reasoning
 from antiphon.store.memory.store import MemoryStore
-from support.live_server import Running
+from support.live_server import LiveServer
 
 SCRIPT: dict[str, Any] = {
     "rules": [
@@ -22,7 +22,7 @@ SCRIPT: dict[str, Any] = {
 WANTED = {"store": False, "include": ["reasoning.encrypted_content"]}
 
 
-def ask(server: Running, *items: dict[str, Any]) -> Any:
+def ask(server: LiveServer, *items: dict[str, Any]) -> Any:
     return server.ask("POST", "/v1/responses", {"model": "scripted", "input": list(items)} | WANTED)
 
 
@@ -30,13 +30,13 @@ def say(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def carry(server: Running) -> tuple[dict[str, Any], dict[str, Any]]:
+def carry(server: LiveServer) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reasoning as a client that throws away what it can read carries it, and the answer it led to."""
     thought, answer = ask(server, say("think")).json["output"]
     return {name: value for name, value in thought.items() if name != "content"}, answer
 
 
-def test_pain_e_57_encrypted_reasoning_reaches_the_model_again(serve: Callable[..., Running]) -> None:
+def test_pain_e_57_encrypted_reasoning_reaches_the_model_again(serve: Callable[..., LiveServer]) -> None:
     server = serve(SCRIPT)
     thought, answer = carry(server)
     assert "plinth" not in thought["encrypted_content"]
@@ -45,7 +45,7 @@ def test_pain_e_57_encrypted_reasoning_reaches_the_model_again(serve: Callable[.
     )
 
 
-def test_pain_e_56_reasoning_that_cannot_be_opened_does_not_kill_the_session(serve: Callable[..., Running]) -> None:
+def test_pain_e_56_reasoning_that_cannot_be_opened_does_not_kill_the_session(serve: Callable[..., LiveServer]) -> None:
     server = serve(SCRIPT)
     thought, answer = carry(server)
     stale = thought | {"encrypted_content": "gAAAAABsealed-by-somebody-else"}

@@ -11,7 +11,7 @@ import pytest
 from antiphon.backends.registry import create
 from behaviour.upstreams import NO_RETRIES, answered, bridge, recorded, refuse
 from behaviour.wire import Json, say
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 from support.upstream_server import json_of, serve, stream_of
 
 
@@ -104,7 +104,7 @@ async def test_pain_h_71_and_h_75_a_tool_of_an_mcp_server_that_nobody_runs_is_re
 
 async def ask_all(backends: Any, models: Any, *names: str) -> list[Json]:
     """The responses to one question, each by the model of another name."""
-    running = await asyncio.to_thread(Running, {}, make_settings(models=models), others=backends)
+    running = await asyncio.to_thread(LiveServer, {}, make_settings(models=models), others=backends)
     try:
         asked = ({"model": name, "input": "hi"} for name in names)
         return [(await asyncio.to_thread(running.ask, "POST", "/v1/responses", body)).json for body in asked]

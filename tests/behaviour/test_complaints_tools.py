@@ -8,7 +8,7 @@ import pytest
 
 from behaviour.item_samples import ITEMS
 from behaviour.wire import Json, ask, refuse, say
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 from support.tool_emulation import Recorder, call
 
 GET = {
@@ -42,7 +42,7 @@ PATCHED = {
 }
 
 
-class Watched(Running):
+class Watched(LiveServer):
     """A server whose model keeps what it was given."""
 
     backend: Recorder

@@ -3,7 +3,7 @@
 from typing import Any
 
 from behaviour.samples import FUNCTION
-from support.websocket_client import Client, text_of
+from support.websocket_client import WebSocketClient, get_text
 
 # As Codex opens its connection.
 CODEX = {"OpenAI-Beta": "responses_websockets=2026-02-06", "session-id": "s1", "x-codex-beta-features": "x"}
@@ -12,24 +12,24 @@ CODEX = {"OpenAI-Beta": "responses_websockets=2026-02-06", "session-id": "s1", "
 def test_pain_i_76_an_upgrade_is_accepted_at_once_with_any_headers(guarded: Any) -> None:
     """icebear0828/codex-proxy#681, headroomlabs-ai/headroom#79, BerriAI/litellm#22051"""
     for _ in range(3):
-        with Client(guarded, key="sk-ada", headers=CODEX) as client:
+        with WebSocketClient(guarded, key="sk-ada", headers=CODEX) as client:
             assert client.socket.response is not None
             assert (client.socket.response.status_code, client.ask("hi")["status"]) == (101, "completed")
 
 
 def test_pain_i_77_the_model_is_named_by_the_messages_and_a_warm_up_makes_no_call(server: Any) -> None:
     """BerriAI/litellm#24959"""
-    with Client(server, headers=CODEX) as client:
+    with WebSocketClient(server, headers=CODEX) as client:
         warm = client.ask("my name is ada", generate=False, store=False, tools=[FUNCTION])
         assert (warm["model"], warm["status"], warm["output"]) == ("scripted", "completed", [])
         again = client.ask("recall", model="another", store=False, previous_response_id=warm["id"])
-        assert (again["model"], text_of(again)) == ("another", "Your name is ada.")
+        assert (again["model"], get_text(again)) == ("another", "Your name is ada.")
 
 
 def test_pain_b_28_the_second_message_of_a_client_that_stores_nothing_finds_the_first(server: Any) -> None:
     """maximhq/bifrost#2441"""
-    with Client(server) as client:
+    with WebSocketClient(server) as client:
         first = client.ask("my name is ada", store=False)
         second = client.ask("recall", store=False, previous_response_id=first["id"])
-        assert text_of(second) == "Your name is ada."
-        assert text_of(client.ask("recall", store=False, previous_response_id=second["id"])) == "Your name is ada."
+        assert get_text(second) == "Your name is ada."
+        assert get_text(client.ask("recall", store=False, previous_response_id=second["id"])) == "Your name is ada."

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from antiphon.backends.registry import create
 from behaviour.wire import Json, read_stream
-from support.live_server import Answer, Running, make_settings
+from support.live_server import HttpResponse, LiveServer, make_settings
 from support.upstream_server import Reply, UpstreamServer, json_of, serve, stream_of
 
 # Each kind of backend, and where the recorded answers of its servers are.
@@ -20,13 +20,13 @@ _CORPUS = Path(__file__).parents[1] / "wire"
 NO_RETRIES = {"request_retries": 0, "stream_retries": 0}
 
 
-async def ask_through(kind: str, asked: Any, **fields: Any) -> tuple[Answer, list[Json]]:
+async def ask_through(kind: str, asked: Any, **fields: Any) -> tuple[HttpResponse, list[Json]]:
     """The answer to this input on a model behind a server of this kind, and what that server was sent."""
     reply = stream_of((_CORPUS / KINDS[kind] / "text.sse").read_bytes())
     async with serve([reply]) as upstream:
         options = {"base_url": upstream.url, "models": ["m"]} | NO_RETRIES
         backend = create(kind, name="up", options=options, data_dir=Path("unused"))
-        running = await asyncio.to_thread(Running, {}, make_settings(), others={"up": backend})
+        running = await asyncio.to_thread(LiveServer, {}, make_settings(), others={"up": backend})
         try:
             body = {"model": "m", "input": asked} | fields
             answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", body)
@@ -63,12 +63,12 @@ def refuse(message: str, *, param: str | None = None, code: str | None = None) -
 class Bridge:
     """A server of ours, and behind it the one with the model."""
 
-    def __init__(self, running: Running, upstream: UpstreamServer, model: str) -> None:
+    def __init__(self, running: LiveServer, upstream: UpstreamServer, model: str) -> None:
         self.upstream = upstream
         self._running = running
         self._model = model
 
-    async def post(self, path: str, body: Json) -> Answer:
+    async def post(self, path: str, body: Json) -> HttpResponse:
         return await asyncio.to_thread(self._running.ask, "POST", path, body)
 
     async def ask(self, asked: Any, **fields: Any) -> Json:
@@ -101,7 +101,7 @@ async def bridge(
     async with serve(replies, fixed={"/v1/models": json_of({"data": []})}) as upstream:
         settings = {"base_url": upstream.url, "models": [model]} | NO_RETRIES | options
         backend = create(kind, name="up", options=settings, data_dir=Path("unused"))
-        running = await asyncio.to_thread(Running, {}, make_settings(), others={"up": backend})
+        running = await asyncio.to_thread(LiveServer, {}, make_settings(), others={"up": backend})
         try:
             yield Bridge(running, upstream, model)
         finally:

@@ -8,7 +8,7 @@ from antiphon.stream.sse import SseDecoder
 from behaviour.event_samples import make_event
 from behaviour.item_samples import ITEMS
 from behaviour.samples import ANNOTATIONS, CALLED
-from support.live_server import Running
+from support.live_server import LiveServer
 
 Json = dict[str, Any]
 
@@ -58,7 +58,7 @@ SCRIPT: Json = {
 }
 
 
-def ask(server: Running, asked: Any, *, key: str = "any", **fields: Any) -> Json:
+def ask(server: LiveServer, asked: Any, *, key: str = "any", **fields: Any) -> Json:
     """The response to this input, which must succeed."""
     answer = server.ask(
         "POST",
@@ -71,25 +71,25 @@ def ask(server: Running, asked: Any, *, key: str = "any", **fields: Any) -> Json
     return response
 
 
-def refuse(server: Running, fields: Json) -> tuple[int, str | None, str | None]:
+def refuse(server: LiveServer, fields: Json) -> tuple[int, str | None, str | None]:
     """The status, the param and the code of the error that this request gets."""
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"} | fields)
     return answer.status, answer.json["error"]["param"], answer.json["error"]["code"]
 
 
-def get(server: Running, path: str) -> Json:
+def get(server: LiveServer, path: str) -> Json:
     answer = server.ask("GET", f"/v1{path}")
     assert answer.status == 200, answer.body
     found: Json = answer.json
     return found
 
 
-def list_input(server: Running, response: Json) -> list[Json]:
+def list_input(server: LiveServer, response: Json) -> list[Json]:
     items: list[Json] = get(server, f"/responses/{response['id']}/input_items?order=asc&limit=100")["data"]
     return items
 
 
-def stream(server: Running, asked: Any, **fields: Any) -> list[Json]:
+def stream(server: LiveServer, asked: Any, **fields: Any) -> list[Json]:
     """The events of the response to this input."""
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": asked, "stream": True} | fields)
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream"), answer.body

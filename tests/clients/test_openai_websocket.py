@@ -7,7 +7,7 @@ import pytest
 from openai.resources.responses.responses import AsyncResponsesConnection
 from openai.types.responses import ResponseSteerAcceptedEvent, ResponseSteerFailedEvent, ResponseSteerPendingEvent
 
-from support.live_server import Running
+from support.live_server import LiveServer
 
 CALL = {"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}
 SCRIPT = {
@@ -22,12 +22,12 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 @pytest.fixture(scope="module")
-def running(serve: Callable[..., Running]) -> Running:
+def running(serve: Callable[..., LiveServer]) -> LiveServer:
     return serve(SCRIPT)
 
 
 @pytest.fixture
-async def connection(running: Running) -> AsyncIterator[AsyncResponsesConnection]:
+async def connection(running: LiveServer) -> AsyncIterator[AsyncResponsesConnection]:
     async with running.async_client() as client, client.responses.connect() as connection:
         yield connection
 
@@ -59,7 +59,7 @@ async def test_turns_follow_each_other_without_being_stored(connection: AsyncRes
         prepared = events[-1].response
 
 
-async def test_two_lanes_run_at_once(running: Running, connection: AsyncResponsesConnection) -> None:
+async def test_two_lanes_run_at_once(running: LiveServer, connection: AsyncResponsesConnection) -> None:
     await connection.response.create(model="scripted", input="slowly", stream_id="slow")
     await connection.response.create(model="scripted", input="hi", stream_id="quick")
     first = await read(connection)
@@ -70,7 +70,7 @@ async def test_two_lanes_run_at_once(running: Running, connection: AsyncResponse
     assert {event.stream_id for event in first} == {"slow", "quick"}
 
 
-async def test_a_response_is_steered(running: Running, connection: AsyncResponsesConnection) -> None:
+async def test_a_response_is_steered(running: LiveServer, connection: AsyncResponsesConnection) -> None:
     await connection.response.create(model="scripted", input="slowly", stream_id="a")
     created = await connection.recv()
     running.wait_for(lambda: running.backend.reached("gate"))
@@ -83,7 +83,9 @@ async def test_a_response_is_steered(running: Running, connection: AsyncResponse
     assert (successor.response.previous_response_id, text_of(successor)) == (created.response.id, "3 turn left")
 
 
-async def test_steering_waits_for_the_output_of_a_call(running: Running, connection: AsyncResponsesConnection) -> None:
+async def test_steering_waits_for_the_output_of_a_call(
+    running: LiveServer, connection: AsyncResponsesConnection
+) -> None:
     await connection.response.create(model="scripted", input="call", tools=[TOOL], store=False)
     created = await connection.recv()
     running.wait_for(lambda: running.backend.reached("gate"))
@@ -116,7 +118,7 @@ async def test_an_error_is_an_event_and_the_connection_goes_on(connection: Async
     assert text_of((await read(connection))[-1]) == "1 hi"
 
 
-def test_the_plain_client_is_served_like_the_asynchronous_one(running: Running) -> None:
+def test_the_plain_client_is_served_like_the_asynchronous_one(running: LiveServer) -> None:
     with running.client() as client, client.responses.connect() as connection:
         connection.response.create(model="scripted", input="hi")
         for event in connection:

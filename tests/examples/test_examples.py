@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_SECONDS = 30
@@ -22,10 +22,10 @@ def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
 @pytest.fixture
 def run() -> Iterator[Callable[..., str]]:
     """Return a function that runs an example on a server with a script and returns its output."""
-    started: list[Running] = []
+    started: list[LiveServer] = []
 
     def start(name: str, script: dict[str, Any], *arguments: str) -> str:
-        started.append(Running(script, make_settings()))
+        started.append(LiveServer(script, make_settings()))
         command = [sys.executable, str(EXAMPLES / name), "--url", f"{started[-1].url}/v1", "--model", "scripted"]
         done = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False

@@ -9,16 +9,16 @@ import pytest
 from antiphon.config import ApiKey
 from antiphon.server.http import HttpRequest, Message, Scope
 from antiphon.store.base import Store
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Running]]:
+def serve() -> Iterator[Callable[..., LiveServer]]:
     """Starts a server with a script, and settings that differ from the usual."""
-    started: list[Running] = []
+    started: list[LiveServer] = []
 
-    def start(script: dict[str, Any] | None = None, *, keep_in: Store | None = None, **changes: Any) -> Running:
-        started.append(Running(script or {}, make_settings(**changes), keep_in))
+    def start(script: dict[str, Any] | None = None, *, keep_in: Store | None = None, **changes: Any) -> LiveServer:
+        started.append(LiveServer(script or {}, make_settings(**changes), keep_in))
         return started[-1]
 
     yield start
@@ -45,18 +45,18 @@ SCRIPT = {
 
 
 @pytest.fixture(scope="package")
-def server() -> Iterator[Running]:
+def server() -> Iterator[LiveServer]:
     """An open server that everyone may use who leaves nothing running on it."""
-    running = Running(SCRIPT, make_settings())
+    running = LiveServer(SCRIPT, make_settings())
     yield running
     running.stop()
 
 
 @pytest.fixture(scope="package")
-def guarded() -> Iterator[Running]:
+def guarded() -> Iterator[LiveServer]:
     """A server with keys for two projects, and a small limit for bodies."""
     keys = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))
-    running = Running(SCRIPT, make_settings(api_keys=keys, max_body_bytes=1000))
+    running = LiveServer(SCRIPT, make_settings(api_keys=keys, max_body_bytes=1000))
     yield running
     running.stop()
 

@@ -13,9 +13,9 @@ from antiphon.agent.loop_guard import WARNING
 from antiphon.errors import ConfigError
 from antiphon.server.agent import load_agent_tools
 from support.agent_client import CLIENT_TOOL, PATH, AgentServer, results, texts
-from support.live_server import Answer, make_settings
+from support.live_server import HttpResponse, make_settings
 
-Execute = Callable[..., Answer]
+Execute = Callable[..., HttpResponse]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from support.agent_client import PATH, TOOLS, AgentServer, read_events, results
-from support.live_server import PATIENCE, Answer
+from support.live_server import TIMEOUT, HttpResponse
 
-Execute = Callable[..., Answer]
+Execute = Callable[..., HttpResponse]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_stops_the_model(serve: Any) -> None:
 
 def test_a_silent_stream_gets_signs_of_life(serve: Any) -> None:
     running = serve({"default": [{"text": "One "}, {"wait": "gate"}, {"text": "two"}]}, keepalive_seconds=0.05)
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
     with closing(connection):
         connection.request("POST", PATH, json.dumps({"Instruction": "hello", "Stream": True}))
         told = []

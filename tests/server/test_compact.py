@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.config import ApiKey
 from support import openresponses
-from support.live_server import Running
+from support.live_server import LiveServer
 
 NOTES = "Goal: a red bridge."
 SCRIPT = {
@@ -25,15 +25,15 @@ LONG: list[Any] = [RULE, TASK, *({"role": "assistant", "content": f"Beam {n}. {'
 
 
 @pytest.fixture
-def running(serve: Callable[..., Running]) -> Running:
+def running(serve: Callable[..., LiveServer]) -> LiveServer:
     return serve(SCRIPT)
 
 
-def compact(running: Running, body: dict[str, Any], *, key: str = "any") -> Any:
+def compact(running: LiveServer, body: dict[str, Any], *, key: str = "any") -> Any:
     return running.ask("POST", "/v1/responses/compact", body, headers={"Authorization": f"Bearer {key}"})
 
 
-def ask(running: Running, asked: list[Any], *, key: str = "any") -> Any:
+def ask(running: LiveServer, asked: list[Any], *, key: str = "any") -> Any:
     body = {"model": "scripted", "input": asked}
     return running.ask("POST", "/v1/responses", body, headers={"Authorization": f"Bearer {key}"})
 
@@ -48,7 +48,7 @@ def text_of(answer: Any) -> str:
     return text
 
 
-def test_items_that_share_an_id_are_all_compacted(running: Running) -> None:
+def test_items_that_share_an_id_are_all_compacted(running: LiveServer) -> None:
     shared = [
         {"id": "m", **say("one")},
         {"id": "m", "role": "assistant", "content": "two"},
@@ -61,7 +61,7 @@ def test_items_that_share_an_id_are_all_compacted(running: Running) -> None:
         assert text_of(ask(running, [made.json["output"][-1], say("count")])) == "4"
 
 
-def test_it_answers_with_what_to_go_on_with(running: Running) -> None:
+def test_it_answers_with_what_to_go_on_with(running: LiveServer) -> None:
     answer = compact(running, {"model": "scripted", "input": LONG})
     compacted = answer.json
     openresponses.validate_compaction(compacted)
@@ -76,7 +76,7 @@ def test_it_answers_with_what_to_go_on_with(running: Running) -> None:
     assert compacted["usage"]["output_tokens"] == len(NOTES.split())
 
 
-def test_its_output_is_the_next_input_and_nothing_is_doubled(running: Running) -> None:
+def test_its_output_is_the_next_input_and_nothing_is_doubled(running: LiveServer) -> None:
     output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
     assert text_of(ask(running, [*output, say("recall")])) == "It was to be red."
     whole = int(text_of(ask(running, [*output, say("count")])))
@@ -84,7 +84,7 @@ def test_its_output_is_the_next_input_and_nothing_is_doubled(running: Running) -
     assert whole == alone + 1  # the rule, which only clients keep
 
 
-def test_it_is_not_a_response(running: Running) -> None:
+def test_it_is_not_a_response(running: LiveServer) -> None:
     compacted = compact(running, {"model": "scripted", "input": LONG}).json
     assert not compacted["id"].startswith("resp_")
     assert running.ask("GET", f"/v1/responses/{compacted['id']}").status == 404
@@ -93,14 +93,14 @@ def test_it_is_not_a_response(running: Running) -> None:
     assert (answer.status, running.ask("POST", "/v1/responses", body).status) == (200, 400)
 
 
-def test_it_compacts_what_a_response_has_left(running: Running) -> None:
+def test_it_compacts_what_a_response_has_left(running: LiveServer) -> None:
     first = ask(running, LONG[:3]).json
     body = {"model": "scripted", "previous_response_id": first["id"]}
     output = compact(running, body).json["output"]
     assert text_of(ask(running, [*output, say("count")])) == "5"
 
 
-def test_an_earlier_compaction_is_compacted_with_the_rest(running: Running) -> None:
+def test_an_earlier_compaction_is_compacted_with_the_rest(running: LiveServer) -> None:
     output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
     again = compact(running, {"model": "scripted", "input": [*output, *LONG[2:]]}).json["output"]
     assert [item["type"] for item in again] == ["message", "message", "compaction"]
@@ -108,7 +108,7 @@ def test_an_earlier_compaction_is_compacted_with_the_rest(running: Running) -> N
 
 
 @pytest.mark.parametrize("asked", [{}, {"input": None}, {"input": []}, {"instructions": "Be kind."}])
-def test_nothing_becomes_one_compaction(running: Running, asked: dict[str, Any]) -> None:
+def test_nothing_becomes_one_compaction(running: LiveServer, asked: dict[str, Any]) -> None:
     answer = compact(running, {"model": "scripted"} | asked)
     assert (answer.status, [item["type"] for item in answer.json["output"]]) == (200, ["compaction"])
 
@@ -135,18 +135,18 @@ def test_nothing_becomes_one_compaction(running: Running, asked: dict[str, Any])
     ],
 )
 def test_what_cannot_be_compacted_is_refused_by_name(
-    running: Running, body: dict[str, Any], status: int, param: str, code: str
+    running: LiveServer, body: dict[str, Any], status: int, param: str, code: str
 ) -> None:
     answer = compact(running, body)
     assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (status, param, code)
 
 
-def test_a_field_that_nobody_knows_is_told(running: Running) -> None:
+def test_a_field_that_nobody_knows_is_told(running: LiveServer) -> None:
     answer = compact(running, {"model": "scripted", "input": "hi", "colour": "red"})
     assert (answer.status, "colour" in answer.headers["x-antiphon-warnings"]) == (200, True)
 
 
-def test_the_official_client_can_use_it(running: Running) -> None:
+def test_the_official_client_can_use_it(running: LiveServer) -> None:
     with running.client() as client:
         compacted = client.responses.compact(model="scripted", input=LONG)
         # Its type has no word for a user's message in an output, though its documentation has.
@@ -155,7 +155,7 @@ def test_the_official_client_can_use_it(running: Running) -> None:
     assert answer.output_text == "It was to be red."
 
 
-def test_another_project_cannot_open_it(serve: Callable[..., Running]) -> None:
+def test_another_project_cannot_open_it(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, api_keys=(ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b")))
     item = compact(running, {"model": "scripted", "input": LONG}, key="sk-ada").json["output"][-1]
     assert text_of(ask(running, [item, say("recall")], key="sk-ada")) == "It was to be red."
@@ -163,7 +163,7 @@ def test_another_project_cannot_open_it(serve: Callable[..., Running]) -> None:
     assert (text_of(other), item["id"] in other.headers["x-antiphon-warnings"]) == ("I do not know.", True)
 
 
-def test_one_that_was_tampered_with_is_left_out_and_told(running: Running) -> None:
+def test_one_that_was_tampered_with_is_left_out_and_told(running: LiveServer) -> None:
     item = compact(running, {"model": "scripted", "input": LONG}).json["output"][-1]
     middle = len(item["encrypted_content"]) // 2
     changed = item["encrypted_content"][:middle] + "AAAA" + item["encrypted_content"][middle + 4 :]
@@ -171,7 +171,7 @@ def test_one_that_was_tampered_with_is_left_out_and_told(running: Running) -> No
     assert (text_of(answer), item["id"] in answer.headers["x-antiphon-warnings"]) == ("I do not know.", True)
 
 
-def test_a_server_without_state_compacts_too(serve: Callable[..., Running]) -> None:
+def test_a_server_without_state_compacts_too(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, stateless=True)
     output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
     assert text_of(ask(running, [*output, say("recall")])) == "It was to be red."

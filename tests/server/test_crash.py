@@ -13,17 +13,17 @@ import pytest
 from antiphon.protocol import codec
 from antiphon.protocol.response import FINAL_STATUSES
 from antiphon.stream.fold import fold
-from support.crashing_server import PATIENCE, Crashing, Reader, read_events, wait_until
+from support.crashing_server import TIMEOUT, KillableServer, StreamReader, read_events, wait_until
 
-Start = Callable[..., Crashing]
+Start = Callable[..., KillableServer]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Crashing] = []
+    started: list[KillableServer] = []
 
-    def start_server(script: dict[str, Any], **settings: Any) -> Crashing:
-        started.append(Crashing(tmp_path, script, **settings))
+    def start_server(script: dict[str, Any], **settings: Any) -> KillableServer:
+        started.append(KillableServer(tmp_path, script, **settings))
         return started[-1]
 
     yield start_server
@@ -69,14 +69,14 @@ def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(s
     settings = {"background_slots": 60, "background_lease_seconds": 0.5}
     server = start(make_script(1), **settings)
     asked = [KINDS[number % len(KINDS)] for number in range(50)]
-    responses = {server.begin(words): (words, watched) for words, watched in asked}
-    readers: dict[str, list[Reader]] = defaultdict(list)
+    responses = {server.start_background(words): (words, watched) for words, watched in asked}
+    readers: dict[str, list[StreamReader]] = defaultdict(list)
     # What the second life is waited for, the first one has not said, however long it lived.
     for life, marker in ((1, b" w8"), (2, b" w35")):
         for response_id, (_, watched) in responses.items():
             if life in watched:
                 earlier = readers[response_id][-1].last if readers[response_id] else None
-                readers[response_id].append(Reader(server, response_id, after=earlier))
+                readers[response_id].append(StreamReader(server, response_id, after=earlier))
         for reader in (each for found in readers.values() for each in found[-1:]):
             if life in responses[reader.response_id][1]:
                 reader.wait_for(marker)
@@ -89,7 +89,7 @@ def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(s
     for response_id, (words, watched) in responses.items():
         told = server.read(response_id)
         final = check_stream(told)
-        shown = [event for reader in readers[response_id] for event in reader.shown]
+        shown = [event for reader in readers[response_id] for event in reader.events]
         assert shown == told[: len(shown)]
         diverged = words == "change" and watched
         assert (final["status"], (final["error"] or {}).get("code")) == (
@@ -111,7 +111,7 @@ def test_a_response_that_was_only_queued_is_run_after_the_crash(start: Start) ->
     settings = {"background_slots": 1, "background_lease_seconds": 0.1}
     script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}]}
     server = start(script, **settings)
-    blocking, waiting = server.begin("block"), server.begin("hello")
+    blocking, waiting = server.start_background("block"), server.start_background("hello")
     server.kill()
     server = start({"default": "at last: {input}"}, **settings)
     for response_id, text in ((blocking, "at last: block"), (waiting, "at last: hello")):
@@ -124,13 +124,17 @@ def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: St
     slow = speak([" first"] * 6, slowly=0.5, to_the_end=True)  # longer than a lease
     script = {"rules": [{"user": "slow", "answers": [slow]}, {"user": "block", "answers": [[{"wait": "for ever"}]]}]}
     first = start(script, **settings)
-    slowly, unwanted, orphaned = first.begin("slow"), first.begin("block"), first.begin("block")
+    slowly, unwanted, orphaned = (
+        first.start_background("slow"),
+        first.start_background("block"),
+        first.start_background("block"),
+    )
     wait_until(lambda: first.status(orphaned) == "in_progress")
     second = start({"default": "second"}, **settings)
-    reader = Reader(second, slowly)
+    reader = StreamReader(second, slowly)
     assert second.ask("POST", f"/v1/responses/{unwanted}/cancel")["status"] == "cancelled"
     reader.join()
-    assert check_stream(reader.shown)["output"][0]["content"][0]["text"] == " first" * 6
+    assert check_stream(reader.events)["output"][0]["content"][0]["text"] == " first" * 6
     assert first.status(orphaned) == "in_progress"
     first.kill()
     wait_until(lambda: second.status(orphaned) == "completed")
@@ -141,13 +145,13 @@ def test_two_servers_share_the_limits_and_the_second_takes_over(start: Start) ->
     settings = {"background_lease_seconds": 2, "background_concurrency": 1, "background_starts_per_minute": 2}
     script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}], "default": "done"}
     first = start(script, **settings)
-    blocking = first.begin("block")
+    blocking = first.start_background("block")
     wait_until(lambda: first.status(blocking) == "in_progress")
     second = start({"default": "second"}, **settings)
-    waiting, late = second.begin("wait"), second.begin("late")
+    waiting, late = second.start_background("wait"), second.start_background("late")
     # Two checks of the queue by the second server: it ends a cancelled run, which needs no slot, and starts no other.
     for _ in range(2):
-        cancelled = second.begin("cancel")
+        cancelled = second.start_background("cancel")
         assert second.ask("POST", f"/v1/responses/{cancelled}/cancel")["status"] == "cancelled"
     assert [second.status(each) for each in (blocking, waiting, late)] == ["in_progress", "queued", "queued"]
     first.kill()
@@ -160,7 +164,7 @@ def test_two_servers_share_the_limits_and_the_second_takes_over(start: Start) ->
 def test_a_server_without_the_model_leaves_the_runs_of_a_dead_one_to_whoever_has_it(start: Start) -> None:
     settings = {"background_lease_seconds": 10}  # four of them are longer than any start takes
     first = start({"default": [{"text": ["so "]}, {"wait": "for ever"}]}, **settings)
-    response_id = first.begin("hi")
+    response_id = first.start_background("hi")
     wait_until(lambda: first.status(response_id) == "in_progress")
     second = start({"models": ["another"]}, **settings)
     first.kill()
@@ -177,7 +181,7 @@ def test_a_stream_that_died_with_its_server_leaves_nothing_unfinished(start: Sta
     server = start(script)
     conversation = server.ask("POST", "/v1/conversations", {})["id"]
     body = {"model": "scripted", "input": "hi", "stream": True, "conversation": conversation}
-    connection = http.client.HTTPConnection(server.address, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(server.address, timeout=TIMEOUT)
     with contextlib.closing(connection):
         connection.request("POST", "/v1/responses", json.dumps(body))
         events = read_events(connection.getresponse())

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.live_server import Answer, Running, make_settings
-from support.websocket_client import Client
+from support.live_server import HttpResponse, LiveServer, make_settings
+from support.websocket_client import WebSocketClient
 
 SCRIPT = {"default": [{"reasoning": "Hm."}, {"text": "Hello."}]}
 OPENAI = ["response.reasoning_text.delta", "response.reasoning_text.done"]
@@ -14,13 +14,13 @@ OPEN_RESPONSES = ["response.reasoning.delta", "response.reasoning.done"]
 
 
 @pytest.fixture
-def server() -> Iterator[Running]:
-    running = Running(SCRIPT, make_settings())
+def server() -> Iterator[LiveServer]:
+    running = LiveServer(SCRIPT, make_settings())
     yield running
     running.stop()
 
 
-def names(answer: Answer) -> list[str]:
+def names(answer: HttpResponse) -> list[str]:
     lines = [line.removeprefix("data: ") for line in answer.body.decode().splitlines() if line.startswith("data: {")]
     types = [json.loads(line)["type"] for line in lines]
     heads = [line.removeprefix("event: ") for line in answer.body.decode().splitlines() if line.startswith("event: ")]
@@ -28,20 +28,20 @@ def names(answer: Answer) -> list[str]:
     return [name for name in types if name.startswith("response.reasoning")]
 
 
-def ask(server: Running, **headers: str) -> Answer:
+def ask(server: LiveServer, **headers: str) -> HttpResponse:
     body = {"model": "scripted", "input": "hi", "stream": True}
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     return server.ask("POST", "/v1/responses", body, headers=sent)
 
 
-def test_reasoning_events_have_the_names_of_openai_unless_a_request_asks_for_the_others(server: Running) -> None:
+def test_reasoning_events_have_the_names_of_openai_unless_a_request_asks_for_the_others(server: LiveServer) -> None:
     assert names(ask(server)) == OPENAI
     assert names(ask(server, x_antiphon_compat="open-responses")) == OPEN_RESPONSES
     assert names(ask(server, x_antiphon_compat="openai")) == OPENAI
 
 
 def test_a_server_can_have_the_names_of_open_responses_and_a_request_those_of_openai() -> None:
-    server = Running(SCRIPT, make_settings(compat="open-responses"))
+    server = LiveServer(SCRIPT, make_settings(compat="open-responses"))
     try:
         assert names(ask(server)) == OPEN_RESPONSES
         assert names(ask(server, x_antiphon_compat="OpenAI")) == OPENAI
@@ -49,7 +49,7 @@ def test_a_server_can_have_the_names_of_open_responses_and_a_request_those_of_op
         server.stop()
 
 
-def test_a_stream_that_is_read_again_has_the_names_its_reader_asks_for(server: Running) -> None:
+def test_a_stream_that_is_read_again_has_the_names_its_reader_asks_for(server: LiveServer) -> None:
     body = {"model": "scripted", "input": "hi", "stream": True, "background": True}
     first = server.ask("POST", "/v1/responses", body)
     assert names(first) == OPENAI
@@ -58,7 +58,7 @@ def test_a_stream_that_is_read_again_has_the_names_its_reader_asks_for(server: R
     assert names(server.ask("GET", f"/v1/responses/{response_id}?stream=true", headers=headers)) == OPEN_RESPONSES
 
 
-def test_an_unknown_dialect_is_refused_by_the_name_of_the_header(server: Running) -> None:
+def test_an_unknown_dialect_is_refused_by_the_name_of_the_header(server: LiveServer) -> None:
     answer = ask(server, x_antiphon_compat="klingon")
     assert answer.status == 400
     assert answer.json == {
@@ -72,15 +72,15 @@ def test_an_unknown_dialect_is_refused_by_the_name_of_the_header(server: Running
     assert server.backend.cancelled == 0
 
 
-def test_every_answer_says_who_served_it(server: Running) -> None:
+def test_every_answer_says_who_served_it(server: LiveServer) -> None:
     assert ask(server).headers["x-antiphon-served-by"] == "scripted/scripted"
     whole = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"})
     assert whole.headers["x-antiphon-served-by"] == whole.json["served_by"] == "scripted/scripted"
 
 
-def test_a_websocket_has_the_names_that_its_handshake_asks_for(server: Running) -> None:
+def test_a_websocket_has_the_names_that_its_handshake_asks_for(server: LiveServer) -> None:
     for headers, expected in ({}, OPENAI), ({"x-antiphon-compat": "open-responses"}, OPEN_RESPONSES):
-        with Client(server, headers=headers) as client:
+        with WebSocketClient(server, headers=headers) as client:
             client.socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "hi"}))
             told = [json.loads(client.socket.recv())["type"]]
             while told[-1] != "response.completed":

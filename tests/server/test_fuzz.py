@@ -19,7 +19,7 @@ from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETE
 from antiphon.server.openapi import make_openapi_document
 from antiphon.server.routes import make_router
 from antiphon.store.memory.store import MemoryStore
-from support.live_server import PATIENCE, Running, make_settings
+from support.live_server import TIMEOUT, LiveServer, make_settings
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # The same requests every time: what is found here must not depend on luck.
@@ -32,13 +32,13 @@ REFUSABLE = [name for name, operation in OPERATIONS.items() if list(operation.bo
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[Running]:
-    running = Running({}, make_settings())
+def target() -> Iterator[LiveServer]:
+    running = LiveServer({}, make_settings())
     yield running
     running.stop()
 
 
-def tame(case: Case, target: Running) -> None:
+def tame(case: Case, target: LiveServer) -> None:
     """Lead a wild request to things that exist, where most wild ones would end at a 404."""
     names = set(case.path_parameters)
     if "response_id" in names:
@@ -83,14 +83,14 @@ def simplify(case: Case, *, stream: bool) -> None:
         case.body = {"Instruction": "hello", "Stream": stream}
 
 
-def call(case: Case, target: Running) -> int:
-    response = case.call(base_url=target.url, timeout=PATIENCE)
+def call(case: Case, target: LiveServer) -> int:
+    response = case.call(base_url=target.url, timeout=TIMEOUT)
     case.validate_response(response, checks=CHECKS)
     return response.status_code
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_the_document_allows_is_answered_as_it_says(name: str, target: Running) -> None:
+def test_what_the_document_allows_is_answered_as_it_says(name: str, target: LiveServer) -> None:
     cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.POSITIVE)
     seen = set()
 
@@ -108,7 +108,7 @@ def test_what_the_document_allows_is_answered_as_it_says(name: str, target: Runn
 
 
 @pytest.mark.parametrize("name", REFUSABLE)
-def test_what_the_document_does_not_allow_is_answered_as_it_says(name: str, target: Running) -> None:
+def test_what_the_document_does_not_allow_is_answered_as_it_says(name: str, target: LiveServer) -> None:
     cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.NEGATIVE)
 
     @SETTINGS

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.server.log import AccessLine, JsonFormatter, TextFormatter, access
-from support.live_server import PATIENCE
+from support.live_server import TIMEOUT
 
 LINE = AccessLine(
     request_id="req_1",
@@ -73,7 +73,7 @@ class Collector(logging.Handler):
 
     def find(self, request_id: str) -> AccessLine:
         """The line of this request: those of earlier ones may come first."""
-        while (line := self._lines.get(timeout=PATIENCE)).request_id != request_id:
+        while (line := self._lines.get(timeout=TIMEOUT)).request_id != request_id:
             pass
         return line
 

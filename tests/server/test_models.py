@@ -6,7 +6,7 @@ import msgspec
 from antiphon.backends.base import Model
 from antiphon.backends.scripted.backend import ScriptedBackend
 from antiphon.backends.scripted.script import Script
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 
 def test_the_models_are_listed(server: Any) -> None:
@@ -25,7 +25,7 @@ class Windowed(ScriptedBackend):
 
 
 def test_the_window_of_a_model_is_told_where_it_is_known() -> None:
-    running = Running({}, make_settings(), backend=Windowed("scripted", Script()))
+    running = LiveServer({}, make_settings(), backend=Windowed("scripted", Script()))
     try:
         assert running.ask("GET", "/v1/models/scripted").json == {
             "id": "scripted",

@@ -15,7 +15,7 @@ from antiphon.config import Settings
 from antiphon.errors import ConfigError
 from antiphon.server.process import bind_socket
 
-PATIENCE = 20
+TIMEOUT = 20
 CHILD = Path(__file__).with_name("child.py")
 GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
 
@@ -43,7 +43,7 @@ def begin_stream(child: subprocess.Popen[str]) -> Iterator[http.client.HTTPRespo
     """A stream whose model has said its first word, and waits."""
     assert child.stdout is not None
     url = child.stdout.readline().strip()
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=TIMEOUT)
     body = json.dumps({"model": "scripted", "input": "wait", "stream": True})
     with contextlib.closing(connection):
         connection.request("POST", "/v1/responses", body)
@@ -68,7 +68,7 @@ def test_a_signal_ends_the_streams_with_a_terminal_event_and_the_process_with_su
         child.send_signal(number)
         rest = read_rest(response)
     assert rest[-3:] == ["error", "response.failed", "data: [DONE]"]
-    assert child.wait(PATIENCE) == 0
+    assert child.wait(TIMEOUT) == 0
     assert "Traceback" not in child.communicate()[1]
 
 
@@ -78,11 +78,11 @@ def test_a_second_signal_ends_the_process_at_once(start: Start) -> None:
         child.send_signal(signal.SIGTERM)
         child.send_signal(signal.SIGINT)
         # Which of the two is the second is up to the system.
-        assert child.wait(PATIENCE) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+        assert child.wait(TIMEOUT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
 def test_a_stream_that_finishes_in_time_is_left_alone(serve: Callable[..., Any]) -> None:
-    running = serve(GATED, shutdown_grace_seconds=PATIENCE)
+    running = serve(GATED, shutdown_grace_seconds=TIMEOUT)
     with running.client() as client, client.responses.stream(model="scripted", input="wait") as stream:
         deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
         assert next(deltas) == "first"
@@ -112,7 +112,7 @@ def test_a_port_in_use_is_one_line_and_a_failure(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         child = start(port=port)
-        out, err = child.communicate(timeout=PATIENCE)
+        out, err = child.communicate(timeout=TIMEOUT)
     assert (child.returncode, out, err) == (
         1,
         "",
@@ -123,7 +123,7 @@ def test_a_port_in_use_is_one_line_and_a_failure(start: Start) -> None:
 def test_an_engine_that_does_not_start_is_one_line_and_a_failure(start: Start, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     child = start(store="sqlite:///folder")
-    out, err = child.communicate(timeout=PATIENCE)
+    out, err = child.communicate(timeout=TIMEOUT)
     assert (child.returncode, out, len(err.splitlines())) == (1, "", 1)
 
 

@@ -19,8 +19,8 @@ from antiphon.protocol import codec
 from antiphon.store.sqlite.store import SqliteStore
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.fold import fold
-from support.crashing_server import PATIENCE, read_events
-from support.live_server import Running, make_settings
+from support.crashing_server import TIMEOUT, read_events
+from support.live_server import LiveServer, make_settings
 from support.turns import turns
 
 
@@ -48,12 +48,12 @@ class Teller(ScriptedBackend):
 
 
 @pytest.fixture(scope="module")
-def teller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def teller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server whose log grows event by event."""
     store = SqliteStore(tmp_path_factory.mktemp("resume") / "store.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_writer, "FLUSH_SECONDS", 0)
-        running = Running({}, make_settings(), store, backend=Teller())
+        running = LiveServer({}, make_settings(), store, backend=Teller())
         yield running
         running.stop()
 
@@ -87,7 +87,7 @@ def read_piece(running: Any, response_id: str, begin: int, size: int | None) -> 
     place = f"&starting_after={begin - 1}" if begin else ""
     # Before the pause there are three events at least; whoever wants more might wait for it to end.
     size = min(size, 3) if begin == 0 and size is not None else size
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
     with contextlib.closing(connection):
         connection.request("GET", f"/v1/responses/{response_id}?stream=true{place}")
         with connection.getresponse() as response:

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from antiphon.stream.sse import SseDecoder
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 SCRIPT = {
     "rules": [
@@ -41,8 +41,8 @@ HINT = "Please send full conversation history in the input array."
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    running = Running(SCRIPT, make_settings(stateless=True, stateless_id_prefix="AM-"))
+def server() -> Iterator[LiveServer]:
+    running = LiveServer(SCRIPT, make_settings(stateless=True, stateless_id_prefix="AM-"))
     yield running
     running.stop()
 

@@ -8,8 +8,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from support.live_server import PATIENCE, Running
-from support.websocket_client import Client, codes, normalise, text_of
+from support.live_server import TIMEOUT, LiveServer
+from support.websocket_client import WebSocketClient, get_text, list_codes, normalise
 
 GATED = {"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}
 SCRIPT = {
@@ -26,13 +26,13 @@ FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "o
 
 
 @pytest.fixture
-def running(serve: Callable[..., Running]) -> Running:
+def running(serve: Callable[..., LiveServer]) -> LiveServer:
     return serve(SCRIPT)
 
 
 @pytest.fixture
-def client(running: Running) -> Any:
-    with Client(running) as client:
+def client(running: LiveServer) -> Any:
+    with WebSocketClient(running) as client:
         yield client
 
 
@@ -52,7 +52,7 @@ def test_a_get_request_without_an_upgrade_is_told_what_to_do(server: Any) -> Non
     }
 
 
-def refuse_upgrade(running: Running, path: str, **headers: str) -> tuple[int, str, Any]:
+def refuse_upgrade(running: LiveServer, path: str, **headers: str) -> tuple[int, str, Any]:
     with pytest.raises(InvalidStatus) as refused:
         connect(f"{running.url.replace('http', 'ws')}{path}", additional_headers=headers, proxy=None)
     response = refused.value.response
@@ -67,18 +67,18 @@ def test_a_websocket_needs_a_key_like_everything_else(guarded: Any) -> None:
     status, code, headers = refuse_upgrade(guarded, "/v1/responses")
     assert (status, code, headers["www-authenticate"]) == (401, "invalid_api_key", 'Bearer realm="antiphon"')
     assert refuse_upgrade(guarded, "/v1/responses", Authorization="Bearer sk-wrong")[0] == 401
-    with Client(guarded, key="sk-ada") as client:
+    with WebSocketClient(guarded, key="sk-ada") as client:
         client.ask()
 
 
 def test_without_keys_a_page_of_another_origin_gets_no_websocket(server: Any) -> None:
     assert refuse_upgrade(server, "/v1/responses", Origin="http://evil.example")[:2] == (403, "origin_not_allowed")
-    with Client(server, headers={"Origin": f"http://127.0.0.1:{server.port}"}) as client:
+    with WebSocketClient(server, headers={"Origin": f"http://127.0.0.1:{server.port}"}) as client:
         client.ask()
 
 
 def test_a_websocket_belongs_to_the_project_of_its_key(guarded: Any) -> None:
-    with Client(guarded, key="sk-ada") as ada, Client(guarded, key="sk-bob") as bob:
+    with WebSocketClient(guarded, key="sk-ada") as ada, WebSocketClient(guarded, key="sk-bob") as bob:
         made = ada.ask()
         assert ada.ask(previous_response_id=made["id"])["previous_response_id"] == made["id"]
         assert bob.refuse(previous_response_id=made["id"])["error"]["code"] == "previous_response_not_found"
@@ -87,7 +87,9 @@ def test_a_websocket_belongs_to_the_project_of_its_key(guarded: Any) -> None:
 # Responses
 
 
-def test_the_events_are_those_of_a_stream_and_nothing_follows_the_last(running: Running, client: Client) -> None:
+def test_the_events_are_those_of_a_stream_and_nothing_follows_the_last(
+    running: LiveServer, client: WebSocketClient
+) -> None:
     for text, options in (("hi", {}), ("weather", {"tools": [FUNCTION]}), ("fail", {})):
         client.create(text, **options)
         body = {"model": "scripted", "input": text, "stream": True, **options}
@@ -98,15 +100,15 @@ def test_the_events_are_those_of_a_stream_and_nothing_follows_the_last(running: 
     assert client.next()["type"] == "response.created"
 
 
-def test_requests_without_a_lane_run_one_after_the_other(running: Running, client: Client) -> None:
+def test_requests_without_a_lane_run_one_after_the_other(running: LiveServer, client: WebSocketClient) -> None:
     client.create("slowly")
     client.create("hi")
     client.until("response.output_text.delta")
     running.do(lambda: running.backend.release("gate"))
-    assert [text_of(client.finish()[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
+    assert [get_text(client.finish()[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
 
 
-def test_lanes_run_beside_each_other_and_their_events_name_them(running: Running, client: Client) -> None:
+def test_lanes_run_beside_each_other_and_their_events_name_them(running: LiveServer, client: WebSocketClient) -> None:
     client.create("slowly", stream_id="a")
     client.create("hi", stream_id="a")
     client.create("hi", stream_id="b")
@@ -115,23 +117,23 @@ def test_lanes_run_beside_each_other_and_their_events_name_them(running: Running
     assert (events[-1]["type"], {event["stream_id"] for event in events}) == ("response.completed", {"b"})
     assert "stream_id" not in client.finish()[0]
     running.do(lambda: running.backend.release("gate"))
-    assert [text_of(client.finish("a")[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
+    assert [get_text(client.finish("a")[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
 
 
-def test_a_lane_may_continue_what_was_said_on_another(client: Client) -> None:
+def test_a_lane_may_continue_what_was_said_on_another(client: WebSocketClient) -> None:
     first = client.ask(store=False, stream_id="a")
-    assert text_of(client.ask(previous_response_id=first["id"], store=False, stream_id='"b"')) == "3"
+    assert get_text(client.ask(previous_response_id=first["id"], store=False, stream_id='"b"')) == "3"
 
 
-def test_stream_is_implied_and_may_be_said(client: Client) -> None:
-    assert text_of(client.ask(stream=True)) == "1"
+def test_stream_is_implied_and_may_be_said(client: WebSocketClient) -> None:
+    assert get_text(client.ask(stream=True)) == "1"
 
 
 @pytest.mark.parametrize(
     ("options", "param"),
     [({"stream": False}, "stream"), ({"background": True}, "background"), ({"stream_id": "x" * 257}, "stream_id")],
 )
-def test_what_has_no_place_in_a_message_is_refused_by_name(client: Client, options: Any, param: str) -> None:
+def test_what_has_no_place_in_a_message_is_refused_by_name(client: WebSocketClient, options: Any, param: str) -> None:
     client.create(**options)
     error = client.next()
     assert (error["status"], error["error"]["param"]) == (400, param)
@@ -140,7 +142,7 @@ def test_what_has_no_place_in_a_message_is_refused_by_name(client: Client, optio
 # Errors
 
 
-def test_an_error_has_a_status_and_its_lane_and_the_connection_goes_on(client: Client) -> None:
+def test_an_error_has_a_status_and_its_lane_and_the_connection_goes_on(client: WebSocketClient) -> None:
     assert client.refuse(temperature=3, stream_id="a") == {
         "type": "error",
         "status": 400,
@@ -155,7 +157,7 @@ def test_an_error_has_a_status_and_its_lane_and_the_connection_goes_on(client: C
     wrong = ["no json", b"{}", "[]", {"type": "response.stop"}, {"model": "scripted", "input": "hi"}]
     for message in wrong:
         client.send(message)
-    assert codes([client.next() for _ in wrong]) == [
+    assert list_codes([client.next() for _ in wrong]) == [
         (400, "invalid_json"),
         (400, "invalid_json"),
         (400, "invalid_type"),
@@ -163,19 +165,19 @@ def test_an_error_has_a_status_and_its_lane_and_the_connection_goes_on(client: C
         (400, "missing_required_parameter"),
     ]
     assert client.refuse(model="other")["status"] == 404
-    assert text_of(client.ask()) == "1"
+    assert get_text(client.ask()) == "1"
 
 
-def test_an_error_without_a_code_of_its_own_gets_that_of_its_kind(client: Client) -> None:
+def test_an_error_without_a_code_of_its_own_gets_that_of_its_kind(client: WebSocketClient) -> None:
     lone = [{"type": "function_call_output", "call_id": "call_1", "output": "x"}]
     assert client.refuse(lone)["error"]["code"] == "invalid_request_error"
 
 
-def test_the_inside_of_the_server_stays_inside(client: Client) -> None:
+def test_the_inside_of_the_server_stays_inside(client: WebSocketClient) -> None:
     client.create("crash at once")
     client.create("crash later")
     at_once, later = client.finish()[-1], client.finish()[-1]
-    assert codes([at_once]) == [(500, "server_error")]
+    assert list_codes([at_once]) == [(500, "server_error")]
     assert (later["type"], "secret" in str([at_once, later])) == ("response.failed", False)
 
 
@@ -183,12 +185,12 @@ def test_the_inside_of_the_server_stays_inside(client: Client) -> None:
 
 
 def test_a_response_that_is_not_stored_can_be_continued_on_its_connection_alone(
-    running: Running, client: Client
+    running: LiveServer, client: WebSocketClient
 ) -> None:
     first = client.ask(store=False)
     second = client.ask(store=False, previous_response_id=first["id"])
-    assert text_of(second) == "3"
-    with Client(running) as other:
+    assert get_text(second) == "3"
+    with WebSocketClient(running) as other:
         error = other.refuse(previous_response_id=second["id"])
     assert error["error"] == {
         "type": "invalid_request_error",
@@ -197,30 +199,30 @@ def test_a_response_that_is_not_stored_can_be_continued_on_its_connection_alone(
         "param": "previous_response_id",
     }
     assert running.ask("GET", f"/v1/responses/{second['id']}").status == 404
-    assert text_of(client.ask(previous_response_id=first["id"])) == "3"
+    assert get_text(client.ask(previous_response_id=first["id"])) == "3"
 
 
-def test_items_that_share_an_id_are_all_remembered(client: Client) -> None:
+def test_items_that_share_an_id_are_all_remembered(client: WebSocketClient) -> None:
     shared = [{"id": "m", "role": "user", "content": text} for text in ("one", "two")]
     first = client.ask(shared, store=False)
-    assert (text_of(first), text_of(client.ask(store=False, previous_response_id=first["id"]))) == ("2", "4")
+    assert (get_text(first), get_text(client.ask(store=False, previous_response_id=first["id"]))) == ("2", "4")
     whole = [*shared, *first["output"], {"role": "user", "content": "and?"}]
-    assert text_of(client.ask(whole, store=False, previous_response_id=first["id"])) == "4"
+    assert get_text(client.ask(whole, store=False, previous_response_id=first["id"])) == "4"
 
 
-def test_a_stored_response_can_be_continued_from_anywhere(running: Running, client: Client) -> None:
+def test_a_stored_response_can_be_continued_from_anywhere(running: LiveServer, client: WebSocketClient) -> None:
     first = client.ask()
-    with Client(running) as other:
-        assert text_of(other.ask(previous_response_id=first["id"])) == "3"
+    with WebSocketClient(running) as other:
+        assert get_text(other.ask(previous_response_id=first["id"])) == "3"
     assert running.ask("GET", f"/v1/responses/{first['id']}").json == first
 
 
 def test_a_stored_response_on_an_unstored_one_goes_on_here_until_it_is_deleted(
-    running: Running, client: Client
+    running: LiveServer, client: WebSocketClient
 ) -> None:
     first = client.ask(store=False)
     second = client.ask(previous_response_id=first["id"])
-    assert text_of(client.ask(previous_response_id=second["id"])) == "5"
+    assert get_text(client.ask(previous_response_id=second["id"])) == "5"
     running.ask("DELETE", f"/v1/responses/{second['id']}")
     assert client.refuse(previous_response_id=second["id"])["error"]["code"] == "previous_response_not_found"
 
@@ -235,42 +237,44 @@ def test_a_stored_response_on_an_unstored_one_goes_on_here_until_it_is_deleted(
     ],
     ids=["refused", "invalid", "unsupported", "failed"],
 )
-def test_a_failed_continuation_forgets_what_it_was_to_continue(client: Client, failing: dict[str, Any]) -> None:
+def test_a_failed_continuation_forgets_what_it_was_to_continue(
+    client: WebSocketClient, failing: dict[str, Any]
+) -> None:
     lost, stored = client.ask(store=False), client.ask()
     for previous in (lost, stored):
         client.create(**{"text": "hi", **failing}, previous_response_id=previous["id"])
         assert client.finish()[-1]["type"] in ("error", "response.failed")
     assert client.refuse(previous_response_id=lost["id"])["error"]["code"] == "previous_response_not_found"
-    assert text_of(client.ask(previous_response_id=stored["id"])) == "3"
+    assert get_text(client.ask(previous_response_id=stored["id"])) == "3"
 
 
-def test_a_continuation_has_the_tools_of_an_unstored_response(client: Client) -> None:
+def test_a_continuation_has_the_tools_of_an_unstored_response(client: WebSocketClient) -> None:
     first = client.ask(tools=[FUNCTION], store=False)
     assert client.ask(previous_response_id=first["id"], store=False)["tools"] == first["tools"] != []
 
 
-def test_a_stateless_server_remembers_within_a_connection(serve: Callable[..., Running]) -> None:
+def test_a_stateless_server_remembers_within_a_connection(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, stateless=True)
-    with Client(running) as client, Client(running) as other:
+    with WebSocketClient(running) as client, WebSocketClient(running) as other:
         first = client.ask()
-        assert text_of(client.ask(previous_response_id=first["id"])) == "3"
+        assert get_text(client.ask(previous_response_id=first["id"])) == "3"
         assert other.refuse(previous_response_id=first["id"])["error"]["code"] == "previous_response_not_found"
 
 
 # Preparing without generating
 
 
-def test_a_request_that_generates_nothing_prepares_the_next_one(client: Client) -> None:
+def test_a_request_that_generates_nothing_prepares_the_next_one(client: WebSocketClient) -> None:
     client.create("hi", generate=False, store=False, tools=[FUNCTION])
     events = client.finish()
     prepared = events[-1]["response"]
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
     assert (prepared["status"], prepared["output"], prepared["usage"]["total_tokens"]) == ("completed", [], 0)
     after = client.ask("and now", store=False, previous_response_id=prepared["id"])
-    assert (text_of(after), after["tools"]) == ("2", prepared["tools"])
+    assert (get_text(after), after["tools"]) == ("2", prepared["tools"])
 
 
-def test_a_request_that_generates_nothing_is_checked_all_the_same(client: Client) -> None:
+def test_a_request_that_generates_nothing_is_checked_all_the_same(client: WebSocketClient) -> None:
     assert client.refuse(generate=False, model="other")["error"]["code"] == "model_not_found"
 
 
@@ -289,9 +293,9 @@ def test_what_belongs_to_a_websocket_is_refused_elsewhere(server: Any, name: str
 # Signs of life
 
 
-def test_a_silent_lane_gets_signs_of_life(serve: Callable[..., Running]) -> None:
+def test_a_silent_lane_gets_signs_of_life(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, keepalive_seconds=0.05)
-    with Client(running) as client:
+    with WebSocketClient(running) as client:
         client.create("slowly", stream_id="a")
         before = client.until("response.output_text.delta", "a")
         while (beat := client.next("a"))["type"] != "keepalive":
@@ -301,9 +305,9 @@ def test_a_silent_lane_gets_signs_of_life(serve: Callable[..., Running]) -> None
         assert client.finish("a")[-1]["type"] == "response.completed"
 
 
-def test_signs_of_life_are_as_far_apart_as_they_should_be(serve: Callable[..., Running]) -> None:
+def test_signs_of_life_are_as_far_apart_as_they_should_be(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, keepalive_seconds=0.2)
-    with Client(running) as client:
+    with WebSocketClient(running) as client:
         began = time.monotonic()
         client.create("slowly")
         client.until("keepalive")
@@ -313,7 +317,7 @@ def test_signs_of_life_are_as_far_apart_as_they_should_be(serve: Callable[..., R
         assert time.monotonic() - began > 3 * 0.2
 
 
-def test_an_idle_connection_is_pinged(serve: Callable[..., Running]) -> None:
+def test_an_idle_connection_is_pinged(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, keepalive_seconds=0.05)
     with running.connect() as raw:
         raw.sendall(
@@ -330,10 +334,10 @@ def test_an_idle_connection_is_pinged(serve: Callable[..., Running]) -> None:
 
 
 def test_the_log_has_a_line_for_each_response_and_one_for_the_connection(
-    running: Running, caplog: pytest.LogCaptureFixture
+    running: LiveServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "antiphon.access")
-    with Client(running) as client:
+    with WebSocketClient(running) as client:
         made = client.ask(stream_id="a", top_k=3)
         client.refuse(model="other")
         client.create("fail")
@@ -348,4 +352,4 @@ def test_the_log_has_a_line_for_each_response_and_one_for_the_connection(
         ("GET", 101, None, None, []),
     ]
     assert (lines[0].response_id, lines[0].stream, len({line.request_id for line in lines})) == (made["id"], True, 1)
-    assert all(0 <= line.ms < PATIENCE * 1000 and line.bytes > 100 for line in lines)
+    assert all(0 <= line.ms < TIMEOUT * 1000 and line.bytes > 100 for line in lines)

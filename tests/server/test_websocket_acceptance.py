@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from support import openresponses
-from support.live_server import Running
-from support.websocket_client import TERMINAL, Client, text_of
+from support.live_server import LiveServer
+from support.websocket_client import TERMINAL, WebSocketClient, get_text
 
 SCRIPT = {
     "rules": [{"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}],
@@ -15,7 +15,7 @@ SCRIPT = {
 }
 
 
-class Judged(Client):
+class Judged(WebSocketClient):
     """A client that takes nothing that is not in the document."""
 
     def read(self) -> dict[str, Any]:
@@ -28,12 +28,12 @@ class Judged(Client):
 
 
 @pytest.fixture
-def running(serve: Callable[..., Running]) -> Running:
+def running(serve: Callable[..., LiveServer]) -> LiveServer:
     return serve(SCRIPT)
 
 
 @pytest.fixture
-def client(running: Running) -> Iterator[Judged]:
+def client(running: LiveServer) -> Iterator[Judged]:
     with Judged(running) as client:
         yield client
 
@@ -42,7 +42,7 @@ def message(text: str) -> list[dict[str, Any]]:
     return [{"type": "message", "role": "user", "content": text}]
 
 
-def not_found(client: Client, response: dict[str, Any]) -> tuple[int, str, str]:
+def not_found(client: WebSocketClient, response: dict[str, Any]) -> tuple[int, str, str]:
     error = client.refuse(message("hi"), store=False, previous_response_id=response["id"])
     return error["status"], error["error"]["code"], error["error"]["param"]
 
@@ -50,42 +50,42 @@ def not_found(client: Client, response: dict[str, Any]) -> tuple[int, str, str]:
 NOT_FOUND = (400, "previous_response_not_found", "previous_response_id")
 
 
-def test_a_response_is_told_on_a_websocket(client: Client) -> None:
+def test_a_response_is_told_on_a_websocket(client: WebSocketClient) -> None:
     client.create(message("hi"))
     events = client.finish()
     assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
     openresponses.validate_response(events[-1]["response"])
 
 
-def test_turns_follow_each_other_on_one_connection(client: Client) -> None:
+def test_turns_follow_each_other_on_one_connection(client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=True)
     second = client.ask(message("two"), store=True, previous_response_id=first["id"])
-    assert (text_of(second), second["previous_response_id"]) == ("3", first["id"])
+    assert (get_text(second), second["previous_response_id"]) == ("3", first["id"])
 
 
-def test_a_turn_that_is_not_stored_goes_on_with_new_input_alone(client: Client) -> None:
+def test_a_turn_that_is_not_stored_goes_on_with_new_input_alone(client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=False)
-    assert text_of(client.ask(message("two"), store=False, previous_response_id=first["id"])) == "3"
+    assert get_text(client.ask(message("two"), store=False, previous_response_id=first["id"])) == "3"
 
 
-def test_a_new_connection_does_not_see_what_was_not_stored(running: Running, client: Client) -> None:
+def test_a_new_connection_does_not_see_what_was_not_stored(running: LiveServer, client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=False)
     with Judged(running) as later:
         assert not_found(later, first) == NOT_FOUND
 
 
-def test_an_unknown_previous_response_is_an_error_with_a_status(client: Client) -> None:
+def test_an_unknown_previous_response_is_an_error_with_a_status(client: WebSocketClient) -> None:
     assert not_found(client, {"id": "resp_unknown"}) == NOT_FOUND
 
 
-def test_a_failed_continuation_evicts_what_it_named(client: Client) -> None:
+def test_a_failed_continuation_evicts_what_it_named(client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=False)
     output = [{"type": "function_call_output", "call_id": "call_unknown", "output": "x"}]
     assert client.refuse(output, store=False, previous_response_id=first["id"])["status"] == 400
     assert not_found(client, first) == NOT_FOUND
 
 
-def test_a_second_request_waits_for_the_first(running: Running, client: Client) -> None:
+def test_a_second_request_waits_for_the_first(running: LiveServer, client: WebSocketClient) -> None:
     client.create(message("slowly"))
     client.create(message("hi"))
     running.wait_for(lambda: running.backend.reached("gate"))
@@ -96,13 +96,13 @@ def test_a_second_request_waits_for_the_first(running: Running, client: Client) 
     assert ids == sorted(ids)
 
 
-def test_an_error_leaves_the_connection_open(client: Client) -> None:
+def test_an_error_leaves_the_connection_open(client: WebSocketClient) -> None:
     client.create(message("hi"), model=None)
     assert client.next()["error"]["code"] == "missing_required_parameter"
     assert client.ask(message("hi"))["status"] == "completed"
 
 
-def test_a_compacted_window_is_taken_as_new_input(running: Running, client: Client) -> None:
+def test_a_compacted_window_is_taken_as_new_input(running: LiveServer, client: WebSocketClient) -> None:
     asked = {"model": "scripted", "input": message("one") + message("two")}
     answer = running.ask("POST", "/v1/responses/compact", asked)
     assert (answer.status, answer.json["output"][-1]["type"]) == (200, "compaction")
@@ -111,6 +111,6 @@ def test_a_compacted_window_is_taken_as_new_input(running: Running, client: Clie
     assert client.ask(message("four"), store=False, previous_response_id=made["id"])["status"] == "completed"
 
 
-def test_a_connection_that_is_too_old_is_told_so(serve: Callable[..., Running]) -> None:
+def test_a_connection_that_is_too_old_is_told_so(serve: Callable[..., LiveServer]) -> None:
     with Judged(serve(SCRIPT, websocket_max_seconds=0.01)) as client:
         assert client.next()["error"]["code"] == "websocket_connection_limit_reached"

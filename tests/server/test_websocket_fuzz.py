@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.live_server import Running, make_settings
-from support.websocket_client import TERMINAL, Client
+from support.live_server import LiveServer, make_settings
+from support.websocket_client import TERMINAL, WebSocketClient
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -29,16 +29,16 @@ MESSAGES = (
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    running = Running({}, make_settings())
-    with Client(running) as client:
+def client() -> Iterator[WebSocketClient]:
+    running = LiveServer({}, make_settings())
+    with WebSocketClient(running) as client:
         yield client
     running.stop()
 
 
 @settings(max_examples=150)
 @given(MESSAGES)
-def test_every_message_is_answered_and_the_connection_goes_on(client: Client, message: str) -> None:
+def test_every_message_is_answered_and_the_connection_goes_on(client: WebSocketClient, message: str) -> None:
     client.send(message)
     answer = client.read()
     while answer["type"] not in (*TERMINAL, "error", "response.steer.failed"):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.live_server import Running, make_settings
-from support.websocket_client import Client, normalise
+from support.live_server import LiveServer, make_settings
+from support.websocket_client import WebSocketClient, normalise
 
 LANES = ("a", "b", None)
 TURNS = ("text", "call", "fail")
@@ -39,22 +39,22 @@ TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object", "pro
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    running = Running(SCRIPT, make_settings())
+def running() -> Iterator[LiveServer]:
+    running = LiveServer(SCRIPT, make_settings())
     yield running
     running.stop()
 
 
-def ask(client: Client, lane: str | None, turn: str) -> None:
+def ask(client: WebSocketClient, lane: str | None, turn: str) -> None:
     options = {} if lane is None else {"stream_id": lane}
     client.create(gate(lane, turn), tools=TOOLS, store=False, **options)
 
 
 @pytest.fixture(scope="module")
-def alone(running: Running) -> dict[str | None, list[Any]]:
+def alone(running: LiveServer) -> dict[str | None, list[Any]]:
     """What each lane tells when nothing else goes on."""
     told: dict[str | None, list[Any]] = {}
-    with Client(running) as client:
+    with WebSocketClient(running) as client:
         for lane in LANES:
             told[lane] = []
             for turn in TURNS:
@@ -73,11 +73,11 @@ STEPS = [("step", lane) for lane in LANES for _ in TURNS for _ in range(GATES)]
 @settings(max_examples=60)
 @given(st.permutations(ASKS + STEPS))
 def test_lanes_tell_the_same_in_any_order_as_alone(
-    running: Running, alone: dict[str | None, list[Any]], order: list[tuple[str, str | None]]
+    running: LiveServer, alone: dict[str | None, list[Any]], order: list[tuple[str, str | None]]
 ) -> None:
     asks = {lane: iter(TURNS) for lane in LANES}
     steps = {lane: (turn for turn in TURNS for _ in range(GATES)) for lane in LANES}
-    with Client(running) as client:
+    with WebSocketClient(running) as client:
         for act, lane in order:
             if act == "ask":
                 ask(client, lane, next(asks[lane]))

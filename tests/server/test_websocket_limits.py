@@ -12,8 +12,8 @@ from antiphon.engine.respond import run
 from antiphon.server import process
 from antiphon.server.websocket import connection
 from antiphon.server.websocket.uvicorn_protocol import WebSocketProtocol
-from support.live_server import PATIENCE, Running
-from support.websocket_client import Client, codes, text_of
+from support.live_server import TIMEOUT, LiveServer
+from support.websocket_client import WebSocketClient, get_text, list_codes
 
 SCRIPT = {
     "rules": [{"user": "slowly", "answers": [[{"text": "One "}, {"wait": "gate"}, {"text": "two."}]]}],
@@ -22,17 +22,19 @@ SCRIPT = {
 
 
 @pytest.fixture
-def running(serve: Callable[..., Running]) -> Running:
+def running(serve: Callable[..., LiveServer]) -> LiveServer:
     return serve(SCRIPT)
 
 
 @pytest.fixture
-def client(running: Running) -> Iterator[Client]:
-    with Client(running) as client:
+def client(running: LiveServer) -> Iterator[WebSocketClient]:
+    with WebSocketClient(running) as client:
         yield client
 
 
-def test_only_so_many_requests_wait(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_requests_wait(
+    running: LiveServer, client: WebSocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "MAX_WAITING", 2)
     kept = client.ask(store=False)
     client.create("slowly")
@@ -40,38 +42,40 @@ def test_only_so_many_requests_wait(running: Running, client: Client, monkeypatc
     for _ in range(3):
         client.create("hi", previous_response_id=kept["id"], store=False)
     error = client.until_error()
-    assert codes([error]) == [(429, "too_many_waiting_requests")]
+    assert list_codes([error]) == [(429, "too_many_waiting_requests")]
     running.do(lambda: running.backend.release("gate"))
-    assert [text_of(client.finish()[-1]["response"]) for _ in range(3)] == ["One two.", "3", "3"]
+    assert [get_text(client.finish()[-1]["response"]) for _ in range(3)] == ["One two.", "3", "3"]
 
 
-def test_only_so_much_waits(serve: Callable[..., Running]) -> None:
+def test_only_so_much_waits(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, max_body_bytes=2000)
-    with Client(running) as client:
+    with WebSocketClient(running) as client:
         client.create("slowly")
         client.until("response.output_text.delta")
         for _ in range(3):
             client.create("x" * 700)
-        assert codes([client.until_error()]) == [(429, "too_many_waiting_requests")]
+        assert list_codes([client.until_error()]) == [(429, "too_many_waiting_requests")]
 
 
-def test_only_so_many_lanes_are_in_use(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_lanes_are_in_use(
+    running: LiveServer, client: WebSocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "MAX_LANES", 1)
     for lane in "abc":  # one that is done with makes room
         client.ask(stream_id=lane)
     client.create("slowly", stream_id="a")
     client.until("response.output_text.delta", "a")
-    assert codes([client.refuse(stream_id="b")]) == [(429, "too_many_lanes")]
+    assert list_codes([client.refuse(stream_id="b")]) == [(429, "too_many_lanes")]
     running.do(lambda: running.backend.release("gate"))
 
 
-def test_a_message_that_is_too_large_ends_the_connection(serve: Callable[..., Running]) -> None:
-    with Client(serve(SCRIPT, max_body_bytes=1000)) as client:
+def test_a_message_that_is_too_large_ends_the_connection(serve: Callable[..., LiveServer]) -> None:
+    with WebSocketClient(serve(SCRIPT, max_body_bytes=1000)) as client:
         client.create("x" * 1000)
         assert closing_code(client) == 1009
 
 
-def closing_code(client: Client) -> int | None:
+def closing_code(client: WebSocketClient) -> int | None:
     with pytest.raises(ConnectionClosed) as closed:
         while True:
             client.read()
@@ -79,7 +83,9 @@ def closing_code(client: Client) -> int | None:
 
 
 @pytest.fixture
-def stuck(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Running, Client]]:
+def stuck(
+    serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[LiveServer, WebSocketClient]]:
     """A client that does not read what its model says, once the way to it is full."""
     paused = threading.Event()
 
@@ -93,16 +99,16 @@ def stuck(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Ite
     running = serve({"rules": [{"user": "go", "answers": [step * PIECES]}]})
     for _ in range(PIECES):
         running.do(lambda: running.backend.release("step"))
-    with Client(running, max_queue=1) as client:
+    with WebSocketClient(running, max_queue=1) as client:
         client.create("go", store=False)
-        assert paused.wait(PATIENCE)
+        assert paused.wait(TIMEOUT)
         yield running, client
 
 
 PIECES = 64
 
 
-def test_a_slow_reader_makes_the_model_wait(stuck: tuple[Running, Client]) -> None:
+def test_a_slow_reader_makes_the_model_wait(stuck: tuple[LiveServer, WebSocketClient]) -> None:
     """It is asked for its next words only when there is room for them, so nothing piles up."""
     running, client = stuck
     said, before = 0, -1
@@ -114,10 +120,10 @@ def test_a_slow_reader_makes_the_model_wait(stuck: tuple[Running, Client]) -> No
     assert said < PIECES - 1
     (transport,) = (each.transport for each in running.server.server_state.connections)
     assert transport.get_write_buffer_size() < 2**20
-    assert len(text_of(client.finish()[-1]["response"])) == PIECES * 2**18
+    assert len(get_text(client.finish()[-1]["response"])) == PIECES * 2**18
 
 
-def test_pings_of_a_client_that_reads_nothing_pile_up_nowhere(stuck: tuple[Running, Client]) -> None:
+def test_pings_of_a_client_that_reads_nothing_pile_up_nowhere(stuck: tuple[LiveServer, WebSocketClient]) -> None:
     running, client = stuck
     (connection,) = running.server.server_state.connections
     pings = (b"\x89\xe4" + bytes(4 + 100)) * 20_000
@@ -126,7 +132,9 @@ def test_pings_of_a_client_that_reads_nothing_pile_up_nowhere(stuck: tuple[Runni
     client.socket.socket.shutdown(socket.SHUT_RDWR)  # it would wait for a farewell that it does not read
 
 
-def test_a_message_in_small_pieces_takes_no_more_room_than_a_whole_one(running: Running, client: Client) -> None:
+def test_a_message_in_small_pieces_takes_no_more_room_than_a_whole_one(
+    running: LiveServer, client: WebSocketClient
+) -> None:
     message = json.dumps({"type": "response.create", "model": "scripted", "input": "x" * 1000})
     (connection,) = running.server.server_state.connections
 
@@ -137,11 +145,11 @@ def test_a_message_in_small_pieces_takes_no_more_room_than_a_whole_one(running: 
         yield from message[-2:]
 
     client.socket.send(pieces())
-    assert text_of(client.finish()[-1]["response"]) == "1"
+    assert get_text(client.finish()[-1]["response"]) == "1"
 
 
 def test_a_slow_reader_hears_later_that_its_response_was_cancelled(
-    stuck: tuple[Running, Client], monkeypatch: pytest.MonkeyPatch
+    stuck: tuple[LiveServer, WebSocketClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, client = stuck
     monkeypatch.setattr(run, "READER_TIMEOUT_SECONDS", 0.01)
@@ -156,8 +164,8 @@ def test_a_slow_reader_hears_later_that_its_response_was_cancelled(
 # The way out
 
 
-def test_a_connection_has_an_end(serve: Callable[..., Running]) -> None:
-    with Client(serve(SCRIPT, websocket_max_seconds=0.05)) as client:
+def test_a_connection_has_an_end(serve: Callable[..., LiveServer]) -> None:
+    with WebSocketClient(serve(SCRIPT, websocket_max_seconds=0.05)) as client:
         assert client.next() == {
             "type": "error",
             "status": 400,
@@ -172,10 +180,10 @@ def test_a_connection_has_an_end(serve: Callable[..., Running]) -> None:
 
 
 def test_a_response_that_runs_at_the_end_may_finish_and_those_that_wait_are_refused(
-    serve: Callable[..., Running],
+    serve: Callable[..., LiveServer],
 ) -> None:
     running = serve(SCRIPT)
-    with Client(running) as client:
+    with WebSocketClient(running) as client:
         client.create("slowly")
         client.create("hi", stream_id="a")
         client.create("slowly", stream_id="a")
@@ -184,22 +192,22 @@ def test_a_response_that_runs_at_the_end_may_finish_and_those_that_wait_are_refu
         for _ in range(2):
             running.wait_for(lambda: running.backend.reached("gate"))
         client.send({"type": "nothing"})
-        assert codes([client.until_error()]) == [(400, "invalid_value")]  # so what came before it has been read
+        assert list_codes([client.until_error()]) == [(400, "invalid_value")]  # so what came before it has been read
         (connected,) = running.server._app._websockets._connections
         running.do(connected._expire)
         while (event := client.next("a"))["type"] != "error":
             pass
-        assert codes([event, client.refuse(stream_id="a")]) == [(400, "websocket_connection_limit_reached")] * 2
+        assert list_codes([event, client.refuse(stream_id="a")]) == [(400, "websocket_connection_limit_reached")] * 2
         for _ in range(2):
             running.do(lambda: running.backend.release("gate"))
         assert client.finish()[-1]["type"] == client.finish("a")[-1]["type"] == "response.completed"
-        assert codes([client.next()]) == [(400, "websocket_connection_limit_reached")]
+        assert list_codes([client.next()]) == [(400, "websocket_connection_limit_reached")]
         assert closing_code(client) == 1001
 
 
-def test_a_stopping_server_ends_what_runs_and_closes(serve: Callable[..., Running]) -> None:
+def test_a_stopping_server_ends_what_runs_and_closes(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT)
-    with Client(running) as idle, Client(running) as busy:
+    with WebSocketClient(running) as idle, WebSocketClient(running) as busy:
         idle.ask()
         busy.create("slowly")
         busy.create("slowly", stream_id="a")
@@ -210,25 +218,25 @@ def test_a_stopping_server_ends_what_runs_and_closes(serve: Callable[..., Runnin
         for lane in (None, "a"):
             last = busy.finish(lane)
             if "status" in last[-1]:
-                assert codes(last[-1:]) == [(503, "server_unavailable")]
+                assert list_codes(last[-1:]) == [(503, "server_unavailable")]
                 last = busy.finish(lane)
             assert (last[-1]["type"], last[-1]["response"]["error"]["code"]) == ("response.failed", "server_shutdown")
         assert [closing_code(each) for each in (idle, busy)] == [1001, 1001]
 
 
-def test_a_stopping_server_lets_a_response_finish_in_time(serve: Callable[..., Running]) -> None:
-    running = serve(SCRIPT, shutdown_grace_seconds=PATIENCE)
-    with Client(running) as client:
+def test_a_stopping_server_lets_a_response_finish_in_time(serve: Callable[..., LiveServer]) -> None:
+    running = serve(SCRIPT, shutdown_grace_seconds=TIMEOUT)
+    with WebSocketClient(running) as client:
         client.create("slowly")
         client.until("response.output_text.delta")
         running.server.should_exit = True
         running.do(lambda: running.backend.release("gate"))
-        assert text_of(client.finish()[-1]["response"]) == "One two."
+        assert get_text(client.finish()[-1]["response"]) == "One two."
         assert closing_code(client) == 1001
 
 
-def test_a_client_that_leaves_stops_every_lane(running: Running) -> None:
-    with Client(running) as client:
+def test_a_client_that_leaves_stops_every_lane(running: LiveServer) -> None:
+    with WebSocketClient(running) as client:
         ids = []
         for lane in (None, "a", "b"):
             client.create("slowly", **({} if lane is None else {"stream_id": lane}))
@@ -240,7 +248,7 @@ def test_a_client_that_leaves_stops_every_lane(running: Running) -> None:
     assert (running.backend.cancelled, stored) == (3, ["cancelled"] * 3)
 
 
-def wait_for_end(running: Running, response_id: str) -> str:
+def wait_for_end(running: LiveServer, response_id: str) -> str:
     while True:
         status: str = running.ask("GET", f"/v1/responses/{response_id}").json["status"]
         if status != "in_progress":

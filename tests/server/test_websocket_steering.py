@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from antiphon.server.websocket import connection
-from support.live_server import Running
-from support.websocket_client import Client, text_of
+from support.live_server import LiveServer
+from support.websocket_client import WebSocketClient, get_text
 
 CALL = {"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}}
 SCRIPT = {
@@ -22,17 +22,17 @@ FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "o
 
 
 @pytest.fixture
-def running(serve: Callable[..., Running]) -> Running:
+def running(serve: Callable[..., LiveServer]) -> LiveServer:
     return serve(SCRIPT)
 
 
 @pytest.fixture
-def client(running: Running) -> Iterator[Client]:
-    with Client(running) as client:
+def client(running: LiveServer) -> Iterator[WebSocketClient]:
+    with WebSocketClient(running) as client:
         yield client
 
 
-def begin(running: Running, client: Client, text: str = "slowly", **options: Any) -> str:
+def begin(running: LiveServer, client: WebSocketClient, text: str = "slowly", **options: Any) -> str:
     """Create a response that waits in its middle, and give its id."""
     client.create(text, **options)
     response_id: str = client.until("response.created", options.get("stream_id"))["response"]["id"]
@@ -40,18 +40,18 @@ def begin(running: Running, client: Client, text: str = "slowly", **options: Any
     return response_id
 
 
-def release(running: Running) -> None:
+def release(running: LiveServer) -> None:
     running.do(lambda: running.backend.release("gate"))
 
 
-def fail(client: Client, *arguments: Any, **options: Any) -> dict[str, Any]:
+def fail(client: WebSocketClient, *arguments: Any, **options: Any) -> dict[str, Any]:
     client.steer(*arguments, **options)
     return client.until("response.steer.failed")
 
 
 @pytest.mark.parametrize("options", [{}, {"store": False}, {"store": False, "stream_id": "a"}])
 def test_a_response_makes_room_for_what_the_client_says_and_a_successor_answers_it(
-    running: Running, client: Client, options: dict[str, Any]
+    running: LiveServer, client: WebSocketClient, options: dict[str, Any]
 ) -> None:
     lane = options.get("stream_id")
     response_id = begin(running, client, instructions="Be brief.", temperature=0.5, tools=[FUNCTION], **options)
@@ -63,23 +63,23 @@ def test_a_response_makes_room_for_what_the_client_says_and_a_successor_answers_
     assert accepted["steer"]["previous_response_id"] == response_id
     assert steered[-1]["type"] == "response.incomplete"
     ended = steered[-1]["response"]
-    assert (ended["incomplete_details"], text_of(ended)) == ({"reason": "steered"}, "One ")
+    assert (ended["incomplete_details"], get_text(ended)) == ({"reason": "steered"}, "One ")
     successor = client.finish(lane)[-1]["response"]
-    assert (successor["status"], text_of(successor)) == ("completed", "3 turn left")
+    assert (successor["status"], get_text(successor)) == ("completed", "3 turn left")
     same = ("model", "instructions", "temperature", "tools", "store")
     assert [successor[name] for name in same] == [ended[name] for name in same]
     assert successor["previous_response_id"] == response_id
-    assert (running.backend.cancelled, text_of(client.ask(previous_response_id=successor["id"]))) == (1, "5 hi")
+    assert (running.backend.cancelled, get_text(client.ask(previous_response_id=successor["id"]))) == (1, "5 hi")
 
 
-def test_the_successor_comes_before_what_waits(running: Running, client: Client) -> None:
+def test_the_successor_comes_before_what_waits(running: LiveServer, client: WebSocketClient) -> None:
     response_id = begin(running, client)
     client.create("wait")
     client.steer(response_id)
-    assert [text_of(client.finish()[-1]["response"]) for _ in range(3)] == ["One ", "3 turn left", "1 wait"]
+    assert [get_text(client.finish()[-1]["response"]) for _ in range(3)] == ["One ", "3 turn left", "1 wait"]
 
 
-def test_a_successor_can_be_steered_again(running: Running, client: Client) -> None:
+def test_a_successor_can_be_steered_again(running: LiveServer, client: WebSocketClient) -> None:
     first = begin(running, client)
     client.steer(first, "slowly please")
     client.finish()
@@ -87,19 +87,19 @@ def test_a_successor_can_be_steered_again(running: Running, client: Client) -> N
     running.wait_for(lambda: running.backend.reached("gate"))
     client.steer(second)
     client.finish()
-    assert text_of(client.finish()[-1]["response"]) == "5 turn left"
+    assert get_text(client.finish()[-1]["response"]) == "5 turn left"
 
 
 def test_reasoning_that_was_cut_off_does_not_keep_the_successor_from_its_answer(
-    running: Running, client: Client
+    running: LiveServer, client: WebSocketClient
 ) -> None:
     response_id = begin(running, client, "think", store=False)
     client.steer(response_id)
     assert client.finish()[-1]["response"]["output"][0]["type"] == "reasoning"
-    assert text_of(client.finish()[-1]["response"]) == "2 turn left"
+    assert get_text(client.finish()[-1]["response"]) == "2 turn left"
 
 
-def test_a_call_is_not_cut_off_and_the_input_goes_with_its_output(running: Running, client: Client) -> None:
+def test_a_call_is_not_cut_off_and_the_input_goes_with_its_output(running: LiveServer, client: WebSocketClient) -> None:
     response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
     client.steer(response_id, "turn left")
     client.steer(response_id, [{"role": "user", "content": [{"type": "input_text", "text": "and stop"}]}])
@@ -122,23 +122,27 @@ def test_a_call_is_not_cut_off_and_the_input_goes_with_its_output(running: Runni
     client.create(output, previous_response_id=response_id, stream_id="a")
     made = client.finish("a")[-1]["response"]
     # the question, a message, the call; then what was said, and the output
-    assert text_of(made) == "6 and stop"
+    assert get_text(made) == "6 and stop"
     items = running.ask("GET", f"/v1/responses/{made['id']}/input_items?order=asc").json["data"]
     assert [item["type"] for item in items] == ["message", "message", "function_call_output"]
     assert client.ask(store=False, stream_id="a")["status"] == "completed"
 
 
-def test_the_input_goes_with_the_outputs_on_whichever_lane_they_come(running: Running, client: Client) -> None:
+def test_the_input_goes_with_the_outputs_on_whichever_lane_they_come(
+    running: LiveServer, client: WebSocketClient
+) -> None:
     response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
     client.steer(response_id, "turn left")
     release(running)
     [required] = client.until("response.steer.pending", "a")["required_input"]
     output = [{"type": "function_call_output", "call_id": required["call_id"], "output": "rain"}]
     made = client.ask(output, stream_id="b", previous_response_id=response_id, store=False)
-    assert text_of(made) == "5 turn left"
+    assert get_text(made) == "5 turn left"
 
 
-def test_a_continuation_on_another_lane_waits_for_what_is_said_to_a_response(running: Running, client: Client) -> None:
+def test_a_continuation_on_another_lane_waits_for_what_is_said_to_a_response(
+    running: LiveServer, client: WebSocketClient
+) -> None:
     response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
     call = client.until("response.output_item.added", "a")["item"]
     while call["type"] != "function_call":
@@ -150,10 +154,10 @@ def test_a_continuation_on_another_lane_waits_for_what_is_said_to_a_response(run
     client.send({"type": "nothing"})
     assert client.next()["status"] == 400  # so what came before it has been read
     release(running)
-    assert text_of(client.finish("b")[-1]["response"]) == "5 turn left"
+    assert get_text(client.finish("b")[-1]["response"]) == "5 turn left"
 
 
-def test_input_that_waits_goes_back_when_its_continuation_fails(running: Running, client: Client) -> None:
+def test_input_that_waits_goes_back_when_its_continuation_fails(running: LiveServer, client: WebSocketClient) -> None:
     response_id = begin(running, client, "call", tools=[FUNCTION], store=False)
     client.steer(response_id, "turn left")
     accepted = client.until("response.steer.accepted")["steer"]
@@ -165,7 +169,7 @@ def test_input_that_waits_goes_back_when_its_continuation_fails(running: Running
     assert failed["steer"] == {**accepted, "input": "turn left"}
 
 
-def test_input_goes_back_when_no_successor_can_be_created(running: Running, client: Client) -> None:
+def test_input_goes_back_when_no_successor_can_be_created(running: LiveServer, client: WebSocketClient) -> None:
     response_id = begin(running, client, stream_id="a")
     client.steer(response_id, "bad")
     accepted = client.until("response.steer.accepted", "a")["steer"]
@@ -183,7 +187,7 @@ def test_input_goes_back_when_no_successor_can_be_created(running: Running, clie
     }
 
 
-def test_input_goes_back_when_the_response_fails(running: Running, client: Client) -> None:
+def test_input_goes_back_when_the_response_fails(running: LiveServer, client: WebSocketClient) -> None:
     response_id = begin(running, client, "call", tools=[FUNCTION])
     client.steer(response_id)
     client.until("response.steer.accepted")
@@ -192,17 +196,17 @@ def test_input_goes_back_when_the_response_fails(running: Running, client: Clien
     assert client.next()["error"]["code"] == "response_not_active"
 
 
-def test_what_runs_on_other_lanes_is_left_alone(running: Running, client: Client) -> None:
+def test_what_runs_on_other_lanes_is_left_alone(running: LiveServer, client: WebSocketClient) -> None:
     steered = begin(running, client, stream_id="a")
     begin(running, client, stream_id="b")
     client.steer(steered)
     assert client.finish("a")[-1]["type"] == "response.incomplete"
     release(running)
-    assert text_of(client.finish("b")[-1]["response"]) == "One two."
+    assert get_text(client.finish("b")[-1]["response"]) == "One two."
 
 
-def test_a_response_that_is_not_there_cannot_be_steered(running: Running, client: Client) -> None:
-    with Client(running) as other:
+def test_a_response_that_is_not_there_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
+    with WebSocketClient(running) as other:
         elsewhere = begin(running, other)
         for response_id in ("resp_1", elsewhere):
             assert fail(client, response_id, "kept") == {
@@ -217,11 +221,11 @@ def test_a_response_that_is_not_there_cannot_be_steered(running: Running, client
             }
 
 
-def test_a_response_that_has_ended_cannot_be_steered(client: Client) -> None:
+def test_a_response_that_has_ended_cannot_be_steered(client: WebSocketClient) -> None:
     assert fail(client, client.ask()["id"])["error"]["code"] == "response_already_completed"
 
 
-def test_a_response_that_has_failed_cannot_be_steered(running: Running, client: Client) -> None:
+def test_a_response_that_has_failed_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
     response_id = begin(running, client, "fail")
     release(running)
     assert client.finish()[-1]["type"] == "response.failed"
@@ -239,7 +243,7 @@ def test_a_response_that_has_failed_cannot_be_steered(running: Running, client: 
         [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "mp3"}}]}],
     ],
 )
-def test_only_what_a_user_says_can_steer(running: Running, client: Client, given: Any) -> None:
+def test_only_what_a_user_says_can_steer(running: LiveServer, client: WebSocketClient, given: Any) -> None:
     response_id = begin(running, client)
     failed = fail(client, response_id, given)
     assert (failed["error"]["code"], failed["steer"]) == (
@@ -251,19 +255,21 @@ def test_only_what_a_user_says_can_steer(running: Running, client: Client, given
     )
 
 
-def test_a_steering_message_without_a_target_or_input_is_an_error(client: Client) -> None:
+def test_a_steering_message_without_a_target_or_input_is_an_error(client: WebSocketClient) -> None:
     for message in ({"input": "x"}, {"previous_response_id": "resp_1"}):
         client.send({"type": "response.steer", **message})
     assert [client.next()["error"]["param"] for _ in range(2)] == ["previous_response_id", "input"]
 
 
-def test_a_response_of_a_conversation_cannot_be_steered(running: Running, client: Client) -> None:
+def test_a_response_of_a_conversation_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
     conversation = running.ask("POST", "/v1/conversations", {}).json["id"]
     response_id = begin(running, client, conversation=conversation)
     assert fail(client, response_id)["error"]["code"] == "steering_not_supported"
 
 
-def test_only_so_much_input_waits(running: Running, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_much_input_waits(
+    running: LiveServer, client: WebSocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "MAX_STEERS", 1)
     response_id = begin(running, client, "call", tools=[FUNCTION])
     client.steer(response_id)

@@ -8,27 +8,27 @@ import pytest
 
 from antiphon.server import write_timeout
 from antiphon.server.write_timeout import WriteTimeoutMixin
-from support.live_server import Running
-from support.websocket_client import Client
+from support.live_server import LiveServer
+from support.websocket_client import WebSocketClient
 
 ENDLESS = {"rules": [{"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"delay": 0}] * 256]}]}
 
 
 @pytest.fixture
-def running(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Running:
+def running(serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch) -> LiveServer:
     monkeypatch.setattr(write_timeout, "_WRITE_TIMEOUT_SECONDS", 0.05)
     return serve(ENDLESS)
 
 
-def test_a_stream_that_nobody_reads_any_more_is_broken_off_and_its_model_stops(running: Running) -> None:
+def test_a_stream_that_nobody_reads_any_more_is_broken_off_and_its_model_stops(running: LiveServer) -> None:
     with running.connect() as client:
         body = b'{"model":"scripted","input":"go","stream":true}'
         client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         running.wait_for(running.backend.cancellation.wait)
 
 
-def test_a_websocket_that_nobody_reads_any_more_is_broken_off_and_its_model_stops(running: Running) -> None:
-    with Client(running, max_queue=1) as client:
+def test_a_websocket_that_nobody_reads_any_more_is_broken_off_and_its_model_stops(running: LiveServer) -> None:
+    with WebSocketClient(running, max_queue=1) as client:
         client.create("go", store=False)
         running.wait_for(running.backend.cancellation.wait)
         client.socket.socket.shutdown(socket.SHUT_RDWR)  # it would wait for a farewell that it does not read

@@ -6,7 +6,7 @@ from typing import Any
 
 from antiphon.config import ApiKey
 from antiphon.stream.sse import SseDecoder
-from support.live_server import Answer, Running, make_settings
+from support.live_server import HttpResponse, LiveServer, make_settings
 
 PATH = "/v1/agent/execute"
 TOOLS = str(Path(__file__).with_name("agent_tools.py"))
@@ -60,9 +60,9 @@ class AgentServer:
     def __init__(self) -> None:
         keys = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))
         settings = make_settings(api_keys=keys, agent_tools=(TOOLS,), agent_system="Be kind.")
-        self.running = Running(SCRIPT, settings)
+        self.running = LiveServer(SCRIPT, settings)
 
-    def execute(self, key: str = "sk-ada", *, accept: str = "application/json", **body: Any) -> Answer:
+    def execute(self, key: str = "sk-ada", *, accept: str = "application/json", **body: Any) -> HttpResponse:
         headers = {"Authorization": f"Bearer {key}", "Accept": accept}
         return self.running.ask("POST", PATH, body, headers=headers)
 
@@ -75,6 +75,6 @@ def results(*pairs: tuple[str, Any]) -> str:
     return json.dumps([{"CallId": call_id, "ResultJson": result} for call_id, result in pairs])
 
 
-def read_events(answer: Answer) -> list[tuple[str | None, Any]]:
+def read_events(answer: HttpResponse) -> list[tuple[str | None, Any]]:
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
     return [(message.event, json.loads(message.data)) for message in SseDecoder().feed(answer.body)]

@@ -27,7 +27,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.runtime import Agent
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.deltas import Deltas
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 from support.upstream_server import RESET, Piece, Reply, UpstreamServer, json_of, serve, stream_of
 
 WAYS = ("http", "in process", "upstream")
@@ -134,7 +134,7 @@ def make_backend(answers: Iterable[Answer], rules: Iterable[dict[str, Any]] = ()
 class OurStage(Stage):
     """In process, or over a socket to our own server."""
 
-    def __init__(self, understudy: Understudy, transport: Transport, server: Running | None = None) -> None:
+    def __init__(self, understudy: Understudy, transport: Transport, server: LiveServer | None = None) -> None:
         super().__init__()
         self.transport = Recorder(transport, self.sent)
         self._understudy = understudy
@@ -254,7 +254,7 @@ class Theatre:
 
     def __init__(self) -> None:
         self.understudy = Understudy()
-        self.server = Running({}, make_settings(), backend=self.understudy)  # type: ignore[arg-type]  # as good as one
+        self.server = LiveServer({}, make_settings(), backend=self.understudy)  # type: ignore[arg-type]  # as good as one
 
     def close(self) -> None:
         self.server.stop()

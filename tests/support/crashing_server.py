@@ -1,4 +1,4 @@
-"""Servers in processes of their own that are killed, and readers that remember what they were shown."""
+"""Server processes that tests kill, and readers that record the events they received."""
 
 import contextlib
 import http.client
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30
+TIMEOUT = 60
 
 
-class Crashing:
-    """A real server on a store that outlives it. `kill` is kill -9: it gets no chance to say anything."""
+class KillableServer:
+    """A server process on a store that outlives it. `kill` sends SIGKILL: the server cannot react."""
 
     def __init__(self, folder: Path, script: dict[str, Any], **settings: Any) -> None:
         path = folder / f"{time.monotonic_ns()}.toml"
@@ -41,13 +41,13 @@ class Crashing:
         assert "Traceback" not in errors, errors
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=PATIENCE)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=TIMEOUT)) as connection:
             connection.request(method, path, None if body is None else json.dumps(body))
             return json.loads(connection.getresponse().read())
 
-    def begin(self, asked: str) -> str:
-        """Ask for a background response, and give its id."""
-        queued = self.ask("POST", "/v1/responses", {"model": "scripted", "input": asked, "background": True})
+    def start_background(self, text: str) -> str:
+        """Create a background response and return its id."""
+        queued = self.ask("POST", "/v1/responses", {"model": "scripted", "input": text, "background": True})
         assert queued["status"] == "queued"
         response_id: str = queued["id"]
         return response_id
@@ -57,59 +57,62 @@ class Crashing:
         return status
 
     def read(self, response_id: str) -> list[bytes]:
-        """Every event of a response, from the first to the last."""
-        reader = Reader(self, response_id)
+        """Return all events of a response."""
+        reader = StreamReader(self, response_id)
         reader.join()
-        return reader.shown
+        return reader.events
 
 
-class Reader:
-    """Reads a stream to its end, however that comes, and remembers every event that it was shown whole."""
+class StreamReader:
+    """Reads a stream in a thread until it ends or breaks, and records each event that arrived complete."""
 
-    def __init__(self, server: Crashing, response_id: str, *, after: int | None = None) -> None:
+    def __init__(self, server: KillableServer, response_id: str, *, after: int | None = None) -> None:
         self.response_id = response_id
         self.after = after
-        self.shown: list[bytes] = []
-        self._news = threading.Condition()
+        self.events: list[bytes] = []
+        self._changed = threading.Condition()
         self._address = server.address
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     @property
     def last(self) -> int:
-        """The number of the last event that was shown, here or before."""
-        return (-1 if self.after is None else self.after) + len(self.shown)
+        """The sequence number of the last event received, by this reader or before it."""
+        return (-1 if self.after is None else self.after) + len(self.events)
 
-    def wait_for(self, words: bytes) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: any(words in event for event in self.shown), PATIENCE), self.shown[-1:]
+    def wait_for(self, text: bytes) -> None:
+        """Wait for an event that contains this text."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(text in event for event in self.events), TIMEOUT), self.events[
+                -1:
+            ]
 
     def join(self) -> None:
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()
 
     def _read(self) -> None:
-        place = "" if self.after is None else f"&starting_after={self.after}"
-        connection = http.client.HTTPConnection(self._address, timeout=PATIENCE)
-        # A server that is killed closes the connection in the middle of an answer, or before it.
+        cursor = "" if self.after is None else f"&starting_after={self.after}"
+        connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT)
+        # A killed server closes the connection during the response or before it.
         with contextlib.closing(connection), contextlib.suppress(http.client.HTTPException, OSError):
-            connection.request("GET", f"/v1/responses/{self.response_id}?stream=true{place}")
+            connection.request("GET", f"/v1/responses/{self.response_id}?stream=true{cursor}")
             for event in read_events(connection.getresponse()):
-                with self._news:
-                    self.shown.append(event)
-                    self._news.notify_all()
+                with self._changed:
+                    self.events.append(event)
+                    self._changed.notify_all()
 
 
 def read_events(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The JSON of each event as it comes."""
+    """Yield the JSON of each event as it arrives."""
     while line := response.readline():
         if line.startswith(b"data: {") and line.endswith(b"\n"):
             yield line.removeprefix(b"data: ").rstrip(b"\n")
 
 
-def wait_until(happens: Callable[[], bool]) -> None:
-    """For what can only be asked for again and again."""
-    deadline = time.monotonic() + PATIENCE
-    while not happens():
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll until the condition is true. Use it only if there is no event to wait for."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Recorded streams with something wrong in them: what no server was seen to send yet."""
+"""Recorded streams with damaged objects, to test input that no server has sent yet."""
 
 import json
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from support.replay import replay
 
 Json = dict[str, Any]
 
-_LAST = ("response.completed", "response.incomplete", "response.failed")
+_TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 def read_objects(corpus: Path) -> list[Any]:
-    """The objects that all streams of a corpus are made of."""
+    """Return the JSON objects of all streams of a corpus."""
     return [each for path in sorted(corpus.glob("*.sse")) for each in _read_stream(path)]
 
 
@@ -29,7 +29,7 @@ def _read_stream(path: Path) -> list[Any]:
 
 
 def damage(value: Any, draw: Callable[..., Any]) -> Any:
-    """The value with something within it replaced by something else."""
+    """Return the value with a random part replaced by random JSON."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         name = draw(st.sampled_from(sorted(value)))
         return value | {name: damage(value[name], draw)}
@@ -39,10 +39,10 @@ def damage(value: Any, draw: Callable[..., Any]) -> Any:
 
 
 def replay_damaged(objects: list[Any], make_reader: Callable[[], Reader], data: st.DataObject) -> list[Json]:
-    """The last events, of which there should be one, of a stream that has both the good and the damaged objects."""
+    """Replay a stream of damaged and intact objects. Return its terminal events; there should be exactly one."""
     chosen = data.draw(st.lists(st.sampled_from(objects), max_size=4))
     damaged = [damage(each, data.draw) for each in chosen]
     raw = b"".join(f"data: {json.dumps(each)}\n\n".encode() for each in [*damaged, *chosen])
     events = replay(make_reader, [raw + b"data: [DONE]\n\n"])
-    # By their type: an event that nobody knows passes as it came, whatever it holds.
-    return [event for event in events if event["type"] in _LAST]
+    # Selected by type: events of unknown types are passed through unchanged.
+    return [event for event in events if event["type"] in _TERMINAL]

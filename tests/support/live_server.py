@@ -1,4 +1,4 @@
-"""A real server on a loopback socket, in a thread of this process, and what it takes to talk to it."""
+"""A real server on a loopback socket, in a thread of this process, with clients to reach it."""
 
 import asyncio
 import http.client
@@ -29,34 +29,37 @@ from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
 from support import openresponses
 
-PATIENCE = 20
+TIMEOUT = 60
+"""Limit for anything that a test waits for, in seconds. Long enough for a machine with busy cores."""
+
+_FOREIGN_ANNOTATIONS = ("file_citation", "container_file_citation", "file_path")
 
 
-class BriskServer(Server):
-    """The server as it is, but for the pauses of uvicorn before an end: over all tests, they are most of a minute.
+class FastShutdownServer(Server):
+    """The server without uvicorn's pauses at shutdown. Over all tests they add up to most of a minute.
 
-    It looks every tenth of a second whether it is to end, and then sits out another one for its connections.
+    uvicorn checks every 0.1 s if it should exit, and then waits another 0.1 s for its connections.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._told = asyncio.Event()
+        self._exit_requested = asyncio.Event()
 
     async def on_tick(self, counter: int) -> bool:
-        ends = await super().on_tick(counter)
-        if not ends:
+        should_exit = await super().on_tick(counter)
+        if not should_exit:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), 0.1)
-        return ends or self.should_exit
+                await asyncio.wait_for(self._exit_requested.wait(), 0.1)
+        return should_exit or self.should_exit
 
-    def end(self) -> None:
-        """Called in the server's loop."""
+    def request_exit(self) -> None:
+        """Start the shutdown. Call it in the server's event loop."""
         self.should_exit = True
-        self._told.set()
+        self._exit_requested.set()
 
 
-class _Pauses:
-    """asyncio, as uvicorn sees it."""
+class _ShortSleeps:
+    """The asyncio module for uvicorn, with shorter sleeps."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
@@ -66,33 +69,33 @@ class _Pauses:
         await asyncio.sleep(seconds / 20)
 
 
-uvicorn.server.asyncio = _Pauses()  # type: ignore[assignment]
+uvicorn.server.asyncio = _ShortSleeps()  # type: ignore[assignment]
 
 
-class JudgedEngine(Engine):
-    """An engine whose every event is checked against Open Responses, if the request is within it.
+class ValidatingEngine(Engine):
+    """An engine that validates each event against the schemas of Open Responses, if they cover the request.
 
-    A model may be scripted to say what Open Responses has no form for: the items and annotations of other APIs.
+    A scripted model may emit items and annotations of other APIs that Open Responses does not define.
     """
 
     async def create(
         self, request: CreateRequest, *, project: str, session: Session | None = None
     ) -> Run | BackgroundRun:
-        asked = json.loads(codec.encode(request))
+        payload = json.loads(codec.encode(request))
         run = await super().create(request, project=project, session=session)
-        if openresponses.covers(asked):
+        if openresponses.covers(payload):
             events = run.events
-            run.events = lambda: self._judge(events())  # type: ignore[method-assign]
+            run.events = lambda: self._validate(events())  # type: ignore[method-assign]
         return run
 
-    async def _judge(self, batches: Events) -> Events:
+    async def _validate(self, batches: Events) -> Events:
         async with aclosing(batches):
             async for batch in batches:
                 for event in batch:
-                    self.judge(json.loads(codec.encode(event)))
+                    self.validate_event(json.loads(codec.encode(event)))
                 yield batch
 
-    def judge(self, event: dict[str, Any]) -> None:
+    def validate_event(self, event: dict[str, Any]) -> None:
         if event["type"] in openresponses.event_schemas() and not _is_foreign(event):
             openresponses.validate_event(event)
 
@@ -104,10 +107,9 @@ def _is_foreign(event: dict[str, Any]) -> bool:
     return any(f'"type": "{kind}"' in json.dumps(event) for kind in _FOREIGN_ANNOTATIONS)
 
 
-_FOREIGN_ANNOTATIONS = ("file_citation", "container_file_citation", "file_path")
+class HttpResponse:
+    """A response that was read completely."""
 
-
-class Answer:
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
         self.headers = {name.lower(): value for name, value in response.getheaders()}
@@ -118,8 +120,8 @@ class Answer:
         return json.loads(self.body)
 
 
-class Running:
-    """The server, the scripted model behind it, and ways to reach both."""
+class LiveServer:
+    """A running server with a scripted model. `stop` must be called at the end."""
 
     def __init__(
         self,
@@ -131,12 +133,12 @@ class Running:
         others: Mapping[str, Backend] | None = None,
     ) -> None:
         self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
-        self.engine = JudgedEngine(
+        self.engine = ValidatingEngine(
             backends={"scripted": self.backend, **(others or {})},
             store=store or MemoryStore(),
             policy=make_policy(settings),
         )
-        self.server = BriskServer(self.engine, settings, on_ready=self._arrive)
+        self.server = FastShutdownServer(self.engine, settings, on_ready=self._set_url)
         self.url = ""
         self._clients: list[OpenAI] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,12 +146,12 @@ class Running:
         self._listener = bind_socket(settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(PATIENCE)
+        assert self._ready.wait(TIMEOUT)
 
     def _run(self) -> None:
         self.server.run(sockets=[self._listener])
 
-    def _arrive(self, url: str) -> None:
+    def _set_url(self, url: str) -> None:
         self.url = url
         self._loop = asyncio.get_running_loop()
         self._ready.set()
@@ -158,58 +160,59 @@ class Running:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def ask(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None) -> Answer:
-        """One request on a connection of its own. Bodies that are not bytes are sent as JSON."""
+    def ask(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None) -> HttpResponse:
+        """Send a request on a new connection and return the response. A body that is not bytes is encoded as JSON."""
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         try:
             connection.request(method, path, body, headers or {})
-            return Answer(connection.getresponse())
+            return HttpResponse(connection.getresponse())
         finally:
             connection.close()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
 
     def client(self, key: str = "any") -> OpenAI:
-        """The official client; it is closed with the server, since an open one complains when it is collected."""
-        # Loading certificates that nobody asks for here would take longer than most tests.
+        """Return the official client. It is closed with the server: an open one warns when it is garbage collected."""
+        # Loading certificates takes longer than most tests.
         unsecured = DefaultHttpxClient(verify=False)
-        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE, http_client=unsecured)
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=TIMEOUT, http_client=unsecured)
         self._clients.append(client)
         return client
 
     def async_client(self) -> AsyncOpenAI:
         unsecured = DefaultAsyncHttpxClient(verify=False)
         return AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=PATIENCE, http_client=unsecured
+            base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=TIMEOUT, http_client=unsecured
         )
 
     def wait_for(self, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Await something in the server's loop."""
+        """Await in the server's event loop and return the result."""
 
         async def wait() -> Any:
             return await make()
 
         assert self._loop is not None
         future: Future[Any] = asyncio.run_coroutine_threadsafe(wait(), self._loop)
-        return future.result(PATIENCE)
+        return future.result(TIMEOUT)
 
-    def do(self, act: Callable[[], object]) -> None:
-        """Call something in the server's loop."""
+    def do(self, function: Callable[[], object]) -> None:
+        """Call a function in the server's event loop."""
 
         async def call() -> None:
-            act()
+            function()
 
         self.wait_for(call)
 
     def stop(self) -> None:
+        """Stop the server and wait for its thread to end."""
         assert self._loop is not None
-        # The loop is closed already if the test has ended it.
+        # The loop is closed already if the test has stopped the server.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.server.end)
-        self._thread.join(PATIENCE)
+            self._loop.call_soon_threadsafe(self.server.request_exit)
+        self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()
         for client in self._clients:
             client.close()

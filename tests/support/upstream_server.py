@@ -28,7 +28,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-PATIENCE = 20
+TIMEOUT = 20
 
 
 class Act(Enum):
@@ -116,7 +116,7 @@ class UpstreamServer:
         await self._wait_until(lambda: self.hang_ups >= count)
 
     async def _wait_until(self, is_so: Any) -> None:
-        async with asyncio.timeout(PATIENCE), self._change:
+        async with asyncio.timeout(TIMEOUT), self._change:
             await self._change.wait_for(is_so)
 
     async def _note(self, *, hang_up: bool = False) -> None:

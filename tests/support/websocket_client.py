@@ -1,4 +1,4 @@
-"""A client's side of a WebSocket, message by message."""
+"""A WebSocket client that sends and receives single messages."""
 
 import json
 import re
@@ -8,17 +8,17 @@ from typing import Any, Self
 
 from websockets.sync.client import ClientConnection, connect
 
-from support.live_server import PATIENCE, Running
+from support.live_server import TIMEOUT, LiveServer
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 Event = dict[str, Any]
 
 
-class Client:
-    """Sends messages, and sorts what comes back by lane."""
+class WebSocketClient:
+    """Sends messages, and sorts received messages by lane."""
 
     def __init__(
-        self, running: Running, *, key: str | None = None, headers: dict[str, str] | None = None, **options: Any
+        self, running: LiveServer, *, key: str | None = None, headers: dict[str, str] | None = None, **options: Any
     ) -> None:
         headers = (headers or {}) | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self.socket: ClientConnection = connect(
@@ -29,7 +29,7 @@ class Client:
             max_size=None,
             **options,
         )
-        self._come: dict[str | None, deque[Event]] = defaultdict(deque)
+        self._received: dict[str | None, deque[Event]] = defaultdict(deque)
 
     def __enter__(self) -> Self:
         return self
@@ -49,40 +49,40 @@ class Client:
         self.send({"type": "response.steer", "previous_response_id": response_id, "input": text, **options})
 
     def read(self) -> Event:
-        """The next message, whatever lane it is of."""
-        event: Event = json.loads(self.socket.recv(PATIENCE))
+        """Return the next message of any lane."""
+        event: Event = json.loads(self.socket.recv(TIMEOUT))
         return event
 
     def next(self, lane: str | None = None) -> Event:
-        """The next message of a lane."""
-        while not self._come[lane]:
+        """Return the next message of a lane."""
+        while not self._received[lane]:
             event = self.read()
-            self._come[event.get("stream_id")].append(event)
-        return self._come[lane].popleft()
+            self._received[event.get("stream_id")].append(event)
+        return self._received[lane].popleft()
 
     def until(self, kind: str, lane: str | None = None) -> Event:
-        """The next message of this type on a lane."""
+        """Skip messages of a lane up to one of this type, and return it. Fail on an error."""
         while (event := self.next(lane))["type"] != kind:
             assert event["type"] != "error", event
         return event
 
     def until_error(self) -> Event:
-        """The next error of the first lane; what comes before it is left for `next`."""
-        passed: list[Event] = []
+        """Return the next error of the default lane. Messages before it stay available to `next`."""
+        skipped: list[Event] = []
         while "status" not in (event := self.next()):
-            passed.append(event)
-        self._come[None].extendleft(reversed(passed))
+            skipped.append(event)
+        self._received[None].extendleft(reversed(skipped))
         return event
 
     def finish(self, lane: str | None = None) -> list[Event]:
-        """The messages of a lane up to the end of a response, or to an error."""
+        """Return the messages of a lane up to the end of a response or an error."""
         events = [self.next(lane)]
         while events[-1]["type"] not in TERMINAL and "status" not in events[-1]:
             events.append(self.next(lane))
         return events
 
     def ask(self, text: Any = "hi", **options: Any) -> Event:
-        """The response to a request that is sent now."""
+        """Send a request and return its completed response."""
         self.create(text, **options)
         last = self.finish(options.get("stream_id"))[-1]
         assert last["type"] == "response.completed", last
@@ -90,25 +90,25 @@ class Client:
         return response
 
     def refuse(self, text: Any = "hi", **options: Any) -> Event:
-        """The error that a request gets which is sent now."""
+        """Send a request that the server refuses, and return the error."""
         self.create(text, **options)
         error = self.next(options.get("stream_id"))
         assert (error["type"], isinstance(error["status"], int)) == ("error", True), error
         return error
 
 
-def codes(errors: list[Event]) -> list[tuple[int, str]]:
+def list_codes(errors: list[Event]) -> list[tuple[int, str]]:
     return [(error["status"], error["error"]["code"]) for error in errors]
 
 
-def text_of(response: Event) -> str:
+def get_text(response: Event) -> str:
     return "".join(part["text"] for item in response["output"] for part in item.get("content", ()))
 
 
 def normalise(events: list[Event]) -> list[Event]:
-    """The events without what differs from run to run: ids are numbered, times are 0, lanes are left out."""
+    """Return the events without run-specific values: ids are numbered, times are 0, lanes are removed."""
     names: dict[str, str] = {}
     text = json.dumps([{key: value for key, value in event.items() if key != "stream_id"} for event in events])
     text = re.sub(r"(?<=_)[0-9a-f]{44}", lambda found: names.setdefault(found[0], f"<{len(names)}>"), text)
-    normal: list[Event] = json.loads(re.sub(r'("(?:created|completed)_at": )\d+', r"\g<1>0", text))
-    return normal
+    normalised: list[Event] = json.loads(re.sub(r'("(?:created|completed)_at": )\d+', r"\g<1>0", text))
+    return normalised

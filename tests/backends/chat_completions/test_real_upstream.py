@@ -10,7 +10,7 @@ from openai import APIStatusError, BadRequestError, OpenAI
 
 from antiphon.backends.chat_completions.backend import create
 from antiphon.backends.responses.backend import create as create_responses
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 from support.llama_server import LlamaServer, open_llama_server
 
 MODEL = "smollm2-135m"
@@ -28,20 +28,20 @@ def llama() -> Iterator[LlamaServer]:
         yield server
 
 
-def start(llama: LlamaServer, **options: Any) -> Running:
+def start(llama: LlamaServer, **options: Any) -> LiveServer:
     backend: Any = create("upstream", {"base_url": llama.url, "api_key": llama.key} | options, Path("unused"))
-    return Running({}, make_settings(), backend=backend)
+    return LiveServer({}, make_settings(), backend=backend)
 
 
 @pytest.fixture(scope="module")
-def running(llama: LlamaServer) -> Iterator[Running]:
+def running(llama: LlamaServer) -> Iterator[LiveServer]:
     running = start(llama)
     yield running
     running.stop()
 
 
 @pytest.fixture
-def client(running: Running) -> Iterator[OpenAI]:
+def client(running: LiveServer) -> Iterator[OpenAI]:
     with running.client() as client:
         yield client
 
@@ -123,9 +123,9 @@ def test_a_wrong_key_is_our_fault_and_is_not_told(llama: LlamaServer) -> None:
     }
 
 
-def test_one_server_stands_in_front_of_another(running: Running) -> None:
+def test_one_server_stands_in_front_of_another(running: LiveServer) -> None:
     backend: Any = create_responses("inner", {"base_url": f"{running.url}/v1"}, Path("unused"))
-    front = Running({}, make_settings(), backend=backend)
+    front = LiveServer({}, make_settings(), backend=backend)
     asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
     try:
         with front.client() as client:

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.protocol import codec
 from antiphon.stream.fold import fold
-from support.crashing_server import Crashing, Reader
+from support.crashing_server import KillableServer, StreamReader
 
 WORDS = {"type": "array", "items": {"type": "string"}, "minItems": 200}
 SCHEMA = {"type": "object", "properties": {"words": WORDS}, "required": ["words"], "additionalProperties": False}
@@ -24,13 +24,13 @@ ASKED = {
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], Crashing]]:
-    started: list[Crashing] = []
+def start(tmp_path: Path) -> Iterator[Callable[[], KillableServer]]:
+    started: list[KillableServer] = []
 
-    def start_server() -> Crashing:
+    def start_server() -> KillableServer:
         # A reader counts the events, which silence must not add to.
         settings = {"background_lease_seconds": 0.5, "keepalive_seconds": 600}
-        started.append(Crashing(tmp_path, {}, **settings, **{"backends.embedded.kind": "embedded"}))
+        started.append(KillableServer(tmp_path, {}, **settings, **{"backends.embedded.kind": "embedded"}))
         return started[-1]
 
     yield start_server
@@ -38,27 +38,27 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Crashing]]:
         server.kill()
 
 
-def break_off(start: Callable[[], Crashing]) -> tuple[str, Reader]:
+def break_off(start: Callable[[], KillableServer]) -> tuple[str, StreamReader]:
     """A response whose model was killed in the middle of it, and what of it was seen."""
     for _ in range(5):  # a quick model comes to its end first if this process stands still
         server = start()
         response_id = server.ask("POST", "/v1/responses", ASKED)["id"]
-        before = Reader(server, response_id)
+        before = StreamReader(server, response_id)
         before.wait_for(b'"sequence_number":20')
         server.kill()
         before.join()
-        if b"response.incomplete" not in before.shown[-1]:
+        if b"response.incomplete" not in before.events[-1]:
             return response_id, before
     raise AssertionError("it was always too late")
 
 
-def test_a_watched_stream_goes_on_after_the_crash(start: Callable[[], Crashing]) -> None:
+def test_a_watched_stream_goes_on_after_the_crash(start: Callable[[], KillableServer]) -> None:
     response_id, before = break_off(start)
     server = start()
-    after = Reader(server, response_id, after=before.last)
+    after = StreamReader(server, response_id, after=before.last)
     after.join()
     told = server.read(response_id)
-    assert before.shown + after.shown == told
+    assert before.events + after.events == told
     assert [json.loads(event)["sequence_number"] for event in told] == list(range(len(told)))
     stored = server.ask("GET", f"/v1/responses/{response_id}")
     assert json.loads(codec.encode(fold(map(codec.decode_event, told)))) == stored

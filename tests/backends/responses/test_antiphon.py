@@ -11,7 +11,7 @@ from openai import APIError, BadRequestError, OpenAI
 
 from antiphon.backends.responses.backend import create
 from antiphon.protocol import codec
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 USAGE = {
     "input_tokens": 5,
@@ -88,7 +88,7 @@ class Chain:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
-        self.inner = Running(SCRIPT, make_settings())
+        self.inner = LiveServer(SCRIPT, make_settings())
         self._record_requests()
         self._outer = self._start_outer()
         self._stateless = self._start_outer(state="upstream")
@@ -105,10 +105,10 @@ class Chain:
 
         engine.create = record  # type: ignore[method-assign]
 
-    def _start_outer(self, **options: Any) -> Running:
+    def _start_outer(self, **options: Any) -> LiveServer:
         address = {"base_url": f"{self.inner.url}/v1", "request_retries": 0, "stream_retries": 0}
         backend: Any = create("inner", address | options, Path("unused"))
-        return Running({}, make_settings(), backend=backend)
+        return LiveServer({}, make_settings(), backend=backend)
 
     def stop(self) -> None:
         self.client.close()

@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from antiphon.backends.responses.backend import create
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 from support.llama_server import LlamaServer, open_llama_server
 
 WEATHER: Any = {
@@ -30,7 +30,7 @@ def llama() -> Iterator[LlamaServer]:
 def client(llama: LlamaServer) -> Iterator[OpenAI]:
     options = {"base_url": llama.url, "api_key": llama.key, "request_retries": 0, "stream_retries": 0}
     backend: Any = create("llama", options, Path("unused"))
-    server = Running({}, make_settings(), backend=backend)
+    server = LiveServer({}, make_settings(), backend=backend)
     with server.client() as client:
         yield client
     server.stop()

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.cli.main import main
 from clients.recorder import Recorder
-from support.live_server import Running, make_settings
+from support.live_server import LiveServer, make_settings
 
 BINARY = Path(__file__).parents[3] / ".node/codex/node_modules/.bin/codex"
 PATIENCE_SECONDS = 60
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 class Codex:
     """`codex exec` in a folder of its own."""
 
-    def __init__(self, server: Running, folder: Path, log: pytest.LogCaptureFixture) -> None:
+    def __init__(self, server: LiveServer, folder: Path, log: pytest.LogCaptureFixture) -> None:
         self.server = server
         self._log = log
         self.work = folder / "work"
@@ -134,11 +134,11 @@ def codex(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Callable
     if not BINARY.exists() or shutil.which("node") is None:
         pytest.skip("Codex CLI is not installed: make test-clients installs it, if there is node")
     caplog.set_level("INFO", "antiphon.access")
-    started: list[Running] = []
+    started: list[LiveServer] = []
 
     def start(script: dict[str, Any], *options: str, only_functions: bool = False) -> Codex:
         backend = Recorder(script, only_functions=only_functions)
-        started.append(Running(script, make_settings(), backend=backend))
+        started.append(LiveServer(script, make_settings(), backend=backend))
         made = Codex(started[-1], tmp_path, caplog)
         made.configure(*options)
         return made

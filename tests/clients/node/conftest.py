@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.live_server import Running
+from support.live_server import LiveServer
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parents[2] / ".node/node/node_modules"
@@ -39,7 +39,7 @@ class Program:
                 text=True,
             )
 
-    def play(self, case: str, server: Running, model: str) -> Any:
+    def play(self, case: str, server: LiveServer, model: str) -> Any:
         pipes = self._process
         assert pipes.stdin is not None
         assert pipes.stdout is not None
@@ -71,7 +71,7 @@ class Programs:
             shutil.copy(program, folder)
         (folder / "node_modules").symlink_to(PACKAGES)
 
-    def play(self, program: str, case: str, server: Running, *, model: str = "scripted") -> Any:
+    def play(self, program: str, case: str, server: LiveServer, *, model: str = "scripted") -> Any:
         """What a case of a program comes to."""
         if program not in self._running:
             self._running[program] = Program(program, self._folder)
