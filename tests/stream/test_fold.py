@@ -1,4 +1,4 @@
-"""Fold: what it makes of legal streams is the composer's test; here is everything it must refuse."""
+"""Streams that `fold` rejects. The composer tests cover legal streams."""
 
 import pytest
 
@@ -15,10 +15,13 @@ ADDED = events.OutputItemAdded(1, 0, MESSAGE)
 PART = events.ContentPartAdded(2, "msg_1", 0, 0, content.OutputText(""))
 DELTA = events.OutputTextDelta(3, "msg_1", 0, 0, "hi")
 
-REFUSED = {
+ILLEGAL = {
     "anything before response.created": ([ADDED], "before response.created"),
     "a second response.created": ([CREATED, events.Created(1, RESPONSE)], "twice"),
-    "a number that does not rise": ([CREATED, events.InProgress(0, RESPONSE)], "sequence_number 0 after 0"),
+    "a sequence number that does not increase": (
+        [CREATED, events.InProgress(0, RESPONSE)],
+        "sequence_number 0 after 0",
+    ),
     "another response id": ([CREATED, events.Completed(1, Response(id="resp_2", created_at=1, model="m"))], "resp_2"),
     "in_progress after the first item": ([CREATED, ADDED, events.InProgress(2, RESPONSE)], "after the first item"),
     "an output_index used twice": ([CREATED, ADDED, events.OutputItemAdded(2, 0, MESSAGE)], "already in use"),
@@ -34,11 +37,11 @@ REFUSED = {
         "already added",
     ),
     "text without its part": ([CREATED, ADDED, DELTA], "is not open"),
-    "text that its done event does not repeat": (
+    "a done event with other text than its deltas": (
         [CREATED, ADDED, PART, DELTA, events.OutputTextDone(4, "msg_1", 0, 0, "ho")],
         "does not match its deltas",
     ),
-    "a part that does not hold its text": (
+    "a part with other text than its deltas": (
         [CREATED, ADDED, PART, DELTA, events.ContentPartDone(4, "msg_1", 0, 0, content.OutputText("ho"))],
         "does not match its deltas",
     ),
@@ -53,18 +56,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("stream", "reason"), REFUSED.values(), ids=REFUSED)
-def test_refuses(stream: list[Event], reason: str) -> None:
+@pytest.mark.parametrize(("stream", "reason"), ILLEGAL.values(), ids=ILLEGAL)
+def test_illegal_stream_raises(stream: list[Event], reason: str) -> None:
     with pytest.raises(IllegalEvent, match=reason):
         fold(stream)
 
 
-def test_an_illegal_event_changes_nothing() -> None:
-    folding = Fold()
+def test_illegal_event_leaves_state_unchanged() -> None:
+    state = Fold()
     for event in (CREATED, ADDED, PART):
-        folding.feed(event)
+        state.feed(event)
     with pytest.raises(IllegalEvent):
-        folding.feed(events.OutputItemDone(3, 0, MESSAGE))
+        state.feed(events.OutputItemDone(3, 0, MESSAGE))
     for event in (
         DELTA,
         events.OutputTextDone(4, "msg_1", 0, 0, "hi"),
@@ -72,16 +75,16 @@ def test_an_illegal_event_changes_nothing() -> None:
         events.OutputItemDone(6, 0, items.Message("assistant", [content.OutputText("hi")], "msg_1", "completed")),
         events.Completed(7, RESPONSE),
     ):
-        folding.feed(event)
-    assert folding.finished
+        state.feed(event)
+    assert state.finished
 
 
-def test_unknown_events_may_come_anywhere_before_the_end() -> None:
+def test_unknown_events_are_allowed_before_terminal_event() -> None:
     tick = Unknown(b'{"type":"keepalive"}')
     assert fold([tick, CREATED, tick, events.Completed(1, RESPONSE)]) == RESPONSE
 
 
-def test_a_terminal_event_without_output_is_mended_from_the_items() -> None:
+def test_output_is_built_from_item_events() -> None:
     done = items.FunctionCall("c", "f", "{}", "fc_1", "completed")
     stream = [
         CREATED,

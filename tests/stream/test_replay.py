@@ -1,6 +1,5 @@
-"""Going on with a stream that was cut."""
+"""Continue an interrupted stream with a second run of the model."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -8,63 +7,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.protocol.content import LogProb, extract_text
-from antiphon.protocol.events import Event
-from antiphon.protocol.hosted import ShellAction, ShellCall, ShellCallOutput, ShellOutput
+from antiphon.protocol.hosted import (
+    ShellAction,
+    ShellCall,
+    ShellCallOutput,
+    ShellOutput,
+)
 from antiphon.protocol.items import Compaction
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
-from antiphon.stream.composer import Composer
 from antiphon.stream.decompose import decompose_events
 from antiphon.stream.fold import fold
 from antiphon.stream.replay import Diverged, ReplayFilter
+from support.composing import compose_replay, new_replay_composer
 from support.turns import turns
 
 SEARCHING = Unknown(b'{"type":"web_search_call","id":"ws_1"}')
 
 
-def new_composer() -> Composer:
-    serial = itertools.count(1)
-    return Composer(
-        Response(id="resp_token", created_at=1, model="m"),
-        new_id=lambda prefix: f"{prefix}_token{next(serial)}",
-        now=lambda: 9,
-    )
+LOGPROBS = (LogProb("x", -1.0, [120]),)
 
 
-def tell(turn: list[d.Delta]) -> list[Event | Unknown]:
-    composer = new_composer()
-    return [*composer.start(), *composer.compose(turn)]
+def _is_plain(turn: list[d.Delta]) -> bool:
+    """Return True if the turn has no seal and no empty text.
 
-
-def _plain(turn: list[d.Delta]) -> bool:
-    """Nothing is sealed: a seal shows only when its item is done, and so is recalled behind all the rest of it.
-
-    And no text is empty: probabilities of no words at all cannot be told from those that were told before.
+    A seal is known only from the done item, so `decompose_events` puts it after the item's other deltas. Log
+    probabilities of an empty text cannot be matched with those of the first run.
     """
-    return not any(isinstance(delta, d.ReasoningSeal) or delta == d.Text("", EMPTY) for delta in turn)
+    return not any(isinstance(delta, d.ReasoningSeal) or delta == d.Text("", LOGPROBS) for delta in turn)
 
 
-EMPTY = (LogProb("x", -1.0, [120]),)
+@given(turns.filter(_is_plain), st.data())
+def test_interrupted_stream_continues_to_same_response(turn: list[d.Delta], data: Any) -> None:
+    sent = compose_replay(turn[: data.draw(st.integers(0, len(turn) - 1))])
+    composer = new_replay_composer()
+    stream = [*composer.start(), *composer.compose(decompose_events(sent))]
+    assert stream == sent
+    stream += composer.compose(ReplayFilter(decompose_events(sent)).feed(turn))
+    assert _summarize(fold(stream)) == _summarize(fold(compose_replay(turn)))
 
 
-@given(turns)
-def test_composing_what_a_stream_recalls_tells_the_same_stream(turn: list[d.Delta]) -> None:
-    unfinished = tell(turn[:-1])
-    assert tell(decompose_events(unfinished)) == unfinished
-
-
-@given(turns.filter(_plain), st.data())
-def test_a_stream_cut_anywhere_goes_on_to_the_same_response(turn: list[d.Delta], data: Any) -> None:
-    shown = tell(turn[: data.draw(st.integers(0, len(turn) - 1))])
-    composer = new_composer()
-    stream = [*composer.start(), *composer.compose(decompose_events(shown))]
-    assert stream == shown
-    stream += composer.compose(ReplayFilter(decompose_events(shown)).feed(turn))
-    assert _outline(fold(stream)) == _outline(fold(tell(turn)))
-
-
-def _outline(response: Response) -> list[Any]:
+def _summarize(response: Response) -> list[Any]:
     return [
         (item.type, item.id, getattr(item, "arguments", None), extract_text(getattr(item, "content", None) or []))
         for item in response.output
@@ -72,7 +56,7 @@ def _outline(response: Response) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "second", "new"),
+    ("replayed", "second", "new"),
     [
         ([], [d.Text("a")], [d.Text("a")]),
         ([d.Text("a")], [d.Text("a")], []),
@@ -110,12 +94,12 @@ def _outline(response: Response) -> list[Any]:
         ([d.OpenItem("sent 0", SEARCHING, "ws")], [d.OpenItem(3, SEARCHING), d.CloseItem(3)], [d.CloseItem("sent 0")]),
     ],
 )
-def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delta], new: list[d.Delta]) -> None:
-    assert ReplayFilter(told).feed(second) == new
+def test_filter_returns_only_new_deltas(replayed: list[d.Delta], second: list[d.Delta], new: list[d.Delta]) -> None:
+    assert ReplayFilter(replayed).feed(second) == new
 
 
 @pytest.mark.parametrize(
-    ("told", "second"),
+    ("replayed", "second"),
     [
         ([d.Text("a")], [d.Text("b")]),
         ([d.Text("ab")], [d.Text("a"), d.Finish()]),
@@ -129,27 +113,40 @@ def test_only_what_is_new_comes_through(told: list[d.Delta], second: list[d.Delt
         ([d.OpenItem(0, SEARCHING), d.Text("a")], [d.OpenItem(0, Unknown(b'{"type":"other"}'))]),
     ],
 )
-def test_a_second_run_that_says_anything_else_diverges(told: list[d.Delta], second: list[d.Delta]) -> None:
+def test_different_second_run_diverges(replayed: list[d.Delta], second: list[d.Delta]) -> None:
     with pytest.raises(Diverged):
-        ReplayFilter(told).feed(second)
+        ReplayFilter(replayed).feed(second)
 
 
-def _shell(call_id: str) -> d.WholeItem:
+def _shell_call(call_id: str) -> d.WholeItem:
     return d.WholeItem(ShellCall(call_id, ShellAction(["ls"]), status="completed"))
 
 
-def _listing(call_id: str, text: str) -> d.WholeItem:
+def _shell_output(call_id: str, text: str) -> d.WholeItem:
     return d.WholeItem(ShellCallOutput(call_id, [ShellOutput(text, "", {"type": "exit", "exit_code": 0})]))
 
 
-@pytest.mark.parametrize("again", ["c", "x"])
-def test_an_output_goes_to_the_call_that_was_told_whatever_a_second_run_calls_it(again: str) -> None:
-    shown = tell([_shell("c"), _listing("c", "1"), _shell("c")])
-    turn = [_shell(again), _listing(again, "1"), _shell(again), _listing(again, "2"), _shell(again), d.Finish()]
-    composer = new_composer()
+@pytest.mark.parametrize("second_id", ["c", "x"])
+def test_output_gets_call_id_of_first_run(second_id: str) -> None:
+    sent = compose_replay([_shell_call("c"), _shell_output("c", "1"), _shell_call("c")])
+    turn = [
+        _shell_call(second_id),
+        _shell_output(second_id, "1"),
+        _shell_call(second_id),
+        _shell_output(second_id, "2"),
+        _shell_call(second_id),
+        d.Finish(),
+    ]
+    composer = new_replay_composer()
     composer.start()
-    composer.compose(decompose_events(shown))
-    composer.compose(ReplayFilter(decompose_events(shown)).feed(turn))
+    composer.compose(decompose_events(sent))
+    composer.compose(ReplayFilter(decompose_events(sent)).feed(turn))
     first, output, second, other, third = [item.call_id for item in composer.response.output]
     assert (first, output, other) == ("c", "c", second)
     assert len({first, second, third}) == 3
+
+
+def test_second_run_may_use_different_call_id() -> None:
+    sent = compose_replay([d.WholeItem(ShellCall("call_1", ShellAction(["ls"])))])
+    second = [d.WholeItem(ShellCall("call_2", ShellAction(["ls"]))), d.Finish()]
+    assert ReplayFilter(decompose_events(sent)).feed(second) == [d.Finish()]

@@ -1,3 +1,5 @@
+"""Encoding and decoding of server-sent events, and the repair of split surrogates."""
+
 import json
 from itertools import pairwise
 
@@ -9,7 +11,15 @@ from antiphon.errors import ModelError
 from antiphon.protocol.codec import decode_event, encode
 from antiphon.protocol.events import Error, ErrorPayload, Event, OutputItemDone, OutputTextDelta, RefusalDelta
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.sse import DONE, MESSAGE_LIMIT, SseDecoder, SseMessage, encode_batch, encode_event
+from antiphon.stream.sse import (
+    DONE,
+    MESSAGE_LIMIT,
+    SseDecoder,
+    SseMessage,
+    SurrogateRepairer,
+    encode_batch,
+    encode_event,
+)
 
 
 def text_delta(delta: str, number: int = 0) -> OutputTextDelta:
@@ -26,11 +36,11 @@ def decode(*chunks: bytes, limit: int = MESSAGE_LIMIT) -> list[SseMessage]:
 
 
 @st.composite
-def cut(draw: st.DrawFn, stream: st.SearchStrategy[bytes]) -> list[bytes]:
-    """A stream in chunks, cut anywhere; a place drawn twice gives an empty chunk."""
+def chunked(draw: st.DrawFn, stream: st.SearchStrategy[bytes]) -> list[bytes]:
+    """Return a stream in chunks, split at any positions. A position drawn twice gives an empty chunk."""
     whole = draw(stream)
-    places = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=12)))
-    return [whole[start:end] for start, end in pairwise([0, *places, len(whole)])]
+    positions = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=12)))
+    return [whole[start:end] for start, end in pairwise([0, *positions, len(whole)])]
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -65,7 +75,7 @@ EVENTS = st.one_of(
 
 
 class TestEncoding:
-    def test_an_event_is_its_name_and_its_json_on_one_line_each(self) -> None:
+    def test_event_is_encoded_as_name_line_and_json_line(self) -> None:
         assert (
             encode_event(text_delta("Zürich\n", 7))
             == (
@@ -75,26 +85,26 @@ class TestEncoding:
             ).encode()
         )
 
-    def test_an_event_of_an_unknown_type_keeps_its_name_and_body(self) -> None:
+    def test_unknown_event_is_encoded_with_name_and_unchanged_body(self) -> None:
         body = b'{"type": "vendor.news",  "n": 1.50}'
         assert encode_event(Unknown(body)) == b"event: vendor.news\ndata: " + body + b"\n\n"
 
-    def test_a_body_over_several_lines_is_put_on_one(self) -> None:
+    def test_multiline_body_is_encoded_on_one_line(self) -> None:
         assert encode_event(Unknown(b'{\r\n"type":"v"\n}')) == b'event: v\ndata: {  "type":"v" }\n\n'
 
     @pytest.mark.parametrize("body", [b'{"n":1}', rb'{"type":"a\ndata: forged"}', rb'{"type":"a\rb"}', b'{"type":""}'])
-    def test_a_body_whose_type_cannot_stand_on_a_line_goes_without_a_name(self, body: bytes) -> None:
+    def test_type_with_line_end_is_sent_without_event_line(self, body: bytes) -> None:
         assert encode_event(Unknown(body)) == b"data: " + body + b"\n\n"
 
-    def test_a_batch_is_its_events_in_one_piece(self) -> None:
+    def test_batch_is_concatenation_of_events(self) -> None:
         events: list[Event | Unknown] = [text_delta("a", 1), Unknown(b'{"type":"v"}'), text_delta("b", 2)]
         assert encode_batch(events) == b"".join(encode_event(event) for event in events)
 
-    def test_an_empty_batch_is_nothing(self) -> None:
+    def test_empty_batch_is_empty(self) -> None:
         assert encode_batch([]) == b""
 
     @given(EVENTS)
-    def test_no_event_breaks_its_lines(self, event: Event | Unknown) -> None:
+    def test_encoded_event_has_no_extra_line_ends(self, event: Event | Unknown) -> None:
         wire = encode_event(event)
         assert b"\r" not in wire
         assert wire.count(b"\n") == (3 if wire.startswith(b"event: ") else 2)
@@ -103,12 +113,12 @@ class TestEncoding:
     def test_encoded_json_has_no_raw_line_end(self, body: dict[str, object]) -> None:
         assert not set(encode(body)) & set(b"\r\n")
 
-    @given(cut(st.lists(EVENTS, max_size=5).map(encode_batch)))
-    def test_any_cut_of_encoded_events_decodes_to_the_same(self, chunks: list[bytes]) -> None:
+    @given(chunked(st.lists(EVENTS, max_size=5).map(encode_batch)))
+    def test_chunk_boundaries_do_not_change_messages(self, chunks: list[bytes]) -> None:
         assert decode(*chunks) == decode(b"".join(chunks))
 
     @given(st.lists(EVENTS, max_size=5))
-    def test_encoded_events_decode_to_themselves(self, events: list[Event | Unknown]) -> None:
+    def test_encoded_events_round_trip(self, events: list[Event | Unknown]) -> None:
         messages = decode(encode_batch(events) + DONE)
         assert messages.pop() == SseMessage(None, b"[DONE]")
         assert [json.loads(message.data) for message in messages] == [json.loads(encode(event)) for event in events]
@@ -125,7 +135,7 @@ NOISE = st.sampled_from([":", ": data: x", "id: 1", "retry: 5", "retry", "datum:
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[SseMessage], bytes]:
-    """Messages, and one of the many ways to write them down."""
+    """Return messages and one of their valid encodings."""
     messages: list[SseMessage] = []
     wire = draw(st.sampled_from([b"", b"\xef\xbb\xbf"]))
     for _ in range(draw(st.integers(0, 4))):
@@ -137,84 +147,108 @@ def streams(draw: st.DrawFn) -> tuple[list[SseMessage], bytes]:
             lines.insert(draw(st.integers(0, len(lines))), extra)
         for line in lines:
             wire += line.encode() + draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
-        # An LF here would belong to a CR before it.
+        # After a CR, an LF would be read as the second half of CRLF.
         wire += draw(st.sampled_from([b"\r\n", b"\r"] if wire.endswith(b"\r") else [b"\n", b"\r\n", b"\r"]))
     return messages, wire
 
 
 class TestDecoding:
     @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-    def test_all_three_line_ends_end_a_line(self, end: bytes) -> None:
+    def test_all_three_line_ends_are_accepted(self, end: bytes) -> None:
         wire = end.join([b"event: a", b"data: 1", b"", b"data: 2", b"", b""])
         assert decode(wire) == [SseMessage("a", b"1"), SseMessage(None, b"2")]
 
-    def test_a_chunk_border_between_cr_and_lf_adds_no_line(self) -> None:
+    def test_chunk_boundary_between_cr_and_lf_adds_no_line(self) -> None:
         assert decode(b"data: 1\r", b"", b"\ndata: 2\r", b"\n\r", b"\n") == [SseMessage(None, b"1\n2")]
 
-    def test_a_message_is_given_as_soon_as_its_last_byte_is_there(self) -> None:
+    def test_message_is_returned_with_its_last_byte(self) -> None:
         decoder = SseDecoder()
         assert decoder.feed(b"data: 1\r\n\r") == [SseMessage(None, b"1")]
         assert decoder.feed(b"\n") == []
         assert decoder.feed(b"data: 2\n") == []
         assert decoder.feed(b"\n") == [SseMessage(None, b"2")]
 
-    def test_bytes_one_by_one_decode_to_the_same(self) -> None:
+    def test_single_byte_chunks_give_same_messages(self) -> None:
         wire = b"\xef\xbb\xbf" + 'event: grüße\r\n: note\ndata: "ü😀"\ndata\r\rdata: [DONE]\n\n'.encode()
         expected = [SseMessage("grüße", '"ü😀"\n'.encode()), SseMessage(None, b"[DONE]")]
         assert decode(wire) == expected
-        assert decode(*(wire[place : place + 1] for place in range(len(wire)))) == expected
+        assert decode(*(wire[index : index + 1] for index in range(len(wire)))) == expected
 
-    def test_only_one_space_after_the_colon_is_dropped(self) -> None:
+    def test_only_one_space_after_colon_is_removed(self) -> None:
         assert decode(b"data:a\n\ndata:  b\n\n") == [SseMessage(None, b"a"), SseMessage(None, b" b")]
 
-    def test_a_message_without_data_is_none(self) -> None:
+    def test_message_without_data_is_ignored(self) -> None:
         assert decode(b"event: ping\n\nid: 3\n\n: note\n\n\n\ndata:\n\n") == [SseMessage(None, b"")]
 
-    def test_an_empty_event_name_is_no_name(self) -> None:
+    def test_empty_event_name_is_none(self) -> None:
         assert decode(b"event:\ndata: 1\n\n") == [SseMessage(None, b"1")]
 
-    def test_a_byte_order_mark_is_skipped_only_at_the_start(self) -> None:
+    def test_byte_order_mark_is_skipped_only_at_start(self) -> None:
         mark = b"\xef\xbb\xbf"
         assert decode(mark + b"data: 1\n\n" + mark + b"data: 2\n\n") == [SseMessage(None, b"1")]
 
-    def test_bad_utf8_in_a_name_is_replaced_and_data_is_left_as_it_is(self) -> None:
+    def test_invalid_utf8_is_replaced_in_name_and_unchanged_in_data(self) -> None:
         assert decode(b"event: \xff\ndata: \xff\n\n") == [SseMessage("\ufffd", b"\xff")]
 
     @pytest.mark.parametrize("rest", [b"data: 1", b"data: 1\n", b"data: 1\r", b"\xef\xbb\xbfdata: 1"])
-    def test_what_is_left_at_the_end_is_a_message(self, rest: bytes) -> None:
+    def test_close_returns_unterminated_message(self, rest: bytes) -> None:
         decoder = SseDecoder()
         assert decoder.feed(rest) == []
         assert decoder.close() == [SseMessage(None, b"1")]
 
     @given(st.data())
-    def test_any_way_to_write_messages_and_any_cut_decodes_to_them(self, data: st.DataObject) -> None:
+    def test_any_encoding_and_chunking_gives_same_messages(self, data: st.DataObject) -> None:
         messages, wire = data.draw(streams())
-        assert decode(*data.draw(cut(st.just(wire)))) == messages
+        assert decode(*data.draw(chunked(st.just(wire)))) == messages
 
 
 class TestLimit:
     WIRE = b"data: " + b"x" * 10 + b"\ndata: " + b"y" * 10 + b"\n\n"
 
-    def test_a_message_of_the_limit_passes_and_the_next_starts_from_nothing(self) -> None:
+    def test_message_at_limit_is_accepted_and_size_resets(self) -> None:
         decoder = SseDecoder(limit=32)
         expected = [SseMessage(None, b"x" * 10 + b"\n" + b"y" * 10)]
         assert decoder.feed(self.WIRE) == expected
         assert decoder.feed(self.WIRE) == expected
 
-    @given(cut(st.just(WIRE)))
-    def test_a_larger_message_is_an_error_however_it_is_cut(self, chunks: list[bytes]) -> None:
-        with pytest.raises(ModelError, match="exceeds 31 bytes"):
+    @given(chunked(st.just(WIRE)))
+    def test_message_over_limit_raises_for_any_chunking(self, chunks: list[bytes]) -> None:
+        with pytest.raises(ModelError, match="larger than 31 bytes"):
             decode(*chunks, limit=31)
 
     @pytest.mark.parametrize("line", [b"x" * 32, b": " + b"x" * 30, b"event: " + b"x" * 25])
-    def test_a_line_without_end_is_an_error(self, line: bytes) -> None:
+    def test_unterminated_line_over_limit_raises(self, line: bytes) -> None:
         decoder = SseDecoder(limit=31)
-        with pytest.raises(ModelError, match="exceeds 31 bytes"):
+        with pytest.raises(ModelError, match="larger than 31 bytes"):
             decoder.feed(line)
 
 
-def test_line_ends_inside_something_unknown_do_not_break_the_event() -> None:
+def test_line_ends_in_unknown_item_are_removed() -> None:
     item = Unknown(b'{\n  "type": "acme:x",\r\n  "id": "x_1"\n}')
     encoded = encode_event(OutputItemDone(3, 0, item))
     assert encoded.count(b"\n") == 3
     assert json.loads(encoded.partition(b"data: ")[2])["item"] == {"type": "acme:x", "id": "x_1"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "repaired"),
+    [
+        ([rb'"a\ud83d"', rb'"\ude00b"'], [rb'"a"', rb'"\ud83d\ude00b"']),
+        ([rb'"a\uD83D"', rb'{"ping": 1}', rb'"\uDE00"'], [rb'"a"', rb'{"ping": 1}', rb'"\uD83D\uDE00"']),
+        ([rb'"\ud83d\ude00"'], [rb'"\ud83d\ude00"']),
+        ([rb'"\ud83d\ude00\ud83d"', rb'"\ude00"'], [rb'"\ud83d\ude00"', rb'"\ud83d\ude00"']),
+        ([rb'"\ude00"', rb'"\ud83dx"'], [rb'"\ufffd"', rb'"\ufffdx"']),
+        ([rb'"\ud83d"', rb'"x"', rb'"y"'], [rb'""', rb'"x"', rb'"y"']),
+        ([rb'"\\ud83d"', rb'"\\ude00"'], [rb'"\\ud83d"', rb'"\\ude00"']),
+        ([rb'"\\\ud83d"', rb'"\ude00"'], [rb'"\\"', rb'"\ud83d\ude00"']),
+        ([rb'"\ud7ff"', rb'"\ue000"'], [rb'"\ud7ff"', rb'"\ue000"']),
+    ],
+)
+def test_split_surrogate_pair_is_joined(messages: list[bytes], repaired: list[bytes]) -> None:
+    repairer = SurrogateRepairer()
+    assert [repairer.repair(message) for message in messages] == repaired
+
+
+def test_message_without_surrogates_is_returned_unchanged() -> None:
+    message = b'{"text": "\xf0\x9f\x98\x80 \\u0041"}'
+    assert SurrogateRepairer().repair(message) is message

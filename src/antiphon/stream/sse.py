@@ -136,7 +136,7 @@ class SseDecoder:
             self._event = value.removeprefix(b" ").decode(errors="replace") or None
 
     def _make_size_error(self) -> ModelError:
-        return ModelError(f"A message of the event stream exceeds {self._limit} bytes.")
+        return ModelError(f"A message of the event stream is larger than {self._limit} bytes.")
 
 
 class SurrogateRepairer:

@@ -1,4 +1,4 @@
-"""How items and responses end that something has broken."""
+"""Illegal deltas, and the end of a response after one."""
 
 from typing import Any
 
@@ -14,15 +14,33 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import IllegalDelta
 from antiphon.stream.fold import fold
-from support.composing import TEXT_END, final, new_composer
+from support.composing import TEXT_END, compose_response, new_composer
 from support.turns import turns
+
+
+def test_delta_after_finish_is_illegal() -> None:
+    composer = new_composer()
+    with pytest.raises(IllegalDelta) as caught:
+        composer.compose([d.Text("a"), d.Finish(), d.Text("b")])
+    assert [event.type for event in caught.value.events][-1] == "response.completed"
+
+
+def test_unsaved_terminal_event_is_replaced_with_failure() -> None:
+    composer = new_composer()
+    stream = [*composer.start(), *composer.compose([d.Text("a"), d.Finish()])]
+    replaced = composer.replace_terminal(stream, d.Failure("not stored"))
+    assert [event.type for event in replaced[-2:]] == ["error", "response.failed"]
+    assert fold(replaced) == composer.response
+    assert composer.response.status == "failed"
+    assert composer.response.completed_at is None
+
 
 DEEP = 100_000
 
 
-def test_a_call_beside_the_last_item_that_nobody_could_read_is_incomplete() -> None:
+def test_call_with_too_deep_arguments_is_incomplete() -> None:
     nested = '{"a":' * DEEP + "1" + "}" * DEEP
-    response = final(d.ToolCall(0, nested, "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
+    response = compose_response(d.ToolCall(0, nested, "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
     assert response.output == [
         items.FunctionCall("c", "f", nested, "fc_1", "incomplete"),
         items.FunctionCall("e", "g", '{"y', "fc_2", "incomplete"),
@@ -30,6 +48,8 @@ def test_a_call_beside_the_last_item_that_nobody_could_read_is_incomplete() -> N
 
 
 NESTED = Unknown(b'{"type":"acme","x":' + b"[" * DEEP + b"]" * DEEP + b"}")
+
+
 BROKEN: list[Any] = [
     d.Passthrough(NESTED),
     d.OpenItem("deep", NESTED),
@@ -41,7 +61,7 @@ BROKEN: list[Any] = [
 
 
 @given(turns, st.sampled_from(BROKEN))
-def test_after_any_delta_that_cannot_be_told_the_response_ends_as_failed(turn: list[d.Delta], broken: Any) -> None:
+def test_response_fails_after_any_illegal_delta(turn: list[d.Delta], broken: Any) -> None:
     composer = new_composer()
     stream = [*composer.start(), *composer.compose(turn[:-2])]
     try:
@@ -50,14 +70,10 @@ def test_after_any_delta_that_cannot_be_told_the_response_ends_as_failed(turn: l
         stream += composer.fail(error.events, d.Failure("sorry"))
         assert [event.type for event in stream[-2:]] == ["error", "response.failed"]
         assert fold(stream) == composer.response
-        assert [_number(event) for event in stream] == list(range(len(stream)))
+        assert [_get_number(event) for event in stream] == list(range(len(stream)))
 
 
-def _number(event: Event | Unknown) -> int:
-    return int(msgspec.json.decode(codec.encode(event))["sequence_number"])
-
-
-def test_what_a_broken_end_had_begun_to_tell_is_told_again() -> None:
+def test_events_of_failed_finish_are_emitted_again() -> None:
     composer = new_composer()
     stream = [*composer.start(), *composer.compose([d.Text("a"), d.CloseItem(), d.ToolCall(0, "{", "f", "c")])]
     stream += composer.compose([d.ToolCall(0, 5, "", "c"), d.Text("b")])  # type: ignore[arg-type]
@@ -65,9 +81,9 @@ def test_what_a_broken_end_had_begun_to_tell_is_told_again() -> None:
     with pytest.raises(IllegalDelta) as caught:
         composer.compose([d.Finish()])
     rest = composer.fail(caught.value.events, d.Failure("sorry", "x"))
-    assert [(event.type.removeprefix("response."), _number(event)) for event in rest] == [
+    assert [(event.type.removeprefix("response."), _get_number(event)) for event in rest] == [
         ("output_item.done", taken + 1),
-        *((name, taken + 2 + place) for place, name in enumerate(TEXT_END)),
+        *((name, taken + 2 + index) for index, name in enumerate(TEXT_END)),
         ("error", taken + 5),
         ("failed", taken + 6),
     ]
@@ -82,7 +98,7 @@ def test_what_a_broken_end_had_begun_to_tell_is_told_again() -> None:
     )
 
 
-def test_ends_that_were_lost_with_a_broken_one_are_told_again() -> None:
+def test_lost_item_ends_are_emitted_again() -> None:
     composer = new_composer()
     stream = [*composer.start(), *composer.compose([d.Text("a"), d.OpenItem("k", Unknown(b'{"type":"acme"}'))])]
     stream += composer.compose([d.ToolCall(0, "{}", "f", "c"), d.ToolCall(1, 5, "g", "e")])  # type: ignore[arg-type]
@@ -91,3 +107,7 @@ def test_ends_that_were_lost_with_a_broken_one_are_told_again() -> None:
     stream += composer.fail(caught.value.events, d.Failure("sorry"))
     assert fold(stream) == composer.response
     assert [item.type for item in composer.response.output] == ["message", "acme", "function_call", "function_call"]
+
+
+def _get_number(event: Event | Unknown) -> int:
+    return int(msgspec.json.decode(codec.encode(event))["sequence_number"])

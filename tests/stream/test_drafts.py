@@ -1,0 +1,110 @@
+"""Drafts: the parts and events of single output items."""
+
+import msgspec
+
+from antiphon.protocol import content, events, items
+from antiphon.protocol.hosted import (
+    ShellAction,
+    ShellCall,
+)
+from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta, ShellCommandDone
+from antiphon.protocol.unions import Unknown
+from antiphon.stream import deltas as d
+from antiphon.stream.fold import fold
+from support.composing import compose, compose_response, compose_types
+
+
+def test_new_part_stays_in_same_item() -> None:
+    turn = (d.Reasoning("r"), d.NewPart(), d.Reasoning("s"), d.Text("a"), d.NewPart(), d.Text("b"), d.Finish())
+    assert compose_response(*turn).output == [
+        items.Reasoning([], "rs_1", [content.ReasoningText("r"), content.ReasoningText("s")], None, "completed"),
+        items.Message("assistant", [content.OutputText("a"), content.OutputText("b")], "msg_2", "completed"),
+    ]
+    assert fold(compose(*turn)) == compose_response(*turn)
+
+
+def test_refusal_is_separate_part() -> None:
+    (message,) = compose_response(d.Text("I "), d.Refusal("won't"), d.Finish()).output
+    assert message == items.Message(
+        "assistant", [content.OutputText("I "), content.Refusal("won't")], "msg_1", "completed"
+    )
+
+
+def test_annotations_and_logprobs_are_in_text_part() -> None:
+    citation = content.UrlCitation("https://a.example", "A", 0, 2)
+    logprob = content.LogProb("hi", -0.5)
+    (message,) = compose_response(d.Text("hi", (logprob,)), d.Annotate(citation), d.Finish()).output
+    assert message == items.Message(
+        "assistant", [content.OutputText("hi", [citation], [logprob])], "msg_1", "completed"
+    )
+
+
+def test_reasoning_events_with_summaries_precede_answer() -> None:
+    batch = (
+        d.Reasoning("hm"),
+        d.ReasoningSummary("first", 0),
+        d.ReasoningSummary("second", 1),
+        d.ReasoningSeal("sealed"),
+        d.Text("answer"),
+        d.Finish(),
+    )
+    assert compose_types(*batch)[2:-7] == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+    assert compose_response(*batch).output[0] == items.Reasoning(
+        [content.SummaryText("first"), content.SummaryText("second")],
+        "rs_1",
+        [content.ReasoningText("hm")],
+        "sealed",
+        "completed",
+    )
+
+
+def test_custom_call_has_free_text_input() -> None:
+    stream = compose(d.CustomToolCall(0, "*** Begin", "apply_patch", "c"), d.CustomToolCall(0, " Patch"), d.Finish())
+    assert [event.type.removeprefix("response.") for event in stream[3:-1]] == [
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert fold(stream).output == [items.CustomToolCall("c", "apply_patch", "*** Begin Patch", "ctc_1", "completed")]
+
+
+def test_amended_fields_are_in_done_item() -> None:
+    known, new = {"created_by": msgspec.Raw(b'"me"')}, {"mood": msgspec.Raw(b"1.50")}
+    turn = (d.ToolCall(0, "{}", "f", "call_1"), d.Amend(known, 0), d.Text("a"), d.Amend(new), d.Finish())
+    assert compose_response(*turn).output == [
+        items.FunctionCall("call_1", "f", "{}", "fc_1", "completed", created_by="me"),
+        Unknown(
+            b'{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a","annotations":[]}],'
+            b'"id":"msg_2","status":"completed","mood":1.50}'
+        ),
+    ]
+
+
+def test_whole_shell_call_emits_events_for_each_command() -> None:
+    call = ShellCall("call_1", ShellAction(["ls", ""]), "sh_1")
+    assert compose(d.WholeItem(call))[2:] == [
+        events.OutputItemAdded(2, 0, call),
+        ShellCommandAdded(3, 0, 0, ""),
+        ShellCommandDelta(4, 0, 0, "ls"),
+        ShellCommandDone(5, 0, 0, "ls"),
+        ShellCommandAdded(6, 0, 1, ""),
+        ShellCommandDelta(7, 0, 1, ""),
+        ShellCommandDone(8, 0, 1, ""),
+        events.OutputItemDone(9, 0, call),
+    ]
