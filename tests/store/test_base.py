@@ -1,4 +1,4 @@
-"""What every store promises, whatever it is asked. A new store joins by one line in conftest.py."""
+"""Rules for all methods of all stores. The `store_url` fixture in conftest.py lists the stores."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from antiphon.store.location import locate_store
 
 MakeStored = Callable[..., StoredResponse]
 
-QUESTIONS = {
+CALLS = {
     "save": lambda store, stored: store.save("p", stored),
     "load": lambda store, _: store.load("p", "resp_1"),
     "delete": lambda store, _: store.delete("p", "resp_1"),
@@ -47,25 +47,25 @@ QUESTIONS = {
 }
 
 
-def test_every_question_is_asked_here() -> None:
+def test_every_method_of_the_protocol_is_tested() -> None:
     methods = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")}
-    assert set(QUESTIONS) == methods - {"open", "close"}
+    assert set(CALLS) == methods - {"open", "close"}
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-async def test_a_store_answers_nothing_before_open(store_url: str, question: str, make_stored: MakeStored) -> None:
+@pytest.mark.parametrize("method", CALLS)
+async def test_method_raises_unavailable_before_open(store_url: str, method: str, make_stored: MakeStored) -> None:
     with pytest.raises(Unavailable, match="The store is not open"):
-        await QUESTIONS[question](locate_store(store_url), make_stored("resp_1"))
+        await CALLS[method](locate_store(store_url), make_stored("resp_1"))
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-async def test_a_store_answers_nothing_after_close(store: Store, question: str, make_stored: MakeStored) -> None:
+@pytest.mark.parametrize("method", CALLS)
+async def test_method_raises_unavailable_after_close(store: Store, method: str, make_stored: MakeStored) -> None:
     await store.close()
     with pytest.raises(Unavailable, match="The store is not open"):
-        await QUESTIONS[question](store, make_stored("resp_1"))
+        await CALLS[method](store, make_stored("resp_1"))
 
 
-async def test_a_store_may_be_closed_twice_or_unopened(store: Store, store_url: str) -> None:
+async def test_store_can_be_closed_twice_or_unopened(store: Store, store_url: str) -> None:
     await store.close()
     await store.close()
     await locate_store(store_url).close()

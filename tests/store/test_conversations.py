@@ -1,4 +1,4 @@
-"""What every store promises of conversations."""
+"""Conversations, in all stores."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,20 +28,20 @@ async def read_ids(store: Store, conversation_id: str = "conv_1") -> list[str | 
     return [item.id for item in items]
 
 
-async def test_a_conversation_comes_back_with_its_items(store: Store, make_items: MakeItems) -> None:
+async def test_conversation_is_loaded_with_its_items(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
     assert await store.load_conversation("p", "conv_1") == CONVERSATION
     assert await store.conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
 
 
-async def test_a_conversation_may_have_no_metadata_and_no_items(store: Store) -> None:
+async def test_conversation_without_metadata_and_items_is_stored(store: Store) -> None:
     bare = Conversation(id="conv_1", created_at=1)
     await store.create_conversation("p", bare, [])
     assert await store.load_conversation("p", "conv_1") == bare
     assert await store.conversation_items("p", "conv_1") == []
 
 
-async def test_items_of_unknown_types_come_back_byte_for_byte(store: Store) -> None:
+async def test_unknown_items_are_loaded_byte_for_byte(store: Store) -> None:
     item = Unknown(b'{ "type" : "hologram_call",\n\t"id": "holo_1", "n": 1.50, "text": "\\u00e9 \\/" }')
     await store.create_conversation("p", CONVERSATION, [item])
     assert await store.conversation_items("p", "conv_1") == [item]
@@ -49,7 +49,7 @@ async def test_items_of_unknown_types_come_back_byte_for_byte(store: Store) -> N
     assert await store.find_item("p", "holo_1") == item
 
 
-async def test_a_conversation_that_exists_is_not_created_again(store: Store, make_items: MakeItems) -> None:
+async def test_existing_conversation_is_not_created_again(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
     with pytest.raises(ServerError):
         await store.create_conversation("p", Conversation(id="conv_1", created_at=2), make_items("msg_2"))
@@ -57,9 +57,7 @@ async def test_a_conversation_that_exists_is_not_created_again(store: Store, mak
     assert await store.conversation_items("p", "conv_1") == make_items("msg_1")
 
 
-async def test_a_conversation_that_starts_with_an_item_twice_is_not_created(
-    store: Store, make_items: MakeItems
-) -> None:
+async def test_conversation_with_a_duplicate_item_is_not_created(store: Store, make_items: MakeItems) -> None:
     with pytest.raises(InvalidRequest, match="msg_1") as refusal:
         await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_1"))
     assert (refusal.value.param, refusal.value.code, refusal.value.__cause__) == ("items", "invalid_value", None)
@@ -67,14 +65,14 @@ async def test_a_conversation_that_starts_with_an_item_twice_is_not_created(
 
 
 @pytest.mark.parametrize("metadata", [{"other": "x"}, {}, None])
-async def test_an_update_replaces_the_metadata(store: Store, metadata: dict[str, str] | None) -> None:
+async def test_update_replaces_the_metadata(store: Store, metadata: dict[str, str] | None) -> None:
     await store.create_conversation("p", CONVERSATION, [])
     updated = Conversation(id="conv_1", created_at=1_700_000_000, metadata=metadata)
     assert await store.update_conversation("p", "conv_1", metadata) == updated
     assert await store.load_conversation("p", "conv_1") == updated
 
 
-async def test_nothing_is_found_in_a_conversation_that_does_not_exist(store: Store, make_items: MakeItems) -> None:
+async def test_unknown_conversation_has_no_items(store: Store, make_items: MakeItems) -> None:
     assert await store.load_conversation("p", "conv_1") is None
     assert await store.update_conversation("p", "conv_1", None) is None
     assert await store.delete_conversation("p", "conv_1") is False
@@ -87,7 +85,7 @@ async def test_nothing_is_found_in_a_conversation_that_does_not_exist(store: Sto
     assert await store.find_item("p", "msg_1") is None
 
 
-async def test_a_deleted_conversation_takes_its_items_along(store: Store, make_items: MakeItems) -> None:
+async def test_deleting_a_conversation_deletes_its_items(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
     assert await store.delete_conversation("p", "conv_1") is True
     assert await store.find_item("p", "msg_1") is None
@@ -95,14 +93,16 @@ async def test_a_deleted_conversation_takes_its_items_along(store: Store, make_i
     assert await store.conversation_items("p", "conv_1") == []
 
 
-async def test_an_expired_conversation_is_not_shown(store: Store, make_items: MakeItems, clock: Clock) -> None:
+async def test_expired_conversation_is_not_returned(store: Store, make_items: MakeItems, clock: Clock) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"), expires_at=clock.time + 1)
     assert await store.find_item("p", "msg_1") == make_items("msg_1")[0]
     clock.time += 1
-    await test_nothing_is_found_in_a_conversation_that_does_not_exist(store, make_items)
+    await test_unknown_conversation_has_no_items(store, make_items)
 
 
-async def test_a_conversation_lives_on_while_it_is_added_to(store: Store, make_items: MakeItems, clock: Clock) -> None:
+async def test_appending_extends_the_expiry_of_a_conversation(
+    store: Store, make_items: MakeItems, clock: Clock
+) -> None:
     await store.create_conversation("p", CONVERSATION, [], expires_at=clock.time + 2)
     clock.time += 1
     await store.append_items("p", "conv_1", make_items("msg_1"), expires_at=clock.time + 2)
@@ -113,7 +113,7 @@ async def test_a_conversation_lives_on_while_it_is_added_to(store: Store, make_i
     assert await store.conversation_items("p", "conv_1") is None
 
 
-async def test_a_conversation_that_never_expires_stays_so(store: Store, make_items: MakeItems, clock: Clock) -> None:
+async def test_conversation_without_expiry_never_expires(store: Store, make_items: MakeItems, clock: Clock) -> None:
     await store.create_conversation("p", CONVERSATION, [])
     await store.append_items("p", "conv_1", make_items("msg_1"), expires_at=clock.time + 1)
     clock.time += 1
@@ -129,7 +129,7 @@ async def test_appended_items_come_last(store: Store, make_items: MakeItems) -> 
 
 
 @pytest.mark.parametrize("block", [("msg_2", "msg_1"), ("msg_2", "msg_3", "msg_2")])
-async def test_a_block_with_an_item_that_is_there_is_not_appended(
+async def test_block_with_a_known_item_id_is_not_appended(
     store: Store, make_items: MakeItems, block: tuple[str, ...]
 ) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
@@ -139,18 +139,16 @@ async def test_a_block_with_an_item_that_is_there_is_not_appended(
     assert await read_ids(store) == ["msg_1"]
 
 
-async def test_what_a_response_was_asked_with_is_appended_unless_another_has_brought_it(
-    store: Store, make_items: MakeItems
-) -> None:
+async def test_input_items_already_in_the_conversation_are_skipped(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
     for answer in ("msg_a", "msg_b"):
-        asked = make_items("msg_1", "msg_2")
-        assert await store.append_items("p", "conv_1", asked, answer=make_items(answer)) is True
+        input_items = make_items("msg_1", "msg_2")
+        assert await store.append_items("p", "conv_1", input_items, answer=make_items(answer)) is True
     expected = make_items("msg_1", "msg_2", "msg_a", "msg_b")
     assert await store.conversation_items("p", "conv_1") == expected
 
 
-async def test_nothing_of_a_response_is_lost_though_its_ids_are_taken(store: Store, make_items: MakeItems) -> None:
+async def test_items_with_taken_ids_are_appended_under_new_ids(store: Store, make_items: MakeItems) -> None:
     there = make_items("msg_1", "msg_2", "msg_2_2")
     await store.create_conversation("p", CONVERSATION, there)
     other = Message("user", "I am another.", "msg_1")
@@ -165,14 +163,14 @@ async def test_nothing_of_a_response_is_lost_though_its_ids_are_taken(store: Sto
     ]
 
 
-async def test_items_without_an_id_are_kept(store: Store, make_stored: MakeStored) -> None:
-    nameless = make_stored("resp_1").input * 2
-    await store.create_conversation("p", CONVERSATION, nameless)
-    assert await store.append_items("p", "conv_1", nameless) is True
-    assert await store.conversation_items("p", "conv_1") == nameless * 2
+async def test_items_without_an_id_are_stored(store: Store, make_stored: MakeStored) -> None:
+    items = make_stored("resp_1").input * 2
+    await store.create_conversation("p", CONVERSATION, items)
+    assert await store.append_items("p", "conv_1", items) is True
+    assert await store.conversation_items("p", "conv_1") == items * 2
 
 
-async def test_changing_what_was_appended_or_loaded_changes_nothing_kept(store: Store, make_items: MakeItems) -> None:
+async def test_changing_appended_or_loaded_items_does_not_change_the_store(store: Store, make_items: MakeItems) -> None:
     items = make_items("msg_1", "msg_2")
     creating = asyncio.ensure_future(store.create_conversation("p", CONVERSATION, items))
     await asyncio.sleep(0)
@@ -189,11 +187,11 @@ async def test_changing_what_was_appended_or_loaded_changes_nothing_kept(store: 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8])
-async def test_pages_join_to_the_whole_list(store: Store, make_items: MakeItems, limit: int, order: Order) -> None:
-    # Another conversation's items lie in between.
+async def test_pages_add_up_to_the_whole_list(store: Store, make_items: MakeItems, limit: int, order: Order) -> None:
+    # The items of another conversation are between them.
     await store.create_conversation("p", CONVERSATION, [])
     await store.create_conversation("p", Conversation("conv_2", 1), [])
-    ids = [f"msg_{place}" for place in "daecbgf"]
+    ids = [f"msg_{letter}" for letter in "daecbgf"]
     for item_id in ids:
         await store.append_items("p", "conv_1", make_items(item_id))
         await store.append_items("p", "conv_2", make_items(item_id))
@@ -209,14 +207,14 @@ async def test_pages_join_to_the_whole_list(store: Store, make_items: MakeItems,
     assert pages == [ItemRows(items=expected[start : start + limit], has_more=start + limit < 7) for start in starts]
 
 
-async def test_a_page_after_the_last_item_is_empty(store: Store, make_items: MakeItems) -> None:
+async def test_page_after_the_last_item_is_empty(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
     for order, last in (("asc", "msg_2"), ("desc", "msg_1")):
         page = await store.list_items("p", "conv_1", after=last, limit=5, order=order)
         assert page == ItemRows(items=[], has_more=False)
 
 
-async def test_a_page_after_an_item_that_is_not_there_is_refused(store: Store, make_items: MakeItems) -> None:
+async def test_page_after_an_unknown_item_is_rejected(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
     await store.create_conversation("p", Conversation("conv_2", 1), make_items("msg_2"))
     with pytest.raises(InvalidRequest, match="no item with id 'msg_2'") as refusal:
@@ -225,10 +223,10 @@ async def test_a_page_after_an_item_that_is_not_there_is_refused(store: Store, m
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_a_list_can_be_read_to_its_end_while_it_is_deleted(
+async def test_list_is_read_to_its_end_while_items_are_deleted(
     store: Store, make_items: MakeItems, order: Order
 ) -> None:
-    ids = [f"msg_{place}" for place in "daecb"]
+    ids = [f"msg_{letter}" for letter in "daecb"]
     await store.create_conversation("p", CONVERSATION, make_items(*ids))
     seen: list[str | None] = []
     more = True
@@ -244,7 +242,7 @@ async def test_a_list_can_be_read_to_its_end_while_it_is_deleted(
     assert await read_ids(store) == []
 
 
-async def test_what_is_appended_comes_after_an_item_that_was_deleted(store: Store, make_items: MakeItems) -> None:
+async def test_page_after_a_deleted_item_has_later_items(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
     for item_id in ("msg_1", "msg_2"):
         await store.delete_item("p", "conv_1", item_id)
@@ -253,7 +251,7 @@ async def test_what_is_appended_comes_after_an_item_that_was_deleted(store: Stor
     assert page == ItemRows(items=make_items("msg_3"), has_more=False)
 
 
-async def test_an_item_that_came_back_has_its_new_place(store: Store, make_items: MakeItems) -> None:
+async def test_item_appended_again_has_its_new_position(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
     for _ in range(2):
         await store.delete_item("p", "conv_1", "msg_1")
@@ -265,32 +263,32 @@ async def test_an_item_that_came_back_has_its_new_place(store: Store, make_items
     assert await store.list_items("p", "conv_1", after="msg_1", limit=5, order="asc") == page
 
 
-async def test_the_items_before_a_response_are_those_that_were_there_when_it_came(
+async def test_items_before_a_response_exclude_later_ones(
     store: Store, make_items: MakeItems, make_stored: MakeStored
 ) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
     await store.create_conversation("p", Conversation("conv_2", 1), make_items("msg_1"))
-    silent = make_stored("resp_2")
-    silent.input.clear()
-    silent.response.output.clear()
-    for stored in (make_stored("resp_1"), silent):
+    empty = make_stored("resp_2")
+    empty.input.clear()
+    empty.response.output.clear()
+    for stored in (make_stored("resp_1"), empty):
         await store.save("p", stored, conversation="conv_1")
-    # What goes, at the end or elsewhere, leaves no place to what comes.
+    # The positions of deleted items are not used again.
     for item_id in ("msg_2", "msg_resp_1"):
         await store.delete_item("p", "conv_1", item_id)
     await store.delete_conversation("p", "conv_2")
     await store.append_items("p", "conv_1", make_items("msg_3"))
     await store.save("p", make_stored("resp_3", status="failed"))
-    asked = make_stored("resp_1").input
+    input_items = make_stored("resp_1").input
     before = {name: await store.conversation_items("p", "conv_1", before=name) for name in ("resp_1", "resp_2")}
-    assert before == {"resp_1": make_items("msg_1"), "resp_2": [*make_items("msg_1"), *asked]}
-    everything = [*make_items("msg_1"), *asked, *make_items("msg_3")]
-    for never_added in ("resp_3", "resp_unknown"):
-        assert await store.conversation_items("p", "conv_1", before=never_added) == everything
+    assert before == {"resp_1": make_items("msg_1"), "resp_2": [*make_items("msg_1"), *input_items]}
+    all_items = [*make_items("msg_1"), *input_items, *make_items("msg_3")]
+    for never_appended in ("resp_3", "resp_unknown"):
+        assert await store.conversation_items("p", "conv_1", before=never_appended) == all_items
     assert await store.conversation_items("p", "conv_2", before="resp_1") is None
 
 
-async def test_a_deleted_item_is_gone_from_its_conversation_alone(store: Store, make_items: MakeItems) -> None:
+async def test_deleted_item_stays_in_other_conversations(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2", "msg_3"))
     await store.create_conversation("p", Conversation("conv_2", 1), make_items("msg_2"))
     assert await store.delete_item("p", "conv_1", "msg_2") is True
@@ -302,9 +300,7 @@ async def test_a_deleted_item_is_gone_from_its_conversation_alone(store: Store, 
     assert await read_ids(store) == ["msg_1", "msg_3", "msg_2"]
 
 
-async def test_items_appended_after_the_last_one_was_deleted_still_come_last(
-    store: Store, make_items: MakeItems
-) -> None:
+async def test_items_appended_after_a_deleted_last_item_come_last(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
     await store.delete_item("p", "conv_1", "msg_2")
     await store.append_items("p", "conv_1", make_items("msg_3"))
@@ -312,7 +308,7 @@ async def test_items_appended_after_the_last_one_was_deleted_still_come_last(
     assert await read_ids(store) == ["msg_1", "msg_3", "msg_4"]
 
 
-async def test_of_several_items_with_one_id_the_newest_is_found(store: Store) -> None:
+async def test_newest_of_several_items_with_one_id_is_found(store: Store) -> None:
     older, newer = (Unknown(b'{"type":"hologram_call","id":"holo_1","n":%d}' % number) for number in (1, 2))
     await store.create_conversation("p", Conversation("conv_b", 1), [])
     await store.create_conversation("p", Conversation("conv_a", 1), [older])
@@ -322,16 +318,16 @@ async def test_of_several_items_with_one_id_the_newest_is_found(store: Store) ->
     assert await store.find_item("p", "holo_1") == older
 
 
-async def test_a_project_neither_sees_nor_changes_anothers_conversation(store: Store, make_items: MakeItems) -> None:
+async def test_project_cannot_read_or_change_another_projects_conversation(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("theirs", CONVERSATION, make_items("msg_1"))
-    await test_nothing_is_found_in_a_conversation_that_does_not_exist(store, make_items)
+    await test_unknown_conversation_has_no_items(store, make_items)
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
     assert await store.delete_item("p", "conv_1", "msg_1") is True
     assert await store.delete_conversation("p", "conv_1") is True
     assert await store.conversation_items("theirs", "conv_1") == make_items("msg_1")
 
 
-async def test_blocks_appended_at_once_stay_whole(store: Store, make_items: MakeItems) -> None:
+async def test_blocks_appended_concurrently_stay_contiguous(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, [])
     blocks = [[f"msg_{writer}_{number}" for number in range(5)] for writer in range(40)]
     await asyncio.gather(*(store.append_items("p", "conv_1", make_items(*block)) for block in blocks))

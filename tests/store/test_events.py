@@ -1,4 +1,4 @@
-"""What every store promises of the event log."""
+"""The event log, in all stores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +21,13 @@ def number_events(first: int, count: int) -> list[tuple[int, bytes]]:
 
 @pytest.fixture
 async def running(store: Store, make_stored: MakeStored) -> Store:
-    """A store with a run that is ours."""
+    """A store with a run of the owner `us`."""
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     await store.claim("us", as_of=0, lease=10, limit=1)
     return store
 
 
-async def test_from_any_number_on_the_same_events_are_read(running: Store) -> None:
+async def test_events_are_read_from_any_number(running: Store) -> None:
     first = 0
     for count in (1, 3, 2, 5):
         assert await running.append_events("p", "resp_1", first, make_events(first, count), owner="us") is True
@@ -37,12 +37,12 @@ async def test_from_any_number_on_the_same_events_are_read(running: Store) -> No
         assert await running.read_events("p", "resp_1", after) == expected
 
 
-async def test_an_unknown_response_has_no_events(store: Store) -> None:
+async def test_unknown_response_has_no_events(store: Store) -> None:
     assert await store.read_events("p", "resp_1", -1) == []
 
 
 @pytest.mark.parametrize("first", [0, 2, 3])
-async def test_there_are_never_two_events_under_one_number(running: Store, first: int) -> None:
+async def test_event_number_cannot_be_used_twice(running: Store, first: int) -> None:
     await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us")
     await running.append_events("p", "resp_1", 2, make_events(2, 2), owner="us")
     with pytest.raises(ServerError, match=f"The event log of resp_1 already reaches number {first}"):
@@ -51,21 +51,21 @@ async def test_there_are_never_two_events_under_one_number(running: Store, first
     assert await running.append_events("p", "resp_1", 4, make_events(4, 1), owner="us") is True
 
 
-async def test_an_event_of_two_lines_is_refused(running: Store) -> None:
+async def test_event_of_two_lines_is_rejected(running: Store) -> None:
     for payloads in ([b"{\n}"], [b"{}", b"{}\n"]):
         with pytest.raises(ServerError, match="one line"):
             await running.append_events("p", "resp_1", 0, payloads)
     assert await running.read_events("p", "resp_1", -1) == []
 
 
-async def test_an_empty_batch_changes_nothing(running: Store) -> None:
+async def test_empty_batch_changes_nothing(running: Store) -> None:
     assert await running.append_events("p", "resp_1", 0, [], owner="us") is True
     assert await running.append_events("p", "resp_1", 0, [], owner="them") is False
     assert await running.read_events("p", "resp_1", -1) == []
     assert await running.append_events("p", "resp_1", 0, make_events(0, 1), owner="us") is True
 
 
-async def test_only_a_stored_response_has_events(running: Store) -> None:
+async def test_events_of_an_unknown_response_are_not_stored(running: Store) -> None:
     assert await running.append_events("p", "resp_2", 0, make_events(0, 1)) is False
     assert await running.append_events("theirs", "resp_1", 0, make_events(0, 1)) is False
     assert await running.append_events("p", "resp_1", 0, make_events(0, 1)) is True
@@ -73,7 +73,7 @@ async def test_only_a_stored_response_has_events(running: Store) -> None:
     assert await running.read_events("theirs", "resp_1", -1) == []
 
 
-async def test_an_owner_whose_run_was_taken_over_appends_nothing(running: Store, clock: Any) -> None:
+async def test_former_owner_cannot_append_events(running: Store, clock: Any) -> None:
     assert await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us") is True
     await running.claim("them", as_of=clock.time + 10, lease=10, limit=1)
     assert await running.append_events("p", "resp_1", 2, make_events(2, 1), owner="us") is False
@@ -81,19 +81,19 @@ async def test_an_owner_whose_run_was_taken_over_appends_nothing(running: Store,
     assert await running.read_events("p", "resp_1", -1) == number_events(0, 4)
 
 
-async def test_a_late_owner_may_go_on_until_its_run_is_taken_over(running: Store, clock: Any) -> None:
+async def test_owner_with_an_expired_lease_appends_until_the_run_is_claimed(running: Store, clock: Any) -> None:
     assert await running.claim("us", as_of=clock.time + 1_000, lease=10, limit=1) == []
     assert await running.append_events("p", "resp_1", 0, make_events(0, 1), owner="us") is True
 
 
-async def test_a_final_response_keeps_its_events_and_takes_no_more(running: Store, make_stored: MakeStored) -> None:
+async def test_final_response_keeps_its_events_and_accepts_no_more(running: Store, make_stored: MakeStored) -> None:
     await running.append_events("p", "resp_1", 0, make_events(0, 3), owner="us")
     await running.save("p", make_stored("resp_1"), owner="us")
     assert await running.append_events("p", "resp_1", 3, make_events(3, 1), owner="us") is False
     assert await running.read_events("p", "resp_1", 0) == number_events(1, 2)
 
 
-async def test_dropped_events_make_room_for_the_same_numbers(running: Store) -> None:
+async def test_numbers_of_dropped_events_can_be_used_again(running: Store) -> None:
     await running.append_events("p", "resp_1", 0, make_events(0, 3))
     assert await running.drop_events("p", "resp_1") is True
     assert await running.read_events("p", "resp_1", -1) == []
@@ -101,7 +101,7 @@ async def test_dropped_events_make_room_for_the_same_numbers(running: Store) -> 
     assert await running.read_events("p", "resp_1", -1) == [(0, b'"anew"')]
 
 
-async def test_an_owner_drops_only_what_nobody_has_watched(running: Store, make_stored: MakeStored) -> None:
+async def test_owner_cannot_drop_events_of_a_watched_run(running: Store, make_stored: MakeStored) -> None:
     await running.enqueue("p", make_stored("resp_2", status="queued"), b"{}")
     await running.claim("us", as_of=0, lease=10, limit=1)
     for response_id in ("resp_1", "resp_2"):
@@ -116,7 +116,7 @@ async def test_an_owner_drops_only_what_nobody_has_watched(running: Store, make_
     assert await running.read_events("p", "resp_2", -1) == []
 
 
-async def test_projects_keep_the_events_of_the_same_id_apart(store: Store, make_stored: MakeStored) -> None:
+async def test_events_of_one_id_in_two_projects_are_independent(store: Store, make_stored: MakeStored) -> None:
     for project, event in (("ours", b"1"), ("theirs", b"2")):
         await store.save(project, make_stored("resp_1"))
         assert await store.append_events(project, "resp_1", 0, [event]) is True
@@ -125,20 +125,20 @@ async def test_projects_keep_the_events_of_the_same_id_apart(store: Store, make_
     assert await store.read_events("theirs", "resp_1", -1) == []
 
 
-async def test_the_last_events_are_kept_with_the_final_response(running: Store, make_stored: MakeStored) -> None:
+async def test_last_events_are_saved_with_the_final_response(running: Store, make_stored: MakeStored) -> None:
     await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us")
     await running.save("p", make_stored("resp_1"), owner="us", events=(2, make_events(2, 2)))
     assert await running.load("p", "resp_1") == make_stored("resp_1")
     assert await running.read_events("p", "resp_1", -1) == number_events(0, 4)
 
 
-async def test_a_response_may_be_saved_with_events_and_without_an_owner(store: Store, make_stored: MakeStored) -> None:
+async def test_response_is_saved_with_events_without_an_owner(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"), events=(0, make_events(0, 2)))
     await store.save("p", make_stored("resp_1"), events=(2, []))
     assert await store.read_events("p", "resp_1", -1) == number_events(0, 2)
 
 
-async def test_a_response_whose_last_events_are_not_kept_is_not_saved(running: Store, make_stored: MakeStored) -> None:
+async def test_response_is_not_saved_if_its_events_are_rejected(running: Store, make_stored: MakeStored) -> None:
     await running.append_events("p", "resp_1", 0, make_events(0, 2), owner="us")
     with pytest.raises(ServerError, match="already reaches number 1"):
         await running.save("p", make_stored("resp_1"), owner="us", events=(1, make_events(1, 1)))
@@ -153,7 +153,7 @@ async def test_a_response_whose_last_events_are_not_kept_is_not_saved(running: S
     assert await running.watch("p", "resp_1") is True
 
 
-async def test_an_unfinished_state_that_comes_late_adds_no_events(store: Store, make_stored: MakeStored) -> None:
+async def test_late_unfinished_save_appends_no_events(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"), events=(0, make_events(0, 1)))
     await store.save("p", make_stored("resp_1", status="in_progress"), events=(1, make_events(1, 1)))
     assert await store.read_events("p", "resp_1", -1) == number_events(0, 1)

@@ -1,4 +1,4 @@
-"""What every store promises of the end of things: when it goes for good, and what stays because it is still read."""
+"""Expiry of responses and conversations, in all stores."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -21,26 +21,24 @@ class Clock(Protocol):
 
 
 @pytest.fixture(autouse=True)
-def stopped(clock: Clock) -> None:
-    """Before all that ends: what is left can be seen, expired or not."""
+def start_at_zero(clock: Clock) -> None:
+    """Set the clock before every expiry, so that `load` returns everything that was not deleted."""
     clock.time = 0
 
 
 async def list_left(store: Store, count: int) -> list[int]:
-    """The numbers of the responses that are still there."""
+    """Return the numbers of the responses that were not deleted."""
     return [number for number in range(count) if await store.load("p", f"resp_{number}") is not None]
 
 
-async def save_chain(store: Store, make_stored: MakeStored, ends: list[int | None]) -> None:
-    """Responses of which each continues the one before, and their ends."""
-    for number, end in enumerate(ends):
+async def save_chain(store: Store, make_stored: MakeStored, expiries: list[int | None]) -> None:
+    """Save responses with these expiry times. Each continues the one before it."""
+    for number, expires_at in enumerate(expiries):
         previous = f"resp_{number - 1}" if number else None
-        await store.save("p", make_stored(f"resp_{number}", previous=previous, expires_at=end))
+        await store.save("p", make_stored(f"resp_{number}", previous=previous, expires_at=expires_at))
 
 
-async def test_expiring_deletes_what_has_expired_and_nothing_else(
-    store: Store, make_stored: MakeStored, make_items: MakeItems
-) -> None:
+async def test_expire_deletes_only_expired_data(store: Store, make_stored: MakeStored, make_items: MakeItems) -> None:
     for number in range(250):
         await store.save(f"project {number % 3}", make_stored(f"resp_{number}", expires_at=100 + number % 2))
     await store.save("p", make_stored("resp_lasting"))
@@ -59,7 +57,7 @@ async def test_expiring_deletes_what_has_expired_and_nothing_else(
 
 
 @pytest.mark.parametrize("end", ["delete", "expire"])
-async def test_events_and_run_go_with_their_response(store: Store, make_stored: MakeStored, end: str) -> None:
+async def test_events_and_run_are_deleted_with_their_response(store: Store, make_stored: MakeStored, end: str) -> None:
     queued = make_stored("resp_1", status="queued", expires_at=1)
     for project in ("ours", "theirs"):
         await store.enqueue(project, queued, b"{}")
@@ -76,7 +74,7 @@ async def test_events_and_run_go_with_their_response(store: Store, make_stored: 
     assert await store.watch("theirs", "resp_1") is True
 
 
-async def test_an_expired_response_stays_while_another_continues_it(store: Store, make_stored: MakeStored) -> None:
+async def test_expired_response_stays_while_another_continues_it(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10, 20, 30])
     assert [await store.expire(now) for now in (10, 15, 20, 29)] == [0, 0, 0, 0]
     assert await list_left(store, 3) == [0, 1, 2]
@@ -84,35 +82,33 @@ async def test_an_expired_response_stays_while_another_continues_it(store: Store
     assert await list_left(store, 3) == []
 
 
-async def test_a_long_chain_goes_at_once_when_its_last_response_has_expired(
-    store: Store, make_stored: MakeStored
-) -> None:
+async def test_long_chain_is_deleted_when_its_last_response_expires(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10 + number // 50 for number in range(LONG)])
     assert [await store.expire(now) for now in range(10, 14)] == [0, 0, 0, 0]
     assert await store.expire(14) == LONG
     assert await list_left(store, LONG) == []
 
 
-async def test_a_long_chain_that_was_never_swept_goes_at_once(store: Store, make_stored: MakeStored) -> None:
+async def test_long_chain_is_deleted_by_the_first_sweep(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10 + number // 50 for number in range(LONG)])
     assert await store.expire(14) == LONG
     assert await list_left(store, LONG) == []
 
 
-async def test_only_what_continues_nothing_that_is_left_goes(store: Store, make_stored: MakeStored) -> None:
+async def test_expired_ancestors_of_a_live_response_stay(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10, 30, 10, 10])
     assert await store.expire(10) == 2
     assert await list_left(store, 4) == [0, 1]
     assert await store.expire(30) == 2
 
 
-async def test_what_is_kept_for_ever_keeps_all_that_it_continues(store: Store, make_stored: MakeStored) -> None:
+async def test_ancestors_of_a_response_without_expiry_stay(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10, 20, None])
     assert [await store.expire(now) for now in (10, 20, 10_000)] == [0, 0, 0]
     assert [link.id for link in await store.chain("p", "resp_2")] == ["resp_0", "resp_1", "resp_2"]
 
 
-async def test_what_was_forked_goes_with_the_last_of_its_forks(store: Store, make_stored: MakeStored) -> None:
+async def test_forked_response_is_deleted_with_its_last_fork(store: Store, make_stored: MakeStored) -> None:
     for number, end in enumerate((10, 40, 20, 30)):
         await store.save("p", make_stored(f"resp_{number}", previous="resp_0" if number else None, expires_at=end))
     assert [await store.expire(now) for now in (10, 20, 30)] == [0, 1, 1]
@@ -120,7 +116,7 @@ async def test_what_was_forked_goes_with_the_last_of_its_forks(store: Store, mak
     assert await store.expire(40) == 2
 
 
-async def test_what_only_a_deleted_response_continued_goes(store: Store, make_stored: MakeStored) -> None:
+async def test_ancestors_of_a_deleted_response_expire(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10] * LONG + [None])
     assert await store.expire(10) == 0
     await store.delete("p", f"resp_{LONG}")
@@ -128,7 +124,7 @@ async def test_what_only_a_deleted_response_continued_goes(store: Store, make_st
     assert await store.expire(10) == LONG
 
 
-async def test_what_is_continued_by_a_run_that_waits_stays(store: Store, make_stored: MakeStored) -> None:
+async def test_ancestor_of_a_queued_response_stays(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_0", expires_at=10))
     await store.enqueue("p", make_stored("resp_1", previous="resp_0", status="queued", expires_at=20), b"{}")
     assert await store.expire(10) == 0
@@ -137,7 +133,7 @@ async def test_what_is_continued_by_a_run_that_waits_stays(store: Store, make_st
     assert await store.expire(30) == 2
 
 
-async def test_what_a_later_save_does_not_continue_any_more_goes(store: Store, make_stored: MakeStored) -> None:
+async def test_response_expires_when_a_later_save_stops_continuing_it(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10, 10, 20])
     assert await store.expire(10) == 0
     await store.save("p", make_stored("resp_2", previous="resp_0", expires_at=20))
@@ -148,14 +144,14 @@ async def test_what_a_later_save_does_not_continue_any_more_goes(store: Store, m
     assert await list_left(store, 3) == [2]
 
 
-async def test_what_is_saved_again_stays_until_its_new_end(store: Store, make_stored: MakeStored) -> None:
+async def test_response_saved_again_stays_until_its_new_expiry(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10, 20])
     assert await store.expire(10) == 0
     await store.save("p", make_stored("resp_0", expires_at=30))
     assert [await store.expire(now) for now in (20, 29, 30)] == [1, 0, 1]
 
 
-async def test_another_projects_response_keeps_nothing(store: Store, make_stored: MakeStored) -> None:
+async def test_response_of_another_project_does_not_prevent_expiry(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_0", expires_at=10))
     await store.save("q", make_stored("resp_1", previous="resp_0"))
     assert await store.expire(10) == 1
@@ -163,7 +159,7 @@ async def test_another_projects_response_keeps_nothing(store: Store, make_stored
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-async def test_a_circle_is_not_kept_for_ever(store: Store, make_stored: MakeStored, size: int) -> None:
+async def test_cycle_of_responses_expires(store: Store, make_stored: MakeStored, size: int) -> None:
     for number in range(size):
         await store.save("p", make_stored(f"resp_{number}", previous=f"resp_{(number - 1) % size}", expires_at=10))
     await store.save("p", make_stored(f"resp_{size}", previous=f"resp_{size - 1}", expires_at=20))

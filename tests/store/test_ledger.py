@@ -1,10 +1,8 @@
-"""The ledgers: what was appended is there, once, in order, whatever becomes of who wrote it."""
+"""Ledgers: entries are stored once and in order, also after cancellation and crashes."""
 
 import asyncio
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,9 +12,9 @@ from antiphon.errors import ConfigError, Unavailable
 from antiphon.ledger import EntryTaken, Ledger, RunSummary
 from antiphon.store.ledger import MemoryLedger, SqliteLedger
 from antiphon.store.location import locate_store
+from support.ledger_process import start_ledger_process
 
-CHILD = Path(__file__).parent / "ledger_child.py"
-PATIENCE = 30
+TIMEOUT = 30
 
 
 class Clock:
@@ -40,7 +38,7 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -
     await ledger.close()
 
 
-async def test_entries_are_read_in_order_whatever_order_they_were_written_in(ledger: Ledger) -> None:
+async def test_entries_are_read_in_order_of_their_numbers(ledger: Ledger) -> None:
     for number in (1, 0, 10, 9):
         await ledger.append("run_1", number, b"entry %d" % number)
     await ledger.append("run_2", 0, b"\x00\xff")
@@ -48,12 +46,12 @@ async def test_entries_are_read_in_order_whatever_order_they_were_written_in(led
     assert list(await ledger.read("run_2")) == [b"\x00\xff"]
 
 
-async def test_a_run_that_nobody_wrote_has_no_entries(ledger: Ledger) -> None:
+async def test_unknown_run_has_no_entries(ledger: Ledger) -> None:
     assert list(await ledger.read("run_1")) == []
     assert list(await ledger.runs()) == []
 
 
-async def test_a_number_is_taken_once_and_who_comes_late_changes_nothing(ledger: Ledger, clock: Clock) -> None:
+async def test_second_append_of_a_number_changes_nothing(ledger: Ledger, clock: Clock) -> None:
     await ledger.append("run_1", 0, b"first", status="running", title="a task")
     clock.time += 100
     with pytest.raises(EntryTaken, match="run_1"):
@@ -64,7 +62,7 @@ async def test_a_number_is_taken_once_and_who_comes_late_changes_nothing(ledger:
     ]
 
 
-async def test_runs_are_listed_with_what_the_last_entry_that_named_it_said(ledger: Ledger, clock: Clock) -> None:
+async def test_runs_are_listed_with_the_last_status_and_title(ledger: Ledger, clock: Clock) -> None:
     await ledger.append("run_1", 0, b"", status="running", title="one")
     await ledger.append("run_2", 0, b"")
     clock.time += 5
@@ -76,16 +74,16 @@ async def test_runs_are_listed_with_what_the_last_entry_that_named_it_said(ledge
     assert list(await ledger.runs(limit=1)) == [second]
 
 
-async def test_of_many_at_once_one_takes_the_number(ledger: Ledger) -> None:
+async def test_one_of_many_concurrent_appends_succeeds(ledger: Ledger) -> None:
     writers = (ledger.append("run_1", 0, b"%d" % number) for number in range(20))
     outcomes = await asyncio.gather(*writers, return_exceptions=True)
     assert sorted(str(type(outcome).__name__) for outcome in outcomes) == ["EntryTaken"] * 19 + ["NoneType"]
     assert list(await ledger.read("run_1")) == [b"%d" % outcomes.index(None)]
 
 
-async def test_being_cancelled_never_leaves_it_open_whether_an_entry_is_there(ledger: Ledger) -> None:
-    """A run that is cancelled writes down that it was, under the next number."""
-    heard: list[str] = []
+async def test_cancelled_append_is_complete_when_the_caller_is_notified(ledger: Ledger) -> None:
+    """A cancelled run appends an entry about its cancellation under the next number."""
+    cancellations: list[str] = []
 
     async def write() -> None:
         number = 0
@@ -96,7 +94,7 @@ async def test_being_cancelled_never_leaves_it_open_whether_an_entry_is_there(le
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             await ledger.append("run_1", number, b"cancelled")
-            heard.append("cancelled")
+            cancellations.append("cancelled")
             raise
 
     for _ in range(20):
@@ -108,11 +106,11 @@ async def test_being_cancelled_never_leaves_it_open_whether_an_entry_is_there(le
             await writing
         entries = list(await ledger.read("run_1"))
         assert entries.index(b"cancelled") == len(entries) - 1
-        ledger = type(ledger)() if isinstance(ledger, MemoryLedger) else await _renew(ledger)
-    assert heard == ["cancelled"] * 20
+        ledger = type(ledger)() if isinstance(ledger, MemoryLedger) else await _recreate(ledger)
+    assert cancellations == ["cancelled"] * 20
 
 
-async def _renew(ledger: Ledger) -> Ledger:
+async def _recreate(ledger: Ledger) -> Ledger:
     assert isinstance(ledger, SqliteLedger)
     await ledger.close()
     path = ledger._path
@@ -120,7 +118,7 @@ async def _renew(ledger: Ledger) -> Ledger:
     return SqliteLedger(path)
 
 
-async def test_a_timeout_that_meets_an_append_is_a_timeout(tmp_path: Path) -> None:
+async def test_timeout_during_an_append_raises_timeout_error(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     ledger = SqliteLedger(path)
     await ledger.append("run_1", 0, b"first")
@@ -130,7 +128,7 @@ async def test_a_timeout_that_meets_an_append_is_a_timeout(tmp_path: Path) -> No
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await ledger.append("run_1", 1, b"second")
-                await asyncio.sleep(PATIENCE)
+                await asyncio.sleep(TIMEOUT)
     other.close()
     assert list(await ledger.read("run_1")) == [b"first", b"second"]
     await ledger.close()
@@ -144,7 +142,7 @@ def test_one_ledger_serves_several_event_loops(tmp_path: Path) -> None:
     asyncio.run(ledger.close())
 
 
-async def test_a_file_outlives_its_ledger(tmp_path: Path, clock: Clock) -> None:
+async def test_entries_are_read_after_reopening_the_file(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "deep" / "down" / "ledger.db"
     first = SqliteLedger(str(path), now=clock)
     await first.append("run_1", 0, b"entry", status="running", title="a task")
@@ -157,7 +155,7 @@ async def test_a_file_outlives_its_ledger(tmp_path: Path, clock: Clock) -> None:
     await second.close()
 
 
-async def test_the_file_is_private_and_synced(tmp_path: Path) -> None:
+async def test_ledger_file_is_private_and_synced(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "ledger.db"
     ledger = SqliteLedger(path)
     await ledger.append("run_1", 0, b"entry")
@@ -169,8 +167,8 @@ async def test_the_file_is_private_and_synced(tmp_path: Path) -> None:
     await ledger.close()
 
 
-async def test_a_file_that_cannot_be_a_ledger_is_said_so(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no database, by any means" * 100)
+async def test_open_error_names_the_ledger_file(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database" * 100)
     with pytest.raises(ConfigError, match=r"The ledger .*text cannot be opened: file is not a database"):
         await SqliteLedger(tmp_path / "text").read("run_1")
     store = locate_store(f"sqlite:///{tmp_path}/store.db")
@@ -180,19 +178,9 @@ async def test_a_file_that_cannot_be_a_ledger_is_said_so(tmp_path: Path) -> None
         await SqliteLedger(tmp_path / "store.db").read("run_1")
 
 
-def start(program: str, path: Path, argument: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(CHILD), program, str(path), argument],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-async def test_of_two_processes_exactly_one_takes_each_number(tmp_path: Path) -> None:
+async def test_one_of_two_processes_takes_each_number(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    racers = {name: start("race", path, name) for name in ("one", "two")}
+    racers = {name: start_ledger_process("race", path, name) for name in ("one", "two")}
     for racer in racers.values():
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
@@ -202,9 +190,9 @@ async def test_of_two_processes_exactly_one_takes_each_number(tmp_path: Path) ->
         racer.stdin.flush()
     taken: dict[int, str] = {}
     for name, racer in racers.items():
-        said, failures = racer.communicate(timeout=PATIENCE)
-        assert (racer.returncode, failures) == (0, "")
-        numbers = [int(line) for line in said.split()]
+        printed, errors = racer.communicate(timeout=TIMEOUT)
+        assert (racer.returncode, errors) == (0, "")
+        numbers = [int(line) for line in printed.split()]
         assert not taken.keys() & set(numbers)
         taken |= dict.fromkeys(numbers, name)
     ledger = SqliteLedger(path)
@@ -212,21 +200,21 @@ async def test_of_two_processes_exactly_one_takes_each_number(tmp_path: Path) ->
     await ledger.close()
 
 
-@pytest.mark.parametrize("said_before", [1, 7, 40])
-async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, said_before: int) -> None:
+@pytest.mark.parametrize("lines_read", [1, 7, 40])
+async def test_acknowledged_entries_survive_sigkill(tmp_path: Path, lines_read: int) -> None:
     path = tmp_path / "ledger.db"
-    child = start("append_for_ever", path, "run_1")
+    child = start_ledger_process("append_for_ever", path, "run_1")
     assert child.stdout is not None
-    for number in range(said_before):
+    for number in range(lines_read):
         assert child.stdout.readline() == f"{number}\n"
     child.kill()
-    # Not communicate(), which would miss what is read ahead already.
-    acknowledged = said_before + child.stdout.read().count("\n")
-    child.communicate(timeout=PATIENCE)
+    # communicate() would lose the lines that are in the buffer already.
+    acknowledged = lines_read + child.stdout.read().count("\n")
+    child.communicate(timeout=TIMEOUT)
     ledger = SqliteLedger(path)
     entries = await ledger.read("run_1")
     assert list(entries) == [b"entry %d" % number for number in range(len(entries))]
-    # The one in flight may be there or not, and the list of runs agrees with the entries either way.
+    # The last write may be stored or not. The list of runs agrees with the entries in both cases.
     assert len(entries) - acknowledged in (0, 1)
     assert [run.title for run in await ledger.runs()] == [f"at {len(entries) - 1}"]
     await ledger.append("run_1", len(entries), b"taken over")

@@ -1,4 +1,4 @@
-"""What every store promises of prompts."""
+"""Prompts, in all stores."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from antiphon.errors import InvalidRequest
 from antiphon.store.base import PromptVersion, Store, StoredPrompt
 
 
-async def test_a_version_is_loaded_by_its_name_and_the_newest_without_one(store: Store) -> None:
-    # Neither the names nor the times tell which is the newest.
+async def test_prompt_version_is_loaded_by_name_or_else_the_newest(store: Store) -> None:
+    # Neither the version nor the time decides which one is the newest.
     await store.save_prompt("p", "pmpt_1", "9", b"nine", 3)
     await store.save_prompt("p", "pmpt_1", "10", b"ten", 3)
     await store.save_prompt("p", "pmpt_1", "1", b"one", 2)
@@ -16,14 +16,14 @@ async def test_a_version_is_loaded_by_its_name_and_the_newest_without_one(store:
     assert await store.load_prompt("p", "pmpt_1", None) == StoredPrompt("1", 2, b"one")
 
 
-async def test_an_unknown_prompt_or_version_is_none(store: Store) -> None:
+async def test_load_prompt_returns_none_for_an_unknown_prompt_or_version(store: Store) -> None:
     await store.save_prompt("p", "pmpt_1", "1", b"{}", 1)
     assert await store.load_prompt("p", "pmpt_1", "2") is None
     assert await store.load_prompt("p", "pmpt_1", "") is None
     assert await store.load_prompt("p", "pmpt_2", None) is None
 
 
-async def test_a_version_does_not_change(store: Store) -> None:
+async def test_existing_prompt_version_cannot_be_saved_again(store: Store) -> None:
     await store.save_prompt("p", "pmpt_1", "1", b"first", 1)
     with pytest.raises(InvalidRequest, match="The prompt 'pmpt_1' already has a version '1'") as refusal:
         await store.save_prompt("p", "pmpt_1", "1", b"second", 2)
@@ -31,7 +31,7 @@ async def test_a_version_does_not_change(store: Store) -> None:
     assert await store.load_prompt("p", "pmpt_1", "1") == StoredPrompt("1", 1, b"first")
 
 
-async def test_prompts_are_listed_by_id_and_their_versions_in_order(store: Store) -> None:
+async def test_prompts_are_listed_by_id_and_then_in_saved_order(store: Store) -> None:
     for prompt_id, version, created_at in (("pmpt_b", "2", 5), ("pmpt_a", "1", 6), ("pmpt_b", "10", 7)):
         await store.save_prompt("p", prompt_id, version, b"{}", created_at)
     assert await store.list_prompts("p") == [
@@ -41,7 +41,7 @@ async def test_prompts_are_listed_by_id_and_their_versions_in_order(store: Store
     ]
 
 
-async def test_a_deleted_prompt_is_gone_with_all_its_versions(store: Store) -> None:
+async def test_deleting_a_prompt_deletes_all_its_versions(store: Store) -> None:
     for version in ("1", "2"):
         await store.save_prompt("p", "pmpt_1", version, b"{}", 1)
     assert await store.delete_prompt("p", "pmpt_1") is True
@@ -50,7 +50,7 @@ async def test_a_deleted_prompt_is_gone_with_all_its_versions(store: Store) -> N
     assert await store.list_prompts("p") == []
 
 
-async def test_a_project_neither_sees_nor_deletes_anothers_prompt(store: Store) -> None:
+async def test_project_cannot_read_or_delete_another_projects_prompt(store: Store) -> None:
     await store.save_prompt("ours", "pmpt_1", "1", b"{}", 1)
     assert await store.load_prompt("theirs", "pmpt_1", None) is None
     assert await store.load_prompt("theirs", "pmpt_1", "1") is None

@@ -38,15 +38,15 @@ unknown_items = st.builds(
 
 @settings(max_examples=50)
 @given(st.lists(unknown_items, max_size=4), st.lists(unknown_items, max_size=4))
-def test_a_record_holds_unknown_items_byte_for_byte(asked: list[Unknown], answered: list[Unknown]) -> None:
+def test_record_contains_unknown_items_byte_for_byte(input_items: list[Unknown], output_items: list[Unknown]) -> None:
     stored = StoredResponse(
-        response=Response(id="resp_1", created_at=1, model="m", output=list(answered)), input=list(asked)
+        response=Response(id="resp_1", created_at=1, model="m", output=list(output_items)), input=list(input_items)
     )
     record = pack_response(stored)
     assert unpack_response(record.id, record.expires_at, record.input, record.output, record.body) == stored
 
 
-def test_a_record_holds_nothing_twice() -> None:
+def test_record_contains_the_output_once() -> None:
     output = [Unknown(b'{"type":"hologram_call"}')]
     record = pack_response(
         StoredResponse(response=Response(id="resp_1", created_at=1, model="m", output=output), input=[])
@@ -56,7 +56,7 @@ def test_a_record_holds_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[{}]", b'"text"'])
-def test_a_damaged_record_is_the_servers_fault(damage: bytes) -> None:
+def test_damaged_record_raises_a_server_error(damage: bytes) -> None:
     body = pack_response(StoredResponse(response=Response(id="resp_1", created_at=1, model="m"), input=[])).body
     for pieces in ((damage, b"[]", body), (b"[]", damage, body), (b"[]", b"[]", damage)):
         with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
@@ -72,7 +72,7 @@ def test_a_damaged_record_is_the_servers_fault(damage: bytes) -> None:
 
 
 @given(st.lists(json_values, min_size=1, max_size=8), st.integers(0, 3), st.integers(-2, 12))
-def test_a_batch_gives_back_its_events_from_any_number_on(values: list[object], first: int, after: int) -> None:
+def test_batch_is_unpacked_from_any_number(values: list[object], first: int, after: int) -> None:
     payloads = [json.dumps(value).encode() for value in values]
     batch = pack_events(first, payloads)
     assert batch is not None

@@ -1,4 +1,4 @@
-"""What every store promises of references: an item is found in responses it was not made in, and in conversations."""
+"""References to items of responses and conversations, in all stores."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -20,8 +20,8 @@ class Clock(Protocol):
 
 
 @pytest.fixture
-def make_holder(make_stored: MakeStored) -> MakeStored:
-    """A response that was asked with these items."""
+def make_with_input(make_stored: MakeStored) -> MakeStored:
+    """Make a response with these input items."""
 
     def make(response_id: str, *items: Item | Unknown, **options: object) -> StoredResponse:
         return msgspec.structs.replace(make_stored(response_id, **options), input=list(items))
@@ -29,88 +29,91 @@ def make_holder(make_stored: MakeStored) -> MakeStored:
     return make
 
 
-def say(text: str) -> Message:
-    """What the client calls msg_1."""
+def make_message(text: str) -> Message:
     return Message("user", text, "msg_1")
 
 
-async def test_an_item_of_a_responses_input_or_output_is_found(store: Store, make_holder: MakeStored) -> None:
-    stored = make_holder("resp_T", say("hello"))
+async def test_item_of_input_or_output_is_found(store: Store, make_with_input: MakeStored) -> None:
+    stored = make_with_input("resp_T", make_message("hello"))
     stored.response.output.append(Unknown(b'{"type":"hologram_call","id":"holo_9","n":1.50}'))
     await store.save("p", stored)
-    assert await store.find_item("p", "msg_1") == say("hello")
+    assert await store.find_item("p", "msg_1") == make_message("hello")
     assert await store.find_item("p", "holo_9") == stored.response.output[-1]
     assert await store.find_item("p", "msg_2") is None
     assert await store.find_item("q", "msg_1") is None
 
 
-async def test_an_item_is_found_while_its_response_waits_and_after_it_has_ended(
-    store: Store, make_holder: MakeStored
+async def test_item_is_found_while_its_response_is_queued_and_after_its_end(
+    store: Store, make_with_input: MakeStored
 ) -> None:
-    await store.enqueue("p", make_holder("resp_T", say("hello"), status="queued"), b"{}")
-    assert await store.find_item("p", "msg_1") == say("hello")
+    await store.enqueue("p", make_with_input("resp_T", make_message("hello"), status="queued"), b"{}")
+    assert await store.find_item("p", "msg_1") == make_message("hello")
     await store.claim("us", as_of=0, lease=10, limit=1)
-    await store.save("p", make_holder("resp_T", say("hello"), status="in_progress"), owner="us")
-    await store.save("p", make_holder("resp_T", say("hello")), owner="us", events=(0, [b"{}"]))
-    assert await store.find_item("p", "msg_1") == say("hello")
+    await store.save("p", make_with_input("resp_T", make_message("hello"), status="in_progress"), owner="us")
+    await store.save("p", make_with_input("resp_T", make_message("hello")), owner="us", events=(0, [b"{}"]))
+    assert await store.find_item("p", "msg_1") == make_message("hello")
 
 
-async def test_of_several_responses_with_the_item_the_newest_counts(store: Store, make_holder: MakeStored) -> None:
+async def test_item_in_several_responses_is_found_in_the_newest(store: Store, make_with_input: MakeStored) -> None:
     for number, text in enumerate(("one", "two", "three")):
-        await store.save("p", make_holder(f"resp_{'cab'[number]}", say(text)))
+        await store.save("p", make_with_input(f"resp_{'cab'[number]}", make_message(text)))
     found = []
     for response_id in ("resp_b", "resp_a", "resp_c"):
         found.append(await store.find_item("p", "msg_1"))
         await store.delete("p", response_id)
-    assert found == [say("three"), say("two"), say("one")]
+    assert found == [make_message("three"), make_message("two"), make_message("one")]
     assert await store.find_item("p", "msg_1") is None
 
 
-async def test_a_response_comes_before_a_conversation(store: Store, make_holder: MakeStored) -> None:
-    await store.save("p", make_holder("resp_T", say("asked")))
-    await store.create_conversation("p", Conversation("conv_1", 1), [say("added")])
-    assert await store.find_item("p", "msg_1") == say("asked")
+async def test_item_is_found_in_a_response_before_a_conversation(store: Store, make_with_input: MakeStored) -> None:
+    await store.save("p", make_with_input("resp_T", make_message("input")))
+    await store.create_conversation("p", Conversation("conv_1", 1), [make_message("appended")])
+    assert await store.find_item("p", "msg_1") == make_message("input")
     await store.delete("p", "resp_T")
-    assert await store.find_item("p", "msg_1") == say("added")
+    assert await store.find_item("p", "msg_1") == make_message("appended")
 
 
-async def test_a_later_save_takes_the_place_of_the_items_before(
-    store: Store, make_holder: MakeStored, make_items: MakeItems
+async def test_later_save_replaces_the_indexed_items(
+    store: Store, make_with_input: MakeStored, make_items: MakeItems
 ) -> None:
-    await store.save("p", make_holder("resp_T", *make_items("msg_1", "msg_2"), status="in_progress"))
-    await store.save("p", make_holder("resp_T", *make_items("msg_2", "msg_3"), status="in_progress"))
+    await store.save("p", make_with_input("resp_T", *make_items("msg_1", "msg_2"), status="in_progress"))
+    await store.save("p", make_with_input("resp_T", *make_items("msg_2", "msg_3"), status="in_progress"))
     found = [await store.find_item("p", f"msg_{number}") for number in (1, 2, 3)]
     assert found == [None, *make_items("msg_2", "msg_3")]
-    await store.save("p", make_holder("resp_T"))
+    await store.save("p", make_with_input("resp_T"))
     assert [await store.find_item("p", f"msg_{number}") for number in (1, 2, 3)] == [None] * 3
 
 
-async def test_a_save_that_changes_nothing_leaves_the_items_as_they_are(store: Store, make_holder: MakeStored) -> None:
-    await store.save("p", make_holder("resp_T", say("final")))
-    await store.save("p", make_holder("resp_T", say("late"), Message("user", "late", "msg_2"), status="queued"))
-    assert await store.find_item("p", "msg_1") == say("final")
+async def test_ignored_save_does_not_change_the_indexed_items(store: Store, make_with_input: MakeStored) -> None:
+    await store.save("p", make_with_input("resp_T", make_message("final")))
+    await store.save(
+        "p", make_with_input("resp_T", make_message("late"), Message("user", "late", "msg_2"), status="queued")
+    )
+    assert await store.find_item("p", "msg_1") == make_message("final")
     assert await store.find_item("p", "msg_2") is None
 
 
-async def test_items_of_an_expired_response_are_not_found(store: Store, make_holder: MakeStored, clock: Clock) -> None:
-    await store.save("p", make_holder("resp_a", say("lasting")))
-    await store.save("p", make_holder("resp_b", say("expiring"), expires_at=clock.time + 10))
-    assert await store.find_item("p", "msg_1") == say("expiring")
+async def test_items_of_an_expired_response_are_not_found(
+    store: Store, make_with_input: MakeStored, clock: Clock
+) -> None:
+    await store.save("p", make_with_input("resp_a", make_message("lasting")))
+    await store.save("p", make_with_input("resp_b", make_message("expiring"), expires_at=clock.time + 10))
+    assert await store.find_item("p", "msg_1") == make_message("expiring")
     clock.time += 10
-    assert await store.find_item("p", "msg_1") == say("lasting")
+    assert await store.find_item("p", "msg_1") == make_message("lasting")
     assert await store.expire(clock.time) == 1
-    assert await store.find_item("p", "msg_1") == say("lasting")
+    assert await store.find_item("p", "msg_1") == make_message("lasting")
 
 
-async def test_projects_keep_the_same_item_apart(store: Store, make_holder: MakeStored) -> None:
+async def test_same_item_id_in_two_projects_is_independent(store: Store, make_with_input: MakeStored) -> None:
     for project in ("ours", "theirs"):
-        await store.save(project, make_holder("resp_T", say(project)))
+        await store.save(project, make_with_input("resp_T", make_message(project)))
     assert await store.delete("theirs", "resp_T") is True
-    assert await store.find_item("ours", "msg_1") == say("ours")
+    assert await store.find_item("ours", "msg_1") == make_message("ours")
     assert await store.find_item("theirs", "msg_1") is None
 
 
-async def test_the_outputs_of_several_responses_come_in_one_go(
+async def test_load_outputs_returns_items_in_the_requested_order(
     store: Store, make_stored: MakeStored, clock: Clock
 ) -> None:
     for number in range(3):
@@ -123,13 +126,11 @@ async def test_the_outputs_of_several_responses_come_in_one_go(
     assert await store.load_outputs("q", wanted) == []
 
 
-async def test_an_item_that_a_kept_response_has_made_is_found_by_its_id_alone(
-    store: Store, make_holder: MakeStored
-) -> None:
-    owner, item = f"resp_{'0' * 44}", Message("user", "made there", f"msg_{'0' * 44}0000")
-    await store.save("p", make_holder("resp_T", item))
+async def test_item_of_a_stored_response_is_not_found_in_others(store: Store, make_with_input: MakeStored) -> None:
+    source, item = f"resp_{'0' * 44}", Message("user", "produced there", f"msg_{'0' * 44}0000")
+    await store.save("p", make_with_input("resp_T", item))
     assert await store.find_item("p", str(item.id)) == item
     await store.delete("p", "resp_T")
-    await store.save("p", make_holder(owner, item))
-    await store.save("p", make_holder("resp_T", item))
+    await store.save("p", make_with_input(source, item))
+    await store.save("p", make_with_input("resp_T", item))
     assert await store.find_item("p", str(item.id)) is None

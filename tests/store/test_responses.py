@@ -1,4 +1,4 @@
-"""What every store promises of responses."""
+"""Responses and their chains, in all stores."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,16 +34,16 @@ def link(stored: StoredResponse) -> Link:
     )
 
 
-async def test_a_saved_response_comes_back_whole(store: Store, make_stored: MakeStored) -> None:
+async def test_saved_response_is_loaded_unchanged(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"))
     assert await store.load("p", "resp_1") == make_stored("resp_1")
 
 
-async def test_an_unknown_response_is_none(store: Store) -> None:
+async def test_load_returns_none_for_an_unknown_response(store: Store) -> None:
     assert await store.load("p", "resp_1") is None
 
 
-async def test_every_field_of_a_response_comes_back(store: Store) -> None:
+async def test_every_field_of_a_response_is_loaded(store: Store) -> None:
     response = decode_response(
         b'{"id":"resp_1","object":"response","created_at":1700000000.25,"completed_at":1700000001,"status":"incomplete",'
         b'"incomplete_details":{"reason":"max_output_tokens"},"instructions":"Be \\u00e9l\\u00e9gant \\ud83c\\udfbc",'
@@ -56,7 +56,7 @@ async def test_every_field_of_a_response_comes_back(store: Store) -> None:
     assert await store.load("p", "resp_1") == StoredResponse(response=response, input=[])
 
 
-async def test_items_of_unknown_types_come_back_byte_for_byte(store: Store, make_stored: MakeStored) -> None:
+async def test_unknown_items_are_loaded_byte_for_byte(store: Store, make_stored: MakeStored) -> None:
     raw = b'{ "type" : "hologram_call",\n\t"n": 1.50, "text": "\\u00e9 \\/" }'
     stored = make_stored("resp_1")
     stored.input.insert(0, Unknown(raw))
@@ -69,7 +69,7 @@ async def test_items_of_unknown_types_come_back_byte_for_byte(store: Store, make
     assert await store.chain("p", "resp_1") == [link(stored)]
 
 
-async def test_a_second_save_replaces_the_first(store: Store, make_stored: MakeStored) -> None:
+async def test_second_save_replaces_the_first(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_0"))
     await store.save("p", make_stored("resp_1"))
     newer = make_stored("resp_1", previous="resp_0", text="Goodbye")
@@ -78,7 +78,9 @@ async def test_a_second_save_replaces_the_first(store: Store, make_stored: MakeS
     assert await store.chain("p", "resp_1") == [link(make_stored("resp_0")), link(newer)]
 
 
-async def test_changing_what_was_saved_or_loaded_changes_nothing_kept(store: Store, make_stored: MakeStored) -> None:
+async def test_changing_a_saved_or_loaded_response_does_not_change_the_store(
+    store: Store, make_stored: MakeStored
+) -> None:
     stored = make_stored("resp_1")
     saving = asyncio.ensure_future(store.save("p", stored))
     await asyncio.sleep(0)
@@ -97,7 +99,7 @@ async def test_changing_what_was_saved_or_loaded_changes_nothing_kept(store: Sto
     assert await store.chain("p", "resp_1") == [link(make_stored("resp_1"))]
 
 
-async def test_a_deleted_response_is_gone(store: Store, make_stored: MakeStored) -> None:
+async def test_deleted_response_cannot_be_loaded(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"))
     assert await store.delete("p", "resp_1") is True
     assert await store.load("p", "resp_1") is None
@@ -105,8 +107,8 @@ async def test_a_deleted_response_is_gone(store: Store, make_stored: MakeStored)
     assert await store.delete("p", "resp_1") is False
 
 
-async def test_a_chain_runs_from_the_oldest_to_the_one_asked_for(store: Store, make_stored: MakeStored) -> None:
-    # Ids that sort against the order of the chain, saved against it too.
+async def test_chain_runs_from_the_oldest_to_the_requested_response(store: Store, make_stored: MakeStored) -> None:
+    # The ids and the order of saving are the reverse of the order of the chain.
     chain = [
         make_stored(f"resp_{9 - turn}", previous=f"resp_{10 - turn}" if turn else None, text=f"turn {turn}")
         for turn in range(6)
@@ -125,11 +127,11 @@ async def test_forks_share_their_ancestors(store: Store, make_stored: MakeStored
     assert await store.chain("p", "resp_r") == [link(root), link(right)]
 
 
-async def test_the_chain_of_an_unknown_response_is_empty(store: Store) -> None:
+async def test_chain_of_an_unknown_response_is_empty(store: Store) -> None:
     assert await store.chain("p", "resp_1") == []
 
 
-async def test_a_chain_with_a_deleted_ancestor_starts_after_the_gap(store: Store, make_stored: MakeStored) -> None:
+async def test_chain_with_a_deleted_ancestor_starts_after_the_gap(store: Store, make_stored: MakeStored) -> None:
     chain = [make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None) for turn in range(4)]
     for stored in chain:
         await store.save("p", stored)
@@ -137,7 +139,7 @@ async def test_a_chain_with_a_deleted_ancestor_starts_after_the_gap(store: Store
     assert await store.chain("p", "resp_3") == [link(chain[2]), link(chain[3])]
 
 
-async def test_the_oldest_of_a_chain_names_its_conversation(store: Store, make_stored: MakeStored) -> None:
+async def test_first_link_of_a_chain_has_its_conversation(store: Store, make_stored: MakeStored) -> None:
     root, newer = make_stored("resp_0"), make_stored("resp_1", previous="resp_0")
     root.response.conversation = ConversationRef("conv_1")
     for stored in (root, newer):
@@ -147,20 +149,20 @@ async def test_the_oldest_of_a_chain_names_its_conversation(store: Store, make_s
     assert await store.chain("p", "resp_1") == [named, link(newer)]
 
 
-async def test_a_chain_that_bites_its_tail_ends(store: Store, make_stored: MakeStored) -> None:
+async def test_chain_with_a_cycle_ends(store: Store, make_stored: MakeStored) -> None:
     chain = [make_stored("resp_0", previous="resp_1"), make_stored("resp_1", previous="resp_0")]
     for stored in chain:
         await store.save("p", stored)
     assert await store.chain("p", "resp_1") == [link(stored) for stored in chain]
 
 
-async def test_a_chain_of_a_thousand_turns_is_whole(store: Store, make_stored: MakeStored) -> None:
+async def test_chain_of_a_thousand_turns_is_complete(store: Store, make_stored: MakeStored) -> None:
     chain = [make_stored(f"resp_{turn:04}", previous=f"resp_{turn - 1:04}" if turn else None) for turn in range(1000)]
     await asyncio.gather(*(store.save("p", stored) for stored in chain))
     assert await store.chain("p", "resp_0999") == [link(stored) for stored in chain]
 
 
-async def test_a_project_neither_sees_nor_continues_nor_deletes_anothers_response(
+async def test_project_cannot_read_continue_or_delete_another_projects_response(
     store: Store, make_stored: MakeStored
 ) -> None:
     await store.save("ours", make_stored("resp_1"))
@@ -172,20 +174,20 @@ async def test_a_project_neither_sees_nor_continues_nor_deletes_anothers_respons
     assert await store.load("ours", "resp_1") == make_stored("resp_1")
 
 
-async def test_projects_keep_the_same_id_apart(store: Store, make_stored: MakeStored) -> None:
+async def test_same_response_id_in_two_projects_is_independent(store: Store, make_stored: MakeStored) -> None:
     await store.save("ours", make_stored("resp_1", text="ours"))
     await store.save("theirs", make_stored("resp_1", text="theirs"))
     assert await store.delete("theirs", "resp_1") is True
     assert await store.load("ours", "resp_1") == make_stored("resp_1", text="ours")
 
 
-async def test_many_saves_at_once_are_all_kept(store: Store, make_stored: MakeStored) -> None:
+async def test_concurrent_saves_are_all_stored(store: Store, make_stored: MakeStored) -> None:
     await asyncio.gather(*(store.save("p", make_stored(f"resp_{number}")) for number in range(300)))
     loaded = await asyncio.gather(*(store.load("p", f"resp_{number}") for number in range(300)))
     assert loaded == [make_stored(f"resp_{number}") for number in range(300)]
 
 
-async def test_a_cancelled_save_leaves_the_store_working(store: Store, make_stored: MakeStored) -> None:
+async def test_store_works_after_a_cancelled_save(store: Store, make_stored: MakeStored) -> None:
     saves = [asyncio.ensure_future(store.save("p", make_stored(f"resp_{number}"))) for number in range(20)]
     await asyncio.sleep(0)
     for save in saves[::2]:
@@ -196,8 +198,7 @@ async def test_a_cancelled_save_leaves_the_store_working(store: Store, make_stor
     assert await store.load("p", "resp_again") == make_stored("resp_again")
 
 
-async def test_a_string_that_is_not_unicode_fails_alone(store: Store, make_stored: MakeStored) -> None:
-    """A lone surrogate cannot be stored; nobody else's response may suffer from it."""
+async def test_lone_surrogate_fails_only_its_own_save(store: Store, make_stored: MakeStored) -> None:
     saves = [store.save("p", make_stored(f"resp_{number}")) for number in range(20)]
     bad = make_stored("resp_bad")
     bad.response.model = "\ud800"
@@ -207,7 +208,9 @@ async def test_a_string_that_is_not_unicode_fails_alone(store: Store, make_store
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "incomplete", "cancelled"])
-async def test_what_is_final_stays_final(store: Store, make_stored: MakeStored, status: str) -> None:
+async def test_final_response_is_not_overwritten_by_an_unfinished_one(
+    store: Store, make_stored: MakeStored, status: str
+) -> None:
     await store.save("p", make_stored("resp_1", status="in_progress"))
     final = make_stored("resp_1", status=status, text="The end")
     await store.save("p", final)
@@ -216,7 +219,7 @@ async def test_what_is_final_stays_final(store: Store, make_stored: MakeStored, 
     assert await store.load("p", "resp_1") == final
 
 
-async def test_a_response_saved_into_a_conversation_adds_its_input_and_then_its_output(
+async def test_save_appends_input_and_then_output_to_the_conversation(
     store: Store, make_stored: MakeStored, make_items: MakeItems
 ) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), make_items("msg_first"))
@@ -227,7 +230,7 @@ async def test_a_response_saved_into_a_conversation_adds_its_input_and_then_its_
     assert await store.conversation_items("p", "conv_1") == expected
 
 
-async def test_a_response_whose_conversation_is_gone_is_not_saved(store: Store, make_stored: MakeStored) -> None:
+async def test_save_fails_if_the_conversation_is_unknown(store: Store, make_stored: MakeStored) -> None:
     await store.create_conversation("theirs", Conversation("conv_1", 1), [])
     with pytest.raises(NotFound, match="Conversation with id 'conv_1' not found") as refusal:
         await store.save("p", make_stored("resp_1"), conversation="conv_1")
@@ -235,7 +238,7 @@ async def test_a_response_whose_conversation_is_gone_is_not_saved(store: Store, 
     assert await store.load("p", "resp_1") is None
 
 
-async def test_an_answer_whose_id_its_conversation_has_is_saved_and_added_under_another(
+async def test_output_with_a_taken_id_is_appended_under_a_new_id(
     store: Store, make_stored: MakeStored, make_items: MakeItems
 ) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), make_items("msg_resp_1"))
@@ -249,7 +252,7 @@ async def test_an_answer_whose_id_its_conversation_has_is_saved_and_added_under_
     assert await store.load_item("p", "conv_1", "msg_resp_1_2") == answer
 
 
-async def test_a_response_that_is_saved_again_is_not_added_again(store: Store, make_stored: MakeStored) -> None:
+async def test_response_saved_twice_is_appended_once(store: Store, make_stored: MakeStored) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), [])
     stored = make_stored("resp_1")
     for _ in range(2):
@@ -257,16 +260,14 @@ async def test_a_response_that_is_saved_again_is_not_added_again(store: Store, m
     assert await store.conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
 
 
-async def test_an_unfinished_state_that_comes_late_adds_nothing_to_its_conversation(
-    store: Store, make_stored: MakeStored
-) -> None:
+async def test_late_unfinished_save_appends_nothing_to_the_conversation(store: Store, make_stored: MakeStored) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), [])
     await store.save("p", make_stored("resp_1"))
     await store.save("p", make_stored("resp_1", status="in_progress"), conversation="conv_1")
     assert await store.conversation_items("p", "conv_1") == []
 
 
-async def test_a_writer_without_the_lease_saves_nothing_anywhere(store: Store, make_stored: MakeStored) -> None:
+async def test_save_without_the_lease_writes_nothing(store: Store, make_stored: MakeStored) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), [])
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     for owner in ("us", "them"):
@@ -276,7 +277,7 @@ async def test_a_writer_without_the_lease_saves_nothing_anywhere(store: Store, m
     assert await store.conversation_items("p", "conv_1") == []
 
 
-async def test_an_expired_response_is_not_shown(store: Store, make_stored: MakeStored, clock: Clock) -> None:
+async def test_expired_response_is_not_returned(store: Store, make_stored: MakeStored, clock: Clock) -> None:
     stored = make_stored("resp_1", expires_at=clock.time + 10)
     await store.save("p", stored)
     clock.time += 9
@@ -288,7 +289,7 @@ async def test_an_expired_response_is_not_shown(store: Store, make_stored: MakeS
     assert await store.delete("p", "resp_1") is False
 
 
-async def test_a_chain_reads_ancestors_that_have_expired(store: Store, make_stored: MakeStored, clock: Clock) -> None:
+async def test_chain_includes_expired_ancestors(store: Store, make_stored: MakeStored, clock: Clock) -> None:
     chain = [
         make_stored(f"resp_{turn}", previous=f"resp_{turn - 1}" if turn else None, expires_at=clock.time + turn)
         for turn in range(4)
@@ -302,7 +303,7 @@ async def test_a_chain_reads_ancestors_that_have_expired(store: Store, make_stor
     assert [await store.chain("p", f"resp_{turn}") for turn in range(3)] == [[], [], []]
 
 
-async def test_a_later_save_moves_the_end_of_a_response(store: Store, make_stored: MakeStored, clock: Clock) -> None:
+async def test_later_save_changes_the_expiry(store: Store, make_stored: MakeStored, clock: Clock) -> None:
     await store.save("p", make_stored("resp_1", expires_at=clock.time))
     await store.save("p", make_stored("resp_1", expires_at=clock.time + 1))
     assert await store.load("p", "resp_1") == make_stored("resp_1", expires_at=clock.time + 1)

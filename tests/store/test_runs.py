@@ -1,4 +1,4 @@
-"""What every store promises of the run queue."""
+"""The run queue, in all stores."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,13 +28,12 @@ def run(
 
 
 def lost(number: int, *, since: float, times: int = 1, cancelled: bool = False) -> ClaimedRun:
-    """A run whose owner's lease ran out, as often as this, the last time at `since`."""
+    """A run whose lease expired `times` times, the last time at `since`."""
     return run(number, attempt=times + 1, interruptions=times, since=since, cancelled=cancelled)
 
 
 @pytest.fixture(autouse=True)
-def beginning(clock: Any) -> None:
-    """Time begins at zero here."""
+def start_at_zero(clock: Any) -> None:
     clock.time = 0
 
 
@@ -57,7 +56,7 @@ async def queued(store: Store, make_stored: MakeStored) -> Store:
     return store
 
 
-async def test_an_enqueued_response_can_be_loaded_and_its_run_claimed(
+async def test_enqueued_response_is_loaded_and_its_run_claimed(
     queued: Store, make_stored: MakeStored, claim: Claim
 ) -> None:
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status="queued")
@@ -65,7 +64,7 @@ async def test_an_enqueued_response_can_be_loaded_and_its_run_claimed(
 
 
 @pytest.mark.parametrize("status", ["queued", "completed"])
-async def test_a_response_that_exists_is_not_enqueued(
+async def test_existing_response_cannot_be_enqueued(
     store: Store, make_stored: MakeStored, status: str, claim: Claim
 ) -> None:
     await store.save("p", make_stored("resp_1", status=status, text="Before"))
@@ -75,18 +74,18 @@ async def test_a_response_that_exists_is_not_enqueued(
     assert await claim("us", 0, limit=1) == []
 
 
-async def test_runs_are_claimed_once_and_the_oldest_first(queued: Store, claim: Claim) -> None:
+async def test_runs_are_claimed_once_oldest_first(queued: Store, claim: Claim) -> None:
     assert await claim("us", 0, limit=3) == [run(9), run(8), run(7)]
     assert await claim("them", 0, limit=3) == [run(6)]
     assert await claim("us", 0, limit=3) == []
 
 
-async def test_claims_at_once_never_share_a_run(queued: Store, claim: Claim) -> None:
+async def test_concurrent_claims_never_share_a_run(queued: Store, claim: Claim) -> None:
     claims = await asyncio.gather(*(claim(f"owner {n}", 0, limit=1) for n in range(6)))
     assert sorted(claim for claimed in claims for claim in claimed) == [run(6), run(7), run(8), run(9)]
 
 
-async def test_a_run_whose_lease_ran_out_is_claimed_by_another(queued: Store, claim: Claim) -> None:
+async def test_run_with_an_expired_lease_is_claimed_by_another_owner(queued: Store, claim: Claim) -> None:
     await claim("us", 0, limit=2)
     assert await claim("them", 9.9, limit=1) == [run(7)]
     assert await claim("them", 10, limit=9) == [lost(9, since=10), lost(8, since=10), run(6)]
@@ -94,14 +93,14 @@ async def test_a_run_whose_lease_ran_out_is_claimed_by_another(queued: Store, cl
     assert await claim("third", 20, limit=1) == [lost(9, times=2, since=20)]
 
 
-async def test_nobody_claims_what_it_already_has(queued: Store, claim: Claim) -> None:
-    """A process that was asleep for longer than its lease is still working on its runs."""
+async def test_owner_does_not_claim_its_own_runs_again(queued: Store, claim: Claim) -> None:
+    """A process that was suspended for longer than its lease still works on its runs."""
     await claim("us", 0, limit=4)
     assert await claim("us", 1_000, limit=4) == []
     assert len(await claim("them", 1_000, limit=4)) == 4
 
 
-async def test_a_renewed_lease_holds_all_runs_of_its_owner(queued: Store, claim: Claim, clock: Any) -> None:
+async def test_renew_extends_all_leases_of_the_owner(queued: Store, claim: Claim, clock: Any) -> None:
     await claim("us", 0, limit=2)
     await claim("them", 0, limit=2)
     clock.time = 9
@@ -110,7 +109,7 @@ async def test_a_renewed_lease_holds_all_runs_of_its_owner(queued: Store, claim:
     assert await claim("third", 19, limit=9) == [lost(9, since=19), lost(8, since=19)]
 
 
-async def test_renewing_brings_back_no_run_that_was_taken_over(queued: Store, claim: Claim) -> None:
+async def test_renew_does_not_return_runs_of_other_owners(queued: Store, claim: Claim) -> None:
     await claim("us", 0, limit=1)
     await claim("them", 10, limit=1)
     await queued.request_cancel("p", "resp_9")
@@ -118,18 +117,18 @@ async def test_renewing_brings_back_no_run_that_was_taken_over(queued: Store, cl
     assert await queued.renew("them", lease=10) == {RunKey("p", "resp_9"): True}
 
 
-async def test_released_runs_can_be_claimed_at_once_and_were_not_interrupted(
+async def test_released_runs_are_claimed_at_once_without_an_interruption(
     queued: Store, claim: Claim, clock: Any
 ) -> None:
     await claim("us", 0, limit=2)
     await claim("them", 0, limit=1)
     clock.time = 1
     await queued.release("us")
-    given_back = [run(number, attempt=2, since=1) for number in (9, 8)]
-    assert await claim("third", 1, limit=9) == [*given_back, run(6)]
+    released = [run(number, attempt=2, since=1) for number in (9, 8)]
+    assert await claim("third", 1, limit=9) == [*released, run(6)]
 
 
-async def test_a_released_run_is_not_its_owners_any_more(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
+async def test_owner_cannot_write_to_a_released_run(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
     await claim("us", 0, limit=1)
     await queued.release("us")
     assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="us") is False
@@ -138,7 +137,9 @@ async def test_a_released_run_is_not_its_owners_any_more(queued: Store, make_sto
     assert await claim("us", 0, limit=1) == [run(9, attempt=2)]
 
 
-async def test_an_abandoned_run_is_free_when_its_lease_runs_out(queued: Store, claim: Claim, clock: Any) -> None:
+async def test_run_that_is_not_renewed_is_claimed_when_its_lease_expires(
+    queued: Store, claim: Claim, clock: Any
+) -> None:
     await claim("us", 0, limit=2)
     await queued.abandon("us", "p", "resp_9")
     await queued.abandon("them", "p", "resp_8")
@@ -151,13 +152,13 @@ async def test_an_abandoned_run_is_free_when_its_lease_runs_out(queued: Store, c
     assert await queued.append_events("p", "resp_8", 0, [b"{}"], owner="us") is True
 
 
-async def test_a_watched_run_says_so_when_it_is_claimed(queued: Store, claim: Claim) -> None:
+async def test_claimed_run_is_marked_as_watched(queued: Store, claim: Claim) -> None:
     for _ in range(2):
         assert await queued.watch("p", "resp_8") is True
     assert await claim("us", 0, limit=2) == [run(9), run(8, watched=True)]
 
 
-async def test_a_cancelled_run_says_so_at_the_next_renewal_and_when_it_is_claimed(queued: Store, claim: Claim) -> None:
+async def test_cancellation_is_reported_by_renew_and_claim(queued: Store, claim: Claim) -> None:
     await claim("us", 0, limit=3)
     for number in (7, 9, 9, 6):
         assert await queued.request_cancel("p", f"resp_{number}") is True
@@ -166,7 +167,7 @@ async def test_a_cancelled_run_says_so_at_the_next_renewal_and_when_it_is_claime
     assert await claim("them", 1, limit=1) == [run(6, cancelled=True)]
 
 
-async def test_a_cancelled_run_is_claimed_beyond_the_limit(queued: Store, claim: Claim) -> None:
+async def test_cancelled_run_is_claimed_beyond_the_limit(queued: Store, claim: Claim) -> None:
     await claim("dead", 0, limit=1)
     for number in (9, 7):
         await queued.request_cancel("p", f"resp_{number}")
@@ -174,7 +175,7 @@ async def test_a_cancelled_run_is_claimed_beyond_the_limit(queued: Store, claim:
     assert await claim("us", 10, limit=1) == [lost(9, since=10, cancelled=True), run(8)]
 
 
-async def test_what_has_no_run_is_neither_watched_nor_cancelled(
+async def test_response_without_a_run_is_neither_watched_nor_cancelled(
     queued: Store, make_stored: MakeStored, claim: Claim
 ) -> None:
     await queued.save("p", make_stored("resp_1"))
@@ -185,7 +186,7 @@ async def test_what_has_no_run_is_neither_watched_nor_cancelled(
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "incomplete", "cancelled"])
-async def test_a_final_response_has_no_run(queued: Store, make_stored: MakeStored, status: str, claim: Claim) -> None:
+async def test_final_response_has_no_run(queued: Store, make_stored: MakeStored, status: str, claim: Claim) -> None:
     await claim("us", 0, limit=1)
     await queued.save("p", make_stored("resp_9", status=status), owner="us")
     await queued.save("p", make_stored("resp_8", status=status))
@@ -194,16 +195,14 @@ async def test_a_final_response_has_no_run(queued: Store, make_stored: MakeStore
     assert await claim("them", 1_000, limit=9) == [run(7), run(6)]
 
 
-async def test_an_unfinished_response_keeps_its_run(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
+async def test_unfinished_response_keeps_its_run(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
     await claim("us", 0, limit=1)
     await queued.save("p", make_stored("resp_9", status="in_progress"), owner="us")
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status="in_progress")
     assert await queued.watch("p", "resp_9") is True
 
 
-async def test_an_owner_whose_run_was_taken_over_or_ended_saves_nothing(
-    queued: Store, make_stored: MakeStored, claim: Claim
-) -> None:
+async def test_former_owner_of_a_run_cannot_save(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
     await claim("us", 0, limit=2)
     await claim("them", 10, limit=1)
     await queued.save("p", make_stored("resp_8", status="cancelled"))
@@ -226,16 +225,14 @@ async def test_runs_of_all_projects_are_claimed_together(store: Store, make_stor
     assert [claimed.project for claimed in await claim("them", 0, limit=9)] == ["theirs"]
 
 
-async def test_a_lease_counts_from_when_it_is_taken_and_not_from_when_it_was_asked_for(
-    queued: Store, claim: Claim, clock: Any
-) -> None:
+async def test_lease_starts_when_the_run_is_claimed(queued: Store, claim: Claim, clock: Any) -> None:
     clock.time = 30
     assert await queued.claim("us", as_of=0, lease=10, limit=1) == [run(9)]
     assert await claim("them", 39.9, limit=1) == [run(8)]
     assert await claim("them", 40, limit=1) == [lost(9, since=40)]
 
 
-async def test_a_lease_that_ran_out_while_everyone_waited_for_the_store_is_not_held_against_its_owner(
+async def test_lease_that_expired_while_waiting_for_the_store_is_not_claimed(
     queued: Store, claim: Claim, clock: Any
 ) -> None:
     await claim("us", 0, limit=4)
@@ -245,9 +242,7 @@ async def test_a_lease_that_ran_out_while_everyone_waited_for_the_store_is_not_h
     assert await claim("them", 39.9, limit=4) == []
 
 
-async def test_a_run_that_is_put_back_is_as_free_as_it_was(
-    queued: Store, claim: Claim, make_stored: MakeStored
-) -> None:
+async def test_returned_run_keeps_its_waiting_time(queued: Store, claim: Claim, make_stored: MakeStored) -> None:
     (claimed,) = await claim("us", 5, limit=1)
     await queued.put_back("them", "p", "resp_9", free_since=1)
     assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="us") is True
@@ -258,15 +253,15 @@ async def test_a_run_that_is_put_back_is_as_free_as_it_was(
     assert await claim("them", 6, limit=1) == [run(9, attempt=2)]
 
 
-async def test_what_was_enqueued_here_is_never_left_to_others(queued: Store) -> None:
+async def test_run_enqueued_by_this_process_is_claimed_at_once(queued: Store) -> None:
     assert await queued.claim("us", as_of=0, lease=10, limit=2, patience={"scripted": 3600}) == [run(9), run(8)]
 
 
-async def test_a_clock_that_is_set_back_does_not_lengthen_a_lease(queued: Store, claim: Claim, clock: Any) -> None:
+async def test_clock_set_back_does_not_lengthen_a_lease(queued: Store, claim: Claim, clock: Any) -> None:
     await claim("dead", 3600, limit=1)
     await claim("alive", 3600, limit=1)
     clock.time = 0
-    for owner in ("alive", "us"):  # of the living, each renews before its lease runs out
+    for owner in ("alive", "us"):  # each live owner renews before its lease expires
         await queued.renew(owner, lease=10)
     assert await claim("us", 9.9, limit=2) == [run(7), run(6)]
     await queued.renew("alive", lease=10)

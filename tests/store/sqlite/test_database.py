@@ -1,4 +1,4 @@
-"""What the SQLite store promises beyond the others: the file, other processes, and crashes."""
+"""The SQLite file and its threads: failures, a full disk, several processes, crashes."""
 
 import asyncio
 import os
@@ -18,10 +18,9 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
 from antiphon.store.sqlite.database import connect
 from antiphon.store.sqlite.store import SqliteStore
+from support.store_process import start_store_process
 
 MakeStored = Callable[..., StoredResponse]
-
-CHILD = Path(__file__).with_name("child.py")
 
 
 @pytest.fixture
@@ -49,16 +48,9 @@ def read_ids(path: Path) -> set[str]:
         return {response_id for (response_id,) in connection.execute("SELECT id FROM responses")}
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(CHILD), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-async def test_what_was_saved_is_there_after_reopening(path: Path, store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_saved_response_is_loaded_after_reopening(
+    path: Path, store: SqliteStore, make_stored: MakeStored
+) -> None:
     await store.save("p", make_stored("resp_1"))
     await store.close()
     again = SqliteStore(path)
@@ -67,8 +59,8 @@ async def test_what_was_saved_is_there_after_reopening(path: Path, store: Sqlite
     await again.close()
 
 
-def test_every_acknowledged_response_survives_kill_minus_nine(path: Path) -> None:
-    with start("save_for_ever", path) as child:
+def test_acknowledged_responses_survive_sigkill(path: Path) -> None:
+    with start_store_process("save_for_ever", path) as child:
         assert child.stdout is not None
         acknowledged = {child.stdout.readline().strip() for _ in range(300)}
         child.kill()
@@ -78,15 +70,18 @@ def test_every_acknowledged_response_survives_kill_minus_nine(path: Path) -> Non
     assert acknowledged - read_ids(path) == set()
 
 
-def test_two_processes_write_one_file_and_nothing_is_lost(path: Path) -> None:
-    with start("save_many", path, "a", 20, 40) as first, start("save_many", path, "b", 20, 40) as second:
+def test_two_processes_write_one_file_without_losing_data(path: Path) -> None:
+    with (
+        start_store_process("save_many", path, "a", 20, 40) as first,
+        start_store_process("save_many", path, "b", 20, 40) as second,
+    ):
         outcomes = [child.communicate(timeout=60)[1] for child in (first, second)]
     assert outcomes == ["", ""]
     expected = {f"resp_{name}_{turn}_{number}" for name in "ab" for turn in range(20) for number in range(40)}
     assert read_ids(path) == expected
 
 
-async def test_stores_that_meet_over_a_new_file_all_open(tmp_path: Path, make_stored: MakeStored) -> None:
+async def test_stores_that_create_one_file_concurrently_all_open(tmp_path: Path, make_stored: MakeStored) -> None:
     for turn in range(10):
         stores = [SqliteStore(tmp_path / f"{turn}.db") for _ in range(6)]
         await asyncio.gather(*(store.open() for store in stores))
@@ -96,7 +91,7 @@ async def test_stores_that_meet_over_a_new_file_all_open(tmp_path: Path, make_st
         await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_opening_waits_for_a_process_that_is_still_making_the_file(path: Path) -> None:
+async def test_open_waits_for_a_process_that_creates_the_file(path: Path) -> None:
     store = SqliteStore(path)
     with connected(path) as other:
         other.execute("CREATE TABLE something (x)")
@@ -109,30 +104,30 @@ async def test_opening_waits_for_a_process_that_is_still_making_the_file(path: P
     await store.close()
 
 
-def test_a_full_disk_reaches_everyone_it_concerns_and_nobody_later(path: Path) -> None:
-    with start("fill_the_disk", path) as child:
-        printed, complaints = child.communicate(timeout=60)
-    assert complaints == ""
+def test_full_disk_fails_the_affected_writes_and_no_later_ones(path: Path) -> None:
+    with start_store_process("fill_the_disk", path) as child:
+        printed, errors = child.communicate(timeout=60)
+    assert errors == ""
     outcomes = dict(line.split(" ") for line in printed.splitlines())
-    kept = {response_id for response_id, outcome in outcomes.items() if outcome == "None"}
-    assert outcomes == {f"resp_{n}": "None" if f"resp_{n}" in kept else "failed" for n in range(100)}
-    assert len(kept) < 100
-    assert read_ids(path) == kept | {"resp_after"}
+    stored = {response_id for response_id, outcome in outcomes.items() if outcome == "None"}
+    assert outcomes == {f"resp_{n}": "None" if f"resp_{n}" in stored else "failed" for n in range(100)}
+    assert len(stored) < 100
+    assert read_ids(path) == stored | {"resp_after"}
 
 
-async def test_a_statement_that_fails_leaves_its_batch_alone(store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_failed_statement_does_not_affect_its_batch(store: SqliteStore, make_stored: MakeStored) -> None:
     saves = [store.save("p", make_stored(f"resp_{number}")) for number in range(20)]
     saves.insert(10, store.save("\ud800", make_stored("resp_bad")))  # not Unicode: SQLite cannot bind it
     outcomes = await asyncio.gather(*saves, return_exceptions=True)
     failure = outcomes.pop(10)
     assert isinstance(failure, ServerError)
-    # The client learns no more than that; the log shows the cause.
+    # The client gets only this text. The log has the cause.
     assert (failure.message, type(failure.__cause__)) == ("The store failed.", UnicodeEncodeError)
     assert outcomes == [None] * 20
     assert read_ids(store.path) == {f"resp_{number}" for number in range(20)}
 
 
-async def test_a_job_of_several_statements_fails_as_a_whole_and_alone(
+async def test_operation_of_several_statements_fails_as_a_whole_and_alone(
     store: SqliteStore, make_stored: MakeStored
 ) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), [])
@@ -157,21 +152,21 @@ async def test_a_job_of_several_statements_fails_as_a_whole_and_alone(
     assert len(await store.claim("us", as_of=0, lease=1, limit=9)) == 1
 
 
-async def test_a_question_of_several_statements_sees_one_state_of_the_store(store: SqliteStore) -> None:
-    """A page is read after its conversation was found: if it goes in between, the page is still there."""
+async def test_read_of_several_statements_sees_one_snapshot(store: SqliteStore) -> None:
+    """A conversation that is deleted between two statements is still there for the second."""
     await store.create_conversation("p", Conversation("conv_1", 1), [Unknown(b'{"type":"hologram_call"}')])
 
-    def look_twice(connection: sqlite3.Connection) -> list[tuple[int]]:
+    def count_twice(connection: sqlite3.Connection) -> list[tuple[int]]:
         found = connection.execute("SELECT count(*) FROM items").fetchone()
         with connected(store.path) as other:
             other.execute("DELETE FROM conversations")
         return [found, connection.execute("SELECT count(*) FROM items").fetchone()]
 
-    assert await store._reader.submit(look_twice, ()) == [(1,), (1,)]
+    assert await store._reader.submit(count_twice, ()) == [(1,), (1,)]
     assert await store.conversation_items("p", "conv_1") is None
 
 
-async def test_reading_does_not_wait_for_a_write_that_waits(store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_read_does_not_wait_for_a_blocked_write(store: SqliteStore, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"))
     with connected(store.path) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -183,7 +178,7 @@ async def test_reading_does_not_wait_for_a_write_that_waits(store: SqliteStore, 
     assert await store.load("p", "resp_2") == make_stored("resp_2")
 
 
-async def test_close_finishes_what_is_queued(path: Path, store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_close_finishes_queued_writes(path: Path, store: SqliteStore, make_stored: MakeStored) -> None:
     saves = [asyncio.ensure_future(store.save("p", make_stored(f"resp_{number}"))) for number in range(50)]
     await asyncio.sleep(0)
     await store.close()
@@ -191,7 +186,7 @@ async def test_close_finishes_what_is_queued(path: Path, store: SqliteStore, mak
     assert read_ids(path) == {f"resp_{number}" for number in range(50)}
 
 
-async def test_a_cancelled_save_is_kept_once_it_was_queued(store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_cancelled_save_is_stored_if_it_was_queued(store: SqliteStore, make_stored: MakeStored) -> None:
     saving = asyncio.ensure_future(store.save("p", make_stored("resp_1")))
     await asyncio.sleep(0)
     saving.cancel()
@@ -199,7 +194,7 @@ async def test_a_cancelled_save_is_kept_once_it_was_queued(store: SqliteStore, m
     assert read_ids(store.path) == {"resp_1"}
 
 
-def test_a_process_that_forgets_to_close_still_ends(path: Path) -> None:
+def test_process_exits_without_closing_the_store(path: Path) -> None:
     program = (
         "import asyncio, pathlib, sys\n"
         "from antiphon.store.sqlite.store import SqliteStore\n"
@@ -208,7 +203,7 @@ def test_a_process_that_forgets_to_close_still_ends(path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
 
 
-async def test_a_row_damaged_from_outside_is_the_servers_fault(store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_damaged_row_raises_a_server_error(store: SqliteStore, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"))
     with connected(store.path) as other:
         other.execute("UPDATE responses SET output = x'00'")
@@ -225,7 +220,7 @@ def walk_folder(path: Path) -> list[Path]:
     return [path, *path.rglob("*")]
 
 
-async def test_folders_and_files_are_for_their_owner_alone(tmp_path: Path, make_stored: MakeStored) -> None:
+async def test_files_are_readable_only_by_the_user(tmp_path: Path, make_stored: MakeStored) -> None:
     before, tmp_mode = os.umask(0), read_mode(tmp_path)
     store = SqliteStore(tmp_path / "new" / "folder" / "store.db")
     try:
@@ -255,7 +250,7 @@ def make_file_of_parent(path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstruct", [make_junk, Path.mkdir, make_file_of_parent])
-async def test_a_path_that_cannot_be_a_store_is_named(tmp_path: Path, obstruct: Callable[[Path], None]) -> None:
+async def test_open_error_names_the_path(tmp_path: Path, obstruct: Callable[[Path], None]) -> None:
     path = tmp_path / "folder" / "store.db"
     path.parent.mkdir()
     obstruct(path)
@@ -263,14 +258,14 @@ async def test_a_path_that_cannot_be_a_store_is_named(tmp_path: Path, obstruct: 
         await SqliteStore(path).open()
 
 
-async def test_a_file_from_a_newer_version_is_refused(path: Path) -> None:
+async def test_file_of_a_newer_version_is_rejected(path: Path) -> None:
     with connected(path) as connection:
         connection.execute("PRAGMA user_version = 999")
     with pytest.raises(ConfigError, match=f"{path} has schema version 999"):
         await SqliteStore(path).open()
 
 
-def test_a_commit_is_on_disk_before_it_is_acknowledged(path: Path) -> None:
+def test_connection_syncs_each_commit(path: Path) -> None:
     with closing(connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL

@@ -29,7 +29,7 @@ def test_migrations_are_numbered_from_one_without_gaps() -> None:
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
 
 
-def test_migrations_run_in_order_and_each_of_them_once(connection: sqlite3.Connection) -> None:
+def test_migrations_run_in_order_and_once(connection: sqlite3.Connection) -> None:
     migrate(connection, [FIRST], path="store.db")
     assert read_state(connection) == (1, ["a"])
     migrate(connection, [FIRST, SECOND], path="store.db")
@@ -38,33 +38,33 @@ def test_migrations_run_in_order_and_each_of_them_once(connection: sqlite3.Conne
     assert connection.execute("SELECT y FROM b").fetchall() == [(1,), (2,)]
 
 
-def test_a_migration_that_fails_leaves_the_file_as_it_was(connection: sqlite3.Connection) -> None:
+def test_failed_migration_leaves_the_file_unchanged(connection: sqlite3.Connection) -> None:
     migrate(connection, [FIRST], path="store.db")
     with pytest.raises(sqlite3.OperationalError, match="nowhere"):
         migrate(connection, [FIRST, SECOND, BROKEN], path="store.db")
     assert read_state(connection) == (1, ["a"])
 
 
-def test_a_file_newer_than_the_code_is_refused(connection: sqlite3.Connection) -> None:
+def test_file_of_a_newer_version_is_rejected(connection: sqlite3.Connection) -> None:
     migrate(connection, [FIRST, SECOND], path="store.db")
     with pytest.raises(ConfigError, match=r"store\.db has schema version 2, .* up to 1\."):
         migrate(connection, [FIRST], path="store.db")
     assert read_state(connection) == (2, ["a", "b"])
 
 
-def test_a_file_of_the_first_version_keeps_its_responses(connection: sqlite3.Connection) -> None:
+def test_migration_from_version_1_keeps_responses(connection: sqlite3.Connection) -> None:
     migrations = read_migrations()
     migrate(connection, migrations[:1], path="store.db")
     rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5 + n, b"[]", b"[%d]" % n, b"x" * 20_000 * n) for n in range(5)]
     connection.executemany("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     migrate(connection, migrations, path="store.db")
-    kept = connection.execute("SELECT * FROM responses ORDER BY id").fetchall()
-    assert kept == [(*row[:4], 1, None, *row[4:], 0) for row in rows]
+    rows_after = connection.execute("SELECT * FROM responses ORDER BY id").fetchall()
+    assert rows_after == [(*row[:4], 1, None, *row[4:], 0) for row in rows]
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%001%'").fetchall() == []
 
 
-def test_a_file_of_the_second_version_keeps_its_responses_and_their_ends(connection: sqlite3.Connection) -> None:
+def test_migration_from_version_2_keeps_responses_and_expiry(connection: sqlite3.Connection) -> None:
     migrations = read_migrations()
     migrate(connection, migrations[:2], path="store.db")
     rows = [("p", f"resp_{n}", f"resp_{n - 1}", 1.5, 1, n or None, b"[]", b"[]", b"x" * 20_000 * n) for n in range(5)]
@@ -74,7 +74,7 @@ def test_a_file_of_the_second_version_keeps_its_responses_and_their_ends(connect
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_a_file_of_the_fifth_version_knows_where_its_responses_were_added(connection: sqlite3.Connection) -> None:
+def test_migration_from_version_5_finds_the_blocks_of_responses(connection: sqlite3.Connection) -> None:
     migrations = read_migrations()
     migrate(connection, migrations[:5], path="store.db")
     ended, failed, running = ("resp_" + letter * 44 for letter in "abc")

@@ -1,9 +1,7 @@
-"""The shared limits over several processes on one file, and their place in the file."""
+"""Shared run limits over several processes on one SQLite file."""
 
 import asyncio
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -16,14 +14,14 @@ from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.migrations import migrate, read_migrations
 from antiphon.store.sqlite.runs import WAITING
 from antiphon.store.sqlite.store import SqliteStore
+from support.store_process import start_store_process
 
-CHILD = Path(__file__).with_name("child.py")
 MakeStored = Callable[..., StoredResponse]
 
 
 @pytest.fixture
 async def stores(tmp_path: Path) -> AsyncIterator[list[SqliteStore]]:
-    """Three stores on one file, each with a connection of its own as three processes would have."""
+    """Three stores on one file, with separate connections as in three processes."""
     stores = [SqliteStore(tmp_path / "store.db") for _ in range(3)]
     for store in stores:
         await store.open()
@@ -32,7 +30,7 @@ async def stores(tmp_path: Path) -> AsyncIterator[list[SqliteStore]]:
         await store.close()
 
 
-async def test_stores_that_claim_at_once_share_the_limits(stores: list[SqliteStore], make_stored: MakeStored) -> None:
+async def test_concurrent_claims_share_the_limits(stores: list[SqliteStore], make_stored: MakeStored) -> None:
     first = stores[0]
     for number in range(30):
         await first.enqueue("abc"[number % 3], make_stored(f"resp_{number}", status="queued"), b"{}")
@@ -54,15 +52,10 @@ async def test_stores_that_claim_at_once_share_the_limits(stores: list[SqliteSto
         ended += len(projects)
 
 
-def start(path: Path, name: str) -> "subprocess.Popen[str]":
-    arguments = [sys.executable, str(CHILD), "claim_starts", str(path), name, "7"]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-
-
 async def test_two_processes_share_the_starts_of_a_minute(stores: list[SqliteStore], make_stored: MakeStored) -> None:
     for number in range(12):
         await stores[0].enqueue("p", make_stored(f"resp_{number}", status="queued"), b"{}")
-    children = [start(stores[0].path, name) for name in ("one", "two")]
+    children = [start_store_process("claim_starts", stores[0].path, name, 7) for name in ("one", "two")]
     started = [line for child in children for line in child.communicate()[0].split()]
     assert [child.returncode for child in children] == [0, 0]
     assert sorted(started) == [f"resp_{number}" for number in range(7)]
@@ -77,10 +70,10 @@ async def test_starts_survive_a_restart(tmp_path: Path, make_stored: MakeStored)
         store = SqliteStore(tmp_path / "store.db")
         await store.open()
         await store.enqueue("p", make_stored(f"resp_{number}", status="queued"), b"{}")
-        claimed = await store.claim(f"life {number}", as_of=time.time(), lease=60, limit=9, limits=limits)
+        claimed = await store.claim(f"owner {number}", as_of=time.time(), lease=60, limit=9, limits=limits)
         assert len(claimed) == expected
         for run in claimed:
-            await store.save("p", make_stored(run.response_id), owner=f"life {number}")
+            await store.save("p", make_stored(run.response_id), owner=f"owner {number}")
         await store.close()
 
 
@@ -101,7 +94,7 @@ async def test_old_starts_are_deleted_and_none_are_written_without_a_limit(
     assert found == [[(1.0,)], [(61.0,)], [(61.0,)]]
 
 
-async def test_file_of_the_sixth_version_keeps_its_queue(tmp_path: Path) -> None:
+async def test_migration_from_version_6_keeps_the_queue(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         migrate(connection, read_migrations()[:6], path=str(path))

@@ -1,4 +1,4 @@
-"""The stores are alike: any sequence of questions gets the same answers from each of them."""
+"""All stores return the same results for any sequence of calls."""
 
 import asyncio
 import tempfile
@@ -17,7 +17,7 @@ from antiphon.store.base import Store, StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
 
-Question = tuple[str, Callable[[Store], Awaitable[Any]]]
+Call = tuple[str, Callable[[Store], Awaitable[Any]]]
 
 projects = st.sampled_from(["p", "q"])
 response_ids = st.sampled_from(["resp_1", "resp_2", "resp_3"])
@@ -51,18 +51,16 @@ responses = st.builds(
 )
 
 
-def ask(
-    name: str, *arguments: st.SearchStrategy[Any], **options: st.SearchStrategy[Any]
-) -> st.SearchStrategy[Question]:
-    def bind(arguments: tuple[Any, ...], options: dict[str, Any]) -> Question:
+def call(name: str, *arguments: st.SearchStrategy[Any], **options: st.SearchStrategy[Any]) -> st.SearchStrategy[Call]:
+    def bind(arguments: tuple[Any, ...], options: dict[str, Any]) -> Call:
         return f"{name}{arguments}{options}", lambda store: getattr(store, name)(*arguments, **options)
 
     return st.builds(bind, st.tuples(*arguments), st.fixed_dictionaries(options))
 
 
-questions = st.one_of(
-    ask("save", projects, responses),
-    ask(
+calls = st.one_of(
+    call("save", projects, responses),
+    call(
         "save",
         projects,
         responses,
@@ -70,21 +68,21 @@ questions = st.one_of(
         owner=st.none() | owners,
         events=st.none() | st.tuples(numbers, event_lists),
     ),
-    ask("load", projects, response_ids),
-    ask("delete", projects, response_ids),
-    ask("chain", projects, response_ids),
-    ask("expire", times),
-    ask(
+    call("load", projects, response_ids),
+    call("delete", projects, response_ids),
+    call("chain", projects, response_ids),
+    call("expire", times),
+    call(
         "create_conversation",
         projects,
         st.builds(Conversation, conversation_ids, st.just(1)),
         item_lists,
         expires_at=st.none() | times,
     ),
-    ask("update_conversation", projects, conversation_ids, st.none() | st.just({"a": "b"})),
-    ask("delete_conversation", projects, conversation_ids),
-    ask("append_items", projects, conversation_ids, item_lists, answer=st.none() | item_lists),
-    ask(
+    call("update_conversation", projects, conversation_ids, st.none() | st.just({"a": "b"})),
+    call("delete_conversation", projects, conversation_ids),
+    call("append_items", projects, conversation_ids, item_lists, answer=st.none() | item_lists),
+    call(
         "list_items",
         projects,
         conversation_ids,
@@ -92,14 +90,14 @@ questions = st.one_of(
         limit=st.integers(1, 4),
         order=st.sampled_from(["asc", "desc"]),
     ),
-    ask("conversation_items", projects, conversation_ids, before=st.none() | response_ids),
-    ask("delete_item", projects, conversation_ids, item_ids),
-    ask("find_item", projects, item_ids),
-    ask("append_events", projects, response_ids, numbers, event_lists, owner=st.none() | owners),
-    ask("read_events", projects, response_ids, st.integers(-1, 6)),
-    ask("drop_events", projects, response_ids, owner=st.none() | owners),
-    ask("enqueue", projects, responses.filter(lambda stored: stored.response.status == "queued"), st.just(b"{}")),
-    ask(
+    call("conversation_items", projects, conversation_ids, before=st.none() | response_ids),
+    call("delete_item", projects, conversation_ids, item_ids),
+    call("find_item", projects, item_ids),
+    call("append_events", projects, response_ids, numbers, event_lists, owner=st.none() | owners),
+    call("read_events", projects, response_ids, st.integers(-1, 6)),
+    call("drop_events", projects, response_ids, owner=st.none() | owners),
+    call("enqueue", projects, responses.filter(lambda stored: stored.response.status == "queued"), st.just(b"{}")),
+    call(
         "claim",
         owners,
         as_of=times,
@@ -107,30 +105,32 @@ questions = st.one_of(
         limit=st.integers(0, 2),
         limits=st.builds(RunLimits, *[st.none() | st.integers(1, 3)] * 3),
     ),
-    ask("renew", owners, lease=st.sampled_from([5, 10])),
-    ask("release", owners),
-    ask("put_back", owners, projects, response_ids, free_since=times),
-    ask("abandon", owners, projects, response_ids),
-    ask("watch", projects, response_ids),
-    ask("request_cancel", projects, response_ids),
+    call("renew", owners, lease=st.sampled_from([5, 10])),
+    call("release", owners),
+    call("put_back", owners, projects, response_ids, free_since=times),
+    call("abandon", owners, projects, response_ids),
+    call("watch", projects, response_ids),
+    call("request_cancel", projects, response_ids),
 )
 
 
-async def answer(url: str, asked: list[Question]) -> list[tuple[str, object]]:
+async def run_calls(url: str, sequence: list[Call]) -> list[tuple[str, object]]:
     store = locate_store(url, now=lambda: 15)
     await store.open()
-    answers: list[tuple[str, object]] = []
-    for name, question in asked:
+    results: list[tuple[str, object]] = []
+    for name, function in sequence:
         try:
-            answers.append((name, await question(store)))
+            results.append((name, await function(store)))
         except AntiphonError as error:
-            answers.append((name, (type(error), error.param)))
+            results.append((name, (type(error), error.param)))
     await store.close()
-    return answers
+    return results
 
 
 @settings(max_examples=60)
-@given(st.lists(questions, min_size=1, max_size=40))
-def test_every_store_gives_the_same_answers(asked: list[Question]) -> None:
+@given(st.lists(calls, min_size=1, max_size=40))
+def test_every_store_returns_the_same_results(sequence: list[Call]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        assert asyncio.run(answer("memory:", asked)) == asyncio.run(answer(f"sqlite:///{folder}/store.db", asked))
+        assert asyncio.run(run_calls("memory:", sequence)) == asyncio.run(
+            run_calls(f"sqlite:///{folder}/store.db", sequence)
+        )

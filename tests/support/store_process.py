@@ -1,8 +1,9 @@
-"""Programs that the tests start as processes of their own, to kill them or to run two of them on one file."""
+"""Programs that use a store in a process of their own, so that tests can kill them or run two on one file."""
 
 import asyncio
 import itertools
 import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,16 @@ from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.store import SqliteStore
 
 FILLER = Unknown(b'{"type":"filler","text":"%b"}' % (b"x" * 8000))
+
+
+def start_store_process(program: str, path: Path, *arguments: object) -> "subprocess.Popen[str]":
+    """Start one of the programs below on the store at `path`."""
+    return subprocess.Popen(
+        [sys.executable, __file__, program, str(path), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def make(response_id: str, *, status: str = "completed") -> StoredResponse:
@@ -43,7 +54,7 @@ async def save_for_ever(store: SqliteStore, _: list[str]) -> None:
 
 
 async def change_for_ever(store: SqliteStore, _: list[str]) -> None:
-    """Append items and events and enqueue runs; claim those of every second turn, watch and cancel them."""
+    """Append items and events and enqueue runs. In every second turn, claim, watch and cancel them."""
     for turn in itertools.count():
         await asyncio.gather(
             store.append_items("p", "conv_1", make_block(f"holo_{turn}")),
@@ -91,7 +102,7 @@ async def claim_and_stay(store: SqliteStore, _: list[str]) -> None:
 
 
 async def fill_the_disk(store: SqliteStore, _: list[str]) -> None:
-    """A limit on the size of files stands in for a full disk: SQLite meets the same error."""
+    """Save under a limit on the file size, which gives SQLite the same error as a full disk."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     saves = (store.save("p", make(f"resp_{n}")) for n in range(0, 100, 2))
@@ -125,4 +136,5 @@ async def main(program: str, path: str, *arguments: str) -> None:
     await store.close()
 
 
-asyncio.run(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
