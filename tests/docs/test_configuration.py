@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.backends.embedded.backend import Options
+from antiphon.backends.embedded.backend import EmbeddedOptions
 from antiphon.config import Settings, load
 
 TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
@@ -27,7 +27,7 @@ def find_plain_defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
 
 
-@pytest.mark.parametrize(("heading", "struct"), [("setting", Settings), ("option", Options)])
+@pytest.mark.parametrize(("heading", "struct"), [("setting", Settings), ("option", EmbeddedOptions)])
 def test_every_setting_is_listed_with_its_default(heading: str, struct: type[msgspec.Struct]) -> None:
     listed = read_table(heading)
     assert list(listed) == [

@@ -1,4 +1,4 @@
-"""The embedded backend on its real model."""
+"""The embedded backend with its real model."""
 
 import asyncio
 import json
@@ -55,15 +55,15 @@ async def backend() -> AsyncIterator[EmbeddedBackend]:
     await backend.close()
 
 
-def turn(input: Any, **parameters: Any) -> Turn:
+def make_turn(input: Any, **parameters: Any) -> Turn:
     body = {"model": "smollm2-135m", "input": input, "temperature": 0, **parameters}
     request = codec.decode_request(json.dumps(body).encode()).request
     items = [Message("user", request.input)] if isinstance(request.input, str) else request.input
     return Turn(request=request, items=items or [])
 
 
-class Said:
-    """A whole answer."""
+class Answer:
+    """The texts, calls, logprobs and usage of an answer."""
 
     def __init__(self, deltas: list[Delta]) -> None:
         self.texts = [delta.text for delta in deltas if isinstance(delta, Text)]
@@ -80,46 +80,46 @@ class Said:
         self.calls = [tuple(call) for call in calls.values()]
 
 
-async def ask(backend: EmbeddedBackend, input: Any, **parameters: Any) -> Said:
+async def generate(backend: EmbeddedBackend, input: Any, **parameters: Any) -> Answer:
     deltas: list[Delta] = []
-    async for batch in await backend.stream(turn(input, **parameters)):
+    async for batch in await backend.stream(make_turn(input, **parameters)):
         deltas += batch
-    return Said(deltas)
+    return Answer(deltas)
 
 
-async def test_an_answer_comes_in_pieces_and_ends_when_the_model_ends_its_turn(backend: EmbeddedBackend) -> None:
-    said = await ask(backend, "What is the capital of France? Answer in one word.", max_output_tokens=60)
-    assert len(said.texts) > 1
-    assert "Paris" in said.text
-    assert "<|im_end|>" not in said.text
-    assert said.end == Finish("stop")
+async def test_answer_is_streamed_and_ends_with_the_turn(backend: EmbeddedBackend) -> None:
+    result = await generate(backend, "What is the capital of France? Answer in one word.", max_output_tokens=60)
+    assert len(result.texts) > 1
+    assert "Paris" in result.text
+    assert "<|im_end|>" not in result.text
+    assert result.end == Finish("stop")
 
 
-async def test_an_answer_cut_at_max_output_tokens_ends_in_length(backend: EmbeddedBackend) -> None:
-    said = await ask(backend, "Tell me a long story.", max_output_tokens=5)
-    assert (said.usage.output_tokens, said.end) == (5, Finish("length"))
+async def test_answer_cut_at_max_output_tokens_finishes_with_length(backend: EmbeddedBackend) -> None:
+    result = await generate(backend, "Tell me a long story.", max_output_tokens=5)
+    assert (result.usage.output_tokens, result.end) == (5, Finish("length"))
 
 
-async def test_temperature_zero_says_the_same_again(backend: EmbeddedBackend) -> None:
-    first, second = [await ask(backend, "Name a color.", max_output_tokens=8) for _ in range(2)]
+async def test_temperature_zero_is_deterministic(backend: EmbeddedBackend) -> None:
+    first, second = [await generate(backend, "Name a color.", max_output_tokens=8) for _ in range(2)]
     assert first.text == second.text
 
 
-async def test_chance_is_the_same_for_the_same_response_and_another_for_every_other(backend: EmbeddedBackend) -> None:
-    asked = turn("Tell me a long story.", temperature=1, max_output_tokens=40)
-    said = []
+async def test_sampling_seed_depends_on_the_response_id(backend: EmbeddedBackend) -> None:
+    turn = make_turn("Tell me a long story.", temperature=1, max_output_tokens=40)
+    texts = []
     for response_id in ("resp_a", "resp_b", "resp_a", "", ""):
-        stream = await backend.stream(msgspec.structs.replace(asked, response_id=response_id))
-        said.append(Said([delta async for batch in stream for delta in batch]).text)
-    a, b, again, *free = said
+        stream = await backend.stream(msgspec.structs.replace(turn, response_id=response_id))
+        texts.append(Answer([delta async for batch in stream for delta in batch]).text)
+    a, b, again, *free = texts
     assert again == a
     assert len({a, b, *free}) == 4
 
 
-async def test_sampling_parameters_are_taken(backend: EmbeddedBackend) -> None:
+async def test_sampling_parameters_are_accepted(backend: EmbeddedBackend) -> None:
     sampling = {"temperature": 1.5, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": 1}
-    said = await ask(backend, "Name a color.", max_output_tokens=4, **sampling)
-    assert said.text
+    result = await generate(backend, "Name a color.", max_output_tokens=4, **sampling)
+    assert result.text
 
 
 def count_repeats(text: str) -> int:
@@ -127,124 +127,126 @@ def count_repeats(text: str) -> int:
     return len(words) - len(set(words))
 
 
-async def test_a_frequency_penalty_makes_the_model_repeat_itself_less(backend: EmbeddedBackend) -> None:
+async def test_frequency_penalty_reduces_repetition(backend: EmbeddedBackend) -> None:
     story = "Tell a story about the fox and the fox and the fox."
-    plain = await ask(backend, story, max_output_tokens=60)
-    penalized = await ask(backend, story, max_output_tokens=60, frequency_penalty=2)
+    plain = await generate(backend, story, max_output_tokens=60)
+    penalized = await generate(backend, story, max_output_tokens=60, frequency_penalty=2)
     assert count_repeats(penalized.text) < count_repeats(plain.text)
 
 
-async def test_usage_is_what_the_model_read_and_wrote(backend: EmbeddedBackend) -> None:
-    asked = turn("Name an animal.", max_output_tokens=4)
-    read = await backend.count_tokens(asked)
-    said = await ask(backend, "Name an animal.", max_output_tokens=4)
-    again = await ask(backend, "Name an animal.", max_output_tokens=4)
-    assert said.usage.input_tokens == read
-    assert said.usage.total_tokens == read + 4
+async def test_usage_counts_prompt_cache_and_output(backend: EmbeddedBackend) -> None:
+    turn = make_turn("Name an animal.", max_output_tokens=4)
+    read = await backend.count_tokens(turn)
+    result = await generate(backend, "Name an animal.", max_output_tokens=4)
+    again = await generate(backend, "Name an animal.", max_output_tokens=4)
+    assert result.usage.input_tokens == read
+    assert result.usage.total_tokens == read + 4
     assert 0 < again.usage.input_tokens_details.cached_tokens < read
 
 
-async def test_count_tokens_grows_by_the_tokens_of_the_text(backend: EmbeddedBackend) -> None:
-    one, three = [await backend.count_tokens(turn("hello" + " hello" * more)) for more in (0, 2)]
+async def test_count_tokens_grows_with_the_text(backend: EmbeddedBackend) -> None:
+    one, three = [await backend.count_tokens(make_turn("hello" + " hello" * more)) for more in (0, 2)]
     assert three == one + 2
 
 
-async def test_too_long_an_input_is_refused_with_the_numbers(backend: EmbeddedBackend) -> None:
-    asked = turn("word " * 1100, max_output_tokens=7)
-    length = await backend.count_tokens(asked)
-    with pytest.raises(ContextLengthExceeded) as refusal:
-        await backend.stream(asked)
-    assert refusal.value.param == "input"
-    assert all(number in refusal.value.message for number in (str(WINDOW), str(length), "7"))
+async def test_too_long_input_is_rejected_with_the_numbers(backend: EmbeddedBackend) -> None:
+    turn = make_turn("word " * 1100, max_output_tokens=7)
+    length = await backend.count_tokens(turn)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        await backend.stream(turn)
+    assert caught.value.param == "input"
+    assert all(number in caught.value.message for number in (str(WINDOW), str(length), "7"))
 
 
-async def test_an_answer_that_fills_the_window_ends_in_length() -> None:
+async def test_answer_that_fills_the_window_finishes_with_length() -> None:
     backend = EmbeddedBackend(find_weights("smollm2-135m"), context=256, slots=1)
     await backend.start()
     try:
         schema = {"type": "array", "items": {"enum": ["again"]}, "minItems": 100}
         form = {"format": {"type": "json_schema", "name": "list", "schema": schema}}
-        said = await ask(backend, "word " * 180, text=form)
+        result = await generate(backend, "word " * 180, text=form)
     finally:
         await backend.close()
-    assert (said.usage.total_tokens, said.end) == (256, Finish("length"))
+    assert (result.usage.total_tokens, result.end) == (256, Finish("length"))
 
 
-async def test_an_answer_follows_its_schema(backend: EmbeddedBackend) -> None:
-    said = await ask(backend, "Anna is 31 years old.", text=PERSON_FORMAT, max_output_tokens=40)
-    assert said.end == Finish("stop")
-    jsonschema.validate(json.loads(said.text), PERSON)
+async def test_answer_follows_its_schema(backend: EmbeddedBackend) -> None:
+    result = await generate(backend, "Anna is 31 years old.", text=PERSON_FORMAT, max_output_tokens=40)
+    assert result.end == Finish("stop")
+    jsonschema.validate(json.loads(result.text), PERSON)
 
 
-async def test_a_json_object_is_one(backend: EmbeddedBackend) -> None:
-    said = await ask(backend, "Anna is 31 years old.", text={"format": {"type": "json_object"}}, max_output_tokens=60)
-    assert said.end == Finish("stop")
-    assert isinstance(json.loads(said.text), dict)
+async def test_json_object_format_gives_an_object(backend: EmbeddedBackend) -> None:
+    result = await generate(
+        backend, "Anna is 31 years old.", text={"format": {"type": "json_object"}}, max_output_tokens=60
+    )
+    assert result.end == Finish("stop")
+    assert isinstance(json.loads(result.text), dict)
 
 
-def check_calls(said: Said, allowed: set[str]) -> None:
-    assert said.end == Finish("stop")
-    assert said.text == ""
-    assert said.calls
-    for name, arguments in said.calls:
+def check_calls(result: Answer, allowed: set[str]) -> None:
+    assert result.end == Finish("stop")
+    assert result.text == ""
+    assert result.calls
+    for name, arguments in result.calls:
         assert name in allowed
         jsonschema.validate(json.loads(arguments), SCHEMAS[name])
 
 
-async def test_a_required_call_is_made(backend: EmbeddedBackend) -> None:
-    said = await ask(backend, "Hello", tools=TOOLS, tool_choice="required", max_output_tokens=300)
-    check_calls(said, set(SCHEMAS))
+async def test_required_call_is_made(backend: EmbeddedBackend) -> None:
+    result = await generate(backend, "Hello", tools=TOOLS, tool_choice="required", max_output_tokens=300)
+    check_calls(result, set(SCHEMAS))
 
 
 @pytest.mark.parametrize("name", ["get_weather", "roll", "now"])
-async def test_a_named_function_is_called_once(backend: EmbeddedBackend, name: str) -> None:
+async def test_named_function_is_called_once(backend: EmbeddedBackend, name: str) -> None:
     choice = {"type": "function", "name": name}
-    said = await ask(backend, "Hello", tools=TOOLS, tool_choice=choice, max_output_tokens=60)
-    check_calls(said, {name})
-    assert len(said.calls) == 1
+    result = await generate(backend, "Hello", tools=TOOLS, tool_choice=choice, max_output_tokens=60)
+    check_calls(result, {name})
+    assert len(result.calls) == 1
 
 
 async def test_only_allowed_tools_are_called(backend: EmbeddedBackend) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "roll"}]}
-    said = await ask(backend, "Weather in Paris?", tools=TOOLS, tool_choice=choice, max_output_tokens=300)
-    check_calls(said, {"roll"})
+    result = await generate(backend, "Weather in Paris?", tools=TOOLS, tool_choice=choice, max_output_tokens=300)
+    check_calls(result, {"roll"})
 
 
-async def test_without_parallel_calls_there_is_one(backend: EmbeddedBackend) -> None:
-    said = await ask(
+async def test_parallel_tool_calls_false_allows_one_call(backend: EmbeddedBackend) -> None:
+    result = await generate(
         backend, "Hello", tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_output_tokens=60
     )
-    check_calls(said, set(SCHEMAS))
-    assert len(said.calls) == 1
+    check_calls(result, set(SCHEMAS))
+    assert len(result.calls) == 1
 
 
-async def test_with_choice_none_nothing_is_called(backend: EmbeddedBackend) -> None:
-    said = await ask(backend, "Weather in Paris?", tools=TOOLS, tool_choice="none", max_output_tokens=8)
-    assert said.text
-    assert said.calls == []
+async def test_tool_choice_none_calls_nothing(backend: EmbeddedBackend) -> None:
+    result = await generate(backend, "Weather in Paris?", tools=TOOLS, tool_choice="none", max_output_tokens=8)
+    assert result.text
+    assert result.calls == []
 
 
-async def test_with_tools_and_a_schema_the_answer_is_a_call_or_follows_the_schema(backend: EmbeddedBackend) -> None:
+async def test_tools_with_schema_give_a_call_or_matching_answer(backend: EmbeddedBackend) -> None:
     both = {"tools": TOOLS, "text": PERSON_FORMAT, "parallel_tool_calls": False}
-    said = await ask(backend, "Anna is 31 years old.", max_output_tokens=60, **both)
-    if said.calls:
-        check_calls(said, set(SCHEMAS))
+    result = await generate(backend, "Anna is 31 years old.", max_output_tokens=60, **both)
+    if result.calls:
+        check_calls(result, set(SCHEMAS))
     else:
-        jsonschema.validate(json.loads(said.text), PERSON)
+        jsonschema.validate(json.loads(result.text), PERSON)
 
 
-async def test_left_to_itself_the_model_talks_or_calls_as_fits() -> None:
+async def test_auto_choice_answers_or_calls_as_fits() -> None:
     backend = EmbeddedBackend(find_weights("smollm2-135m"), context=2 * WINDOW, slots=1)
     await backend.start()
     try:
         tools = [function("get_weather", "Get the current weather for a city", city={"type": "string"})]
         question = "What is the weather in Paris?"
-        greeted = await ask(backend, "Hello!", tools=tools, max_output_tokens=8)
-        called = await ask(backend, question, tools=tools, max_output_tokens=120)
-        read = await backend.count_tokens(turn(question, tools=tools))
+        greeted = await generate(backend, "Hello!", tools=tools, max_output_tokens=8)
+        called = await generate(backend, question, tools=tools, max_output_tokens=120)
+        read = await backend.count_tokens(make_turn(question, tools=tools))
         call = {"type": "function_call", "call_id": "1", "name": "get_weather", "arguments": '{"city": "Paris"}'}
         result = {"type": "function_call_output", "call_id": "1", "output": "sunny, 21 C"}
-        told = await ask(
+        reported = await generate(
             backend, [{"role": "user", "content": question}, call, result], tools=tools, max_output_tokens=16
         )
     finally:
@@ -252,7 +254,7 @@ async def test_left_to_itself_the_model_talks_or_calls_as_fits() -> None:
     assert greeted.calls == []
     assert [(name, json.loads(arguments)) for name, arguments in called.calls] == [("get_weather", {"city": "Paris"})]
     assert (called.usage.input_tokens, called.end) == (read, Finish("stop"))
-    assert "sunny" in told.text
+    assert "sunny" in reported.text
 
 
 @pytest.mark.parametrize(
@@ -268,79 +270,79 @@ async def test_left_to_itself_the_model_talks_or_calls_as_fits() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_done_is_refused_before_the_stream(
+async def test_unsupported_request_is_rejected_before_the_stream(
     backend: EmbeddedBackend, parameters: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
-        await backend.stream(turn(**{"input": "Hello", **parameters}))
-    assert refusal.value.param == param
+    with pytest.raises(InvalidRequest) as caught:
+        await backend.stream(make_turn(**{"input": "Hello", **parameters}))
+    assert caught.value.param == param
 
 
-async def test_characters_of_several_tokens_come_whole(backend: EmbeddedBackend) -> None:
+async def test_characters_of_several_tokens_are_complete(backend: EmbeddedBackend) -> None:
     schema = {"type": "object", "properties": {"a": {"const": "日本語 🎉 é"}}, "required": ["a"]}
     form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    said = await ask(backend, "Hello", text=form, max_output_tokens=60)
-    assert json.loads(said.text) == {"a": "日本語 🎉 é"}
-    assert not any("\ufffd" in text for text in said.texts)
+    result = await generate(backend, "Hello", text=form, max_output_tokens=60)
+    assert json.loads(result.text) == {"a": "日本語 🎉 é"}
+    assert not any("\ufffd" in text for text in result.texts)
 
 
 async def test_logprobs_describe_the_text(backend: EmbeddedBackend) -> None:
-    said = await ask(backend, "Name a color.", max_output_tokens=4, top_logprobs=2)
-    assert "".join(each.token for each in said.logprobs) == said.text
-    assert [len(each.top_logprobs) for each in said.logprobs] == [2] * 4
-    # Greedy: what was said is what was most likely.
-    assert all(each.top_logprobs[0].token == each.token and each.logprob <= 0 for each in said.logprobs)
-    assert all(bytes(each.bytes).decode() == each.token for each in said.logprobs)
+    result = await generate(backend, "Name a color.", max_output_tokens=4, top_logprobs=2)
+    assert "".join(each.token for each in result.logprobs) == result.text
+    assert [len(each.top_logprobs) for each in result.logprobs] == [2] * 4
+    # At temperature 0, the chosen token is the most likely one.
+    assert all(each.top_logprobs[0].token == each.token and each.logprob <= 0 for each in result.logprobs)
+    assert all(bytes(each.bytes).decode() == each.token for each in result.logprobs)
 
 
-async def test_without_being_asked_there_are_no_logprobs(backend: EmbeddedBackend) -> None:
-    assert (await ask(backend, "Name a color.", max_output_tokens=2)).logprobs == []
+async def test_no_logprobs_by_default(backend: EmbeddedBackend) -> None:
+    assert (await generate(backend, "Name a color.", max_output_tokens=2)).logprobs == []
 
 
-async def test_more_turns_than_slots_are_all_answered_while_the_loop_goes_on(backend: EmbeddedBackend) -> None:
-    turns = [asyncio.create_task(ask(backend, f"Count to {n}.", max_output_tokens=12)) for n in (3, 4, 5, 6)]
+async def test_more_turns_than_slots_do_not_block_the_loop(backend: EmbeddedBackend) -> None:
+    turns = [asyncio.create_task(generate(backend, f"Count to {n}.", max_output_tokens=12)) for n in (3, 4, 5, 6)]
     wakeups = 0
     while not all(task.done() for task in turns):
         await asyncio.sleep(0)
         wakeups += 1
-    said = [task.result() for task in turns]
-    assert all(each.text for each in said)
-    # A loop that was held up for the length of a token would come round a few times a token, not thousands of times.
-    assert wakeups > 50 * sum(each.usage.output_tokens for each in said)
+    answers = [task.result() for task in turns]
+    assert all(each.text for each in answers)
+    # A blocked loop would run a few times per token, not thousands of times.
+    assert wakeups > 50 * sum(each.usage.output_tokens for each in answers)
 
 
-async def test_a_closed_answer_frees_its_slot(backend: EmbeddedBackend) -> None:
-    endless = [await backend.stream(turn("Count to a million.")) for _ in range(2)]
+async def test_closed_answer_frees_its_slot(backend: EmbeddedBackend) -> None:
+    endless = [await backend.stream(make_turn("Count to a million.")) for _ in range(2)]
     for answer in endless:
         await anext(answer)
         await answer.aclose()
-    assert (await ask(backend, "Hi", max_output_tokens=2)).text
+    assert (await generate(backend, "Hi", max_output_tokens=2)).text
 
 
-async def test_a_turn_given_up_in_the_line_leaves_it(backend: EmbeddedBackend) -> None:
-    running = [await backend.stream(turn("Count to a million.")) for _ in range(2)]
+async def test_cancelled_turn_leaves_the_queue(backend: EmbeddedBackend) -> None:
+    running = [await backend.stream(make_turn("Count to a million.")) for _ in range(2)]
     for answer in running:
         await anext(answer)
-    waiting = asyncio.create_task(ask(backend, "Hello"))
+    waiting = asyncio.create_task(generate(backend, "Hello"))
     await anext(running[0])
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     for answer in running:
         await answer.aclose()
-    assert (await ask(backend, "Hi", max_output_tokens=2)).text
+    assert (await generate(backend, "Hi", max_output_tokens=2)).text
 
 
-async def test_an_answer_never_begun_takes_no_slot(backend: EmbeddedBackend) -> None:
+async def test_answer_that_was_not_started_takes_no_slot(backend: EmbeddedBackend) -> None:
     for _ in range(3):
-        await (await backend.stream(turn("Count to a million."))).aclose()
-    assert (await ask(backend, "Hi", max_output_tokens=2)).text
+        await (await backend.stream(make_turn("Count to a million."))).aclose()
+    assert (await generate(backend, "Hi", max_output_tokens=2)).text
 
 
-async def test_closing_the_backend_ends_what_runs_and_what_waits() -> None:
+async def test_closing_the_backend_ends_running_and_queued_turns() -> None:
     backend = EmbeddedBackend(find_weights("smollm2-135m"), context=WINDOW, slots=1)
     await backend.start()
-    running, waiting = [await backend.stream(turn("Count to a million.")) for _ in range(2)]
+    running, waiting = [await backend.stream(make_turn("Count to a million.")) for _ in range(2)]
     await anext(running)
     queued = asyncio.ensure_future(anext(waiting))
     await anext(running)
@@ -351,28 +353,28 @@ async def test_closing_the_backend_ends_what_runs_and_what_waits() -> None:
         async for _ in running:
             pass
     with pytest.raises(Unavailable):
-        await backend.stream(turn("Hello"))
+        await backend.stream(make_turn("Hello"))
 
 
-async def test_system_messages_are_read_before_all_others(backend: EmbeddedBackend) -> None:
+async def test_system_messages_are_read_first(backend: EmbeddedBackend) -> None:
     scattered = [{"role": "user", "content": "Hi"}, {"role": "developer", "content": "Be brief."}]
     ahead = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert await backend.count_tokens(turn(scattered)) == await backend.count_tokens(turn(ahead))
+    assert await backend.count_tokens(make_turn(scattered)) == await backend.count_tokens(make_turn(ahead))
 
 
-async def test_a_file_that_is_no_model_is_a_config_error(tmp_path: Any) -> None:
+async def test_invalid_model_file_is_config_error(tmp_path: Any) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really")
     backend = create("local", {"weights": str(tmp_path / "broken.gguf")}, tmp_path)
     with pytest.raises(ConfigError, match=r"broken\.gguf cannot be loaded"):
         await backend.start()
 
 
-async def test_the_registry_makes_it_with_the_options_of_the_settings(tmp_path: Any) -> None:
+async def test_create_uses_the_configured_options(tmp_path: Any) -> None:
     backend = create("local", {"context": 512}, tmp_path)
     (model,) = backend.models()
     assert (model.id, model.owned_by, model.context_window) == ("smollm2-135m", "local", 512)
 
 
-async def test_a_wrong_option_is_a_config_error_that_names_it(tmp_path: Any) -> None:
+async def test_invalid_option_is_named(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"backends\.local\.slots"):
         create("local", {"slots": 0}, tmp_path)

@@ -1,3 +1,5 @@
+"""Output rules of requests, and their grammars."""
+
 import json
 from typing import Any
 
@@ -10,7 +12,7 @@ from antiphon.protocol.request import CreateRequest
 TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("a", "b", "c")]
 
 
-def request(**parameters: Any) -> CreateRequest:
+def make_request(**parameters: Any) -> CreateRequest:
     return codec.decode_request(json.dumps({"model": "m", "input": "x", **parameters}).encode()).request
 
 
@@ -19,7 +21,7 @@ def allow(mode: str, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "parallel", "names", "may_answer", "most_calls"),
+    ("choice", "parallel", "names", "may_answer", "max_calls"),
     [
         (None, None, ["a", "b", "c"], True, 8),
         ("auto", False, ["a", "b", "c"], True, 1),
@@ -32,15 +34,15 @@ def allow(mode: str, *names: str) -> dict[str, Any]:
         (allow("none", "c"), None, [], True, 0),
     ],
 )
-def test_every_form_of_tool_choice_is_read(
-    choice: Any, parallel: bool | None, names: list[str], may_answer: bool, most_calls: int
+def test_every_form_of_tool_choice_is_read_into_rules(
+    choice: Any, parallel: bool | None, names: list[str], may_answer: bool, max_calls: int
 ) -> None:
-    rules = read_rules(request(tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel))
-    assert (list(rules.tools), rules.may_answer, rules.most_calls) == (names, may_answer, most_calls)
+    rules = read_rules(make_request(tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel))
+    assert (list(rules.tools), rules.may_answer, rules.max_calls) == (names, may_answer, max_calls)
 
 
 @pytest.mark.parametrize(
-    ("choice", "functions", "customs", "may_answer", "most_calls"),
+    ("choice", "functions", "customs", "may_answer", "max_calls"),
     [
         (None, ["a"], ["x", "y"], True, 8),
         ("none", [], [], True, 0),
@@ -49,38 +51,38 @@ def test_every_form_of_tool_choice_is_read(
         (allow("required", "x"), [], ["x"], False, 8),
     ],
 )
-def test_custom_tools_are_chosen_like_functions(
-    choice: Any, functions: list[str], customs: list[str], may_answer: bool, most_calls: int
+def test_tool_choice_applies_to_custom_tools(
+    choice: Any, functions: list[str], customs: list[str], may_answer: bool, max_calls: int
 ) -> None:
     grammar = {"type": "grammar", "syntax": "regex", "definition": "a/b"}
     tools = [TOOLS[0], {"type": "custom", "name": "x"}, {"type": "custom", "name": "y", "format": grammar}]
-    rules = read_rules(request(tools=tools, tool_choice=choice))
-    assert (list(rules.tools), list(rules.inputs), rules.may_answer, rules.most_calls) == (
+    rules = read_rules(make_request(tools=tools, tool_choice=choice))
+    assert (list(rules.tools), list(rules.custom_tools), rules.may_answer, rules.max_calls) == (
         functions,
         customs,
         may_answer,
-        most_calls,
+        max_calls,
     )
     assert rules.open_ended == {"y"} & set(customs)
     assert rules.grammars == ({"tools[2].format.definition": r"start: /(?:a\/b)/"} if "y" in customs else {})
 
 
-def test_schemas_keep_the_place_they_come_from() -> None:
-    rules = read_rules(request(tools=TOOLS[:2], text={"format": {"type": "json_object"}}))
+def test_schemas_are_listed_by_param_path() -> None:
+    rules = read_rules(make_request(tools=TOOLS[:2], text={"format": {"type": "json_object"}}))
     assert list(rules.schemas) == ["tools[0].parameters", "tools[1].parameters", "text.format"]
 
 
-def test_a_forced_call_has_no_answer_to_format() -> None:
-    rules = read_rules(request(tools=TOOLS, tool_choice="required", text={"format": {"type": "json_object"}}))
+def test_forced_call_has_no_answer_format() -> None:
+    rules = read_rules(make_request(tools=TOOLS, tool_choice="required", text={"format": {"type": "json_object"}}))
     assert rules.answer is None
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
-def test_a_function_without_parameters_takes_none(parameters: Any) -> None:
-    rules = read_rules(request(tools=[{"type": "function", "name": "a", "parameters": parameters}]))
+def test_function_without_parameters_takes_none(parameters: Any) -> None:
+    rules = read_rules(make_request(tools=[{"type": "function", "name": "a", "parameters": parameters}]))
     (schema,) = rules.schemas.values()
     assert (schema["properties"], schema["additionalProperties"]) == ({}, False)
 
 
-def test_a_plain_turn_needs_no_grammar() -> None:
-    assert build_grammar(read_rules(request()), guarded=False) is None
+def test_plain_turn_has_no_grammar() -> None:
+    assert build_grammar(read_rules(make_request()), forbid_calls=False) is None

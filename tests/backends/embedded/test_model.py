@@ -1,3 +1,5 @@
+"""llama.cpp in this process: templates, generations and grammars."""
+
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -5,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 import pytest_asyncio
 
-from antiphon.backends.embedded.model import Chunk, Job, Llama
+from antiphon.backends.embedded.model import CompletionChunk, Generation, Llama
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.errors import Unavailable
 
@@ -20,42 +22,42 @@ async def llama() -> AsyncIterator[Llama]:
     await llama.close()
 
 
-def say(chunks: list[Chunk]) -> str:
+def join_text(chunks: list[CompletionChunk]) -> str:
     return "".join(choice.text for chunk in chunks for choice in chunk.choices)
 
 
 async def finish(llama: Llama, prompt: str, tokens: int) -> str:
-    return "".join([say(chunks) async for chunks in llama.generate({"prompt": prompt, "max_tokens": tokens})])
+    return "".join([join_text(chunks) async for chunks in llama.generate({"prompt": prompt, "max_tokens": tokens})])
 
 
-async def test_the_models_own_template_lays_out_the_conversation(llama: Llama) -> None:
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    answered = [*asked, {"role": "assistant", "content": "Hello"}]
-    short, long = await llama.read(asked), await llama.read(answered)
-    # An answer is closed, and room made for the next one.
-    opening = short[-3:]
+async def test_messages_are_tokenized_with_the_chat_template(llama: Llama) -> None:
+    question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    answered = [*question, {"role": "assistant", "content": "Hello"}]
+    short, long = await llama.tokenize(question), await llama.tokenize(answered)
+    # The template closes an answer, and opens the next one.
+    answer_start = short[-3:]
     assert long[: len(short)] == short
-    assert long[-3:] == opening
+    assert long[-3:] == answer_start
 
 
-async def test_a_long_prompt_is_left_off_when_nobody_waits_for_it(llama: Llama) -> None:
+async def test_closing_the_generator_stops_reading_the_prompt(llama: Llama) -> None:
     generation = llama.generate({"prompt": "word " * 1900, "max_tokens": 100})
     first = await anext(generation)
     await generation.aclose()
-    # Nothing was said yet: the prompt was still being read.
-    assert say(first) == ""
+    # The prompt was still being read.
+    assert join_text(first) == ""
     assert await finish(llama, "Hello", 2)
 
 
-async def test_what_comes_while_the_loop_is_busy_is_taken_at_once() -> None:
-    job = Job()
+async def test_chunks_that_arrive_while_loop_is_busy_are_one_batch() -> None:
+    generation = Generation()
     for step in (b"one", b"two", b"three"):
-        await asyncio.to_thread(job.receive, step)
-    assert await job.take() == [b"one", b"two", b"three"]
-    job.cancel()
-    assert await asyncio.to_thread(job.receive, b"four") is True
-    job.finish(Future())
-    assert await job.take() == []
+        await asyncio.to_thread(generation.receive, step)
+    assert await generation.take() == [b"one", b"two", b"three"]
+    generation.cancel()
+    assert await asyncio.to_thread(generation.receive, b"four") is True
+    generation.finish(Future())
+    assert await generation.take() == []
 
 
 @pytest.mark.parametrize(
@@ -67,15 +69,15 @@ async def test_what_comes_while_the_loop_is_busy_is_taken_at_once() -> None:
         ('%llguidance {}\nstart: ("a" | b)\nb: %json {"type": "integer"}\n', True),
     ],
 )
-async def test_a_grammar_is_accepted_only_if_it_holds_the_model(llama: Llama, grammar: str, *, accepted: bool) -> None:
-    assert await llama.accepts(grammar) is accepted
-    assert await llama.accepts(grammar) is accepted
+async def test_grammar_is_accepted_only_if_it_compiles(llama: Llama, grammar: str, *, accepted: bool) -> None:
+    assert await llama.accepts_grammar(grammar) is accepted
+    assert await llama.accepts_grammar(grammar) is accepted
 
 
-async def test_before_loading_nothing_can_be_asked() -> None:
+async def test_model_is_unavailable_before_loading() -> None:
     llama = Llama(find_weights("smollm2-135m"), window=512, slots=1, threads=1, batch=16)
     with pytest.raises(Unavailable):
-        await llama.read([{"role": "user", "content": "Hi"}])
+        await llama.tokenize([{"role": "user", "content": "Hi"}])
     with pytest.raises(Unavailable):
         await finish(llama, "Hello", 1)
     await llama.close()

@@ -1,20 +1,22 @@
+"""Translation of JSON schemas for the grammar compiler."""
+
 from typing import Any
 
 import pytest
 
-from antiphon.backends.embedded.schema import fit_schema
+from antiphon.backends.embedded.schema import translate_schema
 from antiphon.errors import InvalidRequest
 
 
-def fit(schema: dict[str, Any]) -> dict[str, Any]:
-    fitted = fit_schema(schema, "here")
-    del fitted["x-guidance"]
-    return fitted
+def translate(schema: dict[str, Any]) -> dict[str, Any]:
+    translated = translate_schema(schema, "here")
+    del translated["x-guidance"]
+    return translated
 
 
-def test_objects_are_closed_where_the_schema_leaves_it_open() -> None:
+def test_objects_are_closed_by_default() -> None:
     inner = {"type": "object", "properties": {"a": {"type": "string"}}}
-    assert fit({"type": "array", "items": inner}) == {
+    assert translate({"type": "array", "items": inner}) == {
         "type": "array",
         "items": {**inner, "additionalProperties": False},
     }
@@ -30,41 +32,41 @@ def test_objects_are_closed_where_the_schema_leaves_it_open() -> None:
         {"type": "object"},
     ],
 )
-def test_objects_stay_open_where_closing_would_contradict_the_schema(schema: dict[str, Any]) -> None:
-    assert fit(schema) == schema
+def test_objects_stay_open_if_schema_needs_it(schema: dict[str, Any]) -> None:
+    assert translate(schema) == schema
 
 
-def test_remarks_and_empty_demands_are_left_out() -> None:
-    assert fit({"type": "array", "items": {"type": "string", "format": "uri"}, "uniqueItems": False}) == {
+def test_annotations_and_false_keywords_are_dropped() -> None:
+    assert translate({"type": "array", "items": {"type": "string", "format": "uri"}, "uniqueItems": False}) == {
         "type": "array",
         "items": {"type": "string"},
     }
 
 
-def test_a_known_format_is_kept() -> None:
-    assert fit({"type": "string", "format": "date"}) == {"type": "string", "format": "date"}
+def test_known_format_is_retained() -> None:
+    assert translate({"type": "string", "format": "date"}) == {"type": "string", "format": "date"}
 
 
-def test_a_property_may_be_named_like_a_keyword() -> None:
+def test_property_may_have_a_keyword_as_name() -> None:
     schema = {"type": "object", "properties": {"not": {"type": "string"}, "format": {"type": "string"}}}
-    assert fit(schema) == {**schema, "additionalProperties": False}
+    assert translate(schema) == {**schema, "additionalProperties": False}
 
 
-def test_very_long_lists_are_cut_within_the_schema() -> None:
-    assert fit({"type": "array", "maxItems": 10**6}) == {"type": "array", "maxItems": 1000}
-    assert fit({"type": "array", "maxItems": 5000, "minItems": 4000}) == {
+def test_max_items_is_limited_within_the_schema() -> None:
+    assert translate({"type": "array", "maxItems": 10**6}) == {"type": "array", "maxItems": 1000}
+    assert translate({"type": "array", "maxItems": 5000, "minItems": 4000}) == {
         "type": "array",
         "maxItems": 4000,
         "minItems": 4000,
     }
 
 
-def test_a_client_cannot_set_the_compilers_own_options() -> None:
-    assert fit_schema({"x-guidance": {"lenient": True}}, "here")["x-guidance"].get("lenient") is None
+def test_client_cannot_set_compiler_options() -> None:
+    assert translate_schema({"x-guidance": {"lenient": True}}, "here")["x-guidance"].get("lenient") is None
 
 
 @pytest.mark.parametrize(
-    ("schema", "place"),
+    ("schema", "param"),
     [
         ({"not": {}}, "here.not"),
         ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "here.properties.a.uniqueItems"),
@@ -72,18 +74,18 @@ def test_a_client_cannot_set_the_compilers_own_options() -> None:
         ({"$defs": {"a": {"propertyNames": {}}}}, "here.$defs.a.propertyNames"),
     ],
 )
-def test_what_a_grammar_cannot_express_is_refused_by_its_place(schema: dict[str, Any], place: str) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
-        fit_schema(schema, "here")
-    assert refusal.value.param == place
+def test_unsupported_keyword_is_rejected_with_param_path(schema: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        translate_schema(schema, "here")
+    assert caught.value.param == param
 
 
-def test_a_bottomless_schema_is_refused() -> None:
+def test_deeply_nested_schema_is_rejected() -> None:
     schema: dict[str, Any] = {}
     for _ in range(5000):
         schema = {"items": schema}
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        fit_schema(schema, "here")
+        translate_schema(schema, "here")
 
 
 @pytest.mark.parametrize(
@@ -102,10 +104,10 @@ def test_a_bottomless_schema_is_refused() -> None:
         },
     ],
 )
-def test_a_schema_that_no_finite_value_fits_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="without end") as refusal:
-        fit_schema(schema, "here")
-    assert (refusal.value.param, refusal.value.code) == ("here", "unsupported_schema")
+def test_schema_without_finite_values_is_rejected(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="always contains itself") as caught:
+        translate_schema(schema, "here")
+    assert (caught.value.param, caught.value.code) == ("here", "unsupported_schema")
 
 
 @pytest.mark.parametrize(
@@ -124,5 +126,5 @@ def test_a_schema_that_no_finite_value_fits_is_refused(schema: dict[str, Any]) -
         {"$ref": "#/$defs/0/x", "$defs": [1]},
     ],
 )
-def test_a_schema_that_leads_back_to_itself_may_still_end(schema: dict[str, Any]) -> None:
-    assert fit_schema(schema, "here")["x-guidance"]
+def test_recursive_schema_with_finite_values_is_accepted(schema: dict[str, Any]) -> None:
+    assert translate_schema(schema, "here")["x-guidance"]

@@ -1,4 +1,4 @@
-"""The embedded backend: a small model in this process, with no key and no network."""
+"""The embedded backend: a small model in this process, without a key or a network connection."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -8,10 +8,16 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from antiphon.backends.base import Capabilities, Model, Turn, list_hint_parameters, read_options
-from antiphon.backends.embedded.grammar import Rules, build_grammar, input_grammar, read_rules, schema_grammar
+from antiphon.backends.embedded.grammar import (
+    OutputRules,
+    build_grammar,
+    build_input_grammar,
+    build_schema_grammar,
+    read_rules,
+)
 from antiphon.backends.embedded.model import Llama
-from antiphon.backends.embedded.output import Answer
-from antiphon.backends.embedded.prompt import lay_out
+from antiphon.backends.embedded.output import OutputReader
+from antiphon.backends.embedded.prompt import build_messages
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
 from antiphon.protocol.items import CustomToolCall, FunctionCall
@@ -20,15 +26,19 @@ from antiphon.stream.deltas import Deltas
 
 Count = Annotated[int, Meta(ge=1)]
 
-# What an answer may take when the request does not say: a small model that has lost its thread would fill its window.
-LONGEST_ANSWER = 400
+# The limit of an answer if the request has none. Small models sometimes do not stop by themselves.
+DEFAULT_MAX_OUTPUT_TOKENS = 400
+# Small models tend to repeat themselves. The penalty applies to free text only: JSON is repetitive, and temperature 0
+# must give the most likely tokens.
+_FREE_TEXT_SAMPLING = {"repeat_penalty": 1.05}
 
 
-class Options(Struct, kw_only=True):
-    """`context` is how many tokens one turn may take, prompt and answer together; `slots` how many turns run at once.
+class EmbeddedOptions(Struct, kw_only=True):
+    """The options of one backend.
 
-    `batch` is how many tokens are read before the model looks up to see whether it was cancelled: a slower model needs
-    a smaller one. `tool_examples` shows the model a few calls first; one that was trained on tools can do without.
+    `context` is the number of tokens of one turn, prompt and answer together. `slots` is the number of concurrent
+    turns. `batch` is the number of tokens that are read before the model checks for cancellation; a slower model needs
+    a smaller one. `tool_examples` adds examples of calls to the prompt, for models that were not trained on tools.
     """
 
     model: str = DEFAULT_MODEL
@@ -41,7 +51,7 @@ class Options(Struct, kw_only=True):
 
 
 class EmbeddedBackend:
-    """Answers turns with llama.cpp."""
+    """Runs turns on llama.cpp."""
 
     capabilities = Capabilities(
         tools=frozenset({"function", "custom"}),
@@ -65,10 +75,10 @@ class EmbeddedBackend:
     ) -> None:
         self._llama = Llama(weights, window=context, slots=slots, threads=threads, batch=batch)
         self._window = context
-        self._examples = tool_examples
+        self._tool_examples = tool_examples
         created = int(weights.stat().st_mtime)
         self._models = [
-            # A small model wanders at any higher temperature.
+            # Small models drift off the subject at a higher temperature.
             Model(id=model, created=created, owned_by=name, context_window=context, temperature=0.1)
         ]
 
@@ -82,90 +92,86 @@ class EmbeddedBackend:
         return self._models
 
     async def count_tokens(self, turn: Turn) -> int:
-        return len(await self._read(turn, read_rules(turn.request)))
+        return len(await self._tokenize(turn, read_rules(turn.request)))
 
     async def stream(self, turn: Turn) -> Deltas:
         rules = read_rules(turn.request)
-        prompt = await self._read(turn, rules)
-        room = self._check_length(len(prompt), turn.request.max_output_tokens)
-        # A model that sees calls goes on to write some, even when there are no tools.
-        guarded = bool(turn.request.tools) or any(
+        prompt = await self._tokenize(turn, rules)
+        room = self._limit_output(len(prompt), turn.request.max_output_tokens)
+        # A model that reads calls tends to write some, even without tools.
+        forbid_calls = bool(turn.request.tools) or any(
             isinstance(item, FunctionCall | CustomToolCall) for item in turn.items
         )
-        grammar = build_grammar(rules, guarded=guarded)
+        grammar = build_grammar(rules, forbid_calls=forbid_calls)
         if grammar is not None:
             await self._check_grammar(grammar, rules)
-        sampling = _sampling(turn.request)
+        sampling = _make_sampling(turn.request)
         if turn.response_id:
             sampling["seed"] = _derive_seed(turn.response_id)
         if grammar is not None:
             sampling["grammar"] = grammar
         elif sampling["temperature"]:
-            sampling |= _FREE_TEXT
+            sampling |= _FREE_TEXT_SAMPLING
         body = {"prompt": prompt, "max_tokens": room}
-        return self._answer(body | sampling, Answer(tools={*rules.tools, *rules.inputs}, open_ended=rules.open_ended))
+        reader = OutputReader(tools={*rules.tools, *rules.custom_tools}, open_ended=rules.open_ended)
+        return self._generate(body | sampling, reader)
 
-    async def _read(self, turn: Turn, rules: Rules) -> list[int]:
-        return await self._llama.read(lay_out(turn, rules, examples=self._examples))
+    async def _tokenize(self, turn: Turn, rules: OutputRules) -> list[int]:
+        return await self._llama.tokenize(build_messages(turn, rules, examples=self._tool_examples))
 
-    def _check_length(self, prompt: int, max_output_tokens: int | None) -> int:
-        """How many tokens the answer may have."""
+    def _limit_output(self, prompt: int, max_output_tokens: int | None) -> int:
+        """Return the maximum number of output tokens."""
         room = self._window - prompt
         if room < 1:
-            asked = f" (max_output_tokens is {max_output_tokens})" if max_output_tokens is not None else ""
+            limit = f" (max_output_tokens is {max_output_tokens})" if max_output_tokens is not None else ""
             raise ContextLengthExceeded(
                 f"This model's context window is {self._window} tokens. The input is {prompt} tokens, which leaves no "
-                f"room for an answer{asked}. Shorten the input.",
+                f"room for an answer{limit}. Shorten the input.",
                 param="input",
             )
-        return min(room, max_output_tokens or LONGEST_ANSWER)
+        return min(room, max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS)
 
-    async def _check_grammar(self, grammar: str, rules: Rules) -> None:
-        if await self._llama.accepts(grammar):
+    async def _check_grammar(self, grammar: str, rules: OutputRules) -> None:
+        if await self._llama.accepts_grammar(grammar):
             return
-        for place, schema in rules.schemas.items():
-            if not await self._llama.accepts(schema_grammar(schema)):
+        for path, schema in rules.schemas.items():
+            if not await self._llama.accepts_grammar(build_schema_grammar(schema)):
                 raise InvalidRequest(
-                    "The embedded model cannot be held to this schema: its grammar compiler does not take it.",
-                    param=place,
+                    "The embedded model cannot enforce this schema: its grammar compiler rejects it.",
+                    param=path,
                     code="unsupported_schema",
                 )
-        for place, input_rules in rules.grammars.items():
-            if not await self._llama.accepts(input_grammar(input_rules)):
+        for path, input_rules in rules.grammars.items():
+            if not await self._llama.accepts_grammar(build_input_grammar(input_rules)):
                 raise InvalidRequest(
-                    "The embedded model cannot be held to this grammar: its grammar compiler does not take it.",
-                    param=place,
+                    "The embedded model cannot enforce this grammar: the grammar compiler rejects it.",
+                    param=path,
                     code="unsupported_grammar",
                 )
         raise InvalidRequest(
-            "The embedded model cannot be held to all of this at once: together it is too large a grammar.",
+            "The embedded model cannot enforce all tools and the format together: the combined grammar is too large.",
             param="tools" if rules.may_call else "text.format",
             code="unsupported_schema",
         )
 
-    async def _answer(self, body: dict[str, Any], answer: Answer) -> Deltas:
+    async def _generate(self, body: dict[str, Any], reader: OutputReader) -> Deltas:
         generation = self._llama.generate(body)
         try:
             async for chunks in generation:
                 for chunk in chunks:
                     if chunk.error is not None:
                         raise ModelError(chunk.error.message)
-                if deltas := [delta for chunk in chunks for delta in answer.read(chunk)]:
+                if deltas := [delta for chunk in chunks for delta in reader.read(chunk)]:
                     yield deltas
-                if answer.finished:
+                if reader.finished:
                     return
         finally:
             await generation.aclose()
-        raise ModelError("The model broke off.")
+        raise ModelError("The model stopped before the end of its output.")
 
 
-# Small models fall into loops. Not where a grammar holds them, and JSON repeats itself by nature; and whoever asks for
-# temperature 0 gets the likeliest tokens and nothing else.
-_FREE_TEXT = {"repeat_penalty": 1.05}
-
-
-def _sampling(request: CreateRequest) -> dict[str, Any]:
-    """How to pick each token. A small model's unlikely tokens are noise: `min_p` leaves them out at any temperature."""
+def _make_sampling(request: CreateRequest) -> dict[str, Any]:
+    """Return the sampling parameters. `min_p` excludes unlikely tokens, which are noise in a small model."""
     sampling: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -175,27 +181,30 @@ def _sampling(request: CreateRequest) -> dict[str, Any]:
         "frequency_penalty": request.frequency_penalty or 0.0,
     }
     if request.top_logprobs or "message.output_text.logprobs" in (request.include or ()):
-        # llama.cpp tells the chosen token's own probability only along with those of the top ones.
+        # llama.cpp reports the chosen token's probability only together with the top ones.
         sampling["logprobs"] = max(1, request.top_logprobs or 0)
     return sampling
 
 
 def _derive_seed(response_id: str) -> int:
-    """Chance that can be repeated. It is a byte shorter than llama.cpp's seeds, of which the highest means any."""
+    """Return a seed that depends on the response id, so a repeated attempt gives the same output.
+
+    It has three bytes: llama.cpp takes the highest four-byte seed as random.
+    """
     return int.from_bytes(blake2b(response_id.encode(), digest_size=3).digest())
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> EmbeddedBackend:
-    """What the registry calls."""
-    chosen = read_options(options, Options, name=name)
-    path = Path(chosen.weights) if chosen.weights is not None else None
+    """Create the backend from its configuration. The registry calls this."""
+    parsed = read_options(options, EmbeddedOptions, name=name)
+    path = Path(parsed.weights) if parsed.weights is not None else None
     return EmbeddedBackend(
-        find_weights(chosen.model, path=path, folder=data_dir / "models"),
-        model=chosen.model,
+        find_weights(parsed.model, path=path, folder=data_dir / "models"),
+        model=parsed.model,
         name=name,
-        context=chosen.context,
-        slots=chosen.slots,
-        threads=chosen.threads,
-        batch=chosen.batch,
-        tool_examples=chosen.tool_examples,
+        context=parsed.context,
+        slots=parsed.slots,
+        threads=parsed.threads,
+        batch=parsed.batch,
+        tool_examples=parsed.tool_examples,
     )

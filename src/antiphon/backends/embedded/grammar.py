@@ -1,4 +1,4 @@
-"""What the model may say in a turn, as one grammar in llguidance's dialect of Lark."""
+"""The grammar of a turn's output, in llguidance's dialect of Lark."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.backends.embedded.schema import JsonSchema, fit_schema
+from antiphon.backends.embedded.schema import JsonSchema, translate_schema
 from antiphon.errors import UnsupportedTool
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import (
@@ -18,53 +18,54 @@ from antiphon.protocol.tools import (
     GrammarInput,
 )
 
-# The signs many models were trained on; any model can be shown them.
+# The call format that many models were trained on. Others learn it from the prompt.
 CALL_OPENING = "<tool_call>"
 CALL_NAME = CALL_OPENING + '\n{"name": '
 CALL_ARGUMENTS = ', "arguments": '
-# The input of a custom tool is no JSON: it follows as it is, on lines of its own.
+# The input of a custom tool is not JSON. It follows unquoted, on its own lines.
 CALL_INPUT = "}\n"
 CALL_END = "</tool_call>"
 CALL_CLOSING = "\n" + CALL_END
 
-_MOST_CALLS = 8
+_MAX_CALLS = 8
 _UNESCAPED_SLASH = re.compile(r"((?<!\\)(?:\\\\)*)/")
 _HEADER = "%llguidance {}\n"
 _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Rules(Struct, frozen=True, kw_only=True):
-    """What a request lets the model do. `schemas` are the constraints by the place in the request they come from.
+class OutputRules(Struct, frozen=True, kw_only=True):
+    """The output that a request allows.
 
-    `tools` gives that place for every function by its name. `inputs` are the custom tools; `grammars` has what the
-    input of one must match, in Lark, by its place, and nothing for those that take any text.
+    `tools` and `custom_tools` map the names of callable tools to the param paths of their constraints. `schemas` and
+    `grammars` (in Lark) hold the constraints by param path. A custom tool that accepts any text has no grammar.
+    `answer` is the param path of the answer's schema.
     """
 
     may_answer: bool
-    most_calls: int
+    max_calls: int
     tools: dict[str, str]
-    inputs: dict[str, str]
+    custom_tools: dict[str, str]
     schemas: dict[str, JsonSchema]
     grammars: dict[str, str]
     answer: str | None
 
     @property
     def may_call(self) -> bool:
-        return bool(self.tools or self.inputs)
+        return bool(self.tools or self.custom_tools)
 
     @property
     def open_ended(self) -> set[str]:
-        """The tools whose calls nothing but the end of the answer ends: any sign could be a part of their input."""
-        return {name for name, place in self.inputs.items() if place in self.grammars}
+        """The custom tools with a grammar. Their calls end with the output: the input may contain the end marker."""
+        return {name for name, path in self.custom_tools.items() if path in self.grammars}
 
 
-def read_rules(request: CreateRequest) -> Rules:
-    """The request's tools, tool_choice and text.format. Raises on what cannot be made into a grammar."""
+def read_rules(request: CreateRequest) -> OutputRules:
+    """Read the request's tools, tool_choice and text.format. Raises if a grammar cannot express them."""
     callable_names, may_answer = _read_choice(request)
     schemas: dict[str, JsonSchema] = {}
     grammars: dict[str, str] = {}
     tools: dict[str, str] = {}
-    inputs: dict[str, str] = {}
+    custom_tools: dict[str, str] = {}
     for index, tool in enumerate(request.tools or ()):
         if not isinstance(tool, FunctionTool | CustomTool):
             raise UnsupportedTool(
@@ -73,19 +74,19 @@ def read_rules(request: CreateRequest) -> Rules:
         if tool.name not in callable_names:
             continue
         if isinstance(tool, FunctionTool):
-            place = tools[tool.name] = f"tools[{index}].parameters"
-            schemas[place] = fit_schema(_arguments_of(tool), place)
+            path = tools[tool.name] = f"tools[{index}].parameters"
+            schemas[path] = translate_schema(_get_arguments_schema(tool), path)
         else:
-            place = inputs[tool.name] = f"tools[{index}].format.definition"
+            path = custom_tools[tool.name] = f"tools[{index}].format.definition"
             if isinstance(tool.format, GrammarInput):
-                grammars[place] = _read_grammar(tool.format)
+                grammars[path] = _read_grammar(tool.format)
     answer = _read_format(request, schemas) if may_answer else None
     single = request.parallel_tool_calls is False or isinstance(request.tool_choice, FunctionChoice | CustomChoice)
-    return Rules(
+    return OutputRules(
         may_answer=may_answer,
-        most_calls=(1 if single else _MOST_CALLS) if tools or inputs else 0,
+        max_calls=(1 if single else _MAX_CALLS) if tools or custom_tools else 0,
         tools=tools,
-        inputs=inputs,
+        custom_tools=custom_tools,
         schemas=schemas,
         grammars=grammars,
         answer=answer,
@@ -93,7 +94,7 @@ def read_rules(request: CreateRequest) -> Rules:
 
 
 def _read_choice(request: CreateRequest) -> tuple[set[str], bool]:
-    """The names of the tools that may be called, and whether the model may answer instead."""
+    """Return the names of the callable tools, and True if the model may answer with text instead."""
     names = {tool.name for tool in request.tools or () if isinstance(tool, FunctionTool | CustomTool)}
     choice = request.tool_choice
     if isinstance(choice, FunctionChoice | CustomChoice):
@@ -107,58 +108,58 @@ def _read_choice(request: CreateRequest) -> tuple[set[str], bool]:
     return names, mode != "required"
 
 
-def _read_grammar(asked: GrammarInput) -> str:
-    """A grammar in Lark. A regular expression becomes one of a single rule."""
-    if asked.syntax == "lark":
-        return asked.definition
-    # Between slashes there is neither a slash nor the end of a line; and // would begin a remark.
-    pattern = _UNESCAPED_SLASH.sub(r"\1\/", asked.definition).replace("\n", r"\n")
+def _read_grammar(grammar: GrammarInput) -> str:
+    """Return the grammar in Lark. A regular expression becomes a grammar with one rule."""
+    if grammar.syntax == "lark":
+        return grammar.definition
+    # Lark's /.../ cannot contain a slash or a line break, and // starts a comment.
+    pattern = _UNESCAPED_SLASH.sub(r"\1\/", grammar.definition).replace("\n", r"\n")
     return f"start: /(?:{pattern})/"
 
 
-def _arguments_of(tool: FunctionTool) -> JsonSchema:
+def _get_arguments_schema(tool: FunctionTool) -> JsonSchema:
     schema = tool.parameters or _NO_ARGUMENTS
-    # Where nothing is asked for, saying nothing is right, and better than what a small model would make up.
+    # Without named properties, no arguments are best: a small model would invent some.
     empty = set(schema) <= {"type", "properties", "required"} and not schema.get("properties")
     return _NO_ARGUMENTS if empty else schema
 
 
 def _read_format(request: CreateRequest, schemas: dict[str, JsonSchema]) -> str | None:
-    """Adds the schema of the answer, and gives its place."""
-    asked = request.text.format if request.text is not None else None
-    if isinstance(asked, JsonSchemaFormat):
-        place = "text.format.schema"
-        schemas[place] = fit_schema(asked.schema or {}, place)
-    elif isinstance(asked, JsonObjectFormat):
-        place = "text.format"
-        schemas[place] = fit_schema({"type": "object"}, place)
+    """Add the answer's schema to `schemas` and return its param path; None for free text."""
+    text_format = request.text.format if request.text is not None else None
+    if isinstance(text_format, JsonSchemaFormat):
+        path = "text.format.schema"
+        schemas[path] = translate_schema(text_format.schema or {}, path)
+    elif isinstance(text_format, JsonObjectFormat):
+        path = "text.format"
+        schemas[path] = translate_schema({"type": "object"}, path)
     else:
         return None
-    return place
+    return path
 
 
-def build_grammar(rules: Rules, *, guarded: bool) -> str | None:
-    """The grammar for a turn, or None where the model is free. A `guarded` answer cannot look like a call."""
-    if not rules.may_call and rules.answer is None and not guarded:
+def build_grammar(rules: OutputRules, *, forbid_calls: bool) -> str | None:
+    """Return the grammar of a turn; None if any output is allowed. With `forbid_calls`, an answer cannot be a call."""
+    if not rules.may_call and rules.answer is None and not forbid_calls:
         return None
     lines: list[str] = []
-    ways: list[str] = []
+    alternatives: list[str] = []
     if rules.may_answer:
-        ways.append("answer")
-        lines += _rules_of_answer(rules)
+        alternatives.append("answer")
+        lines += _write_answer_rules(rules)
     if rules.may_call:
-        ways.append("calls")
-        lines += _rules_of_calls(rules)
-    return _HEADER + "\n".join([f"start: ({' | '.join(ways)})", *lines]) + "\n"
+        alternatives.append("calls")
+        lines += _write_call_rules(rules)
+    return _HEADER + "\n".join([f"start: ({' | '.join(alternatives)})", *lines]) + "\n"
 
 
-def schema_grammar(schema: JsonSchema) -> str:
-    """A grammar of one schema alone, to find out which one of several is at fault."""
+def build_schema_grammar(schema: JsonSchema) -> str:
+    """Return a grammar of one schema, to find the one that does not compile."""
     return f"{_HEADER}start: answer\nanswer: %json {json.dumps(schema)}\n"
 
 
-def input_grammar(grammar: str) -> str:
-    """The same of the input of a custom tool."""
+def build_input_grammar(grammar: str) -> str:
+    """Return a grammar of one custom tool's input, to find the one that does not compile."""
     return f"{_HEADER}start: input\ninput: {_nest(grammar)}\n"
 
 
@@ -166,43 +167,45 @@ def _nest(grammar: str) -> str:
     return f"%lark {{\n{grammar}\n}}"
 
 
-def _rules_of_answer(rules: Rules) -> list[str]:
+def _write_answer_rules(rules: OutputRules) -> list[str]:
     if rules.answer is not None:
         return [f"answer: %json {json.dumps(rules.schemas[rules.answer])}"]
     return ["answer: TEXT", rf"TEXT: /(.|\n)+/ & ~/{CALL_OPENING}(.|\n)*/"]
 
 
-def _rules_of_calls(rules: Rules) -> list[str]:
-    open_ended = [name for name in rules.inputs if name in rules.open_ended]
-    closed = [*rules.tools, *(name for name in rules.inputs if name not in open_ended)]
+def _write_call_rules(rules: OutputRules) -> list[str]:
+    open_ended = [name for name in rules.custom_tools if name in rules.open_ended]
+    closed = [*rules.tools, *(name for name in rules.custom_tools if name not in open_ended)]
     lines: list[str] = []
     names = {name: f"call_{index}" for index, name in enumerate([*closed, *open_ended])}
     for name, rule in names.items():
-        lines += _rules_of_function(name, rule, rules) if name in rules.tools else _rules_of_input(name, rule, rules)
-    more = rules.most_calls - 1
-    ways: list[str] = []
+        lines += (
+            _write_function_rules(name, rule, rules) if name in rules.tools else _write_custom_rules(name, rule, rules)
+        )
+    more = rules.max_calls - 1
+    alternatives: list[str] = []
     if closed:
         lines.append(f"closed: {' | '.join(names[name] for name in closed)}")
-        ways.append('closed ("\\n" closed)' + f"{{0,{more}}}" if more else "closed")
+        alternatives.append('closed ("\\n" closed)' + f"{{0,{more}}}" if more else "closed")
     if open_ended:
         lines.append(f"open: {' | '.join(names[name] for name in open_ended)}")
-        ways.append('(closed "\\n")' + f"{{0,{more}}} open" if closed and more else "open")
-    return [f"calls: {' | '.join(ways)}", *lines]
+        alternatives.append('(closed "\\n")' + f"{{0,{more}}} open" if closed and more else "open")
+    return [f"calls: {' | '.join(alternatives)}", *lines]
 
 
-def _rules_of_function(name: str, rule: str, rules: Rules) -> list[str]:
-    opening = json.dumps(CALL_NAME + json.dumps(name) + CALL_ARGUMENTS)
+def _write_function_rules(name: str, rule: str, rules: OutputRules) -> list[str]:
+    start = json.dumps(CALL_NAME + json.dumps(name) + CALL_ARGUMENTS)
     return [
-        f"{rule}: {opening} {rule}_arguments {json.dumps('}' + CALL_CLOSING)}",
+        f"{rule}: {start} {rule}_arguments {json.dumps('}' + CALL_CLOSING)}",
         f"{rule}_arguments: %json {json.dumps(rules.schemas[rules.tools[name]])}",
     ]
 
 
-def _rules_of_input(name: str, rule: str, rules: Rules) -> list[str]:
-    opening = json.dumps(CALL_NAME + json.dumps(name) + CALL_INPUT)
-    grammar = rules.grammars.get(rules.inputs[name])
+def _write_custom_rules(name: str, rule: str, rules: OutputRules) -> list[str]:
+    start = json.dumps(CALL_NAME + json.dumps(name) + CALL_INPUT)
+    grammar = rules.grammars.get(rules.custom_tools[name])
     free = rf"{rule}_input[suffix={json.dumps(CALL_END)}]: /(.|\n)*/"
     return [
-        f"{rule}: {opening} {rule}_input",
+        f"{rule}: {start} {rule}_input",
         free if grammar is None else f"{rule}_input: {_nest(grammar)}",
     ]

@@ -1,4 +1,4 @@
-"""llama.cpp in this process, through xllamacpp: loading, reading prompts, and generating off the event loop."""
+"""llama.cpp in this process, through xllamacpp: loading, tokenizing, and generating outside the event loop."""
 
 import asyncio
 import contextlib
@@ -17,106 +17,108 @@ from msgspec import Struct
 from antiphon.errors import ConfigError, ModelError, Unavailable
 
 
-class Candidate(Struct):
-    """A token the model weighed."""
+class TokenCandidate(Struct):
+    """A token that the model considered."""
 
     token: str
     logprob: float
     bytes: list[int] = []
 
 
-class Token(Candidate):
-    top_logprobs: list[Candidate] = []
+class GeneratedToken(TokenCandidate):
+    top_logprobs: list[TokenCandidate] = []
 
 
-class TokenList(Struct):
-    content: list[Token] = []
+class TokenLogprobs(Struct):
+    content: list[GeneratedToken] = []
 
 
-class Choice(Struct):
+class CompletionChoice(Struct):
     text: str = ""
     finish_reason: str | None = None
-    logprobs: TokenList | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class Timings(Struct):
-    """Tokens so far: read from the cache, read anew, and written."""
+    """The number of tokens so far: prompt tokens from the cache, other prompt tokens, and generated tokens."""
 
     cache_n: int
     prompt_n: int
     predicted_n: int
 
 
-class Fault(Struct):
+class CompletionError(Struct):
     message: str
 
 
-class Chunk(Struct):
-    """What llama.cpp tells after a step: more text, progress in reading the prompt, or what went wrong."""
+class CompletionChunk(Struct):
+    """A report of llama.cpp after a step: more text, progress in the prompt, or an error."""
 
-    choices: list[Choice] = []
+    choices: list[CompletionChoice] = []
     timings: Timings | None = None
-    error: Fault | None = None
+    error: CompletionError | None = None
 
 
-_chunks = msgspec.json.Decoder(Chunk)
+_chunk_decoder = msgspec.json.Decoder(CompletionChunk)
 
-# Whether a grammar was taken shows only in what it does: one that begins with these letters makes the model say them.
-_SIGN = "%%%%"
+# A grammar that does not compile is ignored silently. One that starts with this text makes the model write it, which
+# shows that it compiled.
+_PROBE = "%%%%"
+_MAX_ACCEPTED = 1000
 
 
-class Job:
-    """A generation under way: llama.cpp's thread hands over, the event loop takes."""
+class Generation:
+    """A generation in progress. llama.cpp's thread adds chunks, and the event loop takes them."""
 
     def __init__(self) -> None:
-        self.done = False
-        self._cancelled = False
+        self.is_done = False
+        self._is_cancelled = False
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[bytes] = deque()
-        self._called = False
-        self._bell = asyncio.Event()
+        self._pending: deque[bytes] = deque()
+        self._is_waking = False
+        self._arrived = asyncio.Event()
 
     def receive(self, data: bytes) -> bool:
-        """llama.cpp calls this after each step; True makes it stop."""
-        if not self._cancelled:
-            self._waiting.append(data)
-            self._call()
-        return self._cancelled
+        """Add a chunk. llama.cpp calls this after each step and stops if it returns True."""
+        if not self._is_cancelled:
+            self._pending.append(data)
+            self._wake()
+        return self._is_cancelled
 
     def finish(self, _: "Future[None]") -> None:
-        self.done = True
-        # A loop that is closed by now has nobody left to tell.
+        self.is_done = True
+        # The event loop may be closed already.
         with contextlib.suppress(RuntimeError):
-            self._call()
+            self._wake()
 
     def cancel(self) -> None:
-        self._cancelled = True
+        self._is_cancelled = True
 
     @property
-    def cancelled(self) -> bool:
-        return self._cancelled
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
 
     async def take(self) -> list[bytes]:
-        """All that has come since the last time. Empty only at the end."""
-        while not self._waiting and not self.done:
-            await self._bell.wait()
-            self._bell.clear()
-        # Only what is counted now: the other thread may be adding to it.
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+        """Wait for chunks and return all that have arrived; none only at the end."""
+        while not self._pending and not self.is_done:
+            await self._arrived.wait()
+            self._arrived.clear()
+        # Take only the chunks counted now: the other thread may add more.
+        return [self._pending.popleft() for _ in range(len(self._pending))]
 
-    def _call(self) -> None:
-        # One wake-up of the loop carries everything that has come by the time it runs.
-        if not self._called:
-            self._called = True
-            self._loop.call_soon_threadsafe(self._ring)
+    def _wake(self) -> None:
+        # One wake-up is enough for all chunks that arrive before it runs.
+        if not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon_threadsafe(self._set_arrived)
 
-    def _ring(self) -> None:
-        self._called = False
-        self._bell.set()
+    def _set_arrived(self) -> None:
+        self._is_waking = False
+        self._arrived.set()
 
 
 class Llama:
-    """One model, loaded once, that reads and writes for `slots` turns at a time; the others wait in line."""
+    """One loaded model, which runs `slots` turns at a time. Other turns wait in a queue."""
 
     def __init__(self, path: Path, *, window: int, slots: int, threads: int, batch: int) -> None:
         self._path = path
@@ -127,7 +129,7 @@ class Llama:
         self._key = secrets.token_hex(32)
         self._server: Any = None
         self._pool: ThreadPoolExecutor | None = None
-        self._jobs: set[Job] = set()
+        self._generations: set[Generation] = set()
         self._accepted: set[str] = set()
 
     async def load(self) -> None:
@@ -144,36 +146,36 @@ class Llama:
         if not xllamacpp.json_schema_to_grammar({}).startswith("%llguidance"):
             raise ConfigError("This build of xllamacpp lacks llguidance, which the embedded model's JSON output needs.")
         try:
-            server = xllamacpp.Server(self._parameters(xllamacpp.CommonParams()))
-            # One that is dropped before its port has answered can hang in its destructor.
+            server = xllamacpp.Server(self._set_parameters(xllamacpp.CommonParams()))
+            # A server that is dropped before its port has answered can hang in its destructor.
             with urlopen(f"{server.listening_address}/health", timeout=30):
                 return server
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"The weights at {self._path} cannot be loaded: {error}") from error
 
-    def _parameters(self, params: Any) -> Any:
+    def _set_parameters(self, params: Any) -> Any:
         params.model.path = str(self._path)
         # llama.cpp divides the context among the slots.
         params.n_ctx = self._window * self._slots
         params.n_parallel = self._slots
-        # It looks up from its work, to see that a turn was cancelled, once a batch.
+        # llama.cpp checks for a cancelled turn once per batch.
         params.n_batch = params.n_ubatch = self._batch
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._threads
-        # It always listens on a loopback port; nobody but us has the key.
+        # It always listens on a loopback port, so a random key protects it.
         params.api_keys = [self._key]
         params.port = 0
         params.ui = False
         params.endpoint_slots = False
-        # A last message by the assistant is a finished turn, not a beginning to go on from.
+        # A last message by the assistant is a finished turn, not the beginning of the answer.
         params.prefill_assistant = False
-        # Keeping evicted prompts would take gigabytes; each slot still remembers its last one.
+        # A cache of evicted prompts would take gigabytes. Each slot still caches its last prompt.
         params.cache_ram_mib = 0
         params.verbosity = -1
         return params
 
     async def close(self) -> None:
-        for job in self._jobs:
-            job.cancel()
+        for generation in self._generations:
+            generation.cancel()
         await asyncio.to_thread(self._release)
 
     def _release(self) -> None:
@@ -181,18 +183,18 @@ class Llama:
             self._pool.shutdown(cancel_futures=True)
         self._pool = self._server = None
 
-    async def read(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The tokens of a conversation, laid out by the model's own template and ready for the answer."""
+    async def tokenize(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the tokens of the messages in the model's chat template, up to the start of the answer."""
         if self._server is None:
             raise Unavailable("The embedded model is not loaded.")
-        return await asyncio.to_thread(self._read, self._server.listening_address, messages)
+        return await asyncio.to_thread(self._tokenize, self._server.listening_address, messages)
 
-    def _read(self, address: str, messages: Sequence[dict[str, str]]) -> list[int]:
+    def _tokenize(self, address: str, messages: Sequence[dict[str, str]]) -> list[int]:
         connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
         with contextlib.closing(connection):
             prompt = self._post(connection, "/apply-template", {"messages": messages})["prompt"]
-            asked = {"content": prompt, "add_special": True, "parse_special": True}
-            tokens: list[int] = self._post(connection, "/tokenize", asked)["tokens"]
+            body = {"content": prompt, "add_special": True, "parse_special": True}
+            tokens: list[int] = self._post(connection, "/tokenize", body)["tokens"]
         return tokens
 
     def _post(self, connection: http.client.HTTPConnection, path: str, body: Any) -> Any:
@@ -203,42 +205,42 @@ class Llama:
             raise ModelError(f"The model's chat template failed: {reply['error']['message']}")
         return reply
 
-    async def accepts(self, grammar: str) -> bool:
-        """Whether the grammar really constrains the model: one that cannot be compiled is ignored without a word."""
+    async def accepts_grammar(self, grammar: str) -> bool:
+        """Return True if the grammar compiles, found out by generating with it."""
         if grammar in self._accepted:
             return True
-        signed = grammar.replace("start: ", f'start: "{_SIGN}" ', 1)
-        said = ""
-        async for chunks in self.generate({"prompt": "Hello", "max_tokens": 1, "temperature": 0, "grammar": signed}):
-            said += "".join(choice.text for chunk in chunks for choice in chunk.choices)
-        if not said or not _SIGN.startswith(said):
+        probe = grammar.replace("start: ", f'start: "{_PROBE}" ', 1)
+        text = ""
+        async for chunks in self.generate({"prompt": "Hello", "max_tokens": 1, "temperature": 0, "grammar": probe}):
+            text += "".join(choice.text for chunk in chunks for choice in chunk.choices)
+        if not text or not _PROBE.startswith(text):
             return False
-        if len(self._accepted) >= 1000:
+        if len(self._accepted) >= _MAX_ACCEPTED:
             self._accepted.clear()
         self._accepted.add(grammar)
         return True
 
-    async def generate(self, body: dict[str, Any]) -> AsyncGenerator[list[Chunk], None]:
-        """Batches of what the model says. Closing the generator stops the model, or leaves the line."""
+    async def generate(self, body: dict[str, Any]) -> AsyncGenerator[list[CompletionChunk], None]:
+        """Yield batches of output. Closing the generator stops the model, or removes the turn from the queue."""
         if self._pool is None:
             raise Unavailable("The embedded model is not loaded.")
-        # Progress is told so that there is a moment to stop while a long prompt is read.
-        told = {"stream": True, "return_progress": True, "timings_per_token": True}
-        job = Job()
-        self._jobs.add(job)
-        work = self._pool.submit(self._work, msgspec.json.encode(body | told), job)
-        work.add_done_callback(job.finish)
+        # Progress reports allow the turn to be cancelled while a long prompt is read.
+        streaming = {"stream": True, "return_progress": True, "timings_per_token": True}
+        generation = Generation()
+        self._generations.add(generation)
+        future = self._pool.submit(self._run, msgspec.json.encode(body | streaming), generation)
+        future.add_done_callback(generation.finish)
         try:
-            while chunks := [_chunks.decode(data) for data in await job.take()]:
+            while chunks := [_chunk_decoder.decode(data) for data in await generation.take()]:
                 yield chunks
-            if work.cancelled() or job.cancelled:
+            if future.cancelled() or generation.is_cancelled:
                 raise Unavailable("The embedded model is shutting down.")
-            work.result()
+            future.result()
         finally:
-            job.cancel()
-            work.cancel()
-            self._jobs.discard(job)
+            generation.cancel()
+            future.cancel()
+            self._generations.discard(generation)
 
-    def _work(self, body: bytes, job: Job) -> None:
-        if not job.cancelled:
-            self._server.handle_completions(body, job.receive)
+    def _run(self, body: bytes, generation: Generation) -> None:
+        if not generation.is_cancelled:
+            self._server.handle_completions(body, generation.receive)

@@ -1,4 +1,4 @@
-"""What the model says, as deltas: text, or calls in the form the grammar gives them."""
+"""Translate the model's output into deltas: text, or calls in the form that the grammar defines."""
 
 import json
 import re
@@ -6,176 +6,181 @@ from collections.abc import Collection
 from typing import Protocol
 
 from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_END, CALL_INPUT, CALL_NAME
-from antiphon.backends.embedded.model import Chunk, Timings, Token
+from antiphon.backends.embedded.model import CompletionChunk, GeneratedToken, Timings
 from antiphon.errors import ModelError
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
 from antiphon.stream.deltas import CustomToolCall, Delta, Finish, Text, TokenUsage, ToolCall
 
+_CALL_START = re.compile(
+    rf'{re.escape(CALL_NAME)}("(?:[^"\\]|\\.)*")({re.escape(CALL_ARGUMENTS)}|{re.escape(CALL_INPUT)})'
+)
 
-class Answer:
-    """Reads an answer as it comes. `finished` once its last delta is out."""
+
+class OutputReader:
+    """Reads the output of one turn. `finished` is True after the last delta.
+
+    `tools` are the tools that may be called. A call of an `open_ended` tool ends only with the output.
+    """
 
     def __init__(self, *, tools: Collection[str], open_ended: Collection[str] = ()) -> None:
-        """`tools` are those that may be called; the calls of the `open_ended` ones end with the answer alone."""
         self.finished = False
         self._tools = tools
         self._open_ended = open_ended
-        self._calls: Calls | None = None
-        self._opening = bool(tools)
-        self._held = ""
+        self._calls: CallReader | None = None
+        # The output so far may be the beginning of a call.
+        self._may_be_call = bool(tools)
+        self._pending = ""
         self._logprobs: tuple[LogProb, ...] = ()
         self._timings: Timings | None = None
 
-    def read(self, chunk: Chunk) -> list[Delta]:
+    def read(self, chunk: CompletionChunk) -> list[Delta]:
         if chunk.timings is not None:
             self._timings = chunk.timings
         deltas: list[Delta] = []
         for choice in chunk.choices:
             if choice.text:
                 deltas += self._read_text(choice.text, choice.logprobs.content if choice.logprobs else [])
-            if self._calls is not None and self._calls.repeating:
-                return [*deltas, *self._end("stop")]
+            if self._calls is not None and self._calls.is_repeating:
+                return [*deltas, *self._finish("stop")]
             if choice.finish_reason is not None:
-                deltas += self._end(choice.finish_reason)
+                deltas += self._finish(choice.finish_reason)
         return deltas
 
-    def _read_text(self, text: str, tokens: list[Token]) -> list[Delta]:
+    def _read_text(self, text: str, tokens: list[GeneratedToken]) -> list[Delta]:
         if self._calls is not None:
             return self._calls.read(text)
-        self._held += text
-        self._logprobs += tuple(map(_translate, tokens))
-        if self._opening:
-            # Which of the two it is shows as soon as the text leaves, or completes, the beginning of a call.
-            if self._held.startswith(CALL_NAME):
-                self._calls = Calls(self._tools, self._open_ended)
-                return self._calls.read(self._held)
-            if CALL_NAME.startswith(self._held):
+        self._pending += text
+        self._logprobs += tuple(map(_translate_token, tokens))
+        if self._may_be_call:
+            if self._pending.startswith(CALL_NAME):
+                self._calls = CallReader(self._tools, self._open_ended)
+                return self._calls.read(self._pending)
+            if CALL_NAME.startswith(self._pending):
                 return []
-        self._opening = False
-        return self._release()
+        self._may_be_call = False
+        return self._release_text()
 
-    def _release(self) -> list[Delta]:
-        held, self._held = self._held, ""
+    def _release_text(self) -> list[Delta]:
+        text, self._pending = self._pending, ""
         logprobs, self._logprobs = self._logprobs, ()
-        return [Text(held, logprobs)] if held else []
+        return [Text(text, logprobs)] if text else []
 
-    def _end(self, reason: str) -> list[Delta]:
+    def _finish(self, reason: str) -> list[Delta]:
         self.finished = True
         deltas = self._calls.end() if self._calls is not None else []
-        # A call that was cut off before its name is known is no text either.
-        if self._calls is None and not (self._opening and reason == "length"):
-            deltas = self._release()
+        # A call that was cut off before its name is dropped, not emitted as text.
+        if self._calls is None and not (self._may_be_call and reason == "length"):
+            deltas = self._release_text()
         if self._timings is not None:
-            deltas.append(TokenUsage(_count(self._timings)))
+            deltas.append(TokenUsage(_sum_usage(self._timings)))
         deltas.append(Finish("length" if reason == "length" else "stop"))
         return deltas
 
 
-class Calls:
-    """Splits calls out of the text. The first one goes out as it grows, later ones whole.
+class CallReader:
+    """Splits the output into calls. The first call is emitted while it grows, later ones whole.
 
-    A small model often ends in a loop of the same call. So a call that was made before in this answer is not made
-    again, and `repeating` tells that nothing new will come.
+    Small models often repeat the same call without end. A call that is equal to an earlier one is dropped, and
+    `is_repeating` is set: the rest of the output is not needed.
     """
 
     def __init__(self, tools: Collection[str], open_ended: Collection[str]) -> None:
-        self.repeating = False
+        self.is_repeating = False
         self._tools = tools
         self._open_ended = open_ended
         self._buffer = ""
-        self._made: list[tuple[str, str]] = []
-        self._call: Call | None = None
+        self._finished_calls: list[tuple[str, str]] = []
+        self._call: GrowingCall | None = None
 
     def read(self, text: str) -> list[Delta]:
         self._buffer += text
         deltas: list[Delta] = []
-        while not self.repeating and (call := self._call or self._open_call()):
-            more, self._buffer, closed = call.scanner.scan(self._buffer)
-            call.said += more
-            if not closed:
-                return deltas if self._made else [*deltas, *call.tell(0)]
+        while not self.is_repeating and (call := self._call or self._open_call()):
+            more, self._buffer, is_closed = call.scanner.scan(self._buffer)
+            call.text += more
+            if not is_closed:
+                return deltas if self._finished_calls else [*deltas, *call.emit(0)]
             deltas += self._close_call(call)
         return deltas
 
     def end(self) -> list[Delta]:
-        """What is left of a call that was cut off, or that ends here."""
-        if self._call is None or self.repeating:
+        """Return the rest of a call that was cut off, or that ends with the output."""
+        if self._call is None or self.is_repeating:
             return []
-        self._call.said += self._buffer
-        return self._call.tell(len(self._made), last=True)
+        self._call.text += self._buffer
+        return self._call.emit(len(self._finished_calls), is_last=True)
 
-    def _open_call(self) -> "Call | None":
-        # The grammar lets nothing else come here but the end of one call and the beginning of the next.
-        found = _HEAD.search(self._buffer)
+    def _open_call(self) -> "GrowingCall | None":
+        # The grammar allows only the end of one call and the start of the next here.
+        found = _CALL_START.search(self._buffer)
         if found is None:
             return None
         self._buffer = self._buffer[found.end() :]
         name = json.loads(found[1])
-        if name not in self._tools:  # a grammar that becomes too much in the middle no longer holds the model
-            raise ModelError(f"The model called '{name}', which it was not offered.")
+        if name not in self._tools:  # llguidance stops enforcing a grammar that exceeds its limits
+            raise ModelError(f"The model called '{name}', which is not an available tool.")
         if found[2] == CALL_ARGUMENTS:
-            self._call = Call(name, Arguments(), custom=False)
+            self._call = GrowingCall(name, ArgumentsScanner(), is_custom=False)
         else:
-            self._call = Call(name, OpenInput() if name in self._open_ended else Input(), custom=True)
+            scanner = OpenEndedScanner() if name in self._open_ended else InputScanner()
+            self._call = GrowingCall(name, scanner, is_custom=True)
         return self._call
 
-    def _close_call(self, call: "Call") -> list[Delta]:
-        made = (call.name, call.said)
-        self.repeating = made in self._made
-        deltas = [] if self.repeating else call.tell(len(self._made), last=True)
-        self._made.append(made)
+    def _close_call(self, call: "GrowingCall") -> list[Delta]:
+        finished = (call.name, call.text)
+        self.is_repeating = finished in self._finished_calls
+        deltas = [] if self.is_repeating else call.emit(len(self._finished_calls), is_last=True)
+        self._finished_calls.append(finished)
         self._call = None
         return deltas
 
 
-_HEAD = re.compile(rf'{re.escape(CALL_NAME)}("(?:[^"\\]|\\.)*")({re.escape(CALL_ARGUMENTS)}|{re.escape(CALL_INPUT)})')
+class GrowingCall:
+    """A call in progress. `text` is its arguments or input so far."""
 
-
-class Call:
-    """A call as it comes: what was said of its arguments or input, and how much of that was told."""
-
-    def __init__(self, name: str, scanner: "Scanner", *, custom: bool) -> None:
+    def __init__(self, name: str, scanner: "CallScanner", *, is_custom: bool) -> None:
         self.name = name
         self.scanner = scanner
-        self.said = ""
-        self._custom = custom
-        self._told: int | None = None
+        self.text = ""
+        self._is_custom = is_custom
+        self._emitted: int | None = None
 
-    def tell(self, key: int, *, last: bool = False) -> list[Delta]:
-        more = self.said[self._told or 0 :]
-        # Arguments are never empty once they are whole, but an input may be.
-        if not more and not (last and self._custom and self._told is None):
+    def emit(self, key: int, *, is_last: bool = False) -> list[Delta]:
+        """Return a delta with the text since the last one."""
+        more = self.text[self._emitted or 0 :]
+        # Complete arguments are never empty, but a custom tool's input can be.
+        if not more and not (is_last and self._is_custom and self._emitted is None):
             return []
-        name = self.name if self._told is None else ""
-        self._told = len(self.said)
-        return [CustomToolCall(key, more, name) if self._custom else ToolCall(key, more, name)]
+        name = self.name if self._emitted is None else ""
+        self._emitted = len(self.text)
+        return [CustomToolCall(key, more, name) if self._is_custom else ToolCall(key, more, name)]
 
 
-class Scanner(Protocol):
-    """Finds where a call ends."""
+class CallScanner(Protocol):
+    """Finds the end of a call."""
 
     def scan(self, text: str) -> tuple[str, str, bool]:
-        """What of the text belongs to the call, what is to be looked at again, and whether the end was found."""
+        """Return the text that belongs to the call, the text to scan again, and True if the end was found."""
 
 
-class Arguments:
-    """They end at a brace that none of their own has opened."""
+class ArgumentsScanner:
+    """JSON arguments, which end at an unmatched closing bracket."""
 
     def __init__(self) -> None:
         self._depth = 0
-        self._quoted = False
-        self._escaped = False
+        self._is_quoted = False
+        self._is_escaped = False
 
     def scan(self, text: str) -> tuple[str, str, bool]:
         for position, character in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._escaped = character == "\\"
-                self._quoted = character != '"'
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_quoted:
+                self._is_escaped = character == "\\"
+                self._is_quoted = character != '"'
             elif character == '"':
-                self._quoted = True
+                self._is_quoted = True
             elif character in "{[":
                 self._depth += 1
             elif character in "}]":
@@ -185,36 +190,37 @@ class Arguments:
         return text, "", False
 
 
-class Input:
-    """It ends at the sign that ends a call, or at the end of the line before it. What may become that waits."""
+class InputScanner:
+    """A custom tool's input, which ends at the end marker and the line break before it."""
 
     def scan(self, text: str) -> tuple[str, str, bool]:
-        said, found, rest = text.partition(CALL_END)
-        if found:
-            return said.removesuffix("\n"), rest, True
+        before, marker, rest = text.partition(CALL_END)
+        if marker:
+            return before.removesuffix("\n"), rest, True
         for length in range(min(len(CALL_END), len(text)), 0, -1):
+            # The end of the text may be the beginning of the marker.
             if CALL_CLOSING.startswith(text[-length:]) or CALL_END.startswith(text[-length:]):
                 return text[:-length], text[-length:], False
         return text, "", False
 
 
-class OpenInput:
-    """It ends with the answer."""
+class OpenEndedScanner:
+    """A custom tool's input with a grammar, which ends with the output."""
 
     def scan(self, text: str) -> tuple[str, str, bool]:
         return text, "", False
 
 
-def _translate(token: Token) -> LogProb:
+def _translate_token(token: GeneratedToken) -> LogProb:
     top = [TopLogProb(each.token, each.logprob, each.bytes) for each in token.top_logprobs]
     return LogProb(token.token, token.logprob, token.bytes, top)
 
 
-def _count(timings: Timings) -> Usage:
-    read = timings.cache_n + timings.prompt_n
+def _sum_usage(timings: Timings) -> Usage:
+    input_tokens = timings.cache_n + timings.prompt_n
     return Usage(
-        input_tokens=read,
+        input_tokens=input_tokens,
         output_tokens=timings.predicted_n,
-        total_tokens=read + timings.predicted_n,
+        total_tokens=input_tokens + timings.predicted_n,
         input_tokens_details=InputTokensDetails(cached_tokens=timings.cache_n),
     )

