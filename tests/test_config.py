@@ -1,3 +1,5 @@
+"""Settings from files, environment variables and the command line."""
+
 import re
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,15 @@ def write(text: str) -> Path:
     return path
 
 
-def refuse(path: Path | None = None, env: dict[str, str] | None = None, overrides: dict[str, Any] | None = None) -> str:
-    with pytest.raises(ConfigError) as caught:
+def load_error(
+    path: Path | None = None, env: dict[str, str] | None = None, overrides: dict[str, Any] | None = None
+) -> str:
+    with pytest.raises(ConfigError) as raised:
         load(path, HOME | (env or {}), overrides or {})
-    return caught.value.message
+    return raised.value.message
 
 
-def test_without_anything_the_defaults_stand() -> None:
+def test_defaults_apply_without_configuration() -> None:
     assert load(None, HOME, {}) == Settings(
         host="127.0.0.1",
         port=8484,
@@ -43,7 +47,7 @@ def test_without_anything_the_defaults_stand() -> None:
     )
 
 
-def test_a_file_sets_everything() -> None:
+def test_file_sets_all_settings() -> None:
     path = write(
         """
         host = "::1"
@@ -88,7 +92,7 @@ def test_a_file_sets_everything() -> None:
     )
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file() -> None:
+def test_command_line_overrides_environment_and_file() -> None:
     path = write('host = "file"\nport = 1\nstore = "memory:"\nlog_level = "debug"')
     settings = load(
         path,
@@ -98,32 +102,32 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file() -> 
     assert (settings.host, settings.port, settings.store, settings.log_level) == ("flag", 2, "memory:", "debug")
 
 
-def test_the_file_in_the_working_directory_is_read_unasked() -> None:
+def test_file_in_the_working_directory_is_the_default() -> None:
     Path("antiphon.toml").write_text("port = 7")
     assert load(None, HOME, {}).port == 7
 
 
-def test_a_given_file_takes_the_place_of_the_one_in_the_working_directory() -> None:
+def test_given_file_replaces_the_default_file() -> None:
     Path("antiphon.toml").write_text("port = 7")
     assert load(write("host = 'other'"), HOME, {}).port == 8484
 
 
-def test_the_data_directory_follows_xdg_and_the_store_follows_the_data_directory() -> None:
+def test_data_dir_follows_xdg_and_store_follows_data_dir() -> None:
     settings = load(None, HOME | {"XDG_DATA_HOME": "/data"}, {})
     assert (settings.data_dir, settings.store) == (Path("/data/antiphon"), "sqlite:////data/antiphon/antiphon.db")
 
 
-def test_a_relative_xdg_directory_is_left_aside_as_xdg_says() -> None:
+def test_relative_xdg_directory_is_ignored() -> None:
     assert load(None, HOME | {"XDG_DATA_HOME": "data"}, {}).data_dir == Path("/home/ada/.local/share/antiphon")
 
 
 @pytest.mark.parametrize("given", ["here", Path("here")])
-def test_a_relative_data_directory_becomes_absolute(given: str | Path) -> None:
+def test_relative_data_dir_becomes_absolute(given: str | Path) -> None:
     settings = load(None, HOME, {"data_dir": given})
     assert (settings.data_dir, settings.store) == (Path.cwd() / "here", f"sqlite:///{Path.cwd()}/here/antiphon.db")
 
 
-def test_variables_are_read_as_the_types_of_their_settings() -> None:
+def test_variables_are_converted_to_the_types_of_settings() -> None:
     env = {
         "ANTIPHON_DATA_DIR": "~/d",
         "ANTIPHON_MAX_BODY_BYTES": "100",
@@ -143,11 +147,11 @@ def test_variables_are_read_as_the_types_of_their_settings() -> None:
     assert settings.api_keys == (ApiKey("sk-one", "default"), ApiKey("sk:two", "b"))
 
 
-def test_an_empty_variable_is_an_unset_one() -> None:
+def test_empty_variable_is_ignored() -> None:
     assert load(None, HOME | {"ANTIPHON_PORT": ""}, {}).port == 8484
 
 
-def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
+def test_variable_named_in_the_file_may_start_with_the_prefix() -> None:
     path = write('[[api_keys]]\nkey_env = "ANTIPHON_CLIENT_KEY"')
     assert load(path, HOME | {"ANTIPHON_CLIENT_KEY": "k"}, {}).api_keys == (ApiKey("k"),)
 
@@ -165,11 +169,11 @@ def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
         ("background_concurrency = 0", "settings.toml: background_concurrency: Expected `int` >= 1."),
         (
             "background_concurrency = 1\nbackground_concurrency_per_project = 2",
-            "background_concurrency_per_project cannot be more than background_concurrency.",
+            "background_concurrency_per_project must not exceed background_concurrency.",
         ),
         (
             "background_concurrency = 1\n[dbos]\nconcurrency_per_project = 2",
-            "background_concurrency_per_project cannot be more than background_concurrency.",
+            "background_concurrency_per_project must not exceed background_concurrency.",
         ),
         ("dbos = true", "settings.toml: dbos: Expected `object`, got `bool`."),
         ("dbos = 1", "settings.toml: dbos: Expected `object`, got `int`."),
@@ -177,80 +181,83 @@ def test_a_variable_that_the_file_points_to_may_have_any_name() -> None:
         ("[dbos]\nconcurrency = 0", "settings.toml: dbos: Expected `int` >= 1 - at `$.concurrency`."),
         (
             "[dbos]\nconcurrency = 1\nconcurrency_per_project = 2",
-            "settings.toml: dbos: concurrency_per_project cannot be more than concurrency.",
+            "settings.toml: dbos: concurrency_per_project must not exceed concurrency.",
         ),
         (
             "stateless_id_prefix = 'a b'",
             "settings.toml: stateless_id_prefix: Expected `str` matching regex '^[A-Za-z0-9-]{0,32}$'.",
         ),
         ("max_body_bytes = 0", "settings.toml: max_body_bytes: Expected `int` >= 1."),
-        ('log_level = "loud"', "settings.toml: log_level: Invalid enum value 'loud'."),
+        ('log_level = "loud"', "settings.toml: log_level: 'loud' is not one of debug, info, warning, error."),
         ("data_dir = 3", "settings.toml: data_dir: Expected `str`, got `int`."),
         ("prot = 1", "settings.toml: unknown setting 'prot'. Did you mean port?"),
         ("api_keys = 1", "settings.toml: api_keys: Expected `array`, got `int`."),
         ("[[api_keys]]\nkye = 'x'", "settings.toml: api_keys[0]: unknown setting 'kye'. Did you mean key?"),
-        ("[[api_keys]]\nproject = 'x'", "settings.toml: api_keys[0]: give either key or key_env."),
-        ("[[api_keys]]\nkey = 'x'\nkey_env = 'X'", "settings.toml: api_keys[0]: give either key or key_env."),
+        ("[[api_keys]]\nproject = 'x'", "settings.toml: api_keys[0]: set either key or key_env."),
+        ("[[api_keys]]\nkey = 'x'\nkey_env = 'X'", "settings.toml: api_keys[0]: set either key or key_env."),
         (
             "[[api_keys]]\nkey_env = 'NOWHERE'",
             "settings.toml: api_keys[0].key_env: the environment variable NOWHERE is not set.",
         ),
         (
             "[[api_keys]]\nkey = ''",
-            "settings.toml: api_keys[0]: a key is a line of text, not empty, without spaces around it.",
+            "settings.toml: api_keys[0]: a key must be a non-empty line of text without spaces around it.",
         ),
         (
             "[[api_keys]]\nkey = 'a'\n[[api_keys]]\nkey = 'a'\nproject = 'b'",
-            "settings.toml: api_keys[1]: the same key is there twice.",
+            "settings.toml: api_keys[1]: duplicate key.",
         ),
-        ("[backends]", "settings.toml: backends: there must be a backend."),
+        ("[backends]", "settings.toml: backends: at least one backend is required."),
         (
             "[backends.a]\nthreads = 1",
             'settings.toml: backends.a: a backend needs a kind, as in kind = "embedded".',
         ),
         (
             "[backends.a]\nkind = 'x'\nkey = '1'\nkey_env = 'Y'",
-            "settings.toml: backends.a: give either key or key_env.",
+            "settings.toml: backends.a: set either key or key_env.",
         ),
     ],
 )
-def test_a_wrong_setting_is_named_with_the_file_it_is_in(toml: str, message: str) -> None:
-    assert refuse(write(toml)) == message
+def test_invalid_setting_is_named_with_its_file(toml: str, message: str) -> None:
+    assert load_error(write(toml)) == message
 
 
-def test_a_wrong_variable_is_named() -> None:
-    assert refuse(env={"ANTIPHON_PORT": "http"}) == "ANTIPHON_PORT: Expected `int`, got `str`."
+def test_invalid_variable_is_named() -> None:
+    assert load_error(env={"ANTIPHON_PORT": "http"}) == "ANTIPHON_PORT: Expected `int`, got `str`."
 
 
-def test_an_unknown_variable_is_refused_with_the_likely_one() -> None:
+def test_unknown_variable_suggests_a_similar_name() -> None:
     assert (
-        refuse(env={"ANTIPHON_PROT": "1"}) == "Unknown environment variable ANTIPHON_PROT. Did you mean ANTIPHON_PORT?"
+        load_error(env={"ANTIPHON_PROT": "1"})
+        == "Unknown environment variable ANTIPHON_PROT. Did you mean ANTIPHON_PORT?"
     )
 
 
-def test_a_setting_with_no_likely_name_is_refused_with_all_there_are() -> None:
-    message = refuse(write("zzz = 1"))
-    assert message.startswith("settings.toml: unknown setting 'zzz'. There are agent_model, ")
+def test_unknown_setting_lists_all_settings() -> None:
+    message = load_error(write("zzz = 1"))
+    assert message.startswith("settings.toml: unknown setting 'zzz'. Allowed: agent_model, ")
 
 
-def test_a_wrong_flag_is_named() -> None:
-    assert refuse(overrides={"max_body_bytes": -1}) == "--max-body-bytes: Expected `int` >= 1."
+def test_invalid_option_is_named() -> None:
+    assert load_error(overrides={"max_body_bytes": -1}) == "--max-body-bytes: Expected `int` >= 1."
 
 
 @pytest.mark.parametrize("keys", ["a,,b", "", ":b"])
-def test_an_empty_key_in_the_variable_is_refused(keys: str) -> None:
-    assert refuse(env={"ANTIPHON_API_KEYS": keys}) == "ANTIPHON_API_KEYS: a key is empty; write key1,key2:project."
+def test_empty_key_in_the_variable_is_rejected(keys: str) -> None:
+    assert (
+        load_error(env={"ANTIPHON_API_KEYS": keys}) == "ANTIPHON_API_KEYS: empty key; the format is key1,key2:project."
+    )
 
 
-def test_a_missing_file_is_named() -> None:
-    assert refuse(Path("nowhere.toml")) == "Cannot read nowhere.toml: No such file or directory."
+def test_missing_configuration_file_is_named() -> None:
+    assert load_error(Path("nowhere.toml")) == "Cannot read nowhere.toml: No such file or directory."
 
 
-def test_a_file_that_is_not_toml_is_named_with_the_line() -> None:
-    assert re.fullmatch(r"settings\.toml is not valid TOML: .*line 2.*", refuse(write("port = 1\nhost = \n")))
+def test_invalid_toml_is_named_with_its_line() -> None:
+    assert re.fullmatch(r"settings\.toml is not valid TOML: .*line 2.*", load_error(write("port = 1\nhost = \n")))
 
 
-def test_secrets_do_not_show() -> None:
+def test_repr_shows_no_secrets() -> None:
     path = write(
         """
         store = "postgresql://user:hunter2@db/antiphon?password=hunter3"
@@ -276,9 +283,9 @@ def test_secrets_do_not_show() -> None:
     )
 
 
-def test_a_secret_put_where_a_variable_name_belongs_is_not_repeated() -> None:
-    assert refuse(write("[[api_keys]]\nkey_env = 'sk-secret'")) == (
-        "settings.toml: api_keys[0].key_env: the environment variable it names is not set."
+def test_secret_in_place_of_a_variable_name_is_not_shown() -> None:
+    assert load_error(write("[[api_keys]]\nkey_env = 'sk-secret'")) == (
+        "settings.toml: api_keys[0].key_env: the environment variable is not set."
     )
 
 
@@ -291,7 +298,7 @@ def test_a_secret_put_where_a_variable_name_belongs_is_not_repeated() -> None:
         ("postgresql://[broken", "***"),
     ],
 )
-def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+def test_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert hide_password(url) == shown
 
 
@@ -329,13 +336,13 @@ def test_dbos_database_of_version_0_1_0_has_no_effect_and_is_not_shown() -> None
     assert "hunter2" not in repr(settings)
 
 
-def test_new_limit_names_win_over_the_dbos_table() -> None:
+def test_new_limits_override_the_dbos_table() -> None:
     path = write("[dbos]\nconcurrency = 8\nstarts_per_minute = 60")
     settings = load(path, HOME | {"ANTIPHON_BACKGROUND_CONCURRENCY": "4"}, {})
     assert (settings.background_concurrency, settings.background_starts_per_minute) == (4, 60)
 
 
-def test_models_are_names_for_one_target_or_for_several_in_turn() -> None:
+def test_model_names_have_one_or_several_targets() -> None:
     path = write(
         """
         [models]
@@ -347,14 +354,14 @@ def test_models_are_names_for_one_target_or_for_several_in_turn() -> None:
 
 
 @pytest.mark.parametrize("targets", ['""', "[]", '["local", ""]'])
-def test_a_model_without_a_target_is_refused_by_its_name(targets: str) -> None:
-    with pytest.raises(ConfigError, match=r"models\.fast: name a backend"):
+def test_model_without_a_target_is_rejected_by_name(targets: str) -> None:
+    with pytest.raises(ConfigError, match=r"models\.fast: a target is a backend or backend/model"):
         load(write(f"[models]\nfast = {targets}"), HOME, {})
 
 
-def test_agent_tools_in_a_variable_are_divided_by_commas() -> None:
+def test_agent_tools_in_a_variable_are_separated_by_commas() -> None:
     assert load(None, HOME | {"ANTIPHON_AGENT_TOOLS": "one, two:f"}, {}).agent_tools == ("one", "two:f")
 
 
-def test_seal_keys_in_a_variable_are_divided_by_commas() -> None:
+def test_seal_keys_in_a_variable_are_separated_by_commas() -> None:
     assert load(None, HOME | {"ANTIPHON_SEAL_KEYS": "b25l, dHdv"}, {}).seal_keys == ("b25l", "dHdv")

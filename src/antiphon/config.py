@@ -1,4 +1,7 @@
-"""The settings: from antiphon.toml, ANTIPHON_* variables and the command line. Nothing else reads the environment."""
+"""The settings: from antiphon.toml, ANTIPHON_* variables and the command line.
+
+No other module reads the environment.
+"""
 
 import difflib
 import math
@@ -6,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,7 +26,7 @@ UnsupportedTools = Literal["default", "drop", "refuse"]
 
 
 class ApiKey(Struct, frozen=True):
-    """A key that clients may present, and the project whose responses it opens."""
+    """An API key of clients, and the project that it gives access to."""
 
     key: str
     project: str = DEFAULT_PROJECT
@@ -33,7 +36,7 @@ class ApiKey(Struct, frozen=True):
 
 
 class BackendSettings(Struct, frozen=True):
-    """Which kind of backend to make, and what to tell it. Options may hold secrets, so only their names are shown."""
+    """The kind of a backend and its options. Options may be secrets, so `repr` shows only their names."""
 
     kind: str
     options: dict[str, Any] = {}
@@ -43,7 +46,7 @@ class BackendSettings(Struct, frozen=True):
 
 
 class _DbosTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[dbos]` of version 0.1.0. The limits are settings of their own now; the rest has no effect."""
+    """The table `[dbos]` of version 0.1.0. Its limits set the new settings, its other options have no effect."""
 
     database: str = ""
     concurrency: Annotated[int, Meta(ge=1)] | None = None
@@ -53,30 +56,9 @@ class _DbosTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything that can be set. Without api_keys the server is open to whoever reaches it.
+    """All settings. docs/configuration.md describes each of them.
 
-    `keepalive_seconds`: how long a stream may be silent before a sign of life is sent on it; 0 sends none.
-    `inherit_tools`: a continuation that says nothing of tools has those of the response it continues.
-    `websocket_max_seconds`: how long a WebSocket may stay open; a response that runs then may still end.
-    `retention_days`: how long responses and conversations are kept; 0 keeps them until they are deleted.
-    `background_slots`: how many background responses are worked on at once.
-    `background_lease_seconds`: how long after a crash a process on another machine goes on with the background
-    responses of the dead one; on the same machine, one does in seconds. They are also looked after, three times as
-    often, and a cancellation from elsewhere is seen then. What another process may rather serve is left to it for so
-    long.
-    `background_concurrency`, `background_concurrency_per_project`: how many background responses are in progress at
-    once, in all processes that share the store, and of one project there. `background_starts_per_minute`: how many
-    begin in any minute, in all of these processes.
-    `opening_seconds`: how long a stream waits for its model's first words before it begins without them.
-    `models`: names for models, and who serves them: a backend, or `backend/model`, or several to be asked in turn.
-    `seal_keys`: what sealed content is made with, newest first; without any, a file of keys in `data_dir` is used.
-    `compat`: `open-responses` gives events of reasoning the names of that specification.
-    `unsupported_tools`: what becomes of tools that nobody here can run: left out with a warning, or refused; by default
-    web search is left out, because some clients always offer it, and the others are refused.
-    `stateless`: requests bring their whole history, and nothing is kept; `stateless_id_prefix` marks the ids then.
-    `agent_model`, `agent_system`, `agent_temperature`: what the agent's turns begin from, if the client says nothing
-    else; without a model, the first there is. `agent_tools`: modules, or `module:name`, with the tools it runs itself.
-    `warnings` is no setting: it has messages about deprecated settings, for the log.
+    `warnings` is not a setting: it has messages about deprecated settings, for the log.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -120,7 +102,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def hide_password(url: str) -> str:
-    """A URL as it may be shown: with *** for the password, and without the options, which may hold one too."""
+    """Return a URL without secrets: *** for the password, and no query, which may contain one too."""
     try:
         password = urlsplit(url).password
     except ValueError:
@@ -130,30 +112,30 @@ def hide_password(url: str) -> str:
 
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name != "warnings"}
-# Settings of version 0.1.0 that a file may still have.
+# Settings of version 0.1.0 that are still accepted in a file.
 _DEPRECATED = frozenset({"dbos"})
-# A table does not fit into a variable.
+# Settings with an environment variable. Tables have none.
 _IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models"}
 _LIMITS = ("concurrency", "concurrency_per_project", "starts_per_minute")
 
 
 def environment() -> Mapping[str, str]:
-    """The variables of this process: for `load`, and for options that name a variable."""
+    """Return the environment variables, for `load` and for options that name a variable."""
     return os.environ
 
 
 def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
-    """The settings; the command line wins over the environment, that over the file, that over the defaults.
+    """Load the settings. Precedence: command line, environment, file, defaults.
 
-    `overrides` are settings from the command line; those that are None were not given. Without a path, antiphon.toml
-    in the working directory is read if there is one.
+    `overrides` are settings from the command line; None means not given. If `path` is None, antiphon.toml in the
+    working directory is read if it exists. Raises ConfigError.
     """
     values: dict[str, Any] = {}
     named: set[str] = set()
     file = DEFAULT_FILE if path is None and DEFAULT_FILE.exists() else path
     if file is not None:
         table = _read_file(file)
-        named = set(_named_variables(table))
+        named = set(_find_named_variables(table))
         values |= _read_table(table, env, origin=str(file))
     values |= _read_environment(env, named)
     for name, value in overrides.items():
@@ -166,7 +148,7 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
         values = dbos.limits | values
     settings = Settings(**values, warnings=() if dbos is None else dbos.warnings)
     if (settings.background_concurrency_per_project or 0) > (settings.background_concurrency or math.inf):
-        raise ConfigError("background_concurrency_per_project cannot be more than background_concurrency.")
+        raise ConfigError("background_concurrency_per_project must not exceed background_concurrency.")
     return settings
 
 
@@ -195,10 +177,10 @@ def _read_environment(env: Mapping[str, str], named: set[str]) -> dict[str, Any]
             known = [f"{_PREFIX}{setting.upper()}" for setting in _IN_ENVIRONMENT]
             raise ConfigError(f"Unknown environment variable {variable}. {_suggest(variable.upper(), known)}")
         if name == "api_keys":
-            values[name] = _read_keys(_split_keys(text, origin=variable), env, origin=variable)
+            values[name] = _read_keys(_parse_key_list(text, origin=variable), env, origin=variable)
         elif name in ("seal_keys", "agent_tools"):
             values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
-        elif text:  # an empty variable is an unset one
+        elif text:  # an empty variable counts as not set
             values[name] = _read_setting(name, text, env, origin=variable, strict=False)
     return values
 
@@ -213,11 +195,13 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
     if name == "dbos":
         return _read_dbos(value, env, origin=origin)
     if name == "data_dir":
-        return _expand(_convert(str(value) if isinstance(value, Path) else value, str, origin=origin), env)
+        return _expand_path(_convert(str(value) if isinstance(value, Path) else value, str, origin=origin), env)
     return _convert(value, _TYPES[name], origin=origin, strict=strict)
 
 
 def _convert(value: Any, kind: Any, *, origin: str, strict: bool = True) -> Any:
+    if get_origin(kind) is Literal and isinstance(value, str) and value not in get_args(kind):
+        raise ConfigError(f"{origin}: {value!r} is not one of {', '.join(get_args(kind))}.")
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
@@ -237,23 +221,23 @@ def _read_keys(value: Any, env: Mapping[str, str], *, origin: str) -> tuple[ApiK
         _check_names(table, _KeyEntry.__struct_fields__, origin=where)
         entry: _KeyEntry = _convert(table, _KeyEntry, origin=where)
         if (entry.key is None) == (entry.key_env is None):
-            raise ConfigError(f"{where}: give either key or key_env.")
-        key = entry.key if entry.key_env is None else _look_up(entry.key_env, env, origin=f"{where}.key_env")
+            raise ConfigError(f"{where}: set either key or key_env.")
+        key = entry.key if entry.key_env is None else _read_variable(entry.key_env, env, origin=f"{where}.key_env")
         if not key or not key.isprintable() or key != key.strip():
-            raise ConfigError(f"{where}: a key is a line of text, not empty, without spaces around it.")
+            raise ConfigError(f"{where}: a key must be a non-empty line of text without spaces around it.")
         if key in keys:
-            raise ConfigError(f"{where}: the same key is there twice.")
+            raise ConfigError(f"{where}: duplicate key.")
         keys[key] = ApiKey(key=key, project=entry.project)
     return tuple(keys.values())
 
 
-def _split_keys(text: str, *, origin: str) -> list[dict[str, str]]:
-    """`key1,key2:project` as the file would have it. Empty is an error: a lost secret must not open the server."""
+def _parse_key_list(text: str, *, origin: str) -> list[dict[str, str]]:
+    """Parse `key1,key2:project`. An empty key is an error, because a missing secret must not open the server."""
     entries: list[dict[str, str]] = []
     for part in text.split(","):
         key, colon, project = part.strip().rpartition(":")
         if not (key if colon else project):
-            raise ConfigError(f"{origin}: a key is empty; write key1,key2:project.")
+            raise ConfigError(f"{origin}: empty key; the format is key1,key2:project.")
         entries.append({"key": key, "project": project} if colon else {"key": project})
     return entries
 
@@ -266,24 +250,26 @@ def _read_backends(value: Any, env: Mapping[str, str], *, origin: str) -> dict[s
         kind = options.pop("kind", None)
         if not isinstance(kind, str) or not kind:
             raise ConfigError(f'{where}: a backend needs a kind, as in kind = "embedded".')
-        backends[name] = BackendSettings(kind=kind, options=_fill_in(options, env, origin=where))
+        backends[name] = BackendSettings(kind=kind, options=_resolve_variables(options, env, origin=where))
     if not backends:
-        raise ConfigError(f"{origin}: there must be a backend.")
+        raise ConfigError(f"{origin}: at least one backend is required.")
     return backends
 
 
 def _read_models(value: Any, *, origin: str) -> dict[str, tuple[str, ...]]:
-    """`name = "backend/model"`, or several of these in an array, to be asked in turn."""
+    """Parse `name = "backend/model"`, or an array of such targets with the fallbacks."""
     models: dict[str, tuple[str, ...]] = {}
     for name, targets in _convert(value, dict[str, str | list[str]], origin=origin).items():
         models[name] = (targets,) if isinstance(targets, str) else tuple(targets)
         if not name or not models[name] or not all(models[name]):
-            raise ConfigError(f'{origin}.{name}: name a backend, as in "local" or "local/some-model".')
+            raise ConfigError(
+                f'{origin}.{name}: a target is a backend or backend/model, as in "local" or "local/some-model".'
+            )
     return models
 
 
 class _Dbos(Struct, frozen=True):
-    """The setting `dbos` of version 0.1.0 in terms of today's settings."""
+    """The setting `dbos` of version 0.1.0, translated to the current settings."""
 
     limits: dict[str, int] = {}
     warnings: tuple[str, ...] = ()
@@ -292,11 +278,11 @@ class _Dbos(Struct, frozen=True):
 def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> _Dbos:
     if value is False:
         return _Dbos(warnings=(f"{origin}: deprecated and without effect. Remove it.",))
-    table = _fill_in(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
+    table = _resolve_variables(_convert(value, dict[str, Any], origin=origin), env, origin=origin)
     _check_names(table, _DbosTable.__struct_fields__, origin=origin)
     settings: _DbosTable = _convert(table, _DbosTable, origin=origin)
     if (settings.concurrency_per_project or 0) > (settings.concurrency or math.inf):
-        raise ConfigError(f"{origin}: concurrency_per_project cannot be more than concurrency.")
+        raise ConfigError(f"{origin}: concurrency_per_project must not exceed concurrency.")
     limits = {f"background_{name}": getattr(settings, name) for name in _LIMITS if name in table}
     advice = f"Use {', '.join(limits)} instead." if limits else "Remove it."
     warnings = [f"{origin}: this table is deprecated. {advice}"]
@@ -308,36 +294,36 @@ def _read_dbos(value: Any, env: Mapping[str, str], *, origin: str) -> _Dbos:
     return _Dbos(limits=limits, warnings=tuple(warnings))
 
 
-def _fill_in(options: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
-    """The options, with `NAME_env = "VARIABLE"` as NAME with the value of the variable: secrets stay out of files."""
-    filled: dict[str, Any] = {}
+def _resolve_variables(options: Mapping[str, Any], env: Mapping[str, str], *, origin: str) -> dict[str, Any]:
+    """Replace each option `NAME_env = "VARIABLE"` by NAME with the value of that environment variable."""
+    resolved: dict[str, Any] = {}
     for name, value in options.items():
         option = name.removesuffix("_env")
-        if option in filled or (option != name and option in options):
-            raise ConfigError(f"{origin}: give either {option} or {option}_env.")
-        filled[option] = value if option == name else _look_up(value, env, origin=f"{origin}.{name}")
-    return filled
+        if option in resolved or (option != name and option in options):
+            raise ConfigError(f"{origin}: set either {option} or {option}_env.")
+        resolved[option] = value if option == name else _read_variable(value, env, origin=f"{origin}.{name}")
+    return resolved
 
 
-def _look_up(variable: Any, env: Mapping[str, str], *, origin: str) -> str:
+def _read_variable(variable: Any, env: Mapping[str, str], *, origin: str) -> str:
     value = env.get(variable) if isinstance(variable, str) else None
     if not value:
-        # Whoever mistook the setting for the secret itself does not find it in the log.
-        shown = variable if isinstance(variable, str) and variable.isidentifier() and variable.isupper() else "it names"
-        raise ConfigError(f"{origin}: the environment variable {shown} is not set.")
+        # If the value is not a plausible variable name, it may be the secret itself. It must not appear in the log.
+        is_name = isinstance(variable, str) and variable.isidentifier() and variable.isupper()
+        raise ConfigError(f"{origin}: the environment variable{f' {variable}' if is_name else ''} is not set.")
     return value
 
 
-def _named_variables(value: Any) -> Iterable[str]:
-    """The variables that a file points to, wherever in it: they are not settings, whatever they are called."""
+def _find_named_variables(value: Any) -> Iterable[str]:
+    """Yield the environment variables that a file names. They are not settings, even if they start with ANTIPHON_."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name.endswith("_env") and isinstance(inner, str):
                 yield inner
-            yield from _named_variables(inner)
+            yield from _find_named_variables(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _named_variables(inner)
+            yield from _find_named_variables(inner)
 
 
 def _check_names(
@@ -350,16 +336,16 @@ def _check_names(
 
 def _suggest(name: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"Did you mean {matches[0]}?" if matches else f"There are {', '.join(sorted(known))}."
+    return f"Did you mean {matches[0]}?" if matches else f"Allowed: {', '.join(sorted(known))}."
 
 
 def _default_data_dir(env: Mapping[str, str]) -> Path:
     base = env.get("XDG_DATA_HOME", "")
-    # The XDG rules: a relative path is to be ignored.
+    # The XDG specification requires that a relative path is ignored.
     return (Path(base) if Path(base).is_absolute() else _home(env) / ".local" / "share") / "antiphon"
 
 
-def _expand(text: str, env: Mapping[str, str]) -> Path:
+def _expand_path(text: str, env: Mapping[str, str]) -> Path:
     first, *rest = Path(text).parts or (".",)
     return (_home(env).joinpath(*rest) if first == "~" else Path(text)).absolute()
 
