@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from antiphon.config import load
-from antiphon.engine.assembly import build_engine, make_home, make_policy
+from antiphon.engine.assembly import build_engine, make_configuration_id, make_policy
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import Sealer
 from antiphon.errors import ConfigError
@@ -20,7 +20,7 @@ def settings(tmp_path, **overrides):
     return load(None, {"HOME": str(tmp_path)}, {"store": "memory:", "backends": backends, **overrides})
 
 
-async def test_the_engine_serves_the_models_of_all_backends(tmp_path):
+async def test_engine_serves_models_of_all_backends(tmp_path):
     engine = build_engine(settings(tmp_path))
     await engine.start()
     try:
@@ -29,7 +29,7 @@ async def test_the_engine_serves_the_models_of_all_backends(tmp_path):
         await engine.close()
 
 
-def test_the_store_of_the_settings_is_opened(tmp_path):
+def test_store_of_settings_is_opened(tmp_path):
     async def start_and_close() -> None:
         engine = build_engine(settings(tmp_path, store=f"sqlite:///{tmp_path}/responses.db"))
         await engine.start()
@@ -44,7 +44,7 @@ def test_the_store_of_the_settings_is_opened(tmp_path):
     [{"store": "papyrus:"}, {"backends": {"x": {"kind": "oracle"}}}],
     ids=["store", "backend"],
 )
-def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
+def test_invalid_settings_raise_config_error(tmp_path, wrong):
     with pytest.raises(ConfigError, match=r"papyrus|oracle"):
         build_engine(settings(tmp_path, **wrong))
 
@@ -80,27 +80,27 @@ def test_what_cannot_be_made_is_a_configuration_error(tmp_path, wrong):
         ),
     ],
 )
-def test_the_settings_become_a_policy(tmp_path, given, policy):
+def test_settings_become_policy(tmp_path, given, policy):
     assert make_policy(settings(tmp_path, **given)) == policy
 
 
-def test_warnings_of_the_settings_are_logged_at_start(tmp_path, caplog):
+def test_warnings_of_settings_are_logged_at_start(tmp_path, caplog):
     build_engine(settings(tmp_path, dbos=False))
     assert caplog.messages == ["--dbos: deprecated and without effect. Remove it."]
 
 
-async def test_a_stateless_engine_leaves_the_store_alone(tmp_path):
+async def test_stateless_engine_does_not_touch_store(tmp_path):
     engine = build_engine(settings(tmp_path, store=f"sqlite:///{tmp_path}/responses.db", stateless=True))
     await engine.start()
     await engine.close()
     assert not (tmp_path / "responses.db").exists()
 
 
-def test_the_home_tells_configurations_apart_and_nothing_of_them(tmp_path):
+def test_configuration_id_differs_by_configuration_and_reveals_nothing(tmp_path):
     sealer = Sealer([bytes(32)])
 
     def home(**overrides):
-        return make_home(settings(tmp_path, **overrides), sealer)
+        return make_configuration_id(settings(tmp_path, **overrides), sealer)
 
     one = {"kind": "chat_completions", "base_url": "http://127.0.0.1:1/v1", "api_key": "sk-1"}
     differing = [
@@ -118,14 +118,14 @@ def test_the_home_tells_configurations_apart_and_nothing_of_them(tmp_path):
     homes = [home(**each) for each in differing]
     assert len(set(homes)) == len(differing)
     assert homes == [home(**each, port=1, background_slots=1, log_level="debug") for each in differing]
-    assert make_home(settings(tmp_path), Sealer([b"1" * 32])) != homes[0]  # whoever lacks the key can check no guess
+    assert make_configuration_id(settings(tmp_path), Sealer([b"1" * 32])) != homes[0]  # another key
 
 
-async def test_a_server_that_is_started_again_goes_on_at_once_with_a_model_that_it_only_passes_on(tmp_path):
-    said = b'data: {"choices":[{"delta":{"content":"at once"}}]}\n\n'
+async def test_restarted_server_continues_run_of_unlisted_model_at_once(tmp_path):
+    produced = b'data: {"choices":[{"delta":{"content":"at once"}}]}\n\n'
     ended = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     request = codec.decode_request(b'{"model":"any-name","input":"hi","background":true}').request
-    async with serve([stream_of(STALL), stream_of(said, ended)], fixed={"/v1/models": json_of({"data": []})}) as up:
+    async with serve([stream_of(STALL), stream_of(produced, ended)], fixed={"/v1/models": json_of({"data": []})}) as up:
         configured = settings(
             tmp_path,
             store=f"sqlite:///{tmp_path}/responses.db",

@@ -30,7 +30,7 @@ CALLS = {
 }
 
 
-async def test_a_response_echoes_what_it_was_asked_with(bench: Bench) -> None:
+async def test_response_echoes_request_settings(bench: Bench) -> None:
     response = await bench.answer(
         "hello",
         instructions="Be kind.",
@@ -68,12 +68,12 @@ async def test_a_response_echoes_what_it_was_asked_with(bench: Bench) -> None:
     )
 
 
-async def test_what_was_answered_can_be_retrieved_at_once(bench: Bench) -> None:
+async def test_finished_response_is_retrievable_at_once(bench: Bench) -> None:
     response = await bench.answer("hello")
     assert await bench.engine.retrieve("default", response.id) == response
 
 
-async def test_a_response_under_way_is_in_progress(make_bench: Any) -> None:
+async def test_running_response_is_in_progress(make_bench: Any) -> None:
     bench = await make_bench({"default": [{"wait": "gate"}]})
     run = await bench.ask()
     reader = asyncio.create_task(run.drain())
@@ -86,7 +86,7 @@ async def test_a_response_under_way_is_in_progress(make_bench: Any) -> None:
     assert await bench.engine.retrieve("default", done.id) == done
 
 
-async def test_a_chain_keeps_its_order_and_may_fork(make_bench: Any) -> None:
+async def test_chain_keeps_order_and_can_fork(make_bench: Any) -> None:
     bench = await make_bench({"default": "{history} items, last {input}"})
     first = await bench.answer("one")
     second = await bench.answer("two", previous_response_id=first.id)
@@ -100,13 +100,13 @@ async def test_a_chain_keeps_its_order_and_may_fork(make_bench: Any) -> None:
     ]
 
 
-async def test_an_unknown_previous_response_is_refused(bench: Bench) -> None:
+async def test_unknown_previous_response_is_refused(bench: Bench) -> None:
     with pytest.raises(PreviousResponseNotFound) as caught:
         await bench.ask(previous_response_id="resp_none")
     assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
-async def test_a_chain_with_a_deleted_link_is_refused_naming_it(bench: Bench) -> None:
+async def test_chain_with_deleted_response_is_refused_with_its_id(bench: Bench) -> None:
     first = await bench.answer("one")
     second = await bench.answer("two", previous_response_id=first.id)
     await bench.engine.delete("default", first.id)
@@ -114,7 +114,7 @@ async def test_a_chain_with_a_deleted_link_is_refused_naming_it(bench: Bench) ->
         await bench.ask(previous_response_id=second.id)
 
 
-async def test_a_response_that_has_not_ended_cannot_be_continued(make_bench: Any) -> None:
+async def test_running_response_cannot_be_continued(make_bench: Any) -> None:
     bench = await make_bench({"rules": [{"user": "first", "answers": [[{"wait": "gate"}, {"text": "done"}]]}]})
     first = (await bench.ask("first", background=True)).response
     await bench.backend.reached("gate")
@@ -128,18 +128,18 @@ async def test_a_response_that_has_not_ended_cannot_be_continued(make_bench: Any
 
 
 @pytest.mark.parametrize("second", [{"role": "user", "content": "b", "id": "msg_1"}, {"id": "msg_1"}])
-async def test_one_id_for_two_items_of_an_input_is_refused(bench: Bench, second: dict[str, Any]) -> None:
+async def test_duplicate_item_id_in_input_is_refused(bench: Bench, second: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await bench.ask([{"role": "user", "content": "a", "id": "msg_1"}, second])
     assert (caught.value.code, caught.value.param) == ("invalid_value", "input[1].id")
 
 
-async def test_one_id_for_two_items_does_no_harm_where_nothing_is_kept(bench: Bench) -> None:
+async def test_duplicate_item_id_is_accepted_without_storage(bench: Bench) -> None:
     twice = [{"role": "user", "content": text, "id": "msg_1"} for text in ("a", "b")]
     assert (await bench.answer(twice, store=False)).output_text == "You said: b"
 
 
-async def test_what_is_not_stored_cannot_be_retrieved_or_continued(bench: Bench) -> None:
+async def test_unstored_response_cannot_be_retrieved_or_continued(bench: Bench) -> None:
     response = await bench.answer(store=False)
     assert response.store is False
     with pytest.raises(NotFound):
@@ -148,7 +148,7 @@ async def test_what_is_not_stored_cannot_be_retrieved_or_continued(bench: Bench)
         await bench.ask(previous_response_id=response.id)
 
 
-async def test_another_project_sees_nothing(bench: Bench) -> None:
+async def test_other_project_sees_no_responses(bench: Bench) -> None:
     response = await bench.answer(project="a")
     with pytest.raises(NotFound):
         await bench.engine.retrieve("b", response.id)
@@ -161,21 +161,21 @@ async def test_another_project_sees_nothing(bench: Bench) -> None:
     assert await bench.engine.retrieve("a", response.id) == response
 
 
-async def test_a_deleted_response_is_gone(bench: Bench) -> None:
+async def test_deleted_response_is_not_found(bench: Bench) -> None:
     response = await bench.answer()
     await bench.engine.delete("default", response.id)
     with pytest.raises(NotFound):
         await bench.engine.delete("default", response.id)
 
 
-async def test_instructions_are_not_carried_over(make_bench: Any) -> None:
+async def test_instructions_are_not_inherited(make_bench: Any) -> None:
     bench = await make_bench({"default": "{history}"})
     first = await bench.answer("one", instructions="Be brief.")
     second = await bench.answer("two", previous_response_id=first.id)
     assert (second.instructions, second.output_text) == (None, "3")
 
 
-async def test_a_call_is_answered_through_the_chain(make_bench: Any) -> None:
+async def test_call_output_is_accepted_through_chain(make_bench: Any) -> None:
     bench = await make_bench(CALLS)
     first = await bench.answer("call f", tools=TOOLS)
     (call,) = first.output
@@ -185,7 +185,7 @@ async def test_a_call_is_answered_through_the_chain(make_bench: Any) -> None:
     assert second.output_text == "It was done."
 
 
-async def test_continuing_without_the_output_a_call_waits_for_is_refused(make_bench: Any) -> None:
+async def test_continuing_without_pending_call_output_is_refused(make_bench: Any) -> None:
     bench = await make_bench(CALLS)
     first = await bench.answer("call f", tools=TOOLS)
     with pytest.raises(InvalidRequest, match="No tool output found for function call call_1") as caught:
@@ -193,13 +193,13 @@ async def test_continuing_without_the_output_a_call_waits_for_is_refused(make_be
     assert (caught.value.param, caught.value.code) == ("input", None)
 
 
-async def test_an_unknown_model_is_not_found_and_the_known_ones_are_named(bench: Bench) -> None:
+async def test_unknown_model_is_not_found_and_known_ones_are_listed(bench: Bench) -> None:
     with pytest.raises(ModelNotFound, match=r"'gpt-9' does not exist.*'scripted'") as caught:
         await bench.ask(model="gpt-9")
     assert (caught.value.status, caught.value.param) == (404, "model")
 
 
-async def test_input_is_kept_as_items_with_ids_and_listed_in_pages(bench: Bench) -> None:
+async def test_input_is_stored_as_items_with_ids_and_listed_in_pages(bench: Bench) -> None:
     response = await bench.answer([{"role": "user", "content": f"m{index}"} for index in range(5)])
     everything = await bench.engine.input_items("default", response.id, after=None, limit=100, order="asc")
     assert [item.content for item in everything.data if isinstance(item, Message)] == [
@@ -213,7 +213,7 @@ async def test_input_is_kept_as_items_with_ids_and_listed_in_pages(bench: Bench)
     assert ([item.id for item in rest.data], rest.has_more) == ([ids[2], ids[1], ids[0]], False)
 
 
-async def test_a_cursor_from_elsewhere_is_refused(bench: Bench) -> None:
+async def test_unknown_cursor_is_refused(bench: Bench) -> None:
     response = await bench.answer()
     with pytest.raises(InvalidRequest) as caught:
         await bench.engine.input_items("default", response.id, after="msg_none", limit=2, order="desc")
@@ -226,13 +226,13 @@ async def test_models_are_listed(make_bench: Any) -> None:
     assert (await bench.answer(model="b")).model == "b"
 
 
-async def test_a_stopping_engine_takes_no_more_requests(bench: Bench) -> None:
+async def test_stopping_engine_refuses_requests(bench: Bench) -> None:
     bench.engine.stop_runs()
     with pytest.raises(Unavailable):
         await bench.ask()
 
 
-async def test_an_output_that_is_sent_again_with_the_history_is_left_out_with_a_warning(make_bench: Any) -> None:
+async def test_repeated_call_output_is_left_out_with_warning(make_bench: Any) -> None:
     bench = await make_bench(CALLS)
     first = await bench.answer("call f", tools=TOOLS)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
@@ -242,7 +242,7 @@ async def test_an_output_that_is_sent_again_with_the_history_is_left_out_with_a_
     assert (await run.drain()).status == "completed"
 
 
-async def test_an_output_that_differs_from_the_one_in_the_history_is_refused(make_bench: Any) -> None:
+async def test_call_output_that_differs_from_history_is_refused(make_bench: Any) -> None:
     bench = await make_bench(CALLS)
     first = await bench.answer("call f", tools=TOOLS)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
@@ -252,19 +252,19 @@ async def test_an_output_that_differs_from_the_one_in_the_history_is_refused(mak
     assert (caught.value.param, "call_1" in caught.value.message) == ("input[0]", True)
 
 
-async def test_a_message_is_not_taken_for_another_that_has_its_id(bench: Bench) -> None:
+async def test_message_with_id_of_other_message_is_not_treated_as_repeated(bench: Bench) -> None:
     """Some clients number their messages anew in every request. What such a one says must not be lost."""
-    asked = {"id": "msg_1", "role": "user", "content": "first"}
-    first = await bench.answer([asked])
-    run = await bench.ask([asked, {"role": "user", "content": "and?"}], previous_response_id=first.id)
+    requested = {"id": "msg_1", "role": "user", "content": "first"}
+    first = await bench.answer([requested])
+    run = await bench.ask([requested, {"role": "user", "content": "and?"}], previous_response_id=first.id)
     assert run.warnings == ["input[0]: msg_1 is part of the history already"]
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask([asked | {"content": "second"}], previous_response_id=first.id)
+        await bench.ask([requested | {"content": "second"}], previous_response_id=first.id)
     assert caught.value.param == "input[0].id"
     await run.drain()
 
 
-async def test_a_client_may_use_a_calls_id_again_once_the_call_is_answered(bench: Bench) -> None:
+async def test_client_can_reuse_id_of_answered_call(bench: Bench) -> None:
     call = {"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "call_0", "output": "done"}
     question = {"role": "user", "content": "go on"}
@@ -273,7 +273,7 @@ async def test_a_client_may_use_a_calls_id_again_once_the_call_is_answered(bench
     assert (run.warnings, (await run.drain()).status) == ([], "completed")
 
 
-async def test_reasoning_that_leads_to_nothing_is_left_out_with_a_warning(make_bench: Any) -> None:
+async def test_reasoning_without_following_item_is_left_out_with_warning(make_bench: Any) -> None:
     bench = await make_bench({"default": "{history}"})
     thought = {"type": "reasoning", "id": "rs_1", "summary": []}
     user = {"role": "user", "content": "hi"}
@@ -282,9 +282,7 @@ async def test_reasoning_that_leads_to_nothing_is_left_out_with_a_warning(make_b
     assert (await run.drain()).output_text == "2"
 
 
-async def test_inherited_tools_that_a_model_cannot_use_are_left_out_with_a_warning(
-    make_bench: Any, tmp_path: Path
-) -> None:
+async def test_unsupported_inherited_tools_are_left_out_with_warning(make_bench: Any, tmp_path: Path) -> None:
     mcp = {"type": "mcp", "server_label": "l", "server_url": "https://example.org"}
     able = await make_bench(store=SqliteStore(tmp_path / "antiphon.db"))
     first = await (await able.ask(tools=[mcp])).drain()
@@ -296,7 +294,7 @@ async def test_inherited_tools_that_a_model_cannot_use_are_left_out_with_a_warni
         await plain.ask("again", tools=[mcp])
 
 
-async def test_a_model_may_use_a_calls_id_again_once_the_call_is_answered(make_bench: Any) -> None:
+async def test_model_can_reuse_id_of_answered_call(make_bench: Any) -> None:
     bench = await make_bench(CALLS)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
     first = await bench.answer("call f", tools=TOOLS)

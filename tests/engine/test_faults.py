@@ -69,9 +69,9 @@ async def collect(batches: Any) -> list[Any]:
 
 
 async def finish(bench: Bench, response_id: str) -> Response:
-    told = judge(await read(bench, response_id))
-    assert await bench.engine.retrieve("default", response_id) == told
-    return told
+    emitted = judge(await read(bench, response_id))
+    assert await bench.engine.retrieve("default", response_id) == emitted
+    return emitted
 
 
 async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> None:
@@ -87,7 +87,7 @@ async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> Non
 
 
 @pytest.mark.parametrize("failures", [{"append_events": 1}, {"renew": 3}, {"save": 2}, {"save": 2, "abandon": 2}])
-async def test_a_store_that_fails_for_a_while_only_delays_the_end(
+async def test_temporary_store_failure_delays_end_of_run(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch, failures: dict[str, int]
 ) -> None:
     monkeypatch.setattr(attempt, "SAVE_TIMEOUT_SECONDS", 0.0)  # so that the attempt is repeated
@@ -98,9 +98,7 @@ async def test_a_store_that_fails_for_a_while_only_delays_the_end(
     assert (response.status, response.output_text) == ("completed", "all in all")
 
 
-async def test_what_a_model_has_said_to_the_end_is_kept_once_the_store_is_back(
-    make_bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_finished_answer_is_saved_when_store_recovers(make_bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.01)
     script = {"rules": [{"answers": ["once and for all", "something else"]}]}
     bench = await make_bench(script, store=Frail(save=5), background_lease_seconds=LONG)
@@ -109,7 +107,7 @@ async def test_what_a_model_has_said_to_the_end_is_kept_once_the_store_is_back(
     assert (response.status, response.output_text) == ("completed", "once and for all")
 
 
-async def test_events_that_could_not_be_stored_come_with_the_next(
+async def test_events_of_failed_flush_are_stored_with_next_flush(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_writer, "RETRY_SECONDS", 0.01)
@@ -120,7 +118,7 @@ async def test_events_that_could_not_be_stored_come_with_the_next(
     assert (await finish(bench, run.response.id)).output_text == "so far and on"
 
 
-async def test_a_request_that_cannot_be_read_ends_as_failed(make_bench: Any) -> None:
+async def test_unreadable_queued_request_ends_as_failed(make_bench: Any) -> None:
     bench = await make_bench(background_lease_seconds=0.1)
     response = Response(id="resp_1", created_at=1, status="queued", model="scripted", background=True)
     await bench.store.enqueue("default", StoredResponse(response=response, input=[]), b"of another version")
@@ -138,7 +136,7 @@ async def lose(bench: Bench, response_id: str) -> None:
     assert claimed.response_id == response_id
 
 
-async def test_what_a_lost_attempt_has_said_is_not_shown(make_bench: Any) -> None:
+async def test_events_of_lost_attempt_are_not_shown(make_bench: Any) -> None:
     """Nobody had watched, so the other process began again, and its words are the response's."""
     bench = await make_bench(SLOW, background_lease_seconds=LONG)
     run = await bench.ask(background=True)
@@ -151,9 +149,9 @@ async def test_what_a_lost_attempt_has_said_is_not_shown(make_bench: Any) -> Non
     await reader.aclose()
 
 
-async def test_a_lease_is_judged_as_of_before_the_store_was_waited_for(make_bench: Any) -> None:
+async def test_lease_is_checked_as_of_time_before_store_wait(make_bench: Any) -> None:
     """Whoever else had to wait could not renew its lease."""
-    asked: list[float] = []
+    requested: list[float] = []
     renewing, writable = asyncio.Event(), asyncio.Event()
 
     class Busy(MemoryStore):
@@ -163,7 +161,7 @@ async def test_a_lease_is_judged_as_of_before_the_store_was_waited_for(make_benc
             return await super().renew(owner, lease=lease)
 
         async def claim(self, owner: str, *, as_of: float, **terms: Any) -> list[ClaimedRun]:
-            asked.append(as_of)
+            requested.append(as_of)
             return await super().claim(owner, as_of=as_of, **terms)
 
     bench = await make_bench(store=Busy(), background_lease_seconds=LONG)
@@ -171,10 +169,10 @@ async def test_a_lease_is_judged_as_of_before_the_store_was_waited_for(make_benc
     began = time.time()
     writable.set()
     await finish(bench, (await bench.ask(background=True)).response.id)
-    assert asked[0] <= began
+    assert requested[0] <= began
 
 
-async def test_a_process_stops_working_on_what_it_has_lost(make_bench: Any) -> None:
+async def test_process_stops_attempt_after_losing_lease(make_bench: Any) -> None:
     bench = await make_bench(SLOW, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -182,7 +180,7 @@ async def test_a_process_stops_working_on_what_it_has_lost(make_bench: Any) -> N
     await bench.backend.cancellation.wait()
 
 
-async def test_a_run_that_was_lost_and_came_back_has_one_attempt_only(make_bench: Any) -> None:
+async def test_run_that_was_lost_and_reclaimed_has_one_attempt(make_bench: Any) -> None:
     bench = await make_bench(SLOW, background_lease_seconds=LONG)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -200,7 +198,7 @@ async def test_a_run_that_was_lost_and_came_back_has_one_attempt_only(make_bench
 # The response goes
 
 
-async def test_deleting_a_running_response_stops_its_model_and_ends_its_streams(make_bench: Any) -> None:
+async def test_deleting_running_response_stops_model_and_streams(make_bench: Any) -> None:
     bench = await make_bench(SLOW, background_lease_seconds=LONG)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -216,7 +214,7 @@ async def test_deleting_a_running_response_stops_its_model_and_ends_its_streams(
         await bench.engine.retrieve("default", run.response.id)
 
 
-async def test_a_response_that_expires_while_it_runs_leaves_nothing(make_bench: Any) -> None:
+async def test_response_that_expires_while_running_leaves_no_rows(make_bench: Any) -> None:
     bench = await make_bench(SLOW, background_lease_seconds=SHORT, retention_seconds=3600)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -227,9 +225,7 @@ async def test_a_response_that_expires_while_it_runs_leaves_nothing(make_bench: 
 
 
 @pytest.mark.parametrize(("background", "store"), [(True, True), (False, True), (False, False)])
-async def test_a_response_whose_conversation_went_meanwhile_fails(
-    make_bench: Any, background: bool, store: bool
-) -> None:
+async def test_response_fails_if_its_conversation_was_deleted(make_bench: Any, background: bool, store: bool) -> None:
     bench = await make_bench(SLOW)
     conversation = await bench.engine.conversations.create("default", [], None)
     run = await bench.ask(background=background, store=store, conversation=conversation.id)
@@ -246,7 +242,7 @@ async def test_a_response_whose_conversation_went_meanwhile_fails(
 # Cancelling, at bad moments
 
 
-async def test_a_queued_response_is_cancelled_though_every_place_is_taken(make_bench: Any) -> None:
+async def test_queued_response_is_cancelled_when_all_slots_are_taken(make_bench: Any) -> None:
     bench = await make_bench(SLOW, background_slots=1, background_lease_seconds=LONG)
     await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -256,7 +252,7 @@ async def test_a_queued_response_is_cancelled_though_every_place_is_taken(make_b
     assert await finish(bench, waiting.response.id) == cancelled
 
 
-async def test_cancelling_at_once_finds_the_run_wherever_it_is(
+async def test_cancel_right_after_create_finds_run(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "POLL_SECONDS", LONG)
@@ -270,7 +266,7 @@ async def test_cancelling_at_once_finds_the_run_wherever_it_is(
         assert both[0] == both[1] == await finish(bench, run.response.id)
 
 
-async def test_what_a_dead_process_has_left_is_cancelled_when_its_lease_has_run_out(
+async def test_run_of_dead_process_is_cancelled_after_lease_expiry(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "POLL_SECONDS", 5.0)  # it waits for four of them at the most
@@ -281,7 +277,7 @@ async def test_what_a_dead_process_has_left_is_cancelled_when_its_lease_has_run_
     assert (await bench.engine.cancel("default", run.response.id)).status == "cancelled"
 
 
-async def test_cancelling_stops_the_model_though_the_store_cannot_take_it_down(make_bench: Any) -> None:
+async def test_cancel_stops_model_when_store_fails(make_bench: Any) -> None:
     bench = await make_bench(SLOW, store=Frail(request_cancel=1), background_lease_seconds=LONG)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -291,7 +287,7 @@ async def test_cancelling_stops_the_model_though_the_store_cannot_take_it_down(m
     assert (await finish(bench, run.response.id)).status == "cancelled"
 
 
-async def test_cancelling_while_it_finishes_leaves_one_end(make_bench: Any, tmp_path: Path) -> None:
+async def test_cancel_during_finish_leaves_one_terminal_event(make_bench: Any, tmp_path: Path) -> None:
     bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
     for turns in range(12):
         run = await bench.ask(background=True)
@@ -308,7 +304,7 @@ async def test_cancelling_while_it_finishes_leaves_one_end(make_bench: Any, tmp_
 # Places and readers
 
 
-async def test_no_more_runs_are_worked_on_than_there_are_places(make_bench: Any, tmp_path: Path) -> None:
+async def test_running_attempts_do_not_exceed_slots(make_bench: Any, tmp_path: Path) -> None:
     bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"), background_slots=2)
     runs = await asyncio.gather(*(bench.ask(background=True) for _ in range(12)))
     for done in range(12):
@@ -321,7 +317,7 @@ async def test_no_more_runs_are_worked_on_than_there_are_places(make_bench: Any,
         assert (await finish(bench, run.response.id)).status == "completed"
 
 
-async def test_whoever_streams_along_never_waits_for_the_next_look(
+async def test_live_reader_does_not_wait_for_poll_interval(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "POLL_SECONDS", LONG)
@@ -332,7 +328,7 @@ async def test_whoever_streams_along_never_waits_for_the_next_look(
 
 
 @pytest.mark.parametrize("words", [1, 2, 3])
-async def test_a_close_in_the_middle_of_writing_leaves_a_whole_log(make_bench: Any, tmp_path: Path, words: int) -> None:
+async def test_close_during_flush_leaves_complete_log(make_bench: Any, tmp_path: Path, words: int) -> None:
     script = {"default": [{"text": [f" {n}"]} if n % 2 else {"delay": 0.002} for n in range(60)]}
     first = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))
     run = await first.ask(background=True)
@@ -340,6 +336,6 @@ async def test_a_close_in_the_middle_of_writing_leaves_a_whole_log(make_bench: A
     await wait_until_logged(first, run.response.id, b'"delta":" %d"' % (10 * words + 1))
     await first.engine.close()
     second = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))
-    told = await read(second, run.response.id)
-    assert [event.sequence_number for event in told if not isinstance(event, Unknown)] == list(range(len(told)))
-    assert judge(told).status == "completed"
+    emitted = await read(second, run.response.id)
+    assert [event.sequence_number for event in emitted if not isinstance(event, Unknown)] == list(range(len(emitted)))
+    assert judge(emitted).status == "completed"

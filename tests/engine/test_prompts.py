@@ -166,7 +166,7 @@ async def test_a_template_that_is_nested_too_deeply_is_refused(bench: Bench) -> 
     assert await refusal(bench, {"tools": tools}) == ("template", "invalid_value")
 
 
-async def test_another_project_sees_nothing(bench: Bench) -> None:
+async def test_other_project_sees_no_responses(bench: Bench) -> None:
     made = await define(bench, {})
     prompts = bench.engine.prompts
     assert await prompts.list_all("other") == []

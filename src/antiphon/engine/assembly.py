@@ -1,4 +1,4 @@
-"""From settings to an engine: the one place where backends and the store are put together."""
+"""Assembly of an engine from settings: its backends, its store, its policy and its keys."""
 
 import hashlib
 import logging
@@ -29,23 +29,24 @@ def build_engine(settings: Settings) -> Engine:
         for name, backend in settings.backends.items()
     }
     sealer = make_sealer(settings)
-    # A stateless server must not show what another one has left in the store.
-    store = locate_store("memory:" if settings.stateless else settings.store, home=make_home(settings, sealer))
+    # A stateless server must not show the data of another server in the store.
+    url = "memory:" if settings.stateless else settings.store
+    store = locate_store(url, home=make_configuration_id(settings, sealer))
     return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
 
 
-def make_home(settings: Settings, sealer: Sealer) -> str:
-    """The same for every process that serves the same models, such as this server when it is started again.
+def make_configuration_id(settings: Settings, sealer: Sealer) -> str:
+    """Return an id that is the same for all processes that serve the same models, also after a restart.
 
-    The store keeps it, and options hold secrets: it is sealed, so that nobody there can check a guess at them.
+    The id is stored, and backend options contain secrets. It is sealed, so that a guess at them cannot be verified.
     """
     backends = [(name, backend.kind, backend.options) for name, backend in settings.backends.items()]
-    serving = repr((str(settings.data_dir), backends, settings.models))
-    return sealer.seal(hashlib.sha256(serving.encode()).digest(), project="", purpose="home")
+    configuration = repr((str(settings.data_dir), backends, settings.models))
+    return sealer.seal(hashlib.sha256(configuration.encode()).digest(), project="", purpose="home")
 
 
 def make_sealer(settings: Settings) -> Sealer:
-    """Without keys in the settings, there is a file of them in the data folder."""
+    """Return a sealer with the keys of the settings, or else of the key file in the data folder."""
     if settings.seal_keys:
         return Sealer(read_secrets(settings.seal_keys, origin="seal_keys"))
     path = settings.data_dir / SEAL_FILE
@@ -55,7 +56,7 @@ def make_sealer(settings: Settings) -> Sealer:
 def make_policy(settings: Settings) -> Policy:
     return Policy(
         inherit_tools=settings.inherit_tools,
-        # However short, a retention is none that keeps for ever.
+        # A short retention must not round to 0, which means none.
         retention_seconds=max(1, round(settings.retention_days * _DAY)) if settings.retention_days else None,
         background_slots=settings.background_slots,
         background_lease_seconds=settings.background_lease_seconds,

@@ -1,4 +1,4 @@
-"""How the engine treats state: the settings that change what a request means."""
+"""The engine's policy: the settings that change how requests are served."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,18 +9,18 @@ from antiphon.store.limits import RunLimits
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """`inherit_tools`: a continuation that says nothing of tools has those of the response it continues.
+    """Settings of an engine.
 
-    `retention_seconds`: how long a response or a conversation is kept; None keeps it until it is deleted.
-    `background_slots`: how many background responses this process works on at once.
-    `background_lease_seconds`: when a process on another machine dies, its background responses are taken over after
-    this time; on this machine, in a second. What another process may rather serve is left to it for so long.
+    `inherit_tools`: a continuation without `tools` gets those of the response it continues.
+    `retention_seconds`: time for which responses and conversations are stored; None keeps them until they are deleted.
+    `background_slots`: number of background responses that this process works on at once.
+    `background_lease_seconds`: time after which the runs of a dead process on another machine are taken over. Runs of a
+    dead process on this machine are taken over within a second.
     `background_limits`: limits on background responses, shared by all processes that use the store.
-    `first_delta_seconds`: how long a stream may be silent while its model has not begun; then it begins without it.
-    `models`: the names that models have here, see `routing.Router`.
-    `unsupported_tools`: what becomes of tools that nobody here can run; by default, web search is dropped and others
-    are refused.
-    `stateless`: every request stands alone, and nothing is kept. `id_prefix`: what the ids then begin with.
+    `first_delta_seconds`: time after which a stream begins although its model has not answered.
+    `models`: names for models, see `serve.routing.Router`.
+    `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
+    `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """
 
     inherit_tools: bool = True

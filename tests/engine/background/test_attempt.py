@@ -49,7 +49,7 @@ async def leave_watched(make_bench: Any, path: Path, **fields: Any) -> str:
     return response_id
 
 
-async def test_a_response_that_is_given_back_again_and_again_is_not_given_up(make_bench: Any, tmp_path: Path) -> None:
+async def test_repeatedly_released_run_is_not_given_up(make_bench: Any, tmp_path: Path) -> None:
     response_id = await leave_watched(make_bench, tmp_path / "store.db")
     for _ in range(2 * attempt.MAX_INTERRUPTIONS):
         bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
@@ -60,7 +60,7 @@ async def test_a_response_that_is_given_back_again_and_again_is_not_given_up(mak
     assert judge(await read(bench, response_id)).output_text == "so far and on"
 
 
-async def test_a_response_that_nobody_gives_back_is_given_up_in_the_end(make_bench: Any, tmp_path: Path) -> None:
+async def test_repeatedly_interrupted_run_is_given_up(make_bench: Any, tmp_path: Path) -> None:
     response_id = await leave_watched(make_bench, tmp_path / "store.db")
     store = SqliteStore(tmp_path / "store.db", now=lambda: 0.0)
     await store.open()
@@ -96,9 +96,7 @@ async def leave_damaged(make_bench: Any, path: Path, damage: str) -> str:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_what_was_damaged_ends_as_failed_and_its_end_can_be_read(
-    make_bench: Any, tmp_path: Path, damage: str
-) -> None:
+async def test_damaged_event_log_ends_as_failed_with_readable_end(make_bench: Any, tmp_path: Path, damage: str) -> None:
     response_id = await leave_damaged(make_bench, tmp_path / "store.db", damage)
     bench = await make_bench(store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=0.1)
     response = await wait_for_end(bench, response_id)
@@ -119,7 +117,7 @@ async def wait_for_end(bench: Bench, response_id: str) -> Response:
 
 
 @pytest.mark.parametrize("damage", ["no JSON", "a gap", "the request"])
-async def test_what_was_damaged_can_be_cancelled_at_once(make_bench: Any, tmp_path: Path, damage: str) -> None:
+async def test_run_with_damaged_log_can_be_cancelled_at_once(make_bench: Any, tmp_path: Path, damage: str) -> None:
     response_id = await leave_damaged(make_bench, tmp_path / "store.db", damage)
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
         connection.execute("UPDATE runs SET cancelled = 1")
@@ -167,13 +165,13 @@ async def leave_queued(make_bench: Any, path: Path, *, home: str | None = None) 
 
 
 @pytest.mark.parametrize("any_model", [True, False])
-async def test_what_is_left_to_others_stays_queued_and_nobody_is_asked(
+async def test_run_left_to_others_stays_queued_without_model_call(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_model: bool
 ) -> None:
-    asked: list[Turn] = []
+    requested: list[Turn] = []
 
     async def note(_: ScriptedBackend, turn: Turn) -> Deltas:
-        asked.append(turn)
+        requested.append(turn)
         raise ServerError("nobody should be asked")
 
     monkeypatch.setattr(ScriptedBackend, "stream", note)
@@ -182,12 +180,10 @@ async def test_what_is_left_to_others_stays_queued_and_nobody_is_asked(
     async with serving("in vain", store, any_model=any_model) as bench:
         await store.put.wait()
         assert (await bench.engine.retrieve("default", response_id)).status == "queued"
-    assert asked == []
+    assert requested == []
 
 
-async def test_what_was_asked_for_in_a_process_of_the_same_home_is_served_at_once(
-    make_bench: Any, tmp_path: Path
-) -> None:
+async def test_run_of_same_configuration_is_served_at_once(make_bench: Any, tmp_path: Path) -> None:
     response_id = await leave_queued(make_bench, tmp_path / "store.db", home="here")
     store = Shared(tmp_path / "store.db", home="here")
     async with serving("at once", store, any_model=True) as bench:
@@ -195,7 +191,7 @@ async def test_what_was_asked_for_in_a_process_of_the_same_home_is_served_at_onc
     assert not store.put.is_set()
 
 
-async def test_a_run_whose_model_the_upstream_has_lost_is_left_to_others(
+async def test_run_whose_model_upstream_lacks_is_left_to_others(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_: ScriptedBackend, turn: Turn) -> Deltas:
@@ -212,9 +208,7 @@ async def test_a_run_whose_model_the_upstream_has_lost_is_left_to_others(
 
 
 @pytest.mark.parametrize("any_model", [True, False])
-async def test_a_run_is_left_to_the_process_that_has_its_model(
-    make_bench: Any, tmp_path: Path, any_model: bool
-) -> None:
+async def test_run_is_left_to_process_that_lists_its_model(make_bench: Any, tmp_path: Path, any_model: bool) -> None:
     """One that serves any name serves this one, too, but leaves it to another that lists it."""
     response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
     store = Shared(tmp_path / "store.db")
@@ -225,14 +219,14 @@ async def test_a_run_is_left_to_the_process_that_has_its_model(
         assert judge(await read(bench, response_id)).output_text == "so far and on"
 
 
-async def test_a_model_that_nobody_lists_is_served_by_whoever_serves_any_name(make_bench: Any, tmp_path: Path) -> None:
+async def test_unlisted_model_is_served_by_backend_for_any_model(make_bench: Any, tmp_path: Path) -> None:
     response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
     store = Shared(tmp_path / "store.db")
     async with serving("so far, so good", store, any_model=True, lease=0.3) as bench:
         assert judge(await read(bench, response_id)).output_text == "so far, so good"
 
 
-async def test_what_was_asked_for_here_is_served_at_once_by_any_name(tmp_path: Path) -> None:
+async def test_own_run_of_unlisted_model_is_served_at_once(tmp_path: Path) -> None:
     store = Shared(tmp_path / "store.db")
     async with serving("at once", store, any_model=True) as bench:
         run = await bench.ask(background=True, model="alpha")
@@ -240,7 +234,7 @@ async def test_what_was_asked_for_here_is_served_at_once_by_any_name(tmp_path: P
     assert not store.put.is_set()
 
 
-async def test_a_model_that_was_asked_for_here_and_is_not_there_fails_at_once(make_bench: Any, tmp_path: Path) -> None:
+async def test_own_run_of_missing_model_fails_at_once(make_bench: Any, tmp_path: Path) -> None:
     gone = [{"raise": {"message": "no such model", "status": 404, "code": "model_not_found"}}]
     bench = await make_bench({"default": gone}, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
     response = judge(await read(bench, (await bench.ask(background=True)).response.id))
@@ -248,7 +242,7 @@ async def test_a_model_that_was_asked_for_here_and_is_not_there_fails_at_once(ma
     assert (response.status, response.error.code) == ("failed", "model_not_found")
 
 
-async def test_a_model_that_nobody_has_for_too_long_fails(
+async def test_run_of_unknown_model_fails_after_wait(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")

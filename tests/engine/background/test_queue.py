@@ -34,13 +34,13 @@ async def collect(batches: Any) -> list[Any]:
 
 async def finished(bench: Bench, response_id: str) -> Response:
     """The response once it has ended, and its stream has been judged."""
-    told = await follow(bench, response_id)
-    response = judge(told)
+    emitted = await follow(bench, response_id)
+    response = judge(emitted)
     assert await bench.engine.retrieve("default", response_id) == response
     return response
 
 
-async def test_it_is_queued_at_once_and_runs_without_its_client(make_bench: Any) -> None:
+async def test_background_response_is_queued_and_runs_without_client(make_bench: Any) -> None:
     bench = await make_bench(SLOW)
     run = await bench.ask(background=True)
     queued = await run.drain()
@@ -52,13 +52,13 @@ async def test_it_is_queued_at_once_and_runs_without_its_client(make_bench: Any)
     assert (done.status, done.output_text) == ("completed", "so far and on")
 
 
-async def test_its_stream_begins_with_the_queue(bench: Bench) -> None:
+async def test_stream_begins_with_queued_event(bench: Bench) -> None:
     run = await bench.ask(background=True)
-    told = await follow(bench, run.response.id)
-    assert [event.type for event in told[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    emitted = await follow(bench, run.response.id)
+    assert [event.type for event in emitted[:3]] == ["response.created", "response.queued", "response.in_progress"]
 
 
-async def test_leaving_the_stream_does_not_stop_the_run(make_bench: Any) -> None:
+async def test_closing_stream_does_not_stop_run(make_bench: Any) -> None:
     bench = await make_bench(SLOW)
     run = await bench.ask(background=True)
     stream = run.events()
@@ -69,7 +69,7 @@ async def test_leaving_the_stream_does_not_stop_the_run(make_bench: Any) -> None
     assert (await finished(bench, run.response.id)).output_text == "so far and on"
 
 
-async def test_a_reader_goes_on_from_any_number_and_then_lives_along(make_bench: Any) -> None:
+async def test_reader_resumes_from_any_number_and_follows_live(make_bench: Any) -> None:
     bench = await make_bench(SLOW)
     run = await bench.ask(background=True)
     live = asyncio.create_task(follow(bench, run.response.id))
@@ -80,7 +80,7 @@ async def test_a_reader_goes_on_from_any_number_and_then_lives_along(make_bench:
         assert await follow(bench, run.response.id, cut) == whole[cut + 1 :]
 
 
-async def test_cancelling_ends_it_with_what_it_has_and_may_be_repeated(make_bench: Any) -> None:
+async def test_cancel_ends_run_with_partial_output_and_is_repeatable(make_bench: Any) -> None:
     bench = await make_bench(SLOW)
     run = await bench.ask(background=True)
     reader = asyncio.create_task(follow(bench, run.response.id))
@@ -93,26 +93,26 @@ async def test_cancelling_ends_it_with_what_it_has_and_may_be_repeated(make_benc
     assert bench.backend.cancelled == 1
 
 
-async def test_a_finished_response_stays_as_it_is_when_cancelled(bench: Bench) -> None:
+async def test_cancel_leaves_finished_response_unchanged(bench: Bench) -> None:
     response = await bench.answer()
     assert await bench.engine.cancel("default", response.id) == response
     with pytest.raises(NotFound):
         await bench.engine.cancel("other", response.id)
 
 
-async def test_a_foreground_stream_can_be_cancelled_too(make_bench: Any) -> None:
+async def test_foreground_stream_can_be_cancelled(make_bench: Any) -> None:
     bench = await make_bench(SLOW)
     run = await bench.ask()
     assert isinstance(run, Run)
     reader = asyncio.create_task(collect(run.events()))
     await bench.backend.reached("gate")
     cancelled = await bench.engine.cancel("default", run.response.id)
-    told = [event for batch in await reader for event in batch]
-    assert judge(told) == cancelled
+    emitted = [event for batch in await reader for event in batch]
+    assert judge(emitted) == cancelled
     assert (cancelled.status, await bench.engine.retrieve("default", cancelled.id)) == ("cancelled", cancelled)
 
 
-async def test_the_stream_of_a_foreground_response_cannot_be_read_again(bench: Bench) -> None:
+async def test_stream_of_foreground_response_cannot_be_resumed(bench: Bench) -> None:
     response = await bench.answer()
     with pytest.raises(InvalidRequest) as caught:
         await bench.engine.follow("default", response.id, after=-1)
@@ -127,9 +127,7 @@ async def test_the_stream_of_a_foreground_response_cannot_be_read_again(bench: B
         ([{"text": ["a"]}, {"finish": None}], "model_error"),
     ],
 )
-async def test_whatever_goes_wrong_ends_as_failed_never_stuck(
-    make_bench: Any, steps: list[dict[str, Any]], code: str
-) -> None:
+async def test_any_error_ends_run_as_failed(make_bench: Any, steps: list[dict[str, Any]], code: str) -> None:
     bench = await make_bench({"default": steps})
     run = await bench.ask(background=True)
     response = await finished(bench, run.response.id)
@@ -137,7 +135,7 @@ async def test_whatever_goes_wrong_ends_as_failed_never_stuck(
     assert (response.status, response.error.code) == ("failed", code)
 
 
-async def test_what_cannot_be_told_is_not_tried_again(make_bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_illegal_deltas_are_not_retried(make_bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
 
     async def say() -> Any:
@@ -150,19 +148,19 @@ async def test_what_cannot_be_told_is_not_tried_again(make_bench: Any, monkeypat
 
     bench = await make_bench()
     monkeypatch.setattr(bench.backend, "stream", say_nonsense)
-    told = await follow(bench, (await bench.ask(background=True)).response.id)
-    response = fold(told)
+    emitted = await follow(bench, (await bench.ask(background=True)).response.id)
+    response = fold(emitted)
     assert (len(turns), response.status, response.output_text) == (1, "failed", "so far")
     assert await bench.engine.retrieve("default", response.id) == response
 
 
-async def test_a_chain_goes_on_from_a_background_response(make_bench: Any) -> None:
+async def test_chain_continues_from_background_response(make_bench: Any) -> None:
     bench = await make_bench({"default": "{history} items"})
     first = await finished(bench, (await bench.ask(background=True)).response.id)
     assert (await bench.answer(previous_response_id=first.id)).output_text == "3 items"
 
 
-async def test_a_conversation_gets_the_items_when_the_run_has_ended(bench: Bench) -> None:
+async def test_conversation_gets_items_when_run_ends(bench: Bench) -> None:
     conversation = await bench.engine.conversations.create("default", [], None)
     run = await bench.ask("hello", background=True, conversation=conversation.id)
     await finished(bench, run.response.id)
@@ -172,9 +170,7 @@ async def test_a_conversation_gets_the_items_when_the_run_has_ended(bench: Bench
 
 @pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize("repeats", [True, False])
-async def test_a_run_left_by_a_dead_process_is_taken_over(
-    make_bench: Any, tmp_path: Path, watched: bool, repeats: bool
-) -> None:
+async def test_run_of_dead_process_is_taken_over(make_bench: Any, tmp_path: Path, watched: bool, repeats: bool) -> None:
     """What was shown stays true: a watched run goes on if the model repeats itself, and fails if it does not."""
     path = tmp_path / "store.db"
     first = await make_bench(SLOW, store=SqliteStore(path))
@@ -192,9 +188,9 @@ async def test_a_run_left_by_a_dead_process_is_taken_over(
     second = await make_bench(script, store=SqliteStore(path))
     await second.backend.reached("gate")
     second.backend.release("gate")
-    told = await follow(second, run.response.id)
-    response = judge(told)
-    assert [codec.encode(event) for event in told[: len(shown)]] == [event.raw for event in shown]
+    emitted = await follow(second, run.response.id)
+    response = judge(emitted)
+    assert [codec.encode(event) for event in emitted[: len(shown)]] == [event.raw for event in shown]
     if watched and not repeats:
         assert response.error is not None
         assert (response.status, response.error.code) == ("failed", "interrupted")
@@ -202,7 +198,7 @@ async def test_a_run_left_by_a_dead_process_is_taken_over(
         assert (response.status, response.output_text) == ("completed", f"{again} and on")
 
 
-async def test_closing_gives_the_runs_back_unharmed(make_bench: Any, tmp_path: Path) -> None:
+async def test_close_releases_runs_unchanged(make_bench: Any, tmp_path: Path) -> None:
     bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -214,7 +210,7 @@ async def test_closing_gives_the_runs_back_unharmed(make_bench: Any, tmp_path: P
     assert (returned.response_id, returned.attempt, returned.cancelled) == (run.response.id, 2, False)
 
 
-async def test_stopping_dismisses_the_readers_and_leaves_the_run_alone(make_bench: Any) -> None:
+async def test_stop_ends_readers_and_leaves_run_untouched(make_bench: Any) -> None:
     bench = await make_bench(SLOW)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -225,10 +221,10 @@ async def test_stopping_dismisses_the_readers_and_leaves_the_run_alone(make_benc
     assert (await bench.engine.retrieve("default", run.response.id)).status == "in_progress"
 
 
-async def test_a_run_that_can_never_begin_ends_as_failed_after_what_its_reader_was_shown(make_bench: Any) -> None:
+async def test_run_that_cannot_begin_fails_after_shown_events(make_bench: Any) -> None:
     bench = await make_bench(background_lease_seconds=0.1)
     queued = Response(id="resp_1", created_at=1, model="scripted", status="queued", background=True)
     await bench.store.enqueue("default", StoredResponse(response=queued, input=[]), b"not a request")
-    told = await follow(bench, "resp_1")
-    assert [event.type for event in told] == ["response.created", "response.queued", "error", "response.failed"]
-    assert (await bench.engine.retrieve("default", "resp_1")) == judge(told)
+    emitted = await follow(bench, "resp_1")
+    assert [event.type for event in emitted] == ["response.created", "response.queued", "error", "response.failed"]
+    assert (await bench.engine.retrieve("default", "resp_1")) == judge(emitted)

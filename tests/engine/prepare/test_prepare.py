@@ -30,42 +30,42 @@ FAULTS = [
 ]
 
 
-async def refuse(bench: Bench, asked: Any, **fields: Any) -> InvalidRequest:
+async def refuse(bench: Bench, requested: Any, **fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask(asked, **fields)
+        await bench.ask(requested, **fields)
     return caught.value
 
 
-async def tell_history(bench: Bench) -> tuple[Response, list[Any]]:
+async def make_history(bench: Bench) -> tuple[Response, list[Any]]:
     """A response, and the history that ends with it as a client has it."""
     response = await bench.answer("hello")
     return response, [say("hello"), *response.output]
 
 
-async def define(bench: Bench, asked: Any) -> dict[str, Any]:
-    made = await bench.engine.prompts.define("default", PromptDefinition({"input": asked}))
+async def define(bench: Bench, requested: Any) -> dict[str, Any]:
+    made = await bench.engine.prompts.define("default", PromptDefinition({"input": requested}))
     return {"id": made.id}
 
 
-@pytest.mark.parametrize(("item", "place"), FAULTS)
-async def test_an_error_names_the_item_that_the_client_sent_though_others_were_left_out(
-    bench: Bench, item: dict[str, Any], place: str
+@pytest.mark.parametrize(("item", "field_path"), FAULTS)
+async def test_error_names_client_item_after_repeated_items_were_dropped(
+    bench: Bench, item: dict[str, Any], field_path: str
 ) -> None:
-    response, history = await tell_history(bench)
+    response, history = await make_history(bench)
     error = await refuse(bench, [*history, say("next"), item, say("end")], previous_response_id=response.id)
-    assert error.param == ".".join(filter(None, ("input[3]", place)))
+    assert error.param == ".".join(filter(None, ("input[3]", field_path)))
 
 
-@pytest.mark.parametrize(("item", "place"), FAULTS)
-async def test_an_error_names_the_item_that_the_client_sent_though_a_templates_stand_before_it(
-    bench: Bench, item: dict[str, Any], place: str
+@pytest.mark.parametrize(("item", "field_path"), FAULTS)
+async def test_error_names_client_item_after_prompt_template_items(
+    bench: Bench, item: dict[str, Any], field_path: str
 ) -> None:
     prompt = await define(bench, [say("one"), say("two")])
     error = await refuse(bench, [say("three"), item, say("end")], prompt=prompt)
-    assert error.param == ".".join(filter(None, ("input[1]", place)))
+    assert error.param == ".".join(filter(None, ("input[1]", field_path)))
 
 
-async def test_an_error_says_in_words_what_it_names(bench: Bench) -> None:
+async def test_error_message_names_same_param(bench: Bench) -> None:
     prompt = await define(bench, "one")
     error = await refuse(bench, [UPDATE], prompt=prompt)
     assert (error.param, error.message, str(error)) == (
@@ -75,21 +75,21 @@ async def test_an_error_says_in_words_what_it_names(bench: Bench) -> None:
     )
 
 
-async def test_an_item_that_comes_twice_is_named_by_its_own_place(bench: Bench) -> None:
+async def test_duplicate_item_is_named_by_its_own_index(bench: Bench) -> None:
     prompt = await define(bench, "one")
     twice = [say("two") | {"id": "msg_1"}, say("three") | {"id": "msg_1"}]
     assert (await refuse(bench, twice, prompt=prompt)).param == "input[1].id"
 
 
-@pytest.mark.parametrize("asked", [None, "hi", [say("hi")]])
-async def test_an_error_in_a_template_is_told_of_the_prompt(bench: Bench, asked: Any) -> None:
+@pytest.mark.parametrize("requested", [None, "hi", [say("hi")]])
+async def test_error_in_prompt_template_names_prompt(bench: Bench, requested: Any) -> None:
     prompt = await define(bench, [say("one"), PICTURE])
-    assert (await refuse(bench, asked, prompt=prompt)).param == "prompt.input[1].content[0]"
+    assert (await refuse(bench, requested, prompt=prompt)).param == "prompt.input[1].content[0]"
 
 
-async def test_warnings_name_items_as_errors_do(make_bench: Any) -> None:
+async def test_warnings_name_items_like_errors(make_bench: Any) -> None:
     bench = await make_bench({"native_tools": ["function"]}, unsupported_tools="drop")
-    response, history = await tell_history(bench)
+    response, history = await make_history(bench)
     prompt = await define(bench, "one")
     tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "hologram"}]}
     run = await bench.ask([*history, tools, say("next")], prompt=prompt, previous_response_id=response.id)

@@ -8,29 +8,29 @@ from antiphon.engine.respond.ids import BrandedMint, Mint, new_token, random_hex
 from antiphon.store.base import parse_response_id
 
 
-def test_tokens_made_later_sort_later_and_never_repeat() -> None:
+def test_later_tokens_sort_later_and_never_repeat() -> None:
     tokens = [new_token() for _ in range(1000)]
     assert [token[:12] for token in tokens] == sorted(token[:12] for token in tokens)
     assert len(set(tokens)) == 1000
 
 
-def test_an_items_id_leads_to_its_response() -> None:
+def test_response_is_derived_from_item_id() -> None:
     mint = Mint()
     assert re.fullmatch(r"resp_[0-9a-f]{44}", mint.response_id)
     assert parse_response_id(mint("msg")) == parse_response_id(mint("fc")) == mint.response_id
 
 
-def test_ids_from_elsewhere_lead_nowhere() -> None:
+def test_foreign_ids_have_no_response() -> None:
     assert [parse_response_id(foreign) for foreign in ("", "msg", "msg_1", f"resp_{'0' * 44}")] == [None] * 4
 
 
-def test_a_mint_set_back_makes_the_same_ids_again() -> None:
+def test_reset_mint_creates_same_ids() -> None:
     mint = Mint()
     first = [mint("msg"), mint("fc")]
     assert [Mint(mint.token)("msg"), Mint(mint.token, minted=1)("fc")] == first
 
 
-def test_branded_ids_show_their_brand_and_lead_nowhere() -> None:
+def test_branded_ids_have_prefix_and_no_response() -> None:
     mint = BrandedMint("AM-")
     assert re.fullmatch(r"resp_AM-[0-9]{13}-[0-9a-z]{8}", mint.response_id)
     assert mint.response_id == mint.response_id
@@ -39,14 +39,14 @@ def test_branded_ids_show_their_brand_and_lead_nowhere() -> None:
     assert len({mint("fc") for _ in range(1000)}) == 1000
 
 
-def test_threads_never_get_the_same_randomness() -> None:
+def test_threads_never_get_same_random_value() -> None:
     with ThreadPoolExecutor(8) as threads:
         taken = list(threads.map(lambda _: random_hex(), range(20_000), chunksize=500))
     assert len(set(taken)) == len(taken)
     assert {len(each) for each in taken} == {32}
 
 
-def test_a_forked_process_does_not_go_on_with_its_parents_randomness() -> None:
+def test_forked_process_does_not_use_parents_random_values() -> None:
     random_hex()
     read, write = os.pipe()
     child = os.fork()

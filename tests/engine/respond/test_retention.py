@@ -50,7 +50,7 @@ def respond(name: str, expires_at: int | None) -> StoredResponse:
     return StoredResponse(response=response, input=[], expires_at=expires_at)
 
 
-async def test_an_engine_deletes_what_expired_an_hour_ago_when_it_starts(make_bench: Any, tmp_path: Path) -> None:
+async def test_engine_start_deletes_rows_expired_an_hour_ago(make_bench: Any, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "antiphon.db")
     await store.open()
     now = int(time.time())
@@ -64,7 +64,7 @@ async def test_an_engine_deletes_what_expired_an_hour_ago_when_it_starts(make_be
         assert connection.execute("SELECT id FROM responses ORDER BY id").fetchall() == [("resp_kept",), ("resp_new",)]
 
 
-async def test_a_chain_in_use_outlives_its_first_responses_and_goes_with_its_last(
+async def test_chain_in_use_outlives_expiry_of_first_responses(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -98,7 +98,7 @@ async def test_a_chain_in_use_outlives_its_first_responses_and_goes_with_its_las
         assert connection.execute("SELECT count(*) FROM responses").fetchone() == (0,)
 
 
-async def test_it_is_done_again_and_again_even_if_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sweep_repeats_after_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistence, "EXPIRY_INTERVAL_SECONDS", 0)
     store = SweptStore(tmp_path / "antiphon.db", broken=True)
     await store.open()
@@ -109,11 +109,11 @@ async def test_it_is_done_again_and_again_even_if_it_failed(tmp_path: Path, monk
     await store.close()
 
 
-async def test_closing_what_never_started_is_nothing(tmp_path: Path) -> None:
+async def test_close_before_start_does_nothing(tmp_path: Path) -> None:
     await ExpirySweeper(SqliteStore(tmp_path / "antiphon.db")).close()
 
 
-def test_what_is_kept_expires_when_the_policy_says() -> None:
+def test_expiry_follows_policy() -> None:
     assert compute_expiry(Policy(retention_seconds=None)) is None
     before = int(time.time())
     at = compute_expiry(Policy(retention_seconds=60))

@@ -31,14 +31,14 @@ async def stream(bench: Bench) -> list[Event | Unknown]:
     return [event async for batch in run.events() for event in batch]
 
 
-async def test_the_response_is_stored_before_its_terminal_event_is_told(bench: Bench) -> None:
+async def test_response_is_stored_before_terminal_event(bench: Bench) -> None:
     run = await bench.ask()
     async for batch in run.events():
         if isinstance(batch[-1], events.Completed):
             assert await bench.engine.retrieve("default", run.response.id) == batch[-1].response
 
 
-async def test_what_has_nothing_to_tell_is_no_batch(make_bench: Any) -> None:
+async def test_deltas_without_events_yield_no_batch(make_bench: Any) -> None:
     bench = await make_bench(
         script({"text": ["", "a"]}, {"usage": {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}})
     )
@@ -46,7 +46,7 @@ async def test_what_has_nothing_to_tell_is_no_batch(make_bench: Any) -> None:
     assert all([batch async for batch in run.events()])
 
 
-async def test_an_error_before_the_first_word_is_raised_not_told(make_bench: Any) -> None:
+async def test_error_before_first_delta_is_raised(make_bench: Any) -> None:
     bench = await make_bench(
         script({"raise": {"message": "too long", "status": 400, "code": "context_length_exceeded"}})
     )
@@ -64,25 +64,23 @@ async def test_an_error_before_the_first_word_is_raised_not_told(make_bench: Any
         ([{"finish": None}], "model_error"),
     ],
 )
-async def test_whatever_goes_wrong_midway_ends_as_a_failed_response_that_is_stored(
-    make_bench: Any, steps: list[dict[str, Any]], code: str
-) -> None:
+async def test_any_error_midway_stores_failed_response(make_bench: Any, steps: list[dict[str, Any]], code: str) -> None:
     bench = await make_bench(script({"text": ["Hel"]}, *steps))
-    told = await stream(bench)
-    assert [event.type for event in told[-2:]] == ["error", "response.failed"]
-    response = judge(told)
+    emitted = await stream(bench)
+    assert [event.type for event in emitted[-2:]] == ["error", "response.failed"]
+    response = judge(emitted)
     assert response.error is not None
     assert (response.status, response.error.code) == ("failed", code)
     assert response.output == [Message("assistant", [OutputText("Hel")], response.output[0].id, "incomplete")]
     assert await bench.engine.retrieve("default", response.id) == response
 
 
-async def test_an_unforeseen_exception_tells_the_client_nothing_of_our_insides(make_bench: Any) -> None:
+async def test_unexpected_exception_reveals_no_internals(make_bench: Any) -> None:
     bench = await make_bench(script({"text": ["a"]}, {"crash": "secret detail"}))
     assert all(b"secret" not in repr(event).encode() for event in await stream(bench))
 
 
-async def test_closing_the_stream_stops_the_model_and_keeps_what_it_said_as_cancelled(make_bench: Any) -> None:
+async def test_closing_stream_stops_model_and_stores_cancelled_response(make_bench: Any) -> None:
     bench = await make_bench(script({"text": ["so far"]}, {"wait": "gate"}, {"text": [" and on"]}))
     run = await bench.ask()
     generator = run.events()
@@ -96,7 +94,7 @@ async def test_closing_the_stream_stops_the_model_and_keeps_what_it_said_as_canc
     assert stored.output == [Message("assistant", [OutputText("so far")], stored.output[0].id, "incomplete")]
 
 
-async def test_cancelling_the_reader_while_the_model_thinks_does_the_same(make_bench: Any) -> None:
+async def test_cancelling_reader_stores_cancelled_response(make_bench: Any) -> None:
     bench = await make_bench(script({"text": ["so far"]}, {"wait": "gate"}))
     run = await bench.ask()
     reader = asyncio.create_task(run.drain())
@@ -107,26 +105,26 @@ async def test_cancelling_the_reader_while_the_model_thinks_does_the_same(make_b
     assert (await bench.engine.retrieve("default", run.response.id)).status == "cancelled"
 
 
-async def test_stopping_ends_every_running_response_with_a_terminal_event(make_bench: Any) -> None:
+async def test_stop_ends_running_responses_with_terminal_event(make_bench: Any) -> None:
     bench = await make_bench(script({"text": ["a"]}, {"wait": "gate"}))
     readers = [asyncio.create_task(stream(bench)) for _ in range(3)]
     for _ in readers:
         await bench.backend.reached("gate")
     bench.engine.stop_runs()
-    for told in await asyncio.gather(*readers):
-        response = judge(told)
+    for emitted in await asyncio.gather(*readers):
+        response = judge(emitted)
         assert response.error is not None
         assert (response.status, response.error.code) == ("failed", "server_shutdown")
 
 
-async def test_a_stop_while_the_client_reads_slowly_ends_at_the_next_word(make_bench: Any) -> None:
+async def test_stop_during_slow_read_ends_at_next_delta(make_bench: Any) -> None:
     bench = await make_bench(script({"text": ["a", "b", "c"]}))
     run = await bench.ask()
-    told: list[Event | Unknown] = []
+    emitted: list[Event | Unknown] = []
     async for batch in run.events():
-        told += batch
+        emitted += batch
         bench.engine.stop_runs()
-    assert judge(told).status == "failed"
+    assert judge(emitted).status == "failed"
 
 
 class FullDisk(MemoryStore):
@@ -134,31 +132,29 @@ class FullDisk(MemoryStore):
         raise ServerError("The store failed: disk is full")
 
 
-async def test_a_response_that_cannot_be_stored_has_failed(make_bench: Any) -> None:
+async def test_response_that_cannot_be_stored_fails(make_bench: Any) -> None:
     bench = await make_bench(store=FullDisk())
-    told = await stream(bench)
-    response = judge(told)
+    emitted = await stream(bench)
+    response = judge(emitted)
     assert response.error is not None
     assert (response.status, response.error.message) == ("failed", "The response could not be stored.")
     with pytest.raises(NotFound):
         await bench.engine.retrieve("default", response.id)
 
 
-async def test_what_need_not_be_stored_does_not_fail_on_a_full_disk(make_bench: Any) -> None:
+async def test_unstored_response_does_not_fail_on_full_disk(make_bench: Any) -> None:
     bench = await make_bench(store=FullDisk())
     assert (await bench.answer(store=False)).status == "completed"
 
 
-async def test_running_out_of_tokens_is_incomplete(make_bench: Any) -> None:
+async def test_token_limit_ends_as_incomplete(make_bench: Any) -> None:
     bench = await make_bench(script({"text": ["a"]}, {"finish": "length"}))
     response = await bench.answer()
     assert response.incomplete_details is not None
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
-async def test_a_backend_that_breaks_while_it_is_closed_does_not_keep_the_run_from_ending(
-    make_bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_backend_error_on_close_does_not_block_end(make_bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def say() -> Any:
         try:
             yield [Text("so far")]
@@ -189,15 +185,15 @@ async def say_nonsense(turn: Any) -> Any:
     return say()
 
 
-async def test_what_cannot_even_be_closed_ends_as_a_failed_response_that_is_stored(
+async def test_item_that_cannot_be_closed_stores_failed_response(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = await make_bench()
     monkeypatch.setattr(bench.backend, "stream", say_nonsense)
-    told = await stream(bench)
-    response = fold(told)
-    assert [event.sequence_number for event in told if not isinstance(event, Unknown)] == list(range(len(told)))
-    assert [event.type for event in told[-2:]] == ["error", "response.failed"]
+    emitted = await stream(bench)
+    response = fold(emitted)
+    assert [event.sequence_number for event in emitted if not isinstance(event, Unknown)] == list(range(len(emitted)))
+    assert [event.type for event in emitted[-2:]] == ["error", "response.failed"]
     assert (response.status, response.error) == (
         "failed",
         ResponseError("server_error", UNEXPECTED, type="server_error"),
@@ -210,7 +206,7 @@ async def test_what_cannot_even_be_closed_ends_as_a_failed_response_that_is_stor
     assert await bench.engine.retrieve("default", response.id) == response
 
 
-async def test_leaving_what_cannot_be_closed_keeps_it_as_failed(
+async def test_closing_stream_with_unclosable_item_stores_failed_response(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = await make_bench()
@@ -224,7 +220,7 @@ async def test_leaving_what_cannot_be_closed_keeps_it_as_failed(
     assert (stored.status, stored.output_text) == ("failed", "so far")
 
 
-async def test_without_state_what_cannot_be_closed_is_taken_back(
+async def test_stateless_unclosable_item_is_removed_from_output(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = await make_bench(stateless=True)
@@ -237,9 +233,7 @@ async def test_without_state_what_cannot_be_closed_is_taken_back(
     )
 
 
-async def test_cancelling_does_not_wait_for_a_reader_that_has_stopped_reading(
-    make_bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancel_does_not_wait_for_stalled_reader(make_bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.engine.respond.run.READER_TIMEOUT_SECONDS", 0.0)
     bench = await make_bench(script({"text": ["a", "b"]}))
     run = await bench.ask()

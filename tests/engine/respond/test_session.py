@@ -17,8 +17,8 @@ def say(text: str, role: Any = "user") -> Message:
 def end(session: Session, name: str, previous: str | None = None, **options: Any) -> list[Item | Unknown]:
     """Let a response end on the connection, and give what can be read of it."""
     before = session.find(previous)
-    asked: list[Item | Unknown] = [say(options.pop("text", name))]
-    read = [*(before.items if before is not None else ()), *asked]
+    requested: list[Item | Unknown] = [say(options.pop("text", name))]
+    read = [*(before.items if before is not None else ()), *requested]
     lane = options.pop("lane", None)
     response = Response(
         id=name,
@@ -28,15 +28,15 @@ def end(session: Session, name: str, previous: str | None = None, **options: Any
         output=[say(name, "assistant")],
         **{"store": False, **options},
     )
-    session.remember(response, read, input_items=asked, lane=lane)
+    session.remember(response, read, input_items=requested, lane=lane)
     return [*read, *response.output]
 
 
-def kept(session: Session, names: str) -> str:
+def retained(session: Session, names: str) -> str:
     return "".join(name for name in names if session.find(name) is not None)
 
 
-def test_a_response_is_remembered_with_everything_before_it() -> None:
+def test_response_is_remembered_with_its_context() -> None:
     session = Session()
     end(session, "a")
     items = end(session, "b", "a")
@@ -47,66 +47,66 @@ def test_a_response_is_remembered_with_everything_before_it() -> None:
     assert session.find(None) is None
 
 
-def test_what_the_store_has_whole_is_not_kept_twice() -> None:
+def test_stored_chain_is_not_remembered() -> None:
     session = Session()
     end(session, "a", store=True)
     end(session, "b", "a", store=True)
-    assert kept(session, "ab") == ""
+    assert retained(session, "ab") == ""
     end(session, "c")
     end(session, "d", "c", store=True)
-    assert kept(session, "cd") == "cd"
+    assert retained(session, "cd") == "cd"
 
 
-def test_the_oldest_are_forgotten_first() -> None:
+def test_oldest_responses_are_evicted_first() -> None:
     session = Session(max_responses=3)
     for name in "abcde":
         end(session, name)
-    assert kept(session, "abcde") == "cde"
+    assert retained(session, "abcde") == "cde"
 
 
-def test_the_latest_of_a_lane_outlives_newer_ones_of_others() -> None:
+def test_latest_of_lane_outlives_newer_ones_of_others() -> None:
     session = Session(max_responses=3)
     end(session, "a", lane="quiet")
     for name in "bcde":
         end(session, name, lane="busy")
-    assert kept(session, "abcde") == "ade"
+    assert retained(session, "abcde") == "ade"
 
 
-def test_there_is_an_end_to_lanes_too() -> None:
+def test_lanes_are_evicted_at_limit() -> None:
     session = Session(max_responses=3)
     for name in "abcde":
         end(session, name, lane=name)
-    assert kept(session, "abcde") == "cde"
+    assert retained(session, "abcde") == "cde"
 
 
-def test_a_long_chain_counts_once() -> None:
+def test_long_chain_is_measured_once() -> None:
     session = Session(max_bytes=12_000)
     previous = None
     for name in "abcdefgh":
         end(session, name, previous, text="x" * 1000)
         previous = name
-    assert kept(session, "abcdefgh") == "abcdefgh"
+    assert retained(session, "abcdefgh") == "abcdefgh"
 
 
-def test_separate_chains_share_the_room() -> None:
+def test_separate_chains_share_size_limit() -> None:
     session = Session(max_bytes=3000)
     for name in "abcd":
         end(session, name, text="x" * 1000)
-    assert kept(session, "abcd") == "cd"
+    assert retained(session, "abcd") == "cd"
 
 
-def test_what_is_too_large_alone_is_not_kept() -> None:
+def test_response_over_size_limit_is_not_remembered() -> None:
     session = Session(max_bytes=3000)
     end(session, "a")
     end(session, "b", text="x" * 4000, lane="b")
-    assert kept(session, "ab") == "a"
+    assert retained(session, "ab") == "a"
 
 
 @pytest.mark.parametrize("unknown", [None, "never"])
-def test_forgetting_is_final_and_forgetting_nothing_is_nothing(unknown: str | None) -> None:
+def test_forget_is_final_and_accepts_none(unknown: str | None) -> None:
     session = Session()
     end(session, "a")
     end(session, "b", "a")
     session.forget("a")
     session.forget(unknown)
-    assert kept(session, "ab") == "b"
+    assert retained(session, "ab") == "b"

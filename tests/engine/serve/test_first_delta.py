@@ -41,18 +41,18 @@ async def slow() -> AsyncIterator[SlowBench]:
     await bench.engine.close()
 
 
-async def test_a_stream_begins_before_its_model_does_and_says_later_who_served_it(slow: SlowBench) -> None:
+async def test_stream_begins_before_model_and_names_it_later(slow: SlowBench) -> None:
     run = await slow.ask(stream=True)
-    told = run.events()
-    stream = list(await anext(told))
+    emitted = run.events()
+    stream = list(await anext(emitted))
     assert [event.type for event in stream] == ["response.created", "response.in_progress"]
     slow.go_on.set_result(None)
-    stream += [event async for batch in told for event in batch]
+    stream += [event async for batch in emitted for event in batch]
     response = fold(stream)
     assert (response.status, response.output_text, response.served_by) == ("completed", "Hello.", "test/scripted")
 
 
-async def test_a_stream_whose_model_cannot_begin_fails_with_the_reason(slow: SlowBench) -> None:
+async def test_stream_fails_with_reason_if_model_cannot_start(slow: SlowBench) -> None:
     run = await slow.ask(stream=True)
     slow.go_on.set_exception(UpstreamError("Nobody is there."))
     stream = [event async for batch in run.events() for event in batch]
@@ -62,16 +62,16 @@ async def test_a_stream_whose_model_cannot_begin_fails_with_the_reason(slow: Slo
     assert (error.error.code, error.error.message) == ("upstream_error", "Nobody is there.")
 
 
-async def test_a_stream_that_is_left_before_its_model_begins_stops_the_model(slow: SlowBench) -> None:
+async def test_closing_stream_before_model_starts_stops_model(slow: SlowBench) -> None:
     run = await slow.ask(stream=True)
-    told = run.events()
-    await anext(told)
+    emitted = run.events()
+    await anext(emitted)
     await slow.waiting.wait()
-    await told.aclose()
+    await emitted.aclose()
     assert slow.go_on.cancelled()
 
 
-async def test_a_stream_that_is_cancelled_before_its_model_begins_ends_as_cancelled(slow: SlowBench) -> None:
+async def test_stream_cancelled_before_model_starts_ends_as_cancelled(slow: SlowBench) -> None:
     run = await slow.ask(stream=True)
 
     async def read() -> list[Any]:
@@ -85,7 +85,7 @@ async def test_a_stream_that_is_cancelled_before_its_model_begins_ends_as_cancel
     assert slow.go_on.cancelled()
 
 
-async def test_without_a_stream_an_error_is_raised_however_late(slow: SlowBench) -> None:
+async def test_late_error_is_raised_without_stream(slow: SlowBench) -> None:
     asking = asyncio.create_task(slow.ask())
     await slow.waiting.wait()
     slow.go_on.set_exception(UpstreamError("Nobody is there."))
@@ -93,7 +93,7 @@ async def test_without_a_stream_an_error_is_raised_however_late(slow: SlowBench)
         await asking
 
 
-async def test_a_client_that_leaves_while_the_model_has_not_begun_stops_it() -> None:
+async def test_client_disconnect_before_model_starts_stops_model() -> None:
     bench = SlowBench(patience=60)
     await bench.engine.start()
     asking = asyncio.create_task(bench.ask(stream=True))

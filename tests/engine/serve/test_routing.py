@@ -31,7 +31,7 @@ class Station:
         self, name: str, *models: str, any_model: bool = False, error: AntiphonError | None = None, **able: Any
     ) -> None:
         self.capabilities = Capabilities(any_model=any_model, **able)
-        self.asked: list[str | None] = []
+        self.models_called: list[str | None] = []
         self._name = name
         self._error = error
         self.list: Sequence[Model] = [Model(id=model, created=0, owned_by=name) for model in models]
@@ -44,11 +44,11 @@ class Station:
         return self.list
 
     async def count_tokens(self, turn: Turn) -> int:
-        self.asked.append(turn.request.model)
+        self.models_called.append(turn.request.model)
         return 1
 
     async def stream(self, turn: Turn) -> Deltas:
-        self.asked.append(turn.request.model)
+        self.models_called.append(turn.request.model)
         if self._error is not None:
             raise self._error
         return self._answer()
@@ -68,64 +68,64 @@ def turn(model: str) -> Turn:
 async def ask(router: Router, model: str) -> tuple[str, str]:
     """Who answered, and who the route says has."""
     serving = await router.find(model).start(turn(model))
-    said = [delta async for batch in serving.deltas for delta in batch]
-    assert isinstance(said[0], Text)
-    return said[0].text, serving.candidate.address
+    produced = [delta async for batch in serving.deltas for delta in batch]
+    assert isinstance(produced[0], Text)
+    return produced[0].text, serving.candidate.address
 
 
-async def test_a_listed_model_is_served_by_the_first_backend_that_lists_it() -> None:
+async def test_listed_model_is_served_by_first_backend_that_lists_it() -> None:
     router = make_router(("a", Station("a", "one")), ("b", Station("b", "one", "two")))
     assert await ask(router, "one") == ("a", "a/one")
     assert await ask(router, "two") == ("b", "b/two")
     assert [model.id for model in router.models()] == ["one", "two"]
 
 
-async def test_a_backend_can_be_named_together_with_its_model() -> None:
+async def test_model_can_be_named_with_its_backend() -> None:
     router = make_router(("a", Station("a", "one")), ("b", Station("b", "one", "org/two")))
     assert await ask(router, "b/one") == ("b", "b/one")
     assert await ask(router, "b/org/two") == ("b", "b/org/two")
     assert await ask(router, "org/two") == ("b", "b/org/two")
 
 
-async def test_a_name_nobody_lists_goes_to_the_backend_that_answers_for_any() -> None:
+async def test_unlisted_name_goes_to_backend_for_any_model() -> None:
     router = make_router(("a", Station("a", "one")), ("b", Station("b", any_model=True)))
     assert await ask(router, "new") == ("b", "b/new")
 
 
-def test_a_name_is_listed_passed_on_or_unknown() -> None:
+def test_model_name_is_listed_unlisted_or_unknown() -> None:
     names = {"fast": ["b/swift"], "x-*": ["b"], "one*": ["b", "a/one"]}
     router = make_router(("a", Station("a", "one")), ("b", Station("b", "two", any_model=True)), names=names)
-    told = {name: router.classify(name) for name in ("one", "a/one", "b/two", "fast", "one-more")}
-    assert told == dict.fromkeys(told, "listed")
-    told = {name: router.classify(name) for name in ("new", "b/new", "x-ray")}
-    assert told == dict.fromkeys(told, "unlisted")
+    emitted = {name: router.classify(name) for name in ("one", "a/one", "b/two", "fast", "one-more")}
+    assert emitted == dict.fromkeys(emitted, "listed")
+    emitted = {name: router.classify(name) for name in ("new", "b/new", "x-ray")}
+    assert emitted == dict.fromkeys(emitted, "unlisted")
     assert make_router(("a", Station("a", "one"))).classify("new") == "unknown"
 
 
 @pytest.mark.parametrize("model", ["new", "a/new", ""])
-def test_a_name_nobody_answers_for_is_not_found_and_the_others_are_told(model: str) -> None:
+def test_unserved_name_is_not_found_and_others_are_listed(model: str) -> None:
     router = make_router(("a", Station("a", "one")), names={"fast": ["a/one"], "x-*": ["a"]})
     with pytest.raises(ModelNotFound) as caught:
         router.find(model)
     assert caught.value.message == f"The model '{model}' does not exist. Available models: 'one', 'fast'."
 
 
-async def test_an_alias_is_served_under_the_name_the_model_has_there() -> None:
+async def test_alias_is_served_under_backends_model_name() -> None:
     station = Station("a", "qwen3-8b")
     router = make_router(("a", station), names={"fast": ["a/qwen3-8b"]})
     assert await ask(router, "fast") == ("a", "a/qwen3-8b")
     assert await router.find("fast").count_tokens(turn("fast")) == 1
-    assert station.asked == ["qwen3-8b", "qwen3-8b"]
+    assert station.models_called == ["qwen3-8b", "qwen3-8b"]
 
 
-async def test_a_pattern_sends_all_its_names_on_and_a_plain_name_goes_first() -> None:
+async def test_pattern_matches_names_and_plain_name_has_priority() -> None:
     names = {"gpt-*": ["a"], "gpt-5": ["b/other"]}
     router = make_router(("a", Station("a", any_model=True)), ("b", Station("b", any_model=True)), names=names)
     assert await ask(router, "gpt-4o") == ("a", "a/gpt-4o")
     assert await ask(router, "gpt-5") == ("b", "b/other")
 
 
-def test_a_target_that_is_no_backend_is_a_config_error() -> None:
+def test_unknown_target_backend_is_config_error() -> None:
     with pytest.raises(ConfigError, match=r"models.fast: there is no backend 'nowhere'. Known backends: a."):
         make_router(("a", Station("a")), names={"fast": ["nowhere/one"]})
 
@@ -140,20 +140,20 @@ def test_a_target_that_is_no_backend_is_a_config_error() -> None:
         ModelNotFound("not there"),
     ],
 )
-async def test_when_one_cannot_answer_the_next_one_does(error: AntiphonError) -> None:
+async def test_next_candidate_serves_when_first_fails(error: AntiphonError) -> None:
     router = make_router(("a", Station("a", error=error)), ("b", Station("b")), names={"m": ["a/x", "b/y"]})
     assert await ask(router, "m") == ("b", "b/y")
 
 
-async def test_a_request_that_is_at_fault_goes_to_nobody_else() -> None:
+async def test_invalid_request_is_not_tried_on_next_candidate() -> None:
     second = Station("b")
     router = make_router(("a", Station("a", error=InvalidRequest("bad"))), ("b", second), names={"m": ["a", "b"]})
     with pytest.raises(InvalidRequest, match="bad"):
         await ask(router, "m")
-    assert second.asked == []
+    assert second.models_called == []
 
 
-async def test_when_nobody_can_answer_the_last_error_is_the_clients() -> None:
+async def test_last_error_is_raised_when_all_candidates_fail() -> None:
     stations: list[tuple[str, Any]] = [
         ("a", Station("a", error=UpstreamError("first"))),
         ("b", Station("b", error=RateLimited("second", retry_after=3))),
@@ -175,10 +175,10 @@ def make_stations(**able: Any) -> Router:
     return make_router(("a", down), ("b", Station("b", **able)), names={"m": ["a/x", "b/y"]})
 
 
-async def test_who_steps_in_is_not_shown_what_may_be_left_out_and_that_is_told() -> None:
+async def test_unsupported_tools_are_dropped_for_fallback_with_warning() -> None:
     router = make_stations(tools=FUNCTIONS)
-    asked = Turn(request=CreateRequest(model="m", tools=[SEARCH, FUNCTION]), items=[])
-    serving = await router.find("m").start(asked)
+    requested = Turn(request=CreateRequest(model="m", tools=[SEARCH, FUNCTION]), items=[])
+    serving = await router.find("m").start(requested)
     assert serving.warnings == ["tools[0]: web_search is not available here and was left out"]
     assert serving.candidate.address == "b/y"
 
@@ -192,13 +192,13 @@ async def test_who_steps_in_is_not_shown_what_may_be_left_out_and_that_is_told()
         (CreateRequest(model="m"), [PICTURE]),
     ],
 )
-async def test_who_lacks_what_is_asked_for_does_not_step_in(request_: CreateRequest, items: list[Any]) -> None:
+async def test_candidate_without_needed_capability_is_skipped(request_: CreateRequest, items: list[Any]) -> None:
     router = make_stations(tools=FUNCTIONS)
     with pytest.raises(UpstreamError, match="down"):
         await router.find("m").start(Turn(request=request_, items=items))
 
 
-async def test_who_refuses_what_it_cannot_do_leaves_it_to_the_next() -> None:
+async def test_unsupported_refusal_of_fallback_tries_next_candidate() -> None:
     unable = Station("b", error=InvalidRequest("No sound.", code="unsupported_content"))
     stations: list[tuple[str, Any]] = [("a", Station("a", error=UpstreamError("down"))), ("b", unable)]
     router = make_router(*stations, ("c", Station("c")), names={"m": ["a", "b", "c"], "n": ["a", "b"]})
@@ -207,7 +207,7 @@ async def test_who_refuses_what_it_cannot_do_leaves_it_to_the_next() -> None:
         await ask(router, "n")
 
 
-async def test_models_that_a_backend_learns_of_later_are_served() -> None:
+async def test_models_discovered_later_are_served() -> None:
     station = Station("a", "one")
     router = make_router(("a", station))
     assert [model.id for model in router.models()] == ["one"]
@@ -215,7 +215,7 @@ async def test_models_that_a_backend_learns_of_later_are_served() -> None:
     assert await ask(router, "two") == ("a", "a/two")
 
 
-def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list() -> None:
+def test_backend_window_applies_to_unlisted_models() -> None:
     router = make_router(("a", Station("a", "one", any_model=True, context_window=4_000)), names={"alias": ["a/two"]})
     found = [router.find(name).first.model for name in ("one", "two", "a/three", "alias")]
     assert [(model.id, model.context_window) for model in found] == [
@@ -226,12 +226,12 @@ def test_the_window_of_a_backend_counts_for_models_that_it_does_not_list() -> No
     ]
 
 
-async def test_what_a_backend_learns_by_asking_is_told_once() -> None:
+async def test_parameter_found_ineffective_is_warned_about_once() -> None:
     station = Station("a", "one")
     station.capabilities = Capabilities(
-        list_ignored=lambda _, model: ["user", *(["reasoning"] if station.asked else [])]
+        list_ignored=lambda _, model: ["user", *(["reasoning"] if station.models_called else [])]
     )
     route = make_router(("a", station)).find("one")
-    asked = Turn(request=CreateRequest(model="one", reasoning=ReasoningConfig(effort="low")), items=[])
-    notes = [(await route.start(asked)).warnings for _ in range(2)]
+    requested = Turn(request=CreateRequest(model="one", reasoning=ReasoningConfig(effort="low")), items=[])
+    notes = [(await route.start(requested)).warnings for _ in range(2)]
     assert notes == [["no effect on this model: reasoning"], []]

@@ -38,8 +38,8 @@ class Recorder(ScriptedBackend):
         return await super().stream(turn)
 
 
-def make_recorder(*said: dict[str, Any]) -> Recorder:
-    return Recorder({"default": list(said)})
+def make_recorder(*produced: dict[str, Any]) -> Recorder:
+    return Recorder({"default": list(produced)})
 
 
 async def say(
@@ -50,26 +50,26 @@ async def say(
     return [delta for batch in [each async for each in answer] for delta in batch if not isinstance(delta, TokenUsage)]
 
 
-async def seal_of(*said: dict[str, Any], name: str = "one") -> str:
-    told = await say(make_recorder(*said, {"text": "So."}), name=name, include=WANTED)
-    return next(delta.encrypted_content for delta in told if isinstance(delta, ReasoningSeal))
+async def seal_of(*produced: dict[str, Any], name: str = "one") -> str:
+    emitted = await say(make_recorder(*produced, {"text": "So."}), name=name, include=WANTED)
+    return next(delta.encrypted_content for delta in emitted if isinstance(delta, ReasoningSeal))
 
 
-async def test_reasoning_is_sealed_when_it_is_asked_for_right_where_it_ends() -> None:
-    told = await say(make_recorder({"reasoning": "Hm. Well."}, {"text": "So."}), include=WANTED)
-    kinds = [type(delta) for delta in told]
+async def test_requested_reasoning_is_sealed_where_it_ends() -> None:
+    emitted = await say(make_recorder({"reasoning": "Hm. Well."}, {"text": "So."}), include=WANTED)
+    kinds = [type(delta) for delta in emitted]
     assert kinds.index(ReasoningSeal) == kinds.index(Text) - 1
     assert kinds.count(ReasoningSeal) == 1
 
 
-async def test_reasoning_is_not_sealed_when_nobody_asks_and_nothing_needs_it() -> None:
-    told = await say(make_recorder({"reasoning": "Hm."}, {"text": "So."}))
-    assert not [delta for delta in told if isinstance(delta, ReasoningSeal)]
+async def test_reasoning_is_not_sealed_unless_requested_or_needed() -> None:
+    emitted = await say(make_recorder({"reasoning": "Hm."}, {"text": "So."}))
+    assert not [delta for delta in emitted if isinstance(delta, ReasoningSeal)]
 
 
-async def test_what_only_the_backend_understands_is_sealed_in_any_case_and_given_back_to_it_alone() -> None:
-    told = await say(make_recorder({"reasoning": "Hm."}, {"seal": "signature"}, {"text": "So."}))
-    sealed = next(delta.encrypted_content for delta in told if isinstance(delta, ReasoningSeal))
+async def test_opaque_state_is_always_sealed_and_returned_to_its_backend_only() -> None:
+    emitted = await say(make_recorder({"reasoning": "Hm."}, {"seal": "signature"}, {"text": "So."}))
+    sealed = next(delta.encrypted_content for delta in emitted if isinstance(delta, ReasoningSeal))
     assert "signature" not in sealed
     item = Reasoning(id="rs_1", encrypted_content=sealed)
     same, other = make_recorder({"text": "x"}), make_recorder({"text": "x"})
@@ -79,16 +79,16 @@ async def test_what_only_the_backend_understands_is_sealed_in_any_case_and_given
     assert other.read == [Reasoning(id="rs_1", content=[ReasoningText("Hm.")])]
 
 
-async def test_reasoning_that_another_backend_cannot_use_at_all_is_not_shown_to_it() -> None:
+async def test_opaque_only_reasoning_is_not_sent_to_other_backend() -> None:
     backend = make_recorder({"text": "x"})
     await say(backend, [Reasoning(id="rs_1", encrypted_content=await seal_of({"seal": "opaque"}))], name="two")
     assert backend.read == []
 
 
-async def test_two_stretches_of_reasoning_have_a_seal_each() -> None:
+async def test_each_stretch_of_reasoning_has_own_seal() -> None:
     script = ({"reasoning": "One."}, {"seal": "a"}, {"reasoning": "Two."}, {"seal": "b"}, {"text": "So."})
-    told = await say(make_recorder(*script))
-    seals = [delta.encrypted_content for delta in told if isinstance(delta, ReasoningSeal)]
+    emitted = await say(make_recorder(*script))
+    seals = [delta.encrypted_content for delta in emitted if isinstance(delta, ReasoningSeal)]
     backend = make_recorder({"text": "x"})
     await say(backend, [Reasoning(id=f"rs_{index}", encrypted_content=seal) for index, seal in enumerate(seals)])
     assert backend.read == [
@@ -97,64 +97,64 @@ async def test_two_stretches_of_reasoning_have_a_seal_each() -> None:
     ]
 
 
-async def test_reasoning_that_was_cut_off_is_sealed_before_the_end() -> None:
+async def test_interrupted_reasoning_is_sealed_before_end() -> None:
     backend = make_recorder({"reasoning": "Hm."})
-    told = await say(backend, include=WANTED)
-    assert isinstance(told[-2], ReasoningSeal)
-    assert isinstance(told[-1], Finish)
-    assert isinstance(told[0], deltas.Reasoning)
+    emitted = await say(backend, include=WANTED)
+    assert isinstance(emitted[-2], ReasoningSeal)
+    assert isinstance(emitted[-1], Finish)
+    assert isinstance(emitted[0], deltas.Reasoning)
 
 
-KEPT = Reasoning(id="rs_1", content=[ReasoningText("Hm. "), ReasoningText("Well.")])
+STORED = Reasoning(id="rs_1", content=[ReasoningText("Hm. "), ReasoningText("Well.")])
 LATE = StoredReasoningSealer(SEALER)
 
 
-async def test_what_was_kept_without_a_seal_gets_one_later_and_any_model_reads_it() -> None:
-    sealed = LATE.seal_item(KEPT, project="p")
+async def test_stored_reasoning_is_sealed_later_and_readable_by_any_model() -> None:
+    sealed = LATE.seal_item(STORED, project="p")
     assert isinstance(sealed, Reasoning)
-    assert msgspec.structs.replace(sealed, encrypted_content=None) == KEPT
+    assert msgspec.structs.replace(sealed, encrypted_content=None) == STORED
     backend = make_recorder({"text": "x"})
     await say(backend, [msgspec.structs.replace(sealed, content=None)], name="two")
     assert backend.read == [Reasoning(id="rs_1", content=[ReasoningText("Hm. Well.")])]
 
 
-def test_what_has_a_seal_and_what_is_no_reasoning_stays_as_it_is() -> None:
+def test_sealed_and_other_items_stay_unchanged() -> None:
     others = [
         Reasoning(id="rs_2", encrypted_content="sealed"),
         Message("user", "hi", "msg_1"),
         Unknown(b'{"type":"x"}'),
     ]
-    page = make_page([KEPT, *others], has_more=True)
-    sealed = LATE.seal_item(KEPT, project="p")
+    page = make_page([STORED, *others], has_more=True)
+    sealed = LATE.seal_item(STORED, project="p")
     assert LATE.seal_page(page, project="p") == msgspec.structs.replace(page, data=[sealed, *others])
 
 
-def test_what_tells_whole_items_has_their_seals_whether_it_comes_from_the_run_or_from_the_log() -> None:
-    response = Response(id="resp_1", created_at=1, model="m", output=[KEPT])
-    told = [
-        events.OutputItemAdded(3, 0, KEPT),
-        events.OutputItemDone(4, 0, KEPT),
+def test_events_with_items_are_sealed_live_and_from_log() -> None:
+    response = Response(id="resp_1", created_at=1, model="m", output=[STORED])
+    emitted = [
+        events.OutputItemAdded(3, 0, STORED),
+        events.OutputItemDone(4, 0, STORED),
         events.Completed(5, response),
         Unknown(b'{"type":"response.completed"}'),
     ]
-    logged = [Unknown(codec.encode(event)) for event in told]
+    logged = [Unknown(codec.encode(event)) for event in emitted]
     sealed = [
-        told[0],
-        events.OutputItemDone(4, 0, LATE.seal_item(KEPT, project="p")),
+        emitted[0],
+        events.OutputItemDone(4, 0, LATE.seal_item(STORED, project="p")),
         events.Completed(5, LATE.seal_response(response, project="p")),
-        told[3],
+        emitted[3],
     ]
-    assert LATE.seal_events(told, project="p") == sealed
+    assert LATE.seal_events(emitted, project="p") == sealed
     assert list(map(codec.encode, LATE.seal_events(logged, project="p"))) == list(map(codec.encode, sealed))
-    assert LATE.seal_response(response, project="p").output == [LATE.seal_item(KEPT, project="p")]
+    assert LATE.seal_response(response, project="p").output == [LATE.seal_item(STORED, project="p")]
 
 
 @pytest.mark.parametrize("sealed", ["ant1.AAAA", "gAAAA-of-another-server"])
-def test_a_seal_that_does_not_open_is_left_out_with_a_warning(sealed: str) -> None:
+def test_unreadable_seal_is_left_out_with_warning(sealed: str) -> None:
     message = Message("user", "hi", id="msg_1")
     bare = Reasoning(id="rs_1", encrypted_content=sealed)
-    told = Reasoning([SummaryText("Thinking.")], "rs_2", encrypted_content=sealed)
-    assert drop_unreadable_seals([message, bare, told], SEALER, project="p") == (
+    emitted = Reasoning([SummaryText("Thinking.")], "rs_2", encrypted_content=sealed)
+    assert drop_unreadable_seals([message, bare, emitted], SEALER, project="p") == (
         [message, Reasoning([SummaryText("Thinking.")], "rs_2")],
         [
             "reasoning rs_1: its encrypted_content cannot be opened here and was left out",
@@ -163,25 +163,28 @@ def test_a_seal_that_does_not_open_is_left_out_with_a_warning(sealed: str) -> No
     )
 
 
-async def test_a_seal_of_another_project_does_not_open() -> None:
+async def test_seal_of_other_project_is_unreadable() -> None:
     item = Reasoning(id="rs_1", encrypted_content=await seal_of({"reasoning": "Hm."}))
     assert drop_unreadable_seals([item], SEALER, project="p") == ([item], [])
     assert drop_unreadable_seals([item], SEALER, project="q")[0] == []
 
 
-async def test_a_client_that_keeps_the_state_itself_continues_with_what_it_was_given() -> None:
+async def test_stateless_client_continues_with_sealed_reasoning() -> None:
     script = {"rules": [{"user": "hi", "answers": [[{"reasoning": "Hm."}, {"text": "Hello."}]]}], "default": "Again."}
     bench = Bench(script, MemoryStore())
     await bench.engine.start()
     first = await bench.answer("hi", store=False, include=WANTED)
-    thought, said = first.output
+    thought, produced = first.output
     assert isinstance(thought, Reasoning)
     assert thought.encrypted_content
     carried = [{"role": "user", "content": "hi"}, *first.output, {"role": "user", "content": "more"}]
     run = await bench.ask(carried, store=False)
     assert (await run.drain()).output_text == "Again."
     assert run.warnings == []
-    forged = [msgspec.structs.replace(thought, encrypted_content=f"{thought.encrypted_content}x", content=None), said]
+    forged = [
+        msgspec.structs.replace(thought, encrypted_content=f"{thought.encrypted_content}x", content=None),
+        produced,
+    ]
     run = await bench.ask(
         [{"role": "user", "content": "hi"}, *forged, {"role": "user", "content": "more"}], store=False
     )

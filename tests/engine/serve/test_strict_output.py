@@ -36,17 +36,17 @@ CALL = ToolCall(0, "{}", "f", "call_1")
 SPENT = TokenUsage(Usage(1, 2, 3))
 
 
-async def tell(batches: Sequence[Sequence[Delta]]) -> Deltas:
+async def emit(batches: Sequence[Sequence[Delta]]) -> Deltas:
     for batch in batches:
         yield batch
 
 
-async def watch(*said: Delta, form: JsonSchemaFormat = STRICT) -> list[Delta]:
-    return [delta async for batch in check_at_end(form, tell([[each] for each in said])) for delta in batch]
+async def watch(*produced: Delta, form: JsonSchemaFormat = STRICT) -> list[Delta]:
+    return [delta async for batch in check_at_end(form, emit([[each] for each in produced])) for delta in batch]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "produced",
     [
         [GOOD, SPENT, Finish()],
         [Served("m", "up", "n"), Reasoning("Hm."), Text('{"n"'), SPENT, Text(": 4}"), CloseItem(), Finish()],
@@ -62,12 +62,12 @@ async def watch(*said: Delta, form: JsonSchemaFormat = STRICT) -> list[Delta]:
         [Finish()],
     ],
 )
-async def test_what_fits_or_is_no_answer_passes_as_it_is(said: list[Delta]) -> None:
-    assert await watch(*said) == said
+async def test_fitting_or_other_output_passes_unchanged(produced: list[Delta]) -> None:
+    assert await watch(*produced) == produced
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("produced", "fault"),
     [
         ([PROSE], "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
         ([Text('{"n": "4"}')], "$.n: '4' is not of type 'integer'"),
@@ -76,18 +76,22 @@ async def test_what_fits_or_is_no_answer_passes_as_it_is(said: list[Delta]) -> N
         ([GOOD, CloseItem(), PROSE], "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
     ],
 )
-async def test_what_does_not_fit_has_failed_after_all_was_told(said: list[Delta], fault: str) -> None:
+async def test_streamed_misfit_fails_after_all_deltas(produced: list[Delta], fault: str) -> None:
     message = f"The upstream did not enforce the schema, and the answer does not fit it: {fault}"
-    assert await watch(*said, SPENT, Finish()) == [*said, SPENT, Failure(message, "invalid_output", "model_error")]
+    assert await watch(*produced, SPENT, Finish()) == [
+        *produced,
+        SPENT,
+        Failure(message, "invalid_output", "model_error"),
+    ]
 
 
 @pytest.mark.parametrize("schema", [{"type": 5}, {"$ref": "#/$defs/none"}])
-async def test_a_schema_that_cannot_be_checked_is_no_fault_of_the_answer(schema: dict[str, Any]) -> None:
+async def test_uncheckable_schema_does_not_fail_answer(schema: dict[str, Any]) -> None:
     assert await watch(GOOD, Finish(), form=JsonSchemaFormat("n", schema=schema, strict=True)) == [GOOD, Finish()]
 
 
-async def test_closing_it_closes_the_answer() -> None:
-    answer = tell([[PROSE], [Finish()]])
+async def test_closing_check_closes_answer() -> None:
+    answer = emit([[PROSE], [Finish()]])
     held = check_at_end(STRICT, answer)
     await anext(held)
     await held.aclose()
@@ -105,7 +109,7 @@ async def test_closing_it_closes_the_answer() -> None:
         (None, None),
     ],
 )
-def test_only_a_strict_schema_must_be_fitted(form: Any, found: Any) -> None:
+def test_only_strict_schema_is_checked(form: Any, found: Any) -> None:
     assert find_strict_schema(CreateRequest(model="m", text=TextConfig(format=form))) == found
     assert find_strict_schema(CreateRequest(model="m")) is None
 
@@ -153,7 +157,7 @@ NOT_JSON = "not valid JSON: Expecting value: line 1 column 1 (char 0)"
 FAILED = Failure(MISFIT + NOT_JSON, "invalid_output", "model_error")
 
 
-async def test_where_nobody_listens_a_misfit_is_not_told_and_asked_for_once_more() -> None:
+async def test_unstreamed_misfit_is_hidden_and_retried_once() -> None:
     server = Server(
         [SERVED, Reasoning("Hm."), PROSE, SPENT, Finish()],
         [SERVED, Phase("final_answer"), GOOD, CloseItem(), SPENT, Finish()],
@@ -166,19 +170,19 @@ async def test_where_nobody_listens_a_misfit_is_not_told_and_asked_for_once_more
     first, second = server.turns
     assert (first.request.max_output_tokens, second.request.max_output_tokens) == (10, 8)
     assert second.request.text == first.request.text
-    _, reasoning, said, wish = (codec.encode(item).decode() for item in second.items)
+    _, reasoning, produced, wish = (codec.encode(item).decode() for item in second.items)
     assert "Hm." in reasoning
-    assert PROSE.text in said
+    assert PROSE.text in produced
     assert f"This answer is not what was asked for: {NOT_JSON}. Answer again, with nothing but the JSON." in wish
 
 
-async def test_an_answer_that_stays_wrong_fails_without_its_words() -> None:
+async def test_second_misfit_fails_without_text() -> None:
     server = Server([SERVED, PROSE, SPENT, Finish()], [SERVED, PROSE, SPENT, Finish()])
     assert await ask(server) == [SERVED, SPENT, SERVED, TokenUsage(Usage(2, 4, 6)), FAILED]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "produced",
     [
         [Text('{"n": 4}', (LogProb("4", -0.1, [52]),)), SPENT, Finish()],
         [Phase("commentary"), PROSE, CloseItem(), Phase("final_answer"), GOOD, CloseItem(), Finish()],
@@ -188,34 +192,34 @@ async def test_an_answer_that_stays_wrong_fails_without_its_words() -> None:
         [],
     ],
 )
-async def test_what_fits_or_is_no_answer_is_told_as_it_came_when_it_is_whole(said: list[Delta]) -> None:
-    server = Server(said)
-    assert (await ask(server), len(server.turns)) == (said, 1)
+async def test_unstreamed_fitting_answer_is_emitted_when_complete(produced: list[Delta]) -> None:
+    server = Server(produced)
+    assert (await ask(server), len(server.turns)) == (produced, 1)
 
 
-async def test_where_nobody_listens_a_code_fence_comes_off() -> None:
+async def test_unstreamed_code_fence_is_removed() -> None:
     fenced: list[Delta] = [Text("```json\n"), SPENT, Text('{"n": 4}'), Text("\n```"), CloseItem(), Finish()]
     server = Server([Reasoning("Hm."), *fenced])
     assert (await ask(server), len(server.turns)) == ([Reasoning("Hm."), GOOD, SPENT, CloseItem(), Finish()], 1)
 
 
-async def test_what_was_done_is_told_and_not_done_again() -> None:
+async def test_answer_with_tool_call_is_not_retried() -> None:
     server = Server([CALL, PROSE, Finish()])
     assert (await ask(server), len(server.turns)) == ([CALL, PROSE, FAILED], 1)
 
 
 @pytest.mark.parametrize("watched", [{"stream": True}, {"background": True}])
-async def test_what_somebody_may_have_read_is_not_asked_for_again(watched: dict[str, bool]) -> None:
+async def test_streamed_answer_is_not_retried(watched: dict[str, bool]) -> None:
     server = Server([PROSE, Finish()])
     assert (await ask(server, **watched), len(server.turns)) == ([PROSE, FAILED], 1)
 
 
-async def test_a_backend_that_holds_to_schemas_itself_is_trusted() -> None:
+async def test_backend_with_enforced_schema_is_not_checked() -> None:
     server = Server([PROSE, Finish()], on_trust=False)
     assert (await ask(server), len(server.turns)) == ([PROSE, Finish()], 1)
 
 
-async def test_what_was_said_before_it_broke_off_is_told_before_the_error() -> None:
+async def test_deltas_before_upstream_error_are_emitted_first() -> None:
     server = Server([GOOD, UpstreamError("Gone.")])
     turn = Turn(request=CreateRequest(model="m", text=TextConfig(format=STRICT)), items=[])
     answer = await StrictOutput(server).stream(turn)

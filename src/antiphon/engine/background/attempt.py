@@ -181,11 +181,11 @@ class Attempt:
             logger.warning("%s", warning, extra={"response_id": accepted.response_id})
         if serving.served is not None:
             yield [serving.served]
-        retelling = ReplayFilter(replayed)
+        replay = ReplayFilter(replayed)
         async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:
                 try:
-                    yield retelling.feed(batch)
+                    yield replay.feed(batch)
                 except Diverged:
                     yield [DIVERGED]
                     return

@@ -37,7 +37,7 @@ class Postponed(Exception):
 
 
 class ResponseSink(Protocol):
-    """Where a run saves its response."""
+    """The destination of a finished response."""
 
     async def save(self, response: Response, last_events: Sequence[Event | Unknown]) -> None:
         """Save the final response. `last_events` are emitted after this returns.
