@@ -135,7 +135,7 @@ async def test_restarted_server_continues_run_of_unlisted_model_at_once(tmp_path
         first = build_engine(configured)
         await first.start()
         queued = (await first.create(request, project="p")).response
-        await up.until_requests(2)  # that for the list of models is one
+        await up.until_requests(2)  # one of them is the request for the model list
         await first.close()
         again = build_engine(configured)
         await again.start()

@@ -1,4 +1,4 @@
-"""The engine: chains, projects, pages, models, and what it refuses."""
+"""The engine: chains, projects, pages, models and refusals."""
 
 import asyncio
 from pathlib import Path
@@ -253,7 +253,7 @@ async def test_call_output_that_differs_from_history_is_refused(make_bench: Any)
 
 
 async def test_message_with_id_of_other_message_is_not_treated_as_repeated(bench: Bench) -> None:
-    """Some clients number their messages anew in every request. What such a one says must not be lost."""
+    """Some clients number their messages anew in every request. Their messages must not be dropped."""
     requested = {"id": "msg_1", "role": "user", "content": "first"}
     first = await bench.answer([requested])
     run = await bench.ask([requested, {"role": "user", "content": "and?"}], previous_response_id=first.id)

@@ -1,4 +1,4 @@
-"""What happens to background responses when something gives way: the store, the lease, the response itself."""
+"""Background responses when the store fails, the lease is lost, or the response is deleted."""
 
 import asyncio
 import time
@@ -19,14 +19,14 @@ from antiphon.store.sqlite.store import SqliteStore
 from support.engine_harness import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
-# Short enough not to wait for, long enough for a busy machine.
+# Short enough for a test, long enough for a busy machine.
 SHORT = 0.3
-# Nothing here waits so long: a test that would have to does not end.
+# Longer than any test: a test that waits for it hangs.
 LONG = 3600.0
 
 
 class Frail(MemoryStore):
-    """A memory store that fails the next so many times it is asked for something."""
+    """A memory store whose methods fail a given number of times."""
 
     def __init__(self, **failures: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ async def finish(bench: Bench, response_id: str) -> Response:
 
 
 async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> None:
-    """Until the log has these words. Asking the store does not count as watching."""
+    """Wait until the log has this text. Reading the store does not count as a reader."""
     for _ in range(10_000):
         if words in b"".join(payload for _, payload in await bench.store.read_events("default", response_id, -1)):
             return
@@ -83,7 +83,7 @@ async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> Non
     raise AssertionError(f"{words!r} never came")
 
 
-# The store gives way
+# Store failures
 
 
 @pytest.mark.parametrize("failures", [{"append_events": 1}, {"renew": 3}, {"save": 2}, {"save": 2, "abandon": 2}])
@@ -127,17 +127,17 @@ async def test_unreadable_queued_request_ends_as_failed(make_bench: Any) -> None
     assert (failed.status, failed.error.code) == ("failed", "interrupted")
 
 
-# The lease is lost
+# Lost leases
 
 
 async def lose(bench: Bench, response_id: str) -> None:
-    """Let another process take the run."""
+    """Claim the run for another process."""
     (claimed,) = await bench.store.claim("another", as_of=time.time() + LONG, lease=LONG, limit=1)
     assert claimed.response_id == response_id
 
 
 async def test_events_of_lost_attempt_are_not_shown(make_bench: Any) -> None:
-    """Nobody had watched, so the other process began again, and its words are the response's."""
+    """Without a reader the other process begins again, and its text is the response."""
     bench = await make_bench(SLOW, background_lease_seconds=LONG)
     run = await bench.ask(background=True)
     await wait_until_logged(bench, run.response.id, b" far")
@@ -150,7 +150,7 @@ async def test_events_of_lost_attempt_are_not_shown(make_bench: Any) -> None:
 
 
 async def test_lease_is_checked_as_of_time_before_store_wait(make_bench: Any) -> None:
-    """Whoever else had to wait could not renew its lease."""
+    """Another process that waited for the store could not renew its lease."""
     requested: list[float] = []
     renewing, writable = asyncio.Event(), asyncio.Event()
 
@@ -187,7 +187,7 @@ async def test_run_that_was_lost_and_reclaimed_has_one_attempt(make_bench: Any) 
     await lose(bench, run.response.id)
     await bench.store.release("another")
     await bench.ask("wake up", background=True)
-    for _ in range(2):  # the second attempt, and the one that woke us
+    for _ in range(2):  # the second attempt, and the response that woke the worker
         await bench.backend.reached("gate")
     assert bench.backend.cancelled == 1
     for _ in range(2):
@@ -195,7 +195,7 @@ async def test_run_that_was_lost_and_reclaimed_has_one_attempt(make_bench: Any) 
     assert (await finish(bench, run.response.id)).output_text == "so far and on"
 
 
-# The response goes
+# Deleted responses
 
 
 async def test_deleting_running_response_stops_model_and_streams(make_bench: Any) -> None:
@@ -239,7 +239,7 @@ async def test_response_fails_if_its_conversation_was_deleted(make_bench: Any, b
     assert conversation.id in response.error.message
 
 
-# Cancelling, at bad moments
+# Cancellation at critical moments
 
 
 async def test_queued_response_is_cancelled_when_all_slots_are_taken(make_bench: Any) -> None:
@@ -269,7 +269,7 @@ async def test_cancel_right_after_create_finds_run(
 async def test_run_of_dead_process_is_cancelled_after_lease_expiry(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "POLL_SECONDS", 5.0)  # it waits for four of them at the most
+    monkeypatch.setattr(queue, "POLL_SECONDS", 5.0)  # at most four leases
     bench = await make_bench(SLOW, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -301,7 +301,7 @@ async def test_cancel_during_finish_leaves_one_terminal_event(make_bench: Any, t
         assert await reader == cancelled
 
 
-# Places and readers
+# Slots and readers
 
 
 async def test_running_attempts_do_not_exceed_slots(make_bench: Any, tmp_path: Path) -> None:

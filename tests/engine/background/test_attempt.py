@@ -1,4 +1,4 @@
-"""Attempts at background responses that others have begun: given back, damaged, or of a model that is not here."""
+"""Attempts that take over runs: released runs, damaged logs, and models that this process does not serve."""
 
 import asyncio
 import sqlite3
@@ -24,7 +24,7 @@ from antiphon.stream.deltas import Deltas
 from support.engine_harness import Bench, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
-# Nothing here waits so long: a test that would have to does not end.
+# Longer than any test: a test that waits for it hangs.
 LONG = 3600.0
 
 
@@ -34,7 +34,7 @@ async def read(bench: Bench, response_id: str) -> list[Any]:
 
 
 async def leave_watched(make_bench: Any, path: Path, **fields: Any) -> str:
-    """Begin a response that somebody watches, and stop in the middle of it. Gives its id."""
+    """Begin a response with a reader and stop in the middle of it. Return its id."""
     bench = await make_bench(
         {"models": ["scripted", "alpha"], **SLOW}, store=SqliteStore(path), background_lease_seconds=0.3
     )
@@ -73,7 +73,7 @@ async def test_repeatedly_interrupted_run_is_given_up(make_bench: Any, tmp_path:
     assert (response.status, response.error.code, response.output_text) == ("failed", "interrupted", "so far")
 
 
-# What the disk has damaged
+# Damaged logs
 
 LAST_BATCH = "WHERE last = (SELECT max(last) FROM events)"
 DAMAGES = {
@@ -108,7 +108,7 @@ async def test_damaged_event_log_ends_as_failed_with_readable_end(make_bench: An
 
 
 async def wait_for_end(bench: Bench, response_id: str) -> Response:
-    """The response once its run is gone: until then, it may be that it cannot be read."""
+    """Return the response after its run is gone. Until then it may be unreadable."""
     for _ in range(1_000):
         if not await bench.store.watch("default", response_id):
             return await bench.engine.retrieve("default", response_id)
@@ -127,11 +127,11 @@ async def test_run_with_damaged_log_can_be_cancelled_at_once(make_bench: Any, tm
     assert (cancelled.status, last.type, last.response) == ("cancelled", "response.incomplete", cancelled)
 
 
-# Models that are not here
+# Models of other processes
 
 
 class Shared(SqliteStore):
-    """A store that tells when a run was put back."""
+    """A store that signals when a run was put back."""
 
     def __init__(self, path: Path, *, home: str | None = None) -> None:
         super().__init__(path, home=home)
@@ -144,7 +144,7 @@ class Shared(SqliteStore):
 
 @asynccontextmanager
 async def serving(says: str, store: SqliteStore, *, any_model: bool, lease: float = LONG) -> AsyncIterator[Bench]:
-    """A process that lists the model beta alone, and may serve any other name."""
+    """A process that lists only the model beta, and may accept any other name."""
     bench = Bench({"models": ["beta"], "default": says}, store)
     bench.backend.capabilities = msgspec.structs.replace(bench.backend.capabilities, any_model=any_model)
     policy = Policy(background_lease_seconds=lease)
@@ -157,7 +157,7 @@ async def serving(says: str, store: SqliteStore, *, any_model: bool, lease: floa
 
 
 async def leave_queued(make_bench: Any, path: Path, *, home: str | None = None) -> str:
-    """Queue a response of the model alpha, and stop before anyone has begun with it. Gives its id."""
+    """Queue a response of the model alpha and stop before a worker claims it. Return its id."""
     bench = await make_bench({"models": ["alpha"]}, store=SqliteStore(path, home=home), background_slots=0)
     run = await bench.ask(background=True, model="alpha")
     await bench.engine.close()
@@ -209,7 +209,7 @@ async def test_run_whose_model_upstream_lacks_is_left_to_others(
 
 @pytest.mark.parametrize("any_model", [True, False])
 async def test_run_is_left_to_process_that_lists_its_model(make_bench: Any, tmp_path: Path, any_model: bool) -> None:
-    """One that serves any name serves this one, too, but leaves it to another that lists it."""
+    """A backend for any model name also serves this one, but leaves it to a process that lists it."""
     response_id = await leave_watched(make_bench, tmp_path / "store.db", model="alpha")
     store = Shared(tmp_path / "store.db")
     async with serving("something else", store, any_model=any_model):

@@ -33,7 +33,7 @@ async def collect(batches: Any) -> list[Any]:
 
 
 async def finished(bench: Bench, response_id: str) -> Response:
-    """The response once it has ended, and its stream has been judged."""
+    """Return the finished response after checking its stream."""
     emitted = await follow(bench, response_id)
     response = judge(emitted)
     assert await bench.engine.retrieve("default", response_id) == response
@@ -171,7 +171,7 @@ async def test_conversation_gets_items_when_run_ends(bench: Bench) -> None:
 @pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize("repeats", [True, False])
 async def test_run_of_dead_process_is_taken_over(make_bench: Any, tmp_path: Path, watched: bool, repeats: bool) -> None:
-    """What was shown stays true: a watched run goes on if the model repeats itself, and fails if it does not."""
+    """A run with a reader continues if the model repeats its answer, and fails otherwise."""
     path = tmp_path / "store.db"
     first = await make_bench(SLOW, store=SqliteStore(path))
     run = await first.ask(background=True)

@@ -1,4 +1,4 @@
-"""From a request to a turn: errors and warnings name items by the places that the client knows."""
+"""Preparation of requests: errors and warnings name items by their index in the client's input."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ async def refuse(bench: Bench, requested: Any, **fields: Any) -> InvalidRequest:
 
 
 async def make_history(bench: Bench) -> tuple[Response, list[Any]]:
-    """A response, and the history that ends with it as a client has it."""
+    """Return a response and the history up to it as a client stores it."""
     response = await bench.answer("hello")
     return response, [say("hello"), *response.output]
 

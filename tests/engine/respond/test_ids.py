@@ -1,4 +1,4 @@
-"""Ids: ordered in time, unguessable, and an item's leads to its response."""
+"""Ids: time-ordered, unguessable, and derived from the response."""
 
 import os
 import re

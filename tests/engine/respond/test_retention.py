@@ -1,4 +1,4 @@
-"""Retention: what has expired is deleted at the start and every hour, and a broken store does not end that."""
+"""Expiry: rows are deleted at the start and every hour, also after a failure of the store."""
 
 import asyncio
 import sqlite3
@@ -19,7 +19,7 @@ from antiphon.store.sqlite.store import SqliteStore
 
 
 class SweptStore(SqliteStore):
-    """Tells of each sweep; the first may fail."""
+    """A store that reports each sweep. The first may fail."""
 
     def __init__(self, path: Path, *, broken: bool = False) -> None:
         super().__init__(path)
@@ -37,7 +37,7 @@ class SweptStore(SqliteStore):
 
 
 class Clock:
-    """Stands still until a test sets it."""
+    """A clock that moves only when a test sets it."""
 
     time = 1_700_000_000
 

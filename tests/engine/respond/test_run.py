@@ -1,4 +1,4 @@
-"""A run: what its stream tells when all goes well, and when it does not."""
+"""Runs: the events of a stream, with and without errors."""
 
 import asyncio
 from contextlib import aclosing

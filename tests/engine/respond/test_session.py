@@ -15,7 +15,7 @@ def say(text: str, role: Any = "user") -> Message:
 
 
 def end(session: Session, name: str, previous: str | None = None, **options: Any) -> list[Item | Unknown]:
-    """Let a response end on the connection, and give what can be read of it."""
+    """End a response on the connection and return the items of its context and output."""
     before = session.find(previous)
     requested: list[Item | Unknown] = [say(options.pop("text", name))]
     read = [*(before.items if before is not None else ()), *requested]

@@ -1,4 +1,4 @@
-"""A turn that is slow to begin: streams begin without it, and nobody is left behind."""
+"""Models that are slow to start: the stream begins without them, and no model is left running."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ SCRIPT: dict[str, Any] = {"default": "Hello."}
 
 
 class SlowBench(Bench):
-    """Its model begins only when it is told to, or fails to."""
+    """An engine whose model starts, or fails to start, on command."""
 
     def __init__(self, *, patience: float) -> None:
         super().__init__(SCRIPT, MemoryStore(), Policy(first_delta_seconds=patience))

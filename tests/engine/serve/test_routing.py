@@ -1,4 +1,4 @@
-"""Who serves a model, and who steps in when that one cannot."""
+"""Routing: candidates for a model, and fallbacks."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ from antiphon.stream.deltas import Delta, Deltas, Finish, Text
 
 
 class Station:
-    """A backend that answers with its own name, or with an error."""
+    """A backend that answers with its own name or an error."""
 
     def __init__(
         self, name: str, *models: str, any_model: bool = False, error: AntiphonError | None = None, **able: Any
@@ -66,7 +66,7 @@ def turn(model: str) -> Turn:
 
 
 async def ask(router: Router, model: str) -> tuple[str, str]:
-    """Who answered, and who the route says has."""
+    """Return the backend that answered and the one that the route reports."""
     serving = await router.find(model).start(turn(model))
     produced = [delta async for batch in serving.deltas for delta in batch]
     assert isinstance(produced[0], Text)
@@ -170,7 +170,7 @@ PICTURE = Message("user", [InputImage(image_url="data:image/png;base64,aGk=")])
 
 
 def make_stations(**able: Any) -> Router:
-    """One that is down and can do everything, and another one that steps in."""
+    """A route with an unavailable backend and a fallback."""
     down = Station("a", error=UpstreamError("down"), any_tool=True, images=True, logprobs=True)
     return make_router(("a", down), ("b", Station("b", **able)), names={"m": ["a/x", "b/y"]})
 

@@ -1,4 +1,4 @@
-"""Reasoning that clients carry: sealed, opened, and never a reason to end a conversation."""
+"""Sealed reasoning: sealing, opening, and unreadable seals."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ WANTED = ["reasoning.encrypted_content"]
 
 
 class Recorder(ScriptedBackend):
-    """Keeps what it was given to read."""
+    """A backend that records the items it gets."""
 
     def __init__(self, script: dict[str, Any]) -> None:
         super().__init__("recorder", msgspec.convert({"default": script["default"]}, Script))

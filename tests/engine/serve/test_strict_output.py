@@ -1,4 +1,4 @@
-"""An answer that must fit a schema fails at its end if it does not fit, or is asked for once more if nobody listens."""
+"""Strict output: a misfit fails at the end of a stream, and is retried once without a stream."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -115,7 +115,7 @@ def test_only_strict_schema_is_checked(form: Any, found: Any) -> None:
 
 
 class Server:
-    """A backend that gives these answers one after the other, and trusts another server with schemas."""
+    """A backend with fixed answers whose schema support is only a promise."""
 
     def __init__(self, *answers: Sequence[Delta | Exception], on_trust: bool = True) -> None:
         self.capabilities = Capabilities(json_schema=True, verify_json_schema=on_trust)

@@ -83,7 +83,7 @@ def test_droppable_blocks_are_disjoint_and_keep_pairs_together(kinds: list[str])
 
 
 def _parted(items: list[Item | Unknown]) -> int:
-    """How many outputs there are whose call is not before them."""
+    """Count the outputs without an earlier call."""
     seen: set[str] = set()
     parted = 0
     for item in items:
@@ -95,7 +95,7 @@ def _parted(items: list[Item | Unknown]) -> int:
 
 
 class Narrow:
-    """A backend with room for so many words."""
+    """A backend whose window is a number of words."""
 
     capabilities = Capabilities()
 
