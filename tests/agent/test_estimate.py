@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from antiphon import Limits, Prices, tool
-from antiphon.agent.estimate import estimate_usage
 from antiphon.agent.loop import ESTIMATED
 from antiphon.agent.outcome import Notice, RunEnded, RunEvent, TurnFinished
 from antiphon.protocol.response import Usage
+from antiphon.upstream.usage import estimate_payload_usage
 from support.agent_stage import DROP, Stage, TheirStage, call, open_stage, usage
 
 TEXT = "seven b" * 50  # 350 bytes, which are 100 tokens
@@ -40,7 +40,7 @@ def guess(read: int, said: int) -> Usage:
 def test_a_guess_is_made_from_what_is_read_and_said(
     request_: dict[str, Any], read: list[Any], said: list[Any], expected: Usage
 ) -> None:
-    guessed = estimate_usage(request_, read, said)
+    guessed = estimate_payload_usage(request_, read, said)
     assert guessed.estimated
     # Roles and the like are texts as well.
     assert guessed.input_tokens == pytest.approx(expected.input_tokens, abs=3)

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.agent.history import REASONING_LOST
 from antiphon.agent.provider import Provider, ToolCall, Turn
-from antiphon.agent.transports.base import Events, Gathering, Transport
+from antiphon.agent.transports.base import Events, ResponseCollector, Transport
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
@@ -251,9 +251,9 @@ def test_what_servers_leave_out_is_made_up_for() -> None:
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.completed", "response": {"id": "resp_1", "status": "completed", "temperature": None}},
     ]
-    gathering = Gathering()
-    gathering.feed([codec.decode_event(json.dumps(event).encode()) for event in stream])
-    assert gathering.finish() == {"id": "resp_1", "status": "completed", "temperature": None, "output": [item]}
+    collector = ResponseCollector()
+    collector.feed([codec.decode_event(json.dumps(event).encode()) for event in stream])
+    assert collector.finish() == {"id": "resp_1", "status": "completed", "temperature": None, "output": [item]}
 
 
 async def test_a_first_turn_without_input_is_refused(transport: Recorder) -> None:

@@ -94,7 +94,7 @@ async def test_a_message_without_end_is_not_collected_for_ever(connect: Any, mon
 
 
 async def test_a_body_without_end_is_not_collected_for_ever(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.upstream.delta_stream.LARGEST_BODY", 100)
+    monkeypatch.setattr("antiphon.upstream.delta_stream.MAX_BODY_SIZE", 100)
     async with connect(Reply(pieces=[b'{"a": "', b"x" * 200])) as line:
         with pytest.raises(UpstreamError, match="larger than 100 bytes"):
             await read(line)
@@ -183,7 +183,7 @@ async def read_to_the_end(line: Any) -> list[Delta]:
 async def test_an_answer_that_is_whole_does_not_fail_however_its_stream_ends(
     connect: Any, monkeypatch: pytest.MonkeyPatch, said: list[bytes], end: Piece
 ) -> None:
-    monkeypatch.setattr(delta_stream, "LAST_SILENCE", 0.01)
+    monkeypatch.setattr(delta_stream, "FINAL_IDLE_TIMEOUT", 0.01)
     async with connect(stream_of(*said, end), stream_retries=0) as line:
         told = await read_to_the_end(line)
     assert told == [*(Text(piece[6:-2].decode()) for piece in said), Finish()]
@@ -199,7 +199,7 @@ async def test_what_follows_a_whole_answer_is_waited_for_no_longer_than_anything
     [
         (RESET, UpstreamError, "before the answer ended"),
         (HANG_UP, UpstreamError, "before the answer ended"),
-        (STALL, UpstreamTimeout, "fell silent"),
+        (STALL, UpstreamTimeout, "stopped sending"),
     ],
 )
 async def test_an_answer_that_is_not_whole_fails_for_the_reason_that_its_stream_ended(

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
-from antiphon.upstream.retry import FAILURES, CircuitBreaker
+from antiphon.upstream.retry import FAILURE_THRESHOLD, CircuitBreaker
 
 
 class Clock:
@@ -20,7 +20,7 @@ def fail(circuit: CircuitBreaker, error: BaseException) -> None:
 
 def make_open(clock: Clock) -> CircuitBreaker:
     circuit = CircuitBreaker("there", now=clock)
-    for _ in range(FAILURES):
+    for _ in range(FAILURE_THRESHOLD):
         fail(circuit, UpstreamError("x"))
     return circuit
 
@@ -36,10 +36,10 @@ def is_open(circuit: CircuitBreaker) -> bool:
 @pytest.mark.parametrize("error", [UpstreamError("x"), UpstreamTimeout("x"), Unavailable("x")])
 def test_it_opens_after_so_many_failures_in_a_row(error: AntiphonError) -> None:
     circuit = CircuitBreaker("there", now=Clock())
-    for _ in range(FAILURES - 1):
+    for _ in range(FAILURE_THRESHOLD - 1):
         fail(circuit, error)
     assert not is_open(circuit)  # which was a success, so the count begins anew
-    for _ in range(FAILURES):
+    for _ in range(FAILURE_THRESHOLD):
         fail(circuit, error)
     assert is_open(circuit)
 
@@ -47,9 +47,9 @@ def test_it_opens_after_so_many_failures_in_a_row(error: AntiphonError) -> None:
 @pytest.mark.parametrize("error", [RateLimited("x"), InvalidRequest("x"), UpstreamError("x", code="upstream_refused")])
 def test_a_server_that_refuses_works(error: AntiphonError) -> None:
     circuit = CircuitBreaker("there", now=Clock())
-    for _ in range(FAILURES - 1):
+    for _ in range(FAILURE_THRESHOLD - 1):
         fail(circuit, UpstreamError("x"))
-    for _ in range(FAILURES):
+    for _ in range(FAILURE_THRESHOLD):
         fail(circuit, error)
     fail(circuit, UpstreamError("x"))
     assert not is_open(circuit)
@@ -57,7 +57,7 @@ def test_a_server_that_refuses_works(error: AntiphonError) -> None:
 
 def test_the_log_says_when_it_opens(caplog: pytest.LogCaptureFixture) -> None:
     make_open(Clock())
-    assert caplog.messages == ["backend there: it keeps failing, and is left alone for 10 s."]
+    assert caplog.messages == ["backend there: repeated failures; requests are paused for 10 s."]
 
 
 def test_who_is_kept_out_is_told_for_how_long() -> None:
@@ -97,7 +97,7 @@ def test_after_a_recovery_the_pause_is_short_again() -> None:
     fail(circuit, UpstreamError("x"))
     clock.time += 20
     assert not is_open(circuit)
-    for _ in range(FAILURES):
+    for _ in range(FAILURE_THRESHOLD):
         fail(circuit, UpstreamError("x"))
     clock.time += 10
     assert not is_open(circuit)
@@ -114,7 +114,7 @@ def test_a_trial_that_is_cancelled_lets_the_next_one_try() -> None:
 def test_calls_that_were_under_way_do_not_lengthen_the_pause() -> None:
     clock = Clock()
     circuit = CircuitBreaker("there", now=clock)
-    guards = [circuit.guard() for _ in range(FAILURES + 5)]
+    guards = [circuit.guard() for _ in range(FAILURE_THRESHOLD + 5)]
     for guard in guards:
         guard.__enter__()
     for guard in guards:

@@ -217,7 +217,7 @@ async def test_after_the_first_words_nothing_is_asked_again(connect: Any, end: A
         deltas = await line.begin()
         assert await anext(deltas) == [Text("a")]
         more.set()
-        with pytest.raises(UpstreamError, match=r"before the answer ended|broke the connection off"):
+        with pytest.raises(UpstreamError, match=r"before the answer ended|The upstream closed the connection"):
             await anext(deltas)
         assert len(line.server.requests) == 1
 
@@ -258,7 +258,7 @@ async def test_a_silence_in_the_answer_ends_it(connect: Any) -> None:
     async with connect(stream_of(b"data: a\n\n", STALL), idle_timeout=AT_ONCE) as line:
         deltas = await line.begin()
         assert await anext(deltas) == [Text("a")]
-        with pytest.raises(UpstreamTimeout, match="fell silent"):
+        with pytest.raises(UpstreamTimeout, match="stopped sending"):
             await anext(deltas)
         await line.server.until_hang_ups()
 
@@ -281,7 +281,7 @@ async def test_a_server_that_keeps_failing_is_left_alone_and_then_tried(connect:
         for _ in range(5):
             with pytest.raises(UpstreamError):
                 await line.ask()
-        with pytest.raises(Unavailable, match="left alone") as raised:
+        with pytest.raises(Unavailable, match="paused") as raised:
             await line.ask()
         assert (raised.value.retry_after, len(line.server.requests)) == (10.0, 5)
         line.time += 10

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.stream.deltas import Delta, Served, Text
-from antiphon.upstream.fields import LONGEST_NAME, ServedModel
+from antiphon.upstream.fields import MAX_NAME_LENGTH, ServedModel
 
 WORDS: list[Delta] = [Text("Hi.")]
 
@@ -21,7 +21,7 @@ def test_another_name_comes_before_the_first_words() -> None:
     assert announce(None, "acme/model-1") == [Served("auto", "router", "acme/model-1"), *WORDS]
 
 
-@pytest.mark.parametrize("name", [None, "", "auto", 5, {"id": "x"}, "a\nb", "x" * (LONGEST_NAME + 1)])
+@pytest.mark.parametrize("name", [None, "", "auto", 5, {"id": "x"}, "a\nb", "x" * (MAX_NAME_LENGTH + 1)])
 def test_the_same_name_or_what_is_none_says_nothing(name: Any) -> None:
     assert announce(name) == WORDS
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.upstream.error_mapping import (
-    LONGEST_MESSAGE,
+    MAX_MESSAGE_LENGTH,
     ErrorReport,
     decode_json_or_text,
     is_error_payload,
@@ -55,7 +55,7 @@ from antiphon.upstream.error_mapping import (
         (b"<html><body><script>x</script><h1>Not &amp; here</h1></body></html>", ErrorReport(message="Not & here")),
         (b"404 page not found\n", ErrorReport(message="404 page not found")),
         (b"", ErrorReport()),
-        (b'{"error":{"message":"' + b"x" * 9000 + b'"}}', ErrorReport(message="x" * LONGEST_MESSAGE + "…")),
+        (b'{"error":{"message":"' + b"x" * 9000 + b'"}}', ErrorReport(message="x" * MAX_MESSAGE_LENGTH + "…")),
         (b'{"error":{"message":"a\\u0000\\u001bb\\nc","code":"two words"}}', ErrorReport(message="a b c")),
     ],
 )

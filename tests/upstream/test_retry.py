@@ -1,27 +1,26 @@
 import pytest
 
 from antiphon.errors import AntiphonError, ModelNotFound, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
-from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.retry import RetryPolicy
 
 
-def make(**options: int) -> RetryPolicy:
-    return RetryPolicy(UpstreamOptions(base_url="http://127.0.0.1/v1", **options))
+def make(*, request_retries: int = 4, stream_retries: int = 5) -> RetryPolicy:
+    return RetryPolicy(request_retries=request_retries, stream_retries=stream_retries)
 
 
 def test_waits_double_up_to_a_bound() -> None:
-    patience = make(request_retries=100)
-    waits = [patience.wait_after(UpstreamError("x")) for _ in range(101)]
+    policy = make(request_retries=100)
+    waits = [policy.wait_after(UpstreamError("x")) for _ in range(101)]
     bases = [min(0.2 * 2**number, 30) for number in range(100)]
     assert waits[100] is None
     assert [base * 0.9 <= (wait or 0) <= base * 1.1 for wait, base in zip(waits, bases, strict=False)] == [True] * 100
 
 
 def test_the_two_kinds_of_failures_are_counted_apart() -> None:
-    patience = make(request_retries=1, stream_retries=1)
-    waits = [patience.wait_after(UpstreamError("x"))]
-    patience.answered = True
-    waits += [patience.wait_after(UpstreamError("x")), patience.wait_after(UpstreamError("x"))]
+    policy = make(request_retries=1, stream_retries=1)
+    waits = [policy.wait_after(UpstreamError("x"))]
+    policy.answered = True
+    waits += [policy.wait_after(UpstreamError("x")), policy.wait_after(UpstreamError("x"))]
     assert [wait is None for wait in waits] == [False, False, True]
 
 

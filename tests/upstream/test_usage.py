@@ -7,7 +7,7 @@ import pytest
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
-from antiphon.upstream.usage import estimate_usage, read_usage
+from antiphon.upstream.usage import estimate_usage, parse_usage
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from antiphon.upstream.usage import estimate_usage, read_usage
     ],
 )
 def test_usage_is_read_however_it_is_told(told: Any, usage: Usage | None) -> None:
-    assert read_usage(told) == usage
+    assert parse_usage(told) == usage
 
 
 def test_an_estimate_is_marked_and_grows_with_the_texts() -> None:

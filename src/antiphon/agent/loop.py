@@ -29,11 +29,11 @@ from antiphon.agent.outcome import (
 from antiphon.agent.steps import End, NextTurn, Steps
 from antiphon.agent.task import Task
 from antiphon.agent.tool_calls import MakeContext, ToolCalls
-from antiphon.agent.transports.base import LASTING
 from antiphon.errors import AntiphonError, RateLimited, ServerError
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolContext
 from antiphon.tools.executor import Executor
+from antiphon.upstream.error_mapping import PERMANENT_CODES
 
 logger = logging.getLogger(__name__)
 
@@ -209,4 +209,4 @@ def _make_entry(answer: ModelAnswer, step: NextTurn) -> AnswerEntry:
 
 def _is_retryable(error: AntiphonError) -> bool:
     """Return True if another attempt may succeed."""
-    return error.code not in LASTING and (error.retry_after or 0.0) <= _MAX_DELAY_SECONDS
+    return error.code not in PERMANENT_CODES and (error.retry_after or 0.0) <= _MAX_DELAY_SECONDS

@@ -3,12 +3,11 @@
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from antiphon.agent.estimate import estimate_usage
 from antiphon.agent.history import (
     ENCRYPTED_REASONING,
     OUTPUT_TYPES,
@@ -28,12 +27,13 @@ from antiphon.agent.history import (
 )
 from antiphon.agent.journal import RunState
 from antiphon.agent.provider import is_continuation_error
-from antiphon.agent.transports.base import Gathering, Transport
+from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol.events import Event, OutputTextDelta, ReasoningSummaryTextDelta, ReasoningTextDelta
 from antiphon.protocol.json_text import JsonObject, read_json
-from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
+from antiphon.upstream.usage import estimate_payload_usage, parse_usage
 
 logger = logging.getLogger(__name__)
 
@@ -185,19 +185,19 @@ class _Attempt:
         self.ignores_previous = False
         """True if the server has answered without the response that it should have continued."""
         self._context = context
-        self._gathering = Gathering()
+        self._collector = ResponseCollector()
 
     async def stream(self, transport: Transport) -> AsyncGenerator[ModelDelta, None]:
         async with aclosing(await transport.stream(self.request)) as events:
             async for batch in events:
-                self._gathering.feed(batch)
+                self._collector.feed(batch)
                 for delta in filter(None, map(read_delta, batch)):
                     self.texts.append(delta.text)
                     yield delta
 
     def finish(self) -> ModelAnswer:
         """Return the answer. Raises if the response failed or does not continue the right response."""
-        response = self._gathering.finish()
+        response = self._collector.finish()
         previous = self.request.get("previous_response_id")
         # A response names the response that it continues.
         self.ignores_previous = previous is not None and response.get("previous_response_id") != previous
@@ -206,14 +206,14 @@ class _Attempt:
         answer = make_answer(response)
         if answer.usage.total_tokens:
             return answer
-        return msgspec.structs.replace(answer, usage=estimate_usage(self.request, self._context, answer.output))
+        return msgspec.structs.replace(answer, usage=estimate_payload_usage(self.request, self._context, answer.output))
 
     def estimate_failed_usage(self) -> Usage:
         """Return the usage of a failed attempt: as reported, else an estimate if the model had begun to answer."""
-        reported = read_usage((self._gathering.response or {}).get("usage"))
-        received = self._gathering.items or ([{"content": "".join(self.texts)}] if self.texts else [])
+        reported = parse_usage((self._collector.response or {}).get("usage")) or Usage(0, 0, 0)
+        received = self._collector.items or ([{"content": "".join(self.texts)}] if self.texts else [])
         if received and not reported.total_tokens:
-            return estimate_usage(self.request, self._context, received)
+            return estimate_payload_usage(self.request, self._context, received)
         return reported
 
 
@@ -239,23 +239,10 @@ def make_answer(response: JsonObject) -> ModelAnswer:
     return ModelAnswer(
         str(response.get("id") or ""),
         sendable,
-        read_usage(response.get("usage")),
+        parse_usage(response.get("usage")) or Usage(0, 0, 0),
         incomplete_reason,
         len(sendable) == len(items) and not has_new_ids and not has_unsupported_call(sendable),
     )
-
-
-def read_usage(usage: Any) -> Usage:
-    """Read the usage of a response in the notation of any server. Missing counts are 0."""
-    if not isinstance(usage, dict):
-        return Usage(0, 0, 0)
-    input_tokens = _count(usage, "input_tokens", "prompt_tokens")
-    output_tokens = _count(usage, "output_tokens", "completion_tokens")
-    cached = _count(usage.get("input_tokens_details"), "cached_tokens")
-    reasoning = _count(usage.get("output_tokens_details"), "reasoning_tokens")
-    total = _count(usage, "total_tokens") or input_tokens + output_tokens
-    details = InputTokensDetails(cached), OutputTokensDetails(reasoning)
-    return Usage(input_tokens, output_tokens, total, *details, estimated=usage.get("estimated") is True)
 
 
 def make_turn_error(error: Exception) -> ServerError:
@@ -297,11 +284,6 @@ def _make_call_ids_unique(output: list[JsonObject]) -> bool:
         item["call_id"] = call_id
         item.setdefault("name", "")
     return changed
-
-
-def _count(usage: Any, *names: str) -> int:
-    found = [usage.get(name) for name in names] if isinstance(usage, dict) else []
-    return next((count for count in found if isinstance(count, int)), 0)
 
 
 def _choose_include(settings: JsonObject) -> list[str]:

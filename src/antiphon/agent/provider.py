@@ -20,7 +20,7 @@ from antiphon.agent.history import (
     refuses_encryption,
     to_input_item,
 )
-from antiphon.agent.transports.base import Gathering, Transport
+from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError, InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
 from antiphon.protocol.json_text import JsonObject
 
@@ -204,11 +204,11 @@ class Provider:
         return Turn(_join_text(response), calls, response_id)
 
     async def _send(self, request: JsonObject) -> JsonObject:
-        gathering = Gathering()
+        collector = ResponseCollector()
         async with aclosing(await self._transport.stream(request)) as events:
             async for batch in events:
-                gathering.feed(batch)
-        return gathering.finish()
+                collector.feed(batch)
+        return collector.finish()
 
 
 def is_continuation_error(error: AntiphonError) -> bool:

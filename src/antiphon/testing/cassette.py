@@ -13,13 +13,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from antiphon.agent.transports.base import Events, Transport, as_error
+from antiphon.agent.transports.base import Events, Transport
 from antiphon.errors import AntiphonError, ConfigError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.unions import Unknown
-from antiphon.upstream.error_mapping import redact
+from antiphon.upstream.error_mapping import map_api_error, redact
 
 # What changes nothing of the answer.
 _UNSAID = frozenset(
@@ -245,7 +245,7 @@ def _describe(error: AntiphonError) -> _Failure:
 
 def _restore(failure: _Failure) -> AntiphonError:
     told = {"message": failure.message, "type": failure.type, "code": failure.code, "param": failure.param}
-    return as_error(failure.status, told, retry_after=failure.retry_after)
+    return map_api_error(failure.status, told, retry_after=failure.retry_after)
 
 
 def _load(path: Path) -> Sequence[_Exchange]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from antiphon.agent.transports.base import Events, as_error
+from antiphon.agent.transports.base import Events
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
@@ -15,6 +15,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, ServerError
 from antiphon.server.process import Server, bind_socket
 from antiphon.store.memory.store import MemoryStore
+from antiphon.upstream.error_mapping import map_api_error
 
 Script = Mapping[str, Any] | str | Path
 """A script, or the JSON file it is in."""
@@ -43,7 +44,7 @@ class ScriptedTransport:
         except AntiphonError as error:
             # What a script raises has the form of an error, but not its class: as over HTTP, the form decides.
             told = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
-            raise as_error(error.status, told, retry_after=error.retry_after) from None
+            raise map_api_error(error.status, told, retry_after=error.retry_after) from None
 
     async def close(self) -> None:
         if self._engine is not None:

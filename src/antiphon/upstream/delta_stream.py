@@ -1,6 +1,5 @@
-"""An answer as it comes in: bytes off a connection to deltas, one batch for each read."""
+"""A streamed answer of an upstream: bytes from a connection to batches of deltas."""
 
-import asyncio
 import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -12,25 +11,32 @@ from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.stream.deltas import Delta
 from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.error_mapping import (
-    NETWORK_ERRORS,
     REFUSED,
     is_error_payload,
     make_broken_stream_error,
     map_error_payload,
-    map_network_error,
-    mapped_network_errors,
     parse_error_body,
     redact,
 )
+from antiphon.upstream.http import BodyReader, read_bounded
+
+MAX_BODY_SIZE = 64 * 1024 * 1024
+FINAL_IDLE_TIMEOUT = 10.0
+"""Idle timeout in seconds for a complete answer: the end marker arrives at once or never."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
+_BEFORE_EVENTS = b"\r\n" + _BYTE_ORDER_MARK  # stripped byte by byte: the mark may be split between chunks
+# Errors of a reader that gets data of an unexpected shape.
+_READER_ERRORS = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
 
 
 class Reader(Protocol):
-    """Reads one answer, message by message.
+    """Reads one answer, message by message. Each attempt has a reader of its own.
 
-    It is `finished` once it has told `Finish` or `Failure`; whatever comes after that is not read. An error that the
-    server puts into its stream is raised, as the error of ours that it is: before the first words, the request can then
-    still be sent again or elsewhere. A server that does not stream answers with one JSON body, which comes as a single
-    message without an event name.
+    `finished` is true after the reader has returned `Finish` or `Failure`; later messages are not read. An error in the
+    stream is raised as an `AntiphonError`: before the first delta, the request can then be retried or sent to another
+    backend. A server that does not stream sends one JSON body, which arrives as a single message without an event name.
 
     `is_complete` is true when the answer is complete but not `finished`: the server may still send its usage or an end
     marker. The stream waits only briefly for these, and a broken connection is then not an error.
@@ -40,103 +46,23 @@ class Reader(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but a farewell can be missing. Always false for a reader that cannot tell."""
+        """Return True if only the usage or the end marker can be missing. Return False if the API gives no sign."""
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
-        """What this message says."""
+        """Return the deltas of a message."""
 
     def end(self) -> Sequence[Delta]:
-        """What is left to say when the server has closed the stream, whether or not it has said that it is over.
+        """Return the remaining deltas after the server has closed the stream, with or without an end marker.
 
-        If the answer is not complete, the reader stays unfinished: the stream has broken off then. A connection that
-        breaks or falls silent ends only an answer that is complete.
+        A reader of an incomplete answer stays unfinished, which makes the stream an error. After a broken or idle
+        connection this is called only if `is_complete` is true.
         """
 
 
-class ReadTimeout:
-    """Ends the reading of a body whose connection is lost, or silent for too long.
-
-    aiohttp closes a connection over which nonsense came, but tells nobody who waits for the rest of the body. And a
-    timer that looks now and then at how long somebody has been waiting costs a tenth of a time-out around each read.
-    """
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._content = response.content
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting_since: float | None = None
-        protocol = response.connection.protocol if response.connection is not None else None
-        self._closed = protocol.closed if protocol is not None else None
-        if self._closed is not None:
-            self._closed.add_done_callback(self._note_loss)
-        else:
-            self._end(aiohttp.ClientPayloadError())
-
-    async def read(self) -> bytes:
-        """What has come since the last time, as soon as there is something; nothing at the end."""
-        self._waiting_since = self._loop.time()
-        try:
-            return await self._content.readany()
-        except NETWORK_ERRORS as error:
-            raise map_network_error(error) from None
-        finally:
-            self._waiting_since = None
-
-    def set_idle_timeout(self, seconds: float) -> None:
-        """From now on, a read that has to wait for so long fails."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._look_at_silence, seconds)
-
-    def _look_at_silence(self, seconds: float) -> None:
-        left = seconds
-        if self._waiting_since is not None:
-            left += self._waiting_since - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look_at_silence, seconds)
-        else:
-            self._end(aiohttp.SocketTimeoutError())
-
-    def release(self) -> None:
-        """The body was read, or is no longer wanted."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._closed is not None:
-            self._closed.remove_done_callback(self._note_loss)
-            # The connection may live on, and its end must then be looked at, by one alone.
-            self._closed.remove_done_callback(_look)
-            self._closed.add_done_callback(_look)
-
-    def _note_loss(self, closed: "asyncio.Future[None]") -> None:
-        _look(closed)
-        self._end(aiohttp.ClientPayloadError())
-
-    def _end(self, error: Exception) -> None:
-        if not self._content.is_eof() and self._content.exception() is None:
-            self._content.set_exception(error)
-
-
-def _look(closed: "asyncio.Future[None]") -> None:
-    """Take notice of a future's error, which asyncio would log otherwise."""
-    if not closed.cancelled():
-        closed.exception()
-
-
-LARGEST_BODY = 64 * 1024 * 1024
-LAST_SILENCE = 10.0
-"""For how many seconds more is waited for once an answer is complete: what follows then comes at once, or never."""
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
-_BEFORE_EVENTS = b"\r\n" + _BYTE_ORDER_MARK  # each for itself: the mark may be cut in two
-# What a reader may stumble over that takes for granted what its server has always sent.
-_STUMBLES = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
-
-
 class DeltaStream:
-    """Reads the body of a response with a good status: an event stream, or one JSON body from who does not stream.
+    """Reads the body of a 2xx response: an event stream, or one JSON body from a server that does not stream.
 
-    Which of them it is, the first byte tells: the content types of some servers are wrong.
+    The first byte decides which, because some servers send a wrong content type.
     """
 
     def __init__(self, response: aiohttp.ClientResponse, reader: Reader, *, secrets: Collection[str]) -> None:
@@ -144,31 +70,31 @@ class DeltaStream:
         self._reader = reader
         self._secrets = secrets
         self._decoder: SseDecoder | None = None
-        self._mender = SurrogateRepairer()
+        self._repairer = SurrogateRepairer()
         self._failure: AntiphonError | None = None
-        self._lifeline = ReadTimeout(response)
-        self._silence = math.inf
-        self._hurried = False
+        self._body = BodyReader(response)
+        self._idle_timeout = math.inf
+        self._is_shortened = False
 
     @property
     def finished(self) -> bool:
         return self._reader.finished
 
     def set_idle_timeout(self, seconds: float) -> None:
-        """From now on, so long a silence ends the answer."""
-        self._silence = min(seconds, LAST_SILENCE) if self._hurried else seconds
-        self._lifeline.set_idle_timeout(self._silence)
+        """End the answer with an error if the connection is idle for this long."""
+        self._idle_timeout = min(seconds, FINAL_IDLE_TIMEOUT) if self._is_shortened else seconds
+        self._body.set_idle_timeout(self._idle_timeout)
 
     def close(self) -> None:
-        """Hang up, unless all of it has been read: the connection serves others then."""
-        self._lifeline.release()
+        """Close the connection, or return it to the pool if the whole body was read."""
+        self._body.release()
         self.response.close()
 
     async def read(self) -> Sequence[Delta]:
-        """What the next read off the connection says, which may be nothing. Raises if the answer ends unfinished."""
+        """Return the deltas of the next read, possibly none. Raises if the answer ends unfinished."""
         self.check()
         try:
-            chunk = await self._lifeline.read()
+            chunk = await self._body.read()
         except UpstreamError:
             if not self._reader.is_complete:
                 raise
@@ -176,22 +102,22 @@ class DeltaStream:
         if self._decoder is None:
             first = chunk.lstrip(_SPACE)[:1]
             if first and first in b"{[":
-                return self._read_whole(await self._read_rest(chunk))
+                return self._read_json_body(await self._read_rest(chunk))
             if first == b"<":
-                raise self._complain(await self._read_rest(chunk))
+                raise self._make_web_page_error(await self._read_rest(chunk))
             if chunk and not first:
-                return ()  # some servers send white space until they know what to answer
+                return ()  # some servers send white space as a keepalive
             chunk = chunk.lstrip(_BEFORE_EVENTS)
             self._decoder = SseDecoder()
         messages = self._decoder.feed(chunk) if chunk else self._decoder.close()
         deltas = self._read_messages(messages)
         if chunk or self._reader.finished or self._failure is not None:
-            self._hurry()
+            self._shorten_idle_timeout()
             return deltas
         return self._finish(deltas)
 
     def check(self) -> None:
-        """Raise what has ended the answer after the words that were read last."""
+        """Raise the error that followed the deltas of the last read."""
         if self._failure is not None:
             raise self._failure
 
@@ -203,43 +129,43 @@ class DeltaStream:
             try:
                 deltas += self._read_message(message)
             except AntiphonError as error:
-                self._hold(error, deltas)
+                self._defer(error, deltas)
                 break
         return deltas
 
     def _read_message(self, message: SseMessage) -> Sequence[Delta]:
-        mended = self._mender.repair(message.data)
-        if mended is not message.data:
-            message = SseMessage(message.event, mended)
+        repaired = self._repairer.repair(message.data)
+        if repaired is not message.data:
+            message = SseMessage(message.event, repaired)
         try:
             return self._reader.read(message)
-        except _STUMBLES as error:
-            raise UpstreamError("The upstream sent something that cannot be read.") from error
+        except _READER_ERRORS as error:
+            raise UpstreamError("The upstream sent a message that cannot be read.") from error
 
-    def _hurry(self) -> None:
-        """Some servers keep the connection open after all is said."""
-        if not self._hurried and self._reader.is_complete:
-            self._hurried = True
-            self.set_idle_timeout(self._silence)
+    def _shorten_idle_timeout(self) -> None:
+        """Shorten the timeout of a complete answer: some servers keep the connection open."""
+        if not self._is_shortened and self._reader.is_complete:
+            self._is_shortened = True
+            self.set_idle_timeout(self._idle_timeout)
 
     def _finish(self, deltas: list[Delta]) -> list[Delta]:
-        """The stream is over: what there is may be all of it."""
+        """Return the deltas after the end of the stream."""
         try:
             deltas += self._reader.end()
             if not self._reader.finished:
                 raise make_broken_stream_error()
         except AntiphonError as error:
-            self._hold(error, deltas)
+            self._defer(error, deltas)
         return deltas
 
-    def _hold(self, error: AntiphonError, deltas: list[Delta]) -> None:
-        """What was said before an error was said, wherever the network has cut the stream: the error comes next."""
+    def _defer(self, error: AntiphonError, deltas: list[Delta]) -> None:
+        """Raise the error now, or after the deltas that came before it, however the network split the stream."""
         if not deltas:
             raise error
         self._failure = error
 
-    def _read_whole(self, body: bytes) -> list[Delta]:
-        body = self._mender.repair(body.lstrip(_BYTE_ORDER_MARK))
+    def _read_json_body(self, body: bytes) -> list[Delta]:
+        body = self._repairer.repair(body.lstrip(_BYTE_ORDER_MARK))
         try:
             payload = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -249,26 +175,9 @@ class DeltaStream:
         deltas = self._read_messages([SseMessage(None, body)])
         return deltas if self._reader.finished else self._finish(deltas)
 
-    def _complain(self, body: bytes) -> UpstreamError:
-        said = redact(parse_error_body(body).message, self._secrets)
-        return UpstreamError(
-            f"The upstream answered with a web page: its base_url may be wrong ({said}).", code=REFUSED
-        )
+    def _make_web_page_error(self, body: bytes) -> UpstreamError:
+        title = redact(parse_error_body(body).message, self._secrets)
+        return UpstreamError(f"The upstream answered with a web page ({title}): check the base_url.", code=REFUSED)
 
     async def _read_rest(self, head: bytes) -> bytes:
-        return await read_bounded(self.response, limit=LARGEST_BODY, head=head)
-
-
-async def read_bounded(response: aiohttp.ClientResponse, *, limit: int, head: bytes = b"") -> bytes:
-    """The body of a response, of which `head` was read before."""
-    chunks = [head]
-    size = len(head)
-    with mapped_network_errors():
-        while chunk := await response.content.readany():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                break
-    if size > limit:
-        raise UpstreamError(f"The upstream's answer is larger than {limit} bytes.", code=REFUSED)
-    return b"".join(chunks)
+        return await read_bounded(self.response, limit=MAX_BODY_SIZE, head=head)

@@ -1,17 +1,16 @@
-"""Another server's errors as ours: its words are kept, what it is and where it is are not told.
+"""Map the errors of other servers to `AntiphonError`.
 
-A client can do nothing about our key for the upstream, its address or its faults, so those are errors of this server's
-(502 and the like). What the client can mend (the request, the model's name, the length) keeps its status.
+There are two points of view. A backend hides its upstream: `map_error_response` and `map_error_payload` keep the
+status of errors that the client can fix (the request, the model name, the context length). Errors of our key, the
+address or the upstream itself become server errors (502 and similar), without secrets and addresses. An agent is the
+client of the server it calls: `map_api_error` keeps the server's own class, code, param and message.
 """
 
 import html
 import re
-import ssl
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from antiphon.errors import (
@@ -19,171 +18,18 @@ from antiphon.errors import (
     BodyTooLarge,
     ContextLengthExceeded,
     InvalidRequest,
+    ModelError,
     ModelNotFound,
     NotFound,
     PreviousResponseNotFound,
     RateLimited,
+    ServerError,
     Unavailable,
+    UnsupportedParameter,
     UpstreamError,
     UpstreamTimeout,
 )
 from antiphon.protocol.json_text import read_json
-
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>)\]}]+", re.IGNORECASE)
-_IPV4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\.\d)(?::\d{1,5})?"
-_IPV6 = r"\[[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*\](?::\d{1,5})?"
-_HOST_AND_PORT = r"\b(?:localhost|[a-z0-9_-]+(?:\.[a-z0-9_-]+)+):\d{2,5}\b"
-_HOST_OF_A_POOL = r"host='[^']*', port=\d+"  # as urllib3 tells of its connections
-_ADDRESS = re.compile(f"{_IPV6}|{_IPV4}|{_HOST_AND_PORT}|{_HOST_OF_A_POOL}", re.IGNORECASE)
-# How keys of the usual servers look; some servers repeat a key half masked with stars.
-_KEY = re.compile(
-    r"\bBearer\s+\S+|\b(?:sk|gsk|xai|hf|nvapi|pk|rk)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|[\w.-]{0,64}\*{4,}[\w*.-]*",
-    re.IGNORECASE,
-)
-
-# Shorter ones are no secrets, and would be found within other words.
-_SHORTEST_SECRET = 4
-
-
-def redact(text: str, secrets: Collection[str] = ()) -> str:
-    """The text with every secret, key, URL and network address blotted out."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "***")
-    text = _URL.sub("[URL]", text)
-    text = _KEY.sub("***", text)
-    return _ADDRESS.sub("[address]", text)
-
-
-LONGEST_MESSAGE = 2000
-
-# The patterns below take a time that grows with the square of a page that was made for that.
-_LONGEST_PAGE = 8000
-
-_CODE = re.compile(r"[\w.:-]{1,64}", re.ASCII)
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
-_UNSEEN = re.compile(r"<(script|style|head)\b.*?</\1>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
-
-
-class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An error in another server's words. `message` is empty if it had none."""
-
-    message: str = ""
-    type: str = ""
-    code: str = ""
-    param: str | None = None
-    status: int | None = None
-
-
-def parse_error_body(body: bytes) -> ErrorReport:
-    """The error in the body of an answer: JSON, HTML or plain text."""
-    try:
-        payload = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ErrorReport(message=_read_text(body.decode(errors="ignore")))
-    return parse_error_payload(payload)
-
-
-def decode_json_or_text(data: bytes) -> Any:
-    """What stands where an error was told: JSON, else the text as it is."""
-    try:
-        return read_json(data)
-    except msgspec.DecodeError:
-        return data.decode(errors="replace")
-
-
-def parse_error_payload(payload: Any) -> ErrorReport:
-    """The error in decoded JSON."""
-    if isinstance(payload, list) and payload:  # Gemini wraps the object in an array
-        payload = payload[0]
-    if not isinstance(payload, Mapping):
-        return ErrorReport(message=_shorten(payload) if isinstance(payload, str) else "")
-    error = payload.get("error")
-    if isinstance(error, Mapping):
-        return _read_error(error)
-    if isinstance(error, str) and error:
-        return _read_error({"message": error, "type": payload.get("error_type"), "code": payload.get("code")})
-    if payload.get("detail"):
-        return _read_detail(payload["detail"])
-    return _read_error(payload)
-
-
-def is_error_payload(payload: Any) -> bool:
-    """Whether a JSON answer with a good status is an error nevertheless."""
-    if isinstance(payload, list) and len(payload) == 1:
-        payload = payload[0]
-    if not isinstance(payload, Mapping):
-        return False
-    if payload.get("object") == "error" or payload.get("type") == "error":
-        return True
-    # A failed response of the Responses API has its error beside what it is the error of.
-    return bool(payload.get("error")) and not ({"output", "choices", "content"} & payload.keys())
-
-
-def _read_error(error: Mapping[str, Any]) -> ErrorReport:
-    code = error.get("code")
-    status = code if isinstance(code, int) else error.get("status_code")
-    param = error.get("param")
-    return ErrorReport(
-        message=_shorten(_find_message(error)),
-        type=_take_code(error.get("type")) or _take_code(error.get("status")).lower(),
-        code=_take_code(code),
-        param=_shorten(param)[:200] if isinstance(param, str) and param else None,
-        status=status if isinstance(status, int) and 400 <= status < 600 else None,
-    )
-
-
-def _find_message(error: Mapping[str, Any]) -> str:
-    metadata = error.get("metadata")
-    # OpenRouter says "Provider returned error", and what the provider said beside it.
-    raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
-    if isinstance(raw, str) and raw:
-        return parse_error_body(raw.encode(errors="replace")).message or raw
-    for name in ("message", "msg", "detail", "error_description"):
-        text = error.get(name)
-        if isinstance(text, str) and text:
-            return text
-        if isinstance(text, list | Mapping) and text:
-            return _read_detail(text).message
-    return ""
-
-
-def _read_detail(detail: Any) -> ErrorReport:
-    """FastAPI's: a text, an object, or a list of what is wrong where."""
-    if isinstance(detail, Mapping):
-        return parse_error_payload(detail)
-    if not isinstance(detail, list):
-        return ErrorReport(message=_shorten(str(detail)))
-    faults = [fault for fault in detail if isinstance(fault, Mapping)]
-    texts = [f"{_join(fault.get('loc'))}: {fault.get('msg', 'invalid')}" for fault in faults]
-    return ErrorReport(
-        message=_shorten("; ".join(texts)), param=_join(faults[0].get("loc")) if faults and "loc" in faults[0] else None
-    )
-
-
-def _join(place: Any) -> str:
-    return ".".join(str(step) for step in place if step != "body") if isinstance(place, list) else str(place or "body")
-
-
-def _read_text(text: str) -> str:
-    text = text[:_LONGEST_PAGE]
-    if "<" in text and (title := _TITLE.search(text)) and title[1].strip():
-        text = title[1]
-    elif "<html" in text.lower():
-        text = _UNSEEN.sub(" ", text)
-    return _shorten(html.unescape(text))
-
-
-def _shorten(text: str) -> str:
-    """On one line, without control characters, and of a length that can be shown."""
-    words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * LONGEST_MESSAGE]).split())
-    return words if len(words) <= LONGEST_MESSAGE else f"{words[:LONGEST_MESSAGE]}…"
-
-
-def _take_code(value: Any) -> str:
-    """A code or type as it is, if it is one: not a sentence, and not a number."""
-    return value if isinstance(value, str) and _CODE.fullmatch(value) and not value.isdigit() else ""
-
 
 AUTHENTICATION = "upstream_authentication"
 REFUSED = "upstream_refused"
@@ -192,10 +38,36 @@ OVERLOADED = "upstream_overloaded"
 EXHAUSTED_CODES = frozenset(
     {"insufficient_quota", "usage_limit_reached", "usage_not_included", "billing_hard_limit_reached"}
 )
-"""Limits that do not pass by waiting a little."""
+"""Codes of limits that a short wait does not lift."""
 
-# What servers say of a context that is too long: OpenAI, vLLM, llama.cpp, Anthropic, SGLang, Gemini, Ollama, LM Studio,
-# Mistral, Groq, xAI, Bedrock, text-generation-inference.
+PERMANENT_CODES = EXHAUSTED_CODES | {AUTHENTICATION, REFUSED}
+"""Codes of errors for which a retry is useless."""
+
+MAX_MESSAGE_LENGTH = 2000
+
+# Page patterns need quadratic time on hostile pages.
+_MAX_PAGE_LENGTH = 8000
+# Shorter strings are not secrets, and would match inside ordinary words.
+_MIN_SECRET_LENGTH = 4
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>)\]}]+", re.IGNORECASE)
+_IPV4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\.\d)(?::\d{1,5})?"
+_IPV6 = r"\[[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*\](?::\d{1,5})?"
+_HOST_AND_PORT = r"\b(?:localhost|[a-z0-9_-]+(?:\.[a-z0-9_-]+)+):\d{2,5}\b"
+_POOL_HOST = r"host='[^']*', port=\d+"  # the notation of urllib3's connection pools
+_ADDRESS = re.compile(f"{_IPV6}|{_IPV4}|{_HOST_AND_PORT}|{_POOL_HOST}", re.IGNORECASE)
+# Key formats of well-known servers. Some servers repeat a key half masked with asterisks.
+_KEY = re.compile(
+    r"\bBearer\s+\S+|\b(?:sk|gsk|xai|hf|nvapi|pk|rk)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|[\w.-]{0,64}\*{4,}[\w*.-]*",
+    re.IGNORECASE,
+)
+
+_CODE = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_INVISIBLE = re.compile(r"<(script|style|head)\b.*?</\1>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
+
+# Messages about a context that is too long, from OpenAI, vLLM, llama.cpp, Anthropic, SGLang, Gemini, Ollama, LM Studio,
+# Mistral, Groq, xAI, Bedrock and text-generation-inference.
 _TOO_LONG = re.compile(
     r"maximum context length|maximum model length|max_model_len|context[ _]length[ _]exceeded|exceed_context_size"
     r"|exceeds? (?:the|your|its|this model's|the model's)?\s*(?:available |maximum )?context"
@@ -214,10 +86,10 @@ _NO_MODEL = re.compile(
 _WAIT = re.compile(r"(?:try again|retry|wait)\D{0,30}?((?:\d+(?:\.\d+)?\s*(?:h|m|s)[a-z]*\s*)+)", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|millis|h|m|s)", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "millis": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-# What is longer than a year is no advice, and may be no number that a header could hold.
-_LONGEST_WAIT = 366 * 24 * 3600.0
+# A longer wait is not useful advice, and may not fit into a header.
+_MAX_WAIT = 366 * 24 * 3600.0
 
-# What the kinds of errors within a stream, where there is no status, would have had for one.
+# HTTP statuses for error types and codes in a stream, where there is no status.
 _STATUSES = {
     "invalid_request_error": 400,
     "invalid_prompt": 400,
@@ -242,25 +114,122 @@ _STATUSES = {
     "timeout_error": 504,
 }
 
+_API_ERRORS: dict[str, type[AntiphonError]] = {
+    "previous_response_not_found": PreviousResponseNotFound,
+    "unsupported_parameter": UnsupportedParameter,
+    "context_length_exceeded": ContextLengthExceeded,
+    "rate_limit_exceeded": RateLimited,
+}
+
+
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as a server reports it. `message` is empty if there is none."""
+
+    message: str = ""
+    type: str = ""
+    code: str = ""
+    param: str | None = None
+    status: int | None = None
+
 
 def map_error_response(
     status: int, body: bytes, *, secrets: Collection[str] = (), retry_after: float | None = None
 ) -> AntiphonError:
-    """The error that an answer with this status and body is. `retry_after` is what its headers say, in seconds."""
-    retry_after = None if retry_after is None else min(retry_after, _LONGEST_WAIT)
+    """Map an HTTP error response. `retry_after` is the wait in seconds from its headers."""
+    retry_after = None if retry_after is None else min(retry_after, _MAX_WAIT)
     return _classify(status, parse_error_body(body), secrets=secrets, retry_after=retry_after)
 
 
 def map_error_payload(payload: Any, *, secrets: Collection[str] = ()) -> AntiphonError:
-    """The error that stands in an event, or in the body, of an answer whose status was good."""
+    """Map an error object in an event, or in the body of a response with a 2xx status."""
     report = parse_error_payload(payload)
     status = report.status or _STATUSES.get(report.code) or _STATUSES.get(report.type) or 500
     return _classify(status, report, secrets=secrets, retry_after=None)
 
 
+def map_api_error(status: int | None, payload: Any, *, retry_after: float | None = None) -> AntiphonError:
+    """Map an error of a Responses API server for its own client. `status` is None for an error in a stream.
+
+    The class follows from the code, else from the type and the status. Code, param and message are the server's.
+    """
+    if status is not None and 300 <= status < 400:
+        return _make_redirect_error(status)
+    report = parse_error_payload(payload)
+    code = report.code or report.type
+    kind = _API_ERRORS.get(code) or _choose_api_error(status, report.type)
+    message = report.message or code or (f"The upstream answered with status {status}." if status else "Unknown error.")
+    error = kind(message, param=report.param, retry_after=retry_after)
+    error.code = code or error.code
+    return error
+
+
 def make_broken_stream_error() -> UpstreamError:
-    """The error of an answer that ended before it was complete."""
+    """Return the error for a stream that ended before the answer was complete."""
     return UpstreamError("The connection to the upstream was closed before the answer ended.")
+
+
+def parse_error_body(body: bytes) -> ErrorReport:
+    """Parse an error body: JSON, HTML or plain text."""
+    try:
+        payload = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        payload = body.decode(errors="ignore")
+    return parse_error_payload(payload)
+
+
+def parse_error_payload(payload: Any) -> ErrorReport:
+    """Parse an error from decoded JSON (the whole body or its error object), a page or a text."""
+    if isinstance(payload, list) and payload:  # Gemini wraps the object in an array
+        payload = payload[0]
+    if not isinstance(payload, Mapping):
+        return ErrorReport(message=_extract_text(payload) if isinstance(payload, str) else "")
+    error = payload.get("error")
+    if isinstance(error, Mapping):
+        return _parse_error_object(error)
+    if isinstance(error, str) and error:
+        return _parse_error_object({"message": error, "type": payload.get("error_type"), "code": payload.get("code")})
+    if payload.get("detail"):
+        return _parse_detail(payload["detail"])
+    return _parse_error_object(payload)
+
+
+def is_error_payload(payload: Any) -> bool:
+    """Return True if the JSON of a response with a 2xx status is an error."""
+    if isinstance(payload, list) and len(payload) == 1:
+        payload = payload[0]
+    if not isinstance(payload, Mapping):
+        return False
+    if payload.get("object") == "error" or payload.get("type") == "error":
+        return True
+    # A failed response of the Responses API has `error` beside its output.
+    return bool(payload.get("error")) and not ({"output", "choices", "content"} & payload.keys())
+
+
+def decode_json_or_text(data: bytes) -> Any:
+    """Decode JSON. Return the text unchanged if it is not JSON."""
+    try:
+        return read_json(data)
+    except msgspec.DecodeError:
+        return data.decode(errors="replace")
+
+
+def parse_wait(message: str) -> float | None:
+    """Return the wait in seconds that a message asks for, as in `Please try again in 1m2.5s.`"""
+    found = _WAIT.search(message)
+    if found is None:
+        return None
+    wait = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(found[1]))
+    return min(wait, _MAX_WAIT)
+
+
+def redact(text: str, secrets: Collection[str] = ()) -> str:
+    """Mask every secret, key, URL and network address in a text."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _MIN_SECRET_LENGTH:
+            text = text.replace(secret, "***")
+    text = _URL.sub("[URL]", text)
+    text = _KEY.sub("***", text)
+    return _ADDRESS.sub("[address]", text)
 
 
 def _classify(
@@ -269,23 +238,21 @@ def _classify(
     message = redact(report.message, secrets)
     param = report.param and redact(report.param, secrets)
     code = redact(report.code, secrets) if report.code else None
-    if error := _find_meaning(status, report, message, param):
+    if error := _classify_by_content(status, report, message, param):
         return error
     if status in (400, 422):
-        return InvalidRequest(
-            message or "The upstream refused the request and did not say why.", param=param, code=code
-        )
+        return InvalidRequest(message or "The upstream rejected the request without a reason.", param=param, code=code)
     if status == 413:
         return BodyTooLarge(message or "The request is too large for the upstream.", param=param)
     if status in (402, 429):
         wait = retry_after if retry_after is not None else parse_wait(report.message)
-        spent = "insufficient_quota" if status == 402 else code
-        return RateLimited(message or "The upstream takes no more requests for now.", code=spent, retry_after=wait)
-    return _blame_upstream(status, message, retry_after=retry_after)
+        code = "insufficient_quota" if status == 402 else code
+        return RateLimited(message or "The upstream's rate limit is exceeded.", code=code, retry_after=wait)
+    return _make_server_error(status, message, retry_after=retry_after)
 
 
-def _find_meaning(status: int, report: ErrorReport, message: str, param: str | None) -> AntiphonError | None:
-    """Errors that are known by their words or code, more than by their status."""
+def _classify_by_content(status: int, report: ErrorReport, message: str, param: str | None) -> AntiphonError | None:
+    """Return the error if its code or message identifies it better than the status."""
     if report.code == "previous_response_not_found":
         return PreviousResponseNotFound(message, param=param)
     too_long = {report.code, report.type} & _TOO_LONG_CODES or (
@@ -300,74 +267,99 @@ def _find_meaning(status: int, report: ErrorReport, message: str, param: str | N
     return None
 
 
-def _blame_upstream(status: int, message: str, *, retry_after: float | None) -> UpstreamError | Unavailable:
-    said = f": {message}" if message else f" (status {status})."
+def _make_server_error(status: int, message: str, *, retry_after: float | None) -> UpstreamError | Unavailable:
+    reason = f": {message}" if message else f" (status {status})."
     if status in (401, 403):
-        text = f"The upstream refused this server's key for it, or what the key is used for{said}"
+        text = f"The upstream rejected this server's API key or its permissions{reason}"
         return UpstreamError(text, code=AUTHENTICATION)
     if status == 404:
-        return UpstreamError(f"The upstream does not serve this path: its base_url may be wrong{said}", code=REFUSED)
+        return UpstreamError(f"The upstream does not serve this path: check the base_url{reason}", code=REFUSED)
     if status in (408, 504, 524):
-        return UpstreamTimeout(f"The upstream did not answer in time{said}", retry_after=retry_after)
+        return UpstreamTimeout(f"The upstream did not answer in time{reason}", retry_after=retry_after)
     if status in (503, 529):
-        return Unavailable(f"The upstream is overloaded{said}", code=OVERLOADED, retry_after=retry_after)
+        return Unavailable(f"The upstream is overloaded{reason}", code=OVERLOADED, retry_after=retry_after)
     if status < 400:
-        text = f"The upstream answered with a redirect (status {status}): its base_url may be wrong."
-        return UpstreamError(text, code=REFUSED)
+        return _make_redirect_error(status)
     if status < 500 and status not in (409, 425):
-        return UpstreamError(f"The upstream refused the request{said}", code=REFUSED)
-    return UpstreamError(f"The upstream failed{said}", retry_after=retry_after)
+        return UpstreamError(f"The upstream rejected the request{reason}", code=REFUSED)
+    return UpstreamError(f"The upstream failed{reason}", retry_after=retry_after)
 
 
-def parse_wait(message: str) -> float | None:
-    """How many seconds to wait, if the words say it, as in `Please try again in 1m2.5s.`"""
-    found = _WAIT.search(message)
-    if found is None:
-        return None
-    wait = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(found[1]))
-    return min(wait, _LONGEST_WAIT)
+def _make_redirect_error(status: int) -> UpstreamError:
+    text = f"The upstream answered with a redirect (status {status}): check the base_url."
+    return UpstreamError(text, code=REFUSED)
 
 
-# RuntimeError is what aiohttp raises for what we closed ourselves.
-NETWORK_ERRORS = (aiohttp.ClientError, OSError, RuntimeError)
+def _choose_api_error(status: int | None, kind: str) -> type[AntiphonError]:
+    if status == 429 or kind == "rate_limit_error":
+        return RateLimited
+    if kind == "model_error":
+        return ModelError
+    if (status is not None and 400 <= status < 500) or kind == "invalid_request_error":
+        return InvalidRequest
+    return ServerError if status is None else UpstreamError
 
 
-@contextmanager
-def mapped_network_errors() -> Iterator[None]:
-    """Raise every error of the network as one of ours."""
-    try:
-        yield
-    except NETWORK_ERRORS as error:
-        raise map_network_error(error) from None
+def _parse_error_object(error: Mapping[str, Any]) -> ErrorReport:
+    code = error.get("code")
+    status = code if isinstance(code, int) else error.get("status_code")
+    param = error.get("param")
+    return ErrorReport(
+        message=_shorten(_find_message(error)),
+        type=_parse_code(error.get("type")) or _parse_code(error.get("status")).lower(),
+        code=_parse_code(code),
+        param=_shorten(param)[:200] if isinstance(param, str) and param else None,
+        status=status if isinstance(status, int) and 400 <= status < 600 else None,
+    )
 
 
-def map_network_error(error: Exception) -> UpstreamError:
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return UpstreamError(f"The upstream's TLS certificate is not accepted: {_judge(error)}.", code=REFUSED)
-    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
-        return UpstreamError("The upstream refuses connections.")
-    if isinstance(error, _TLS_ERRORS):
-        return UpstreamError("No TLS connection to the upstream could be made.", code=REFUSED)
-    for kind, make, message in _WORDS:
-        if isinstance(error, kind):
-            return make(message)
-    return make_broken_stream_error() if isinstance(error, aiohttp.ClientPayloadError) else UpstreamError(_BROKEN)
+def _find_message(error: Mapping[str, Any]) -> str:
+    metadata = error.get("metadata")
+    # OpenRouter: the message is "Provider returned error", and the provider's own error is in `metadata.raw`.
+    raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
+    if isinstance(raw, str) and raw:
+        return parse_error_body(raw.encode(errors="replace")).message or raw
+    for name in ("message", "msg", "detail", "error_description"):
+        text = error.get(name)
+        if isinstance(text, str) and text:
+            return text
+        if isinstance(text, list | Mapping) and text:
+            return _parse_detail(text).message
+    return ""
 
 
-def _judge(error: aiohttp.ClientConnectorCertificateError) -> str:
-    """What is wrong with a certificate. A mismatch is told with the name of the host, so not in its own words."""
-    reason = getattr(error.certificate_error, "verify_message", "") or "it cannot be verified"
-    return "it is for another name" if "mismatch" in reason or "not valid for" in reason else reason
+def _parse_detail(detail: Any) -> ErrorReport:
+    """Parse FastAPI's `detail`: a text, an object, or a list of validation errors."""
+    if isinstance(detail, Mapping):
+        return parse_error_payload(detail)
+    if not isinstance(detail, list):
+        return ErrorReport(message=_shorten(str(detail)))
+    errors = [error for error in detail if isinstance(error, Mapping)]
+    texts = [f"{_join_path(error.get('loc'))}: {error.get('msg', 'invalid')}" for error in errors]
+    param = _join_path(errors[0].get("loc")) if errors and "loc" in errors[0] else None
+    return ErrorReport(message=_shorten("; ".join(texts)), param=param)
 
 
-_TLS_ERRORS = (aiohttp.ClientSSLError, ssl.SSLError)
-_BROKEN = "The upstream broke the connection off."
-# The first that fits: later ones include earlier ones.
-_WORDS: tuple[tuple[type[Exception], type[UpstreamError], str], ...] = (
-    (aiohttp.ClientConnectorDNSError, UpstreamError, "The upstream's name could not be resolved."),
-    (aiohttp.ClientConnectorError, UpstreamError, "The upstream cannot be reached."),
-    (aiohttp.ConnectionTimeoutError, UpstreamTimeout, "The upstream could not be connected to in time."),
-    (aiohttp.SocketTimeoutError, UpstreamTimeout, "The upstream fell silent before its answer ended."),
-    (TimeoutError, UpstreamTimeout, "The upstream did not answer in time."),
-    (aiohttp.ClientResponseError, UpstreamError, "The upstream did not answer in proper HTTP."),
-)
+def _join_path(loc: Any) -> str:
+    return ".".join(str(step) for step in loc if step != "body") if isinstance(loc, list) else str(loc or "body")
+
+
+def _extract_text(text: str) -> str:
+    """Return the title of a page, else its visible text."""
+    text = text[:_MAX_PAGE_LENGTH]
+    if "<" in text and (title := _TITLE.search(text)) and title[1].strip():
+        text = title[1]
+    elif "<html" in text.lower():
+        text = _INVISIBLE.sub(" ", text)
+    return _shorten(html.unescape(text))
+
+
+def _shorten(text: str) -> str:
+    """Return the text on one line, without control characters, cut to the maximum message length."""
+    words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * MAX_MESSAGE_LENGTH]).split())
+    return words if len(words) <= MAX_MESSAGE_LENGTH else f"{words[:MAX_MESSAGE_LENGTH]}…"
+
+
+def _parse_code(value: Any) -> str:
+    """Return a code or type, or an empty string for a sentence or a number."""
+    return value if isinstance(value, str) and _CODE.fullmatch(value) and not value.isdigit() else ""

@@ -1,4 +1,4 @@
-"""The arguments of past calls, for servers that read them."""
+"""Fields that several APIs share: tool-call arguments, log probabilities, the name of the model that answered."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,15 +6,41 @@ from typing import Any
 import msgspec
 
 from antiphon.protocol.content import LogProb, TopLogProb
+from antiphon.protocol.json_text import JsonObject
 from antiphon.stream.deltas import Delta, Served
 
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
+MAX_NAME_LENGTH = 200
+
+_OBJECT = msgspec.json.Decoder(JsonObject)
+
+
+class ServedModel:
+    """The model that answers one request.
+
+    `backend` is the backend's name in the configuration, `requested` the model in the request.
+    """
+
+    def __init__(self, backend: str, requested: str) -> None:
+        self._backend = backend
+        self._requested = requested
+        self._name = requested
+
+    def observe(self, name: Any) -> None:
+        """Record the model name in the upstream's answer, unless it is not a usable name."""
+        if isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_NAME_LENGTH:
+            self._name = name
+
+    def announce(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        """Prepend `Served` to the first deltas if another model answers than requested."""
+        if self._name == self._requested:
+            return deltas
+        return [Served(self._requested, self._backend, self._name), *deltas]
 
 
 def normalize_arguments(arguments: str) -> str:
-    """The arguments as the model wrote them. What is no JSON object is told as text in one.
+    """Return the arguments of an earlier tool call unchanged, or wrapped if they are not a JSON object.
 
-    Many servers read what was once called for, and would refuse the whole conversation for one slip of their model.
+    Many servers parse the arguments in the history, and would reject the whole conversation.
     """
     try:
         _OBJECT.decode(arguments)
@@ -23,49 +49,30 @@ def normalize_arguments(arguments: str) -> str:
     return arguments
 
 
-def parse_logprobs(told: Any) -> tuple[LogProb, ...]:
-    """The tokens of a list, each with those that might have stood in its place."""
+def parse_logprobs(payload: Any) -> tuple[LogProb, ...]:
+    """Parse a list of tokens, each with its alternatives. Malformed entries are skipped."""
     return tuple(
-        LogProb(*_read_token(each), [TopLogProb(*_read_token(top)) for top in _list_tokens(each.get("top_logprobs"))])
-        for each in _list_tokens(told)
+        LogProb(
+            *_parse_token(token), [TopLogProb(*_parse_token(top)) for top in _list_tokens(token.get("top_logprobs"))]
+        )
+        for token in _list_tokens(payload)
     )
 
 
-def _list_tokens(told: Any) -> list[dict[str, Any]]:
-    return [each for each in told if _is_token(each)] if isinstance(told, list) else []
+def _list_tokens(payload: Any) -> list[JsonObject]:
+    return [entry for entry in payload if _is_token(entry)] if isinstance(payload, list) else []
 
 
-def _is_token(told: Any) -> bool:
+def _is_token(entry: Any) -> bool:
     return (
-        isinstance(told, dict) and isinstance(told.get("token"), str) and isinstance(told.get("logprob"), int | float)
+        isinstance(entry, dict)
+        and isinstance(entry.get("token"), str)
+        and isinstance(entry.get("logprob"), int | float)
     )
 
 
-def _read_token(told: dict[str, Any]) -> tuple[str, float, list[int]]:
-    token, octets = told["token"], told.get("bytes")
-    if not isinstance(octets, list) or not all(isinstance(each, int) for each in octets):
+def _parse_token(entry: JsonObject) -> tuple[str, float, list[int]]:
+    token, octets = entry["token"], entry.get("bytes")
+    if not isinstance(octets, list) or not all(isinstance(octet, int) for octet in octets):
         octets = list(token.encode(errors="surrogatepass"))
-    return token, told["logprob"], octets
-
-
-LONGEST_NAME = 200
-
-
-class ServedModel:
-    """Of one answer. `backend` is what the configuration calls the upstream, `asked` the model that was asked for."""
-
-    def __init__(self, backend: str, asked: str) -> None:
-        self._backend = backend
-        self._asked = asked
-        self._name = asked
-
-    def observe(self, name: Any) -> None:
-        """What the upstream calls the model. Not every server keeps to names."""
-        if isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME:
-            self._name = name
-
-    def announce(self, told: Sequence[Delta]) -> Sequence[Delta]:
-        """The first words, and who says them, if that is to be told."""
-        if self._name == self._asked:
-            return told
-        return [Served(self._asked, self._backend, self._name), *told]
+    return token, entry["logprob"], octets

@@ -1,4 +1,4 @@
-"""What can be set for every backend that asks another server."""
+"""Options of backends that call another server."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -12,15 +12,15 @@ Retries = Annotated[int, Meta(ge=0, le=100)]
 
 
 class UpstreamOptions(Struct, kw_only=True):
-    """A kind of upstream adds its own by subclassing.
+    """The options of a backend that calls another server. A backend kind adds its own in a subclass.
 
-    `base_url` includes the API's version, as in http://127.0.0.1:8000/v1. `headers` and `query` are added to every
-    request. With `models` exactly those are served, and the upstream is not asked for its list. `context_window`
-    counts for all of its models, whatever it says of them itself.
+    `base_url` includes the API version, as in http://127.0.0.1:8000/v1. `headers` and `query` are added to every
+    request. If `models` is set, only these are served, and the upstream's list is not requested. `context_window`
+    overrides the upstream's value for all models.
 
-    `first_token_timeout` runs from the request until the model has said something: signs of life do not count.
-    `idle_timeout` is the longest silence after that. `request_retries` are for requests that got no answer,
-    `stream_retries` for answers that broke off before they said anything; once something was said, nothing is repeated.
+    `first_token_timeout` runs from the request to the first delta; keepalives do not count. `idle_timeout` is the
+    longest pause after that. `request_retries` are for requests without a response, `stream_retries` for responses that
+    break off before the first delta. After the first delta nothing is retried.
     """
 
     base_url: str
@@ -41,7 +41,7 @@ class UpstreamOptions(Struct, kw_only=True):
         self.base_url = self.base_url.rstrip("/")
 
     def __repr__(self) -> str:
-        """Everything but the secrets: headers and queries may carry keys too, so only their names are shown."""
+        """Show all options but the values of `api_key`, `headers` and `query`, which may contain keys."""
         hidden = {
             "api_key": "None" if self.api_key is None else "'***'",
             "headers": f"<{', '.join(self.headers)}>",
@@ -52,32 +52,32 @@ class UpstreamOptions(Struct, kw_only=True):
 
 
 def check_options(options: UpstreamOptions, *, name: str) -> None:
-    """Refuse what no request could be sent with. `name` is what the configuration calls the backend."""
+    """Raise `ConfigError` for options with which no request can be sent. `name` is the backend's configured name."""
     where = f"backends.{name}"
     _check_url(options.base_url, where=f"{where}.base_url")
     if options.api_key is not None and not is_header_value(options.api_key):
-        raise ConfigError(f"{where}.api_key: a key is a line of ASCII text, not empty, without spaces around it")
+        raise ConfigError(f"{where}.api_key: must be one line of ASCII text, not empty, without surrounding spaces")
     for header, text in options.headers.items():
         if not header.isascii() or not header.replace("-", "").replace("_", "").isalnum():
-            raise ConfigError(f"{where}.headers: {header!r} is not the name of a header")
+            raise ConfigError(f"{where}.headers: {header!r} is not a valid header name")
         if text and not is_header_value(text):
-            raise ConfigError(f"{where}.headers.{header}: a header is a line of ASCII text, without spaces around it")
+            raise ConfigError(f"{where}.headers.{header}: must be one line of ASCII text, without surrounding spaces")
 
 
 def _check_url(url: str, *, where: str) -> None:
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets or a port that are none
+    except ValueError:  # malformed brackets or port
         parts, good = urlsplit(""), False
     if not good or not url.isprintable() or " " in url:
         raise ConfigError(f"{where}: not the address of a server; write it as http://HOST:PORT/v1")
     if parts.username is not None or parts.password is not None:
-        raise ConfigError(f"{where}: no user or password goes into the address; use api_key or headers")
+        raise ConfigError(f"{where}: user and password are not allowed in the URL; use api_key or headers")
     if parts.query or parts.fragment:
-        raise ConfigError(f"{where}: nothing may follow the path; use query")
+        raise ConfigError(f"{where}: query and fragment are not allowed in the URL; use query")
 
 
 def is_header_value(text: str) -> bool:
-    """Whether a text can be the value of a header."""
+    """Return True if the text can be the value of a header."""
     return bool(text) and text.isascii() and text.isprintable() and text == text.strip()

@@ -1,58 +1,66 @@
-"""How many tokens a turn has, about, for servers that cannot count them. Meant to be too high rather than too low."""
+"""Token estimates for servers that do not count. They err on the high side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from antiphon.protocol import codec
 from antiphon.protocol.items import Item
+from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 
 ASCII_CHARACTERS_PER_TOKEN = 3.5
-# Letters of Greek or Cyrillic have two bytes; those of Chinese, Japanese or Korean three, which makes each a token.
+# Greek and Cyrillic letters have two bytes. Chinese, Japanese and Korean ones have three, and are a token each.
 OTHER_BYTES_PER_TOKEN = 3
 TOKENS_PER_ITEM = 4
 TOKENS_PER_IMAGE = 1600
 TOKENS_PER_FILE = 5000
 
 _FLAT = {"input_image": TOKENS_PER_IMAGE, "computer_screenshot": TOKENS_PER_IMAGE, "input_file": TOKENS_PER_FILE}
-# What is not read by the model: sealed content is opened first, ids and kinds are for programs.
-_UNREAD = frozenset({"encrypted_content", "id", "type", "status", "object", "logprobs"})
+# Fields that the model does not read. Encrypted content is decrypted before it is counted.
+_UNREAD = frozenset({"encrypted_content", "id", "call_id", "type", "status", "object", "logprobs"})
+# Schemas are read as JSON, with all names and punctuation.
+_SCHEMAS = ("tools", "text")
 
 
 def estimate_tokens(request: CreateRequest, items: Sequence[Item | Unknown]) -> int:
-    """From the texts' lengths, with a flat amount for every item, image and file."""
+    """Estimate the input tokens of a turn from text lengths, with a flat amount per item, image and file."""
+    fields = {name: getattr(request, name) for name in ("instructions", *_SCHEMAS)}
+    return estimate_payload_tokens(fields, (msgspec.json.decode(codec.encode(item)) for item in items))
+
+
+def estimate_payload_tokens(request: JsonObject, items: Iterable[JsonObject]) -> int:
+    """Estimate the input tokens of a turn whose items are decoded JSON."""
+    instructions = request.get("instructions")
     total = float(TOKENS_PER_ITEM)
-    total += _weigh_text(request.instructions) if isinstance(request.instructions, str) else 0
-    total += sum(TOKENS_PER_ITEM + _weigh(_decode(item)) for item in items)
-    # A schema is read as JSON, with all of its names and marks.
-    for part in (request.tools, request.text):
-        if part:
-            total += _weigh_text(codec.encode(part).decode())
+    total += _estimate_text(instructions) if isinstance(instructions, str) else 0
+    total += sum(map(estimate_item, items))
+    total += sum(_estimate_text(codec.encode(request[name]).decode()) for name in _SCHEMAS if request.get(name))
     return math.ceil(total)
 
 
-def _decode(item: Any) -> Any:
-    return msgspec.json.decode(codec.encode(item))
+def estimate_item(item: JsonObject) -> float:
+    """Estimate the tokens of one item."""
+    return TOKENS_PER_ITEM + _estimate_value(item)
 
 
-def _weigh(value: Any) -> float:
+def _estimate_value(value: Any) -> float:
     if isinstance(value, str):
-        return _weigh_text(value)
+        return _estimate_text(value)
     if isinstance(value, list):
-        return sum(map(_weigh, value))
+        return sum(map(_estimate_value, value))
     if isinstance(value, dict):
-        flat = _FLAT.get(value.get("type", ""))
+        flat = _FLAT.get(str(value.get("type", "")))
         if flat is not None:
             return flat
-        return sum(_weigh(inner) for name, inner in value.items() if name not in _UNREAD)
+        return sum(_estimate_value(inner) for name, inner in value.items() if name not in _UNREAD)
     return 0 if value is None else 1
 
 
-def _weigh_text(text: str) -> float:
-    plain = len(text) if text.isascii() else len(text.encode("ascii", "ignore"))
-    others = 0 if plain == len(text) else len(text.encode("utf-8", "surrogatepass")) - plain
-    return plain / ASCII_CHARACTERS_PER_TOKEN + others / OTHER_BYTES_PER_TOKEN
+def _estimate_text(text: str) -> float:
+    ascii_length = len(text) if text.isascii() else len(text.encode("ascii", "ignore"))
+    other_bytes = 0 if ascii_length == len(text) else len(text.encode("utf-8", "surrogatepass")) - ascii_length
+    return ascii_length / ASCII_CHARACTERS_PER_TOKEN + other_bytes / OTHER_BYTES_PER_TOKEN

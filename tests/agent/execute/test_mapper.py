@@ -20,7 +20,7 @@ from antiphon.agent.execute.envelope import (
 )
 from antiphon.agent.execute.mapper import map_error, map_response
 from antiphon.agent.execute.rag import Chunk, build_context
-from antiphon.agent.transports.base import Gathering
+from antiphon.agent.transports.base import ResponseCollector
 from antiphon.errors import InvalidRequest, RateLimited
 from support.agent_stage import Stage
 from support.agent_stage import call as make_call
@@ -270,10 +270,10 @@ def test_s2_13_the_kind_follows_from_what_there_is(output: Any, kind: str) -> No
 
 async def execute(stage: Stage, block: str | None = None) -> AgentExecuteResponse:
     context = ConversationContext(model_name="scripted", temperature=0.0, system="You are Aptix.")
-    gathering = Gathering()
+    collector = ResponseCollector()
     async for batch in await stage.transport.stream(ResponsesRequestBuilder.build(context, REQUEST, block)):
-        gathering.feed(batch)
-    return map_response(gathering.finish(), REQUEST, CONTEXT)
+        collector.feed(batch)
+    return map_response(collector.finish(), REQUEST, CONTEXT)
 
 
 LOOK = make_call("look_up", {"path": "a.py"})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.transports.base import Gathering
+from antiphon.agent.transports.base import ResponseCollector
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol import codec
 
@@ -18,10 +18,10 @@ def done(item: Any, **fields: Any) -> dict[str, Any]:
     return {"type": "response.output_item.done", "item": item} | fields
 
 
-def gather(*events: dict[str, Any]) -> Gathering:
-    gathering = Gathering()
-    gathering.feed([codec.decode_event(json.dumps(event).encode()) for event in events])
-    return gathering
+def gather(*events: dict[str, Any]) -> ResponseCollector:
+    collector = ResponseCollector()
+    collector.feed([codec.decode_event(json.dumps(event).encode()) for event in events])
+    return collector
 
 
 def without_id(item: dict[str, Any]) -> dict[str, Any]:
@@ -76,12 +76,12 @@ def test_the_first_end_is_the_end() -> None:
         ({"type": "error", "message": "No."}, ServerError, "No."),
         ({"type": "error", "error": {"message": "No."}}, ServerError, "No."),
         ({"type": "response.failed", "response": {"status": "failed", "error": "No."}}, ServerError, "No."),
-        (done(None), UpstreamError, "The server sent an event that makes no sense."),
-        (done("text"), UpstreamError, "The server sent an event that makes no sense."),
+        (done(None), UpstreamError, "The server sent a malformed event."),
+        (done("text"), UpstreamError, "The server sent a malformed event."),
         (
             {"type": "response.completed", "response": [1]},
             UpstreamError,
-            "The server sent an event that makes no sense.",
+            "The server sent a malformed event.",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.transports.base import Gathering
+from antiphon.agent.transports.base import ResponseCollector
 from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import (
     AntiphonError,
@@ -43,14 +43,14 @@ class Waits(list[float]):
 
 async def ask(upstream: UpstreamServer, **options: Any) -> dict[str, Any]:
     transport = HttpTransport(upstream.url, **options)
-    gathering = Gathering()
+    collector = ResponseCollector()
     try:
         async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
             async for batch in events:
-                gathering.feed(batch)
+                collector.feed(batch)
     finally:
         await transport.close()
-    return gathering.finish()
+    return collector.finish()
 
 
 async def test_a_request_has_its_key_its_headers_and_asks_for_a_stream() -> None:
@@ -131,7 +131,7 @@ async def test_a_redirect_is_told_and_the_conversation_goes_nowhere_else(status:
                 await ask(upstream)
     assert (raised.value.code, raised.value.message) == (
         "upstream_refused",
-        f"The server answers with a redirect (status {status}): the base_url may be wrong.",
+        f"The upstream answered with a redirect (status {status}): check the base_url.",
     )
     assert (len(upstream.requests), elsewhere.requests) == (1, [])
 
@@ -146,10 +146,18 @@ async def test_in_the_end_the_last_error_is_told() -> None:
 @pytest.mark.parametrize(
     ("reply", "kind", "reason"),
     [
-        (stream_of(b": hi\n\n", RESET), UpstreamError, "The connection broke"),
-        (stream_of(b": hi\n\n", HANG_UP), UpstreamError, "The connection broke"),
+        (
+            stream_of(b": hi\n\n", RESET),
+            UpstreamError,
+            "closed before the answer ended",
+        ),
+        (
+            stream_of(b": hi\n\n", HANG_UP),
+            UpstreamError,
+            "closed before the answer ended",
+        ),
         (stream_of(b": hi\n\n"), UpstreamError, "The stream ended before the response did."),
-        (stream_of(b": hi\n\n", STALL), UpstreamTimeout, "The server fell silent."),
+        (stream_of(b": hi\n\n", STALL), UpstreamTimeout, "The upstream stopped sending before its answer ended."),
         (stream_of(b"data: {oops\n\n"), UpstreamError, "The server sent an event that is not JSON."),
         (Reply(body=b"<html>hello</html>"), UpstreamError, "The stream ended before the response did."),
         (json_of([1]), UpstreamError, "The server sent neither a stream nor a response."),
@@ -157,9 +165,9 @@ async def test_in_the_end_the_last_error_is_told() -> None:
         (
             json_of({"id": "r", "status": "queued", "output": []}),
             UpstreamError,
-            "has not come to its end: it is queued",
+            "is not finished: its status is queued",
         ),
-        (json_of({"id": "r", "status": "in_progress"}), UpstreamError, "has not come to its end: it is in_progress"),
+        (json_of({"id": "r", "status": "in_progress"}), UpstreamError, "is not finished: its status is in_progress"),
     ],
 )
 async def test_a_stream_that_breaks_off_is_not_asked_for_again(reply: Reply, kind: Any, reason: str) -> None:
@@ -196,14 +204,14 @@ async def test_a_server_that_is_not_there_is_told() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
         transport = HttpTransport(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", retries=0)
-        with pytest.raises(UpstreamError, match="The server cannot be reached"):
+        with pytest.raises(UpstreamError, match="The upstream refuses connections"):
             await transport.stream({"model": "m"})
         await transport.close()
 
 
 async def test_a_server_that_does_not_answer_is_told() -> None:
     async with serve([Reply(raw=STALL)]) as upstream:
-        with pytest.raises(UpstreamTimeout, match="The server did not answer in time"):
+        with pytest.raises(UpstreamTimeout, match="The upstream did not answer in time"):
             await ask(upstream, idle_timeout=0.1, retries=0)
 
 

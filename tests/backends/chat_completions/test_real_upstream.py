@@ -116,7 +116,7 @@ def test_a_wrong_key_is_our_fault_and_is_not_told(llama: LlamaServer) -> None:
         running.stop()
     assert (raised.value.status_code, raised.value.code) == (502, "upstream_authentication")
     assert raised.value.body == {
-        "message": "The upstream refused this server's key for it, or what the key is used for: Invalid API Key",
+        "message": "The upstream rejected this server's API key or its permissions: Invalid API Key",
         "type": "server_error",
         "param": None,
         "code": "upstream_authentication",

@@ -20,6 +20,7 @@ from antiphon.agent.execute.envelope import (
 )
 from antiphon.errors import AntiphonError
 from antiphon.protocol.json_text import JsonObject, read_json
+from antiphon.upstream.usage import parse_usage
 
 # The types of text parts, and the field with the text. A refusal is text too.
 _TEXT_FIELDS = {"output_text": "text", "text": "text", "refusal": "refusal"}
@@ -179,27 +180,17 @@ def _map_call(part: JsonObject) -> AgentToolCall:
     )
 
 
-def _map_usage(usage: Any) -> LlmUsage:
-    if not isinstance(usage, dict):
+def _map_usage(payload: Any) -> LlmUsage:
+    usage = parse_usage(payload)
+    if usage is None:
         return LlmUsage()
-    prompt = _count(usage, "prompt_tokens", "input_tokens")
-    completion = _count(usage, "completion_tokens", "output_tokens")
     return LlmUsage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=_count(usage, "total_tokens") or prompt + completion,
-        cached_tokens=_count(_find_details(usage, "prompt", "input"), "cached_tokens"),
-        reasoning_tokens=_count(_find_details(usage, "completion", "output"), "reasoning_tokens"),
+        prompt_tokens=usage.input_tokens,
+        completion_tokens=usage.output_tokens,
+        total_tokens=usage.total_tokens,
+        cached_tokens=usage.input_tokens_details.cached_tokens,
+        reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
     )
-
-
-def _find_details(usage: JsonObject, *sides: str) -> JsonObject:
-    found = (usage.get(f"{side}_tokens_details") for side in sides)
-    return next((details for details in found if isinstance(details, dict)), {})
-
-
-def _count(usage: JsonObject, *names: str) -> int:
-    return next((usage[name] for name in names if isinstance(usage.get(name), int)), 0)
 
 
 def _find_kind(envelope: AgentExecuteResponse) -> str:

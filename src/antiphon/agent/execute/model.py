@@ -8,7 +8,7 @@ import msgspec
 from antiphon.agent.history import find_complete_calls, make_output_item, to_invocation
 from antiphon.agent.journal import RunState
 from antiphon.agent.model import ModelDelta, TurnStream, make_answer, make_turn_error, read_delta
-from antiphon.agent.transports.base import Gathering, Transport
+from antiphon.agent.transports.base import ResponseCollector, Transport
 from antiphon.errors import AntiphonError
 from antiphon.protocol.json_text import JsonObject
 
@@ -31,22 +31,22 @@ class ExecutionModel:
         self.error: AntiphonError | None = None
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
-        gathering = Gathering()
+        collector = ResponseCollector()
         try:
             request = self._make_continuation(state, use_tools=use_tools) if self.responses else self._first
             async with aclosing(await self._transport.stream(request)) as events:
                 # An empty delta reports that the server has accepted the request.
                 yield ModelDelta("text", "")
                 async for batch in events:
-                    gathering.feed(batch)
+                    collector.feed(batch)
                     for event in batch:
                         delta = read_delta(event)
                         if delta is not None:
                             yield delta
-            response = gathering.finish()
+            response = collector.finish()
             answer = make_answer(response | {"output": [_to_function_call(item) for item in response["output"]]})
         except AntiphonError as error:
-            self.failed, self.error = gathering.response, error
+            self.failed, self.error = collector.response, error
             raise
         except Exception as error:
             self.error = make_turn_error(error)

@@ -1,51 +1,35 @@
-"""How a request reaches a model: over HTTP, or straight into an engine of this process. Either way events come back."""
+"""The transport of an agent's requests to a model: over HTTP, or directly into an engine of this process."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from antiphon.errors import (
-    AntiphonError,
-    ContextLengthExceeded,
-    InvalidRequest,
-    ModelError,
-    PreviousResponseNotFound,
-    RateLimited,
-    ServerError,
-    UnsupportedParameter,
-    UpstreamError,
-)
+from antiphon.errors import UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.unions import Unknown
+from antiphon.upstream.error_mapping import map_api_error
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_COLLECTED = frozenset({*TERMINAL, "response.output_item.done", "error"})
+
 
 class Transport(Protocol):
-    """Takes requests of the Responses API, and streams what comes of them. Closing the stream stops the model."""
+    """Sends requests of the Responses API and streams their events. Closing the stream stops the model."""
 
     async def stream(self, request: dict[str, Any]) -> Events:
-        """Send a request. What is refused is raised here, as the error of ours that it is; the rest comes as events."""
+        """Send a request and return its events. A rejected request is raised here as an `AntiphonError`."""
 
     async def close(self) -> None:
         """Release the connections."""
 
 
-TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_TOLD = frozenset({*TERMINAL, "response.output_item.done", "error"})
-
-REFUSED = "upstream_refused"
-LASTING = frozenset(
-    {"insufficient_quota", "usage_limit_reached", "usage_not_included", "upstream_authentication", REFUSED}
-)
-"""What an error is called that will not be gone by the next time."""
-
-
-class Gathering:
-    """Feed it the events of one response; `finish` gives the response."""
+class ResponseCollector:
+    """Collects the events of one response. Pass them to `feed`; `finish` returns the response."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[int, str], JsonObject] = {}
@@ -54,79 +38,53 @@ class Gathering:
 
     def feed(self, batch: Sequence[Event | Unknown]) -> None:
         for event in batch:
-            if event.type in _TOLD:
-                self._take(msgspec.json.decode(codec.encode(event)))
-
-    def _take(self, event: JsonObject) -> None:
-        kind = event["type"]
-        if kind == "error":
-            self._error = event.get("error") or event
-        elif kind in TERMINAL:
-            # The first end is the end, whatever is said after it.
-            if self._response is None:
-                self._response = _require_object(event.get("response") or {})
-        else:
-            self._keep(event.get("output_index"), _require_object(event.get("item")))
-
-    def _keep(self, index: Any, item: JsonObject) -> None:
-        """An item may be told again. Another one in its place is one more: servers count wrongly, or not at all."""
-        place = index if isinstance(index, int) else len(self._items)
-        self._items[place, str(item.get("id") or f"the {len(self._items)}th")] = item
+            if event.type in _COLLECTED:
+                self._collect(msgspec.json.decode(codec.encode(event)))
 
     @property
     def items(self) -> list[JsonObject]:
-        """What has come to its end so far, in its order. Those in one place stay in the order in which they came."""
+        """The finished items, by output index. Items with the same index stay in the order of arrival."""
         return [self._items[key] for key in sorted(self._items, key=lambda key: key[0])]
 
     @property
     def response(self) -> JsonObject | None:
-        """The response as its last event has told it, one that failed too."""
+        """The response of the terminal event, also of a failed one."""
         return self._response
 
     def finish(self) -> JsonObject:
-        """The response. Raises if it failed, or if the stream broke off."""
+        """Return the response. Raises if it failed, or if the stream ended before it."""
         if self._response is None:
             if self._error is not None:
-                raise as_error(None, self._error)
+                raise map_api_error(None, self._error)
             raise UpstreamError("The stream ended before the response did.")
         response = self._response
         if response.get("status") == "failed":
-            raise as_error(None, response.get("error") or self._error or {})
+            raise map_api_error(None, response.get("error") or self._error or {})
         if not response.get("output"):
             response["output"] = self.items
         return response
 
+    def _collect(self, event: JsonObject) -> None:
+        kind = event["type"]
+        if kind == "error":
+            self._error = event.get("error") or event
+        elif kind in TERMINAL:
+            # Events after the first terminal one do not count.
+            if self._response is None:
+                self._response = _require_object(event.get("response") or {})
+        else:
+            self._add_item(event.get("output_index"), _require_object(event.get("item")))
+
+    def _add_item(self, index: Any, item: JsonObject) -> None:
+        """Add an item, or replace an earlier version of it.
+
+        Another item with the same index is added: some servers send wrong indexes, or none.
+        """
+        position = index if isinstance(index, int) else len(self._items)
+        self._items[position, str(item.get("id") or f"item {len(self._items)}")] = item
+
 
 def _require_object(value: Any) -> JsonObject:
     if not isinstance(value, dict):
-        raise UpstreamError("The server sent an event that makes no sense.")
+        raise UpstreamError("The server sent a malformed event.")
     return value
-
-
-_BY_CODE: dict[str, type[AntiphonError]] = {
-    "previous_response_not_found": PreviousResponseNotFound,
-    "unsupported_parameter": UnsupportedParameter,
-    "context_length_exceeded": ContextLengthExceeded,
-    "rate_limit_exceeded": RateLimited,
-}
-
-
-def as_error(status: int | None, told: Any, *, retry_after: float | None = None) -> AntiphonError:
-    """The error of ours that a server's error object is. Some send a text alone."""
-    error: JsonObject = told if isinstance(told, dict) else {"message": str(told)}
-    code = error.get("code") or error.get("type")
-    kind = _BY_CODE.get(str(code)) or _by_status(status, str(error.get("type")))
-    message = str(error.get("message") or code or f"The server answered with status {status}.")
-    ours = kind(message, param=error.get("param"), retry_after=retry_after)
-    ours.code = str(code) if code else ours.code
-    return ours
-
-
-def _by_status(status: int | None, kind: str) -> type[AntiphonError]:
-    if status == 429 or kind == "rate_limit_error":
-        return RateLimited
-    if kind == "model_error":
-        return ModelError
-    if (status is not None and 400 <= status < 500) or kind == "invalid_request_error":
-        return InvalidRequest
-    return ServerError if status is None else UpstreamError

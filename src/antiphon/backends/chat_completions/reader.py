@@ -47,7 +47,7 @@ from antiphon.upstream.error_mapping import (
     map_error_payload,
 )
 from antiphon.upstream.fields import ServedModel, parse_logprobs
-from antiphon.upstream.usage import read_usage
+from antiphon.upstream.usage import parse_usage
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -92,7 +92,7 @@ class ChatReader:
                 return self._finish() if data else ()
         chunk = self._decode(data, named_error=message.event == "error")
         if chunk.usage is not None or chunk.x_groq is not None:
-            self._usage = read_usage(chunk.usage) or read_usage(chunk.x_groq) or self._usage
+            self._usage = parse_usage(chunk.usage) or parse_usage(chunk.x_groq) or self._usage
         if not chunk.choices:
             # After the reason, an empty list of choices comes with the usage and with nothing more to follow.
             return self._finish() if chunk.usage and self._reason is not None else ()

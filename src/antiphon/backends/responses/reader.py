@@ -26,7 +26,7 @@ from antiphon.stream.passthrough import decode_output_item, get_id_prefix
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import decode_json_or_text, make_broken_stream_error, map_error_payload
 from antiphon.upstream.fields import ServedModel, parse_logprobs
-from antiphon.upstream.usage import read_usage
+from antiphon.upstream.usage import parse_usage
 
 DONE = b"[DONE]"
 _KEEPALIVES = frozenset({"keepalive", "response.keepalive", "ping", "heartbeat"})
@@ -277,7 +277,7 @@ class ResponsesReader:
         if response.id is None and not output and not any(self._items):
             raise UpstreamError("The upstream ended its response without any output.")
         emitted = self._emit_rest(output)
-        usage = read_usage(response.usage)
+        usage = parse_usage(response.usage)
         if usage is not None:
             emitted.append(deltas.TokenUsage(usage))
         emitted.append(_find_finish(response))

@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from antiphon.errors import UpstreamError, UpstreamTimeout
 from antiphon.upstream.client import UpstreamClient
-from antiphon.upstream.error_mapping import map_network_error
+from antiphon.upstream.network_errors import map_network_error
 from antiphon.upstream.options import UpstreamOptions
 from support.upstream_server import json_of, serve
 
@@ -79,7 +79,7 @@ async def test_a_server_without_tls_is_told_from_one_with_it() -> None:
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(UpstreamError, match=r"^No TLS connection to the upstream could be made\.$"):
+        with pytest.raises(UpstreamError, match=r"^The TLS handshake with the upstream failed\.$"):
             await fetch(f"https://127.0.0.1:{port}/v1")
 
 
@@ -97,7 +97,7 @@ async def test_a_connection_that_is_not_taken_is_not_waited_for() -> None:
         with socket.create_connection(address), socket.socket() as second:
             second.setblocking(False)
             second.connect_ex(address)
-            with pytest.raises(UpstreamTimeout, match=r"^The upstream could not be connected to in time\.$"):
+            with pytest.raises(UpstreamTimeout, match=r"^The connection to the upstream timed out\.$"):
                 await fetch(f"http://127.0.0.1:{address[1]}/v1", connect_timeout=0.05)
 
 
@@ -106,11 +106,11 @@ async def test_a_connection_that_is_not_taken_is_not_waited_for() -> None:
     [
         (
             aiohttp.ClientConnectorDNSError(KEY, OSError(-2, "Name or service not known")),
-            "The upstream's name could not be resolved.",
+            "The upstream's host name could not be resolved.",
         ),
         (aiohttp.ClientConnectorError(KEY, OSError(113, "No route to host")), "The upstream cannot be reached."),
-        (aiohttp.ServerDisconnectedError(), "The upstream broke the connection off."),
-        (ConnectionResetError(104, "Connection reset by peer"), "The upstream broke the connection off."),
+        (aiohttp.ServerDisconnectedError(), "The upstream closed the connection."),
+        (ConnectionResetError(104, "Connection reset by peer"), "The upstream closed the connection."),
         (TimeoutError(), "The upstream did not answer in time."),
         (
             aiohttp.ClientConnectorCertificateError(KEY, ssl.SSLCertVerificationError(1, "mismatch")),
