@@ -24,7 +24,7 @@ def completed(**message: Any) -> Any:
 
 
 @needs_document
-def test_valid_objects_pass() -> None:
+def test_valid_objects_are_accepted() -> None:
     openresponses.validate_event(completed())
     openresponses.validate_response(completed()["response"])
     openresponses.validate_event(msgspec.to_builtins(OutputTextDelta(1, "msg_1", 0, 0, "hi")))
@@ -32,7 +32,7 @@ def test_valid_objects_pass() -> None:
 
 @needs_document
 @pytest.mark.parametrize(
-    ("message", "fault"),
+    ("message", "error"),
     [
         ({"phase": None}, "$.response.output[0].phase: None is not of type 'string'"),
         ({"type": "acme:x"}, "$.response.output[0].type: 'acme:x' is not one of ['message', "),
@@ -43,14 +43,14 @@ def test_valid_objects_pass() -> None:
         ),
     ],
 )
-def test_a_fault_is_named_by_its_path(message: Any, fault: str) -> None:
+def test_invalid_field_is_reported_with_path(message: Any, error: str) -> None:
     with pytest.raises(openresponses.NotOpenResponses) as caught:
         openresponses.validate_event(completed(**message))
-    assert str(caught.value).startswith(f"ResponseCompletedStreamingEvent: {fault}")
+    assert str(caught.value).startswith(f"ResponseCompletedStreamingEvent: {error}")
 
 
 @needs_document
-def test_a_missing_field_is_named() -> None:
+def test_missing_field_is_reported() -> None:
     response = completed()["response"]
     del response["store"]
     with pytest.raises(openresponses.NotOpenResponses, match="'store' is a required property"):
@@ -59,12 +59,12 @@ def test_a_missing_field_is_named() -> None:
 
 @needs_document
 @pytest.mark.parametrize("event", [{}, {"type": "response.acme"}, {"type": "response.reasoning_text.delta"}])
-def test_an_event_that_open_responses_does_not_have_fails(event: Any) -> None:
-    with pytest.raises(openresponses.NotOpenResponses, match="no event is called"):
+def test_event_outside_open_responses_is_rejected(event: Any) -> None:
+    with pytest.raises(openresponses.NotOpenResponses, match="no event has the type"):
         openresponses.validate_event(event)
 
 
-def test_without_the_document_everything_passes_and_one_line_says_so(
+def test_missing_document_skips_checks_with_a_note(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patched:
@@ -74,11 +74,11 @@ def test_without_the_document_everything_passes_and_one_line_says_so(
         openresponses.validate_event({"type": "response.acme"})
         assert openresponses.event_schemas() == {}
     openresponses.forget()
-    assert capsys.readouterr().err == "absent.json is not there: nothing is checked against Open Responses\n"
+    assert capsys.readouterr().err == "absent.json not found: nothing is checked against Open Responses\n"
 
 
 @needs_document
-def test_the_servers_of_the_tests_judge_what_they_send() -> None:
+def test_test_servers_validate_sent_events() -> None:
     engine = ValidatingEngine(backends={}, store=MemoryStore())
     delta = {"type": "response.output_text.delta", "sequence_number": 1, "item_id": "msg_1", "output_index": 0}
     with pytest.raises(openresponses.NotOpenResponses, match="content_index"):

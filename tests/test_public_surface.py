@@ -1,4 +1,4 @@
-"""The package's front door: what it offers, and what it costs to open."""
+"""The public names of the package, and the modules that importing it loads."""
 
 import subprocess
 import sys
@@ -6,14 +6,14 @@ import sys
 import antiphon
 
 
-def test_everything_offered_exists_and_nothing_else_is_public() -> None:
+def test_public_names_equal_all() -> None:
     public = {name for name in vars(antiphon) if not name.startswith("_")} - {"TYPE_CHECKING", "Any"}
     modules = {name for name in public if type(getattr(antiphon, name)).__name__ == "module"}
     assert public - modules <= set(antiphon.__all__)
     assert all(hasattr(antiphon, name) for name in antiphon.__all__)
 
 
-def test_importing_the_package_loads_neither_server_nor_model() -> None:
+def test_importing_the_package_loads_no_server_and_no_model() -> None:
     heavy = "{'uvicorn', 'uvloop', 'asyncio', 'xllamacpp', 'sqlite3', 'argparse', 'aiohttp', 'cryptography'}"
     code = f"import sys, antiphon, antiphon.protocol.codec; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

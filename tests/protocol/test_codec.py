@@ -23,7 +23,7 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 
 
-def refusal(body: Any) -> tuple[str | None, str | None, str]:
+def get_error(body: Any) -> tuple[str | None, str | None, str]:
     with pytest.raises(InvalidRequest) as caught:
         decode_request(body if isinstance(body, bytes) else json.dumps(body).encode())
     return caught.value.param, caught.value.code, caught.value.message
@@ -139,21 +139,21 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("body", "param", "reason"), WRONG_TYPES)
-def test_a_wrong_type_is_refused_by_its_path(body: Any, param: str, reason: str) -> None:
-    assert refusal(body) == (param, "invalid_type", f"Invalid value for '{param}': {reason}.")
+def test_wrong_type_is_rejected_with_param_path(body: Any, param: str, reason: str) -> None:
+    assert get_error(body) == (param, "invalid_type", f"Invalid value for '{param}': {reason}.")
 
 
 @pytest.mark.parametrize(("body", "param", "reason"), WRONG_VALUES)
-def test_a_wrong_value_is_refused_by_its_path(body: Any, param: str, reason: str) -> None:
-    assert refusal(body) == (param, "invalid_value", f"Invalid value for '{param}': {reason}.")
+def test_invalid_value_is_rejected_with_param_path(body: Any, param: str, reason: str) -> None:
+    assert get_error(body) == (param, "invalid_value", f"Invalid value for '{param}': {reason}.")
 
 
 @pytest.mark.parametrize(("body", "param"), MISSING)
-def test_a_missing_field_is_refused_by_its_path(body: Any, param: str) -> None:
-    assert refusal(body) == (param, "missing_required_parameter", f"Missing required parameter: '{param}'.")
+def test_missing_field_is_rejected_with_param_path(body: Any, param: str) -> None:
+    assert get_error(body) == (param, "missing_required_parameter", f"Missing required parameter: '{param}'.")
 
 
-def test_a_missing_field_is_a_missing_parameter() -> None:
+def test_missing_field_raises_missing_parameter() -> None:
     with pytest.raises(MissingParameter):
         decode_request(b'{"input":[{}]}')
 
@@ -168,30 +168,30 @@ NOT_JSON = [
 
 
 @pytest.mark.parametrize(("body", "message"), NOT_JSON, ids=range(len(NOT_JSON)))
-def test_what_is_not_json_is_refused(body: bytes, message: str) -> None:
-    assert refusal(body) == (None, "invalid_json", message)
+def test_invalid_json_is_rejected(body: bytes, message: str) -> None:
+    assert get_error(body) == (None, "invalid_json", message)
 
 
 @pytest.mark.parametrize(
     "body", [b'{"input":"\xff"}', b'{"\xff":1}', b'{"input":[{"type":"acme:x","y":"\xff"}]}', b'{"tools":[{"\xc3":1}]}']
 )
-def test_what_is_not_utf8_is_refused_even_where_nobody_looks(body: bytes) -> None:
-    param, code, message = refusal(body)
+def test_invalid_utf8_is_rejected_even_in_unknown_fields(body: bytes) -> None:
+    param, code, message = get_error(body)
     assert (param, code) == (None, "invalid_json")
     assert message.startswith("The body is not valid JSON: 'utf-8' codec can't decode byte")
 
 
 @pytest.mark.parametrize(("body", "got"), [(b"[]", "array"), (b"null", "null"), (b'"hi"', "str"), (b"7", "int")])
-def test_a_body_that_is_no_object_is_refused(body: bytes, got: str) -> None:
-    assert refusal(body) == (None, "invalid_type", f"Invalid request body: Expected `object`, got `{got}`.")
+def test_body_that_is_no_object_is_rejected(body: bytes, got: str) -> None:
+    assert get_error(body) == (None, "invalid_type", f"Invalid request body: Expected `object`, got `{got}`.")
 
 
-def test_a_long_wrong_value_is_not_repeated_whole() -> None:
-    _, _, message = refusal({"truncation": "x" * 10_000})
+def test_long_invalid_value_is_shortened_in_message() -> None:
+    _, _, message = get_error({"truncation": "x" * 10_000})
     assert len(message) < 300
 
 
-def test_unknown_fields_are_left_aside_and_named() -> None:
+def test_unknown_fields_are_ignored_and_reported() -> None:
     body = {
         "model": "m",
         "stop": ["a"],
@@ -218,7 +218,7 @@ def test_unknown_fields_are_left_aside_and_named() -> None:
     ]
 
 
-def test_a_field_that_every_message_has_too_much_is_left_aside_in_all() -> None:
+def test_unknown_field_of_every_message_is_ignored() -> None:
     body = {"input": [{"role": "user", "content": "hi", "name": "bo"} for _ in range(1000)]}
     decoded = decode_request(json.dumps(body).encode())
     assert decoded == DecodedRequest(
@@ -226,20 +226,24 @@ def test_a_field_that_every_message_has_too_much_is_left_aside_in_all() -> None:
     )
 
 
-def test_too_many_kinds_of_unknown_fields_are_refused() -> None:
+def test_too_many_distinct_unknown_fields_are_rejected() -> None:
     assert decode_request(json.dumps({f"x{n}": n for n in range(32)}).encode()).request == CreateRequest()
-    assert refusal({f"x{n}": n for n in range(33)}) == ("x32", "unknown_parameter", "Unknown parameter: 'x32'.")
+    assert get_error({f"x{n}": n for n in range(33)}) == ("x32", "unknown_parameter", "Unknown parameter: 'x32'.")
 
 
 @pytest.mark.parametrize(
     "name", ["a` - at `$.input[5]", "a` - at `$[9]", "a` - at `$.input[0].x.y", "metadata` - at `$"]
 )
-def test_a_field_named_to_look_like_a_path_is_refused(name: str) -> None:
+def test_field_name_that_looks_like_a_path_is_rejected(name: str) -> None:
     shown = name.partition("`")[0]
-    assert refusal({**user(), "metadata": {}, name: 1}) == (None, "unknown_parameter", f"Unknown parameter: '{shown}'.")
+    assert get_error({**user(), "metadata": {}, name: 1}) == (
+        None,
+        "unknown_parameter",
+        f"Unknown parameter: '{shown}'.",
+    )
 
 
-def test_unknown_fields_of_a_response_are_left_aside() -> None:
+def test_unknown_fields_of_response_are_ignored() -> None:
     body = json.loads(encode(Response(id="resp_1", created_at=1, model="m", output=[Message("assistant", "hi")])))
     body["acme"] = 1
     body["output"][0]["acme"] = 1
@@ -249,7 +253,7 @@ def test_unknown_fields_of_a_response_are_left_aside() -> None:
     )
 
 
-def test_items_decode_as_in_a_request() -> None:
+def test_items_are_decoded_as_in_a_request() -> None:
     call = b'{"type":"function_call","call_id":"c","name":"f","arguments":""}'
     assert decode_items(b'[{"role":"user","content":"hi","x":1},{"type":"acme:x", "n":1e2},%b]' % call) == [
         Message("user", "hi"),
@@ -267,34 +271,34 @@ def test_items_decode_as_in_a_request() -> None:
         (b'[{"role":"user","content":7}]', "[0].content", "invalid_type"),
     ],
 )
-def test_wrong_items_are_refused_by_their_path(body: bytes, param: str | None, code: str) -> None:
+def test_invalid_items_are_rejected_with_param_path(body: bytes, param: str | None, code: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_items(body)
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-ODD = b'[{"type":"message","role":"user","content":"hi","x":1},{"type":"web_search_call","id":"ws_1"}]'
+INVALID_ITEMS = b'[{"type":"message","role":"user","content":"hi","x":1},{"type":"web_search_call","id":"ws_1"}]'
 
 
-def test_kept_items_have_all_that_is_in_them() -> None:
-    assert decode_items_lossless(ODD) == [
+def test_lossless_items_have_all_fields() -> None:
+    assert decode_items_lossless(INVALID_ITEMS) == [
         Unknown(b'{"type":"message","role":"user","content":"hi","x":1}'),
         Unknown(b'{"type":"web_search_call","id":"ws_1"}'),
     ]
 
 
-def test_an_item_in_a_form_that_we_do_not_know_stays_as_it_is() -> None:
-    assert decode_items(ODD) == [Message("user", "hi"), Unknown(b'{"type":"web_search_call","id":"ws_1"}')]
+def test_invalid_item_is_decoded_as_unknown() -> None:
+    assert decode_items(INVALID_ITEMS) == [Message("user", "hi"), Unknown(b'{"type":"web_search_call","id":"ws_1"}')]
 
 
-def test_an_event_may_tell_of_an_item_that_is_not_whole() -> None:
+def test_event_may_contain_incomplete_item() -> None:
     raw = b'{"type":"response.output_item.added","sequence_number":1,"output_index":0,"item":%b}'
     begun = b'{"type":"web_search_call","id":"ws_1"}'
     assert decode_event(raw % begun) == OutputItemAdded(1, 0, Unknown(begun))
     assert isinstance(decode_event(raw % b"{}"), Unknown)
 
 
-def test_an_event_in_a_form_we_do_not_know_is_kept_as_it_is() -> None:
+def test_invalid_event_is_decoded_as_unknown() -> None:
     flat = b'{"type":"error","code":"x","message":"m","param":null,"sequence_number":3}'
     assert decode_event(flat) == Unknown(flat)
     assert decode_event(b"[1]") == Unknown(b"[1]")
@@ -303,39 +307,39 @@ def test_an_event_in_a_form_we_do_not_know_is_kept_as_it_is() -> None:
     assert decode_event(deep) == Unknown(deep)
 
 
-def test_a_field_of_an_event_that_we_do_not_know_is_left_aside() -> None:
+def test_unknown_field_of_event_is_ignored() -> None:
     body = b'{"type":"response.audio.done","sequence_number":3,"stream_id":"a"}'
     assert decode_event(body) == AudioDone(3)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"type":"response.audio.done"', b'{"type":"acme:x","y":"\xff"}'])
-def test_an_event_that_is_not_json_is_a_value_error(body: bytes) -> None:
+def test_event_that_is_not_json_raises_value_error(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"truncated|utf-8"):
         decode_event(body)
 
 
-def test_only_wire_types_are_encoded() -> None:
+def test_encoding_other_types_raises() -> None:
     with pytest.raises(NotImplementedError, match="object is not a wire type"):
         encode(OutputTextDelta(1, "msg_1", 0, 0, object()))
 
 
-WITHOUT_OTHERS = """
+IMPORT_WITH_MSGSPEC_ONLY = """
 import importlib.abc, sys
 
 allowed = {"antiphon", "msgspec"} | set(sys.stdlib_module_names)
 
-class Refuse(importlib.abc.MetaPathFinder):
+class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in allowed:
-            raise ImportError(f"{name} is refused")
+            raise ImportError(f"{name} is blocked")
         return None
 
-sys.meta_path.insert(0, Refuse())
+sys.meta_path.insert(0, Blocker())
 import antiphon.protocol.codec
 print(sorted(name for name in sys.modules if name.startswith("antiphon.") and name.count(".") == 1))
 """
 
 
-def test_the_protocol_needs_nothing_but_msgspec() -> None:
-    ran = subprocess.run([sys.executable, "-c", WITHOUT_OTHERS], capture_output=True, text=True, check=False)
+def test_protocol_imports_only_msgspec() -> None:
+    ran = subprocess.run([sys.executable, "-c", IMPORT_WITH_MSGSPEC_ONLY], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("['antiphon.errors', 'antiphon.protocol']\n", "")

@@ -42,16 +42,16 @@ from antiphon.protocol.unions import Unknown
         ),
     ],
 )
-def test_a_part_is_encoded_with_what_it_must_have(part: Any, raw: bytes) -> None:
+def test_part_is_encoded_with_required_fields(part: Any, raw: bytes) -> None:
     assert encode(part) == raw
 
 
-def test_null_annotations_and_logprobs_are_none_at_all() -> None:
+def test_null_annotations_and_logprobs_are_accepted() -> None:
     part = PARTS.decode(b'{"type":"output_text","text":"hi","annotations":null,"logprobs":null}')
     assert part == OutputText("hi")
 
 
-def test_annotations_added_later_are_those_that_were_passed_in() -> None:
+def test_output_text_shares_the_given_annotations_list() -> None:
     annotations: list[Any] = []
     part = OutputText("hi", annotations)
     annotations.append(Unknown(b'{"type":"acme:x"}'))
@@ -67,5 +67,5 @@ def test_annotations_added_later_are_those_that_were_passed_in() -> None:
         ([InputImage(file_id="f"), Unknown(b'{"type":"acme:x","text":"no"}'), InputText("a")], "a"),
     ],
 )
-def test_the_text_of_content_is_that_of_its_parts(content: Any, text: str) -> None:
+def test_text_of_content_is_joined_from_parts(content: Any, text: str) -> None:
     assert extract_text(content) == text

@@ -1,4 +1,4 @@
-"""The bodies of the calls on conversations, and of the count of tokens."""
+"""Request bodies of conversations and of token counting."""
 
 from typing import Any
 
@@ -19,29 +19,29 @@ STRANGE = b'{"type":"acme:thing","x":1}'
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"items":null,"metadata":null}'])
-def test_a_conversation_can_begin_with_nothing(body: bytes) -> None:
+def test_empty_body_creates_conversation(body: bytes) -> None:
     assert codec.decode_create_conversation(body) == Decoded(CreateConversation(), ())
 
 
-def test_items_of_any_kind_are_taken_and_unknown_fields_are_listed() -> None:
+def test_conversation_accepts_any_items_and_reports_unknown_fields() -> None:
     body = b'{"items":[{"role":"user","content":"hi","foo":1},' + STRANGE + b'],"metadata":{"a":"b"},"bar":2}'
-    asked, ignored = codec.decode_create_conversation(body)
-    assert asked == CreateConversation(items=[Message("user", "hi"), Unknown(STRANGE)], metadata={"a": "b"})
+    request, ignored = codec.decode_create_conversation(body)
+    assert request == CreateConversation(items=[Message("user", "hi"), Unknown(STRANGE)], metadata={"a": "b"})
     assert sorted(ignored) == ["bar", "items[0].foo"]
 
 
-def test_items_are_added() -> None:
+def test_added_items_are_decoded() -> None:
     body = msgspec.json.encode({"items": [MESSAGE] * 20})
     assert codec.decode_add_items(body) == Decoded(AddItems(items=[Message("user", "hi")] * 20), ())
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
-def test_metadata_is_replaced(metadata: dict[str, str] | None) -> None:
+def test_metadata_update_is_decoded(metadata: dict[str, str] | None) -> None:
     body = msgspec.json.encode({"metadata": metadata})
     assert codec.decode_update_conversation(body) == Decoded(UpdateConversation(metadata=metadata), ())
 
 
-def test_a_count_takes_what_the_model_reads_and_lists_the_rest() -> None:
+def test_count_request_ignores_parameters_outside_the_prompt() -> None:
     body = {
         "model": "m",
         "input": [MESSAGE],
@@ -50,8 +50,8 @@ def test_a_count_takes_what_the_model_reads_and_lists_the_rest() -> None:
         "personality": "friendly",
         "temperature": 1,
     }
-    asked, ignored = codec.decode_count(msgspec.json.encode(body))
-    assert asked == CountRequest(
+    request, ignored = codec.decode_count(msgspec.json.encode(body))
+    assert request == CountRequest(
         model="m",
         input=[Message("user", "hi")],
         conversation=ConversationRef("conv_1"),
@@ -77,13 +77,13 @@ def test_a_count_takes_what_the_model_reads_and_lists_the_rest() -> None:
         (codec.decode_count, {"model": "m", "truncation": "some"}, "truncation"),
     ],
 )
-def test_a_wrong_body_is_refused_by_name(decode: Any, body: dict[str, Any], param: str) -> None:
+def test_invalid_body_is_rejected_with_param_path(decode: Any, body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode(msgspec.json.encode(body))
     assert caught.value.param == param
 
 
-def test_a_conversation_tells_all_its_fields() -> None:
+def test_conversation_is_encoded_with_all_fields() -> None:
     assert msgspec.json.decode(codec.encode(Conversation("conv_1", 7, {}))) == {
         "id": "conv_1",
         "object": "conversation",

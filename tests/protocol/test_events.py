@@ -34,13 +34,13 @@ VALUES: dict[str, Any] = {
     "annotation": UrlCitation("u", "t", 0, 1),
     "error": ErrorPayload("server_error", None, "broke", None),
 }
-# The SDK does not know Open Responses' names, and has the error flat (but raises on it only if it is nested).
-NOT_OF_THE_SDK = {Error, ReasoningDelta, ReasoningDone}
+# The SDK lacks the event names of Open Responses. Its error type is flat, though it raises only for a nested error.
+NOT_IN_SDK = {Error, ReasoningDelta, ReasoningDone}
 sdk_events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def smallest(event: type) -> Any:
-    """An event with nothing but what it must have."""
+def make_minimal(event: type) -> Any:
+    """Return an event with only its required fields."""
     info = inspect.type_info(event)
     assert isinstance(info, inspect.StructType)
     return event(**{field.name: value_for(field) for field in info.fields if field.required})
@@ -59,19 +59,19 @@ def encoded(value: Any) -> Any:
     return json.loads(encode(value))
 
 
-@pytest.mark.parametrize("tag", [tag for tag, event in ALL.items() if event not in NOT_OF_THE_SDK])
-def test_the_smallest_event_is_valid_for_the_sdk(tag: str) -> None:
-    event = smallest(ALL[tag])
+@pytest.mark.parametrize("tag", [tag for tag, event in ALL.items() if event not in NOT_IN_SDK])
+def test_minimal_event_is_valid_for_sdk(tag: str) -> None:
+    event = make_minimal(ALL[tag])
     assert sdk_events.validate_json(encode(event), strict=True).type == event.type == tag
 
 
 @pytest.mark.parametrize("tag", ALL)
-def test_the_smallest_event_is_valid_open_responses(tag: str) -> None:
+def test_minimal_event_is_valid_open_responses(tag: str) -> None:
     if tag in openresponses.event_schemas():
-        openresponses.validate_event(encoded(smallest(ALL[tag])))
+        openresponses.validate_event(encoded(make_minimal(ALL[tag])))
 
 
-def test_every_event_of_open_responses_is_a_core_event() -> None:
+def test_every_open_responses_event_is_a_core_event() -> None:
     assert set(openresponses.event_schemas()) <= {event.__struct_config__.tag for event in CORE_EVENTS}
 
 
@@ -84,17 +84,17 @@ def test_every_event_of_open_responses_is_a_core_event() -> None:
         Reasoning(id="rs_1"),
     ],
 )
-def test_an_item_is_valid_in_an_event_for_both(item: Any) -> None:
+def test_item_in_event_is_valid_for_sdk_and_open_responses(item: Any) -> None:
     event = OutputItemAdded(0, 0, item)
     sdk_events.validate_json(encode(event), strict=True)
     openresponses.validate_event(encoded(event))
 
 
-def test_no_two_events_have_one_tag() -> None:
+def test_event_tags_are_unique() -> None:
     assert len(EVENTS.members) == len(CORE_EVENTS) + len(HOSTED_EVENTS)
 
 
-def test_an_error_is_nested_with_all_four_keys() -> None:
+def test_error_event_is_nested_with_all_four_keys() -> None:
     event = Error(3, ErrorPayload("server_error", None, "broke", None))
     assert encoded(event) == {
         "type": "error",
@@ -103,7 +103,7 @@ def test_an_error_is_nested_with_all_four_keys() -> None:
     }
 
 
-def test_a_text_delta_always_has_logprobs_and_is_not_padded_unasked() -> None:
+def test_text_delta_has_logprobs_and_no_padding_by_default() -> None:
     assert encoded(OutputTextDelta(1, "msg_1", 0, 0, "hi")) == {
         "type": "response.output_text.delta",
         "sequence_number": 1,
@@ -115,7 +115,7 @@ def test_a_text_delta_always_has_logprobs_and_is_not_padded_unasked() -> None:
     }
 
 
-def test_open_responses_names_for_reasoning_carry_the_same() -> None:
+def test_open_responses_reasoning_events_have_same_fields() -> None:
     assert encoded(ReasoningDelta(1, "rs_1", 0, 0, "hm")) == {
         "type": "response.reasoning.delta",
         "sequence_number": 1,
@@ -126,13 +126,13 @@ def test_open_responses_names_for_reasoning_carry_the_same() -> None:
     }
 
 
-def test_an_annotation_may_be_null() -> None:
+def test_annotation_may_be_null() -> None:
     event = OutputTextAnnotationAdded(1, "msg_1", 0, 0, 0)
     assert decode_event(encode(event)) == event
     openresponses.validate_event(encoded(event))
 
 
-@pytest.mark.parametrize("event", [smallest(OutputItemAdded), smallest(ContentPartAdded)])
-def test_an_event_with_null_for_its_item_or_part_is_kept_as_it_is(event: Any) -> None:
+@pytest.mark.parametrize("event", [make_minimal(OutputItemAdded), make_minimal(ContentPartAdded)])
+def test_event_with_null_item_or_part_is_unknown(event: Any) -> None:
     raw = json.dumps({**encoded(event), "item": None, "part": None}).encode()
     assert decode_event(raw) == Unknown(raw)

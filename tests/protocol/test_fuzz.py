@@ -1,4 +1,4 @@
-"""Whatever comes in: it is a request, or InvalidRequest with a path that is in it."""
+"""Any body is either decoded or rejected with InvalidRequest, with a param path that exists in the body."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def look_up(value: Any, path: str) -> Any:
     return value
 
 
-def refused(body: bytes) -> InvalidRequest | None:
+def decode_error(body: bytes) -> InvalidRequest | None:
     try:
         decode_request(body)
     except InvalidRequest as error:
@@ -36,8 +36,8 @@ def is_json(body: bytes) -> bool:
 
 
 def check_outcome(body: bytes) -> None:
-    error = refused(body)
-    if error is None or error.param is None or not is_json(body):  # a wrong value may stand before a broken end
+    error = decode_error(body)
+    if error is None or error.param is None or not is_json(body):  # an invalid value may precede the malformed end
         return
     if isinstance(error, MissingParameter):
         parent, _, name = error.param.rpartition(".")
@@ -47,28 +47,30 @@ def check_outcome(body: bytes) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_raise_anything_but_invalid_request(body: bytes) -> None:
+def test_random_bytes_raise_only_invalid_request(body: bytes) -> None:
     check_outcome(body)
 
 
 @given(strategies.json_values())
-def test_no_json_raises_anything_but_invalid_request(value: Any) -> None:
+def test_random_json_raises_only_invalid_request(value: Any) -> None:
     check_outcome(json.dumps(value).encode())
 
 
 @given(st.dictionaries(st.sampled_from(CreateRequest.__struct_fields__), strategies.json_values(), max_size=4))
-def test_no_parameter_raises_anything_but_invalid_request(value: Any) -> None:
+def test_random_parameters_raise_only_invalid_request(value: Any) -> None:
     check_outcome(json.dumps(value).encode())
 
 
 @given(strategies.damaged(strategies.requests()))
-def test_no_damaged_request_raises_anything_but_invalid_request(value: Any) -> None:
+def test_damaged_request_raises_only_invalid_request(value: Any) -> None:
     check_outcome(json.dumps(value).encode())
 
 
 @given(strategies.requests(), st.data())
-def test_no_damaged_bytes_raise_anything_but_invalid_request(request: CreateRequest, data: st.DataObject) -> None:
+def test_damaged_bytes_raise_only_invalid_request(request: CreateRequest, data: st.DataObject) -> None:
     body = encode(request)
     start = data.draw(st.integers(0, len(body)))
     end = data.draw(st.integers(start, min(len(body), start + 3)))
-    refused(body[:start] + data.draw(st.binary(max_size=3)) + body[end:])  # no path to check: it may not be JSON
+    decode_error(
+        body[:start] + data.draw(st.binary(max_size=3)) + body[end:]
+    )  # the path is not checked: the body may not be JSON

@@ -72,11 +72,11 @@ LOOSE = [
 
 
 @pytest.mark.parametrize(("raw", "item"), LOOSE)
-def test_an_item_is_understood_in_all_its_forms(raw: bytes, item: Any) -> None:
+def test_item_is_decoded_in_every_form(raw: bytes, item: Any) -> None:
     assert ITEMS.decode(raw) == item
 
 
-def test_all_forms_mix_in_one_input() -> None:
+def test_input_may_mix_all_item_forms() -> None:
     assert decode_items(b"[%b]" % b",".join(raw for raw, _ in LOOSE)) == [item for _, item in LOOSE]
 
 
@@ -102,15 +102,15 @@ def test_all_forms_mix_in_one_input() -> None:
         ),
     ],
 )
-def test_what_is_unset_is_left_out(item: Any, raw: bytes) -> None:
+def test_unset_fields_are_omitted(item: Any, raw: bytes) -> None:
     assert encode(item) == raw
 
 
-def test_an_item_names_its_type() -> None:
+def test_item_has_type_property() -> None:
     assert [item.type for item in (EASY, Reasoning(), ItemReference("x"))] == ["message", "reasoning", "item_reference"]
 
 
-def test_arguments_stay_exactly_as_they_were_written() -> None:
+def test_arguments_are_not_reformatted() -> None:
     arguments = '{ "a" : 1.0,\n"b":"\\u00e9" }'
     raw = encode(FunctionCall("c", "f", arguments))
     [call] = decode_items(b"[%b]" % raw)
@@ -119,17 +119,17 @@ def test_arguments_stay_exactly_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize("item_id", ["", "lsho_1", "call_1"])
-def test_the_output_of_a_local_shell_may_name_its_call(item_id: str) -> None:
+def test_local_shell_output_may_have_call_id(item_id: str) -> None:
     sent = {"type": "local_shell_call_output", "call_id": "call_1", "output": "a", "status": "completed"}
     named = ITEMS.decode(encode(sent | ({"id": item_id} if item_id else {})))
     assert named == LocalShellCallOutput(item_id, "a", "completed", "call_1")
     assert isinstance(named, LocalShellCallOutput)
     assert named.call_id == "call_1"
-    # Beside something unknown, each is looked at by itself.
+    # An unknown item in the list makes the decoder decode each element separately.
     assert ITEMS.decode_list(encode([{"type": "acme:x"}, json.loads(encode(named))]))[1] == named
 
 
-def test_the_output_of_a_local_shell_that_names_no_call_has_the_id_of_its_call() -> None:
+def test_local_shell_output_without_call_id_uses_its_id() -> None:
     plain = {"type": "local_shell_call_output", "id": "call_1", "output": "a"}
     item = ITEMS.decode(encode(plain))
     assert isinstance(item, LocalShellCallOutput)

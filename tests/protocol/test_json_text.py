@@ -1,4 +1,4 @@
-"""JSON of others: whatever is wrong with it is one kind of error."""
+"""Invalid JSON of any kind raises one type of error."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ DEEP = 100_000
     ("text", "kind", "read"),
     [("{}", Any, {}), (b"[1]", Any, [1]), ('{"a": 1}', dict[str, int], {"a": 1}), ("[[[[1]]]]", Any, [[[[1]]]])],
 )
-def test_what_is_right_is_read(text: str | bytes, kind: Any, read: Any) -> None:
+def test_valid_json_is_decoded(text: str | bytes, kind: Any, read: Any) -> None:
     assert read_json(text, kind) == read
 
 
@@ -29,12 +29,12 @@ def test_what_is_right_is_read(text: str | bytes, kind: Any, read: Any) -> None:
         ('"\udcff"', "JSON is malformed: surrogates not allowed"),
     ],
 )
-def test_what_is_wrong_is_a_decode_error(text: str | bytes, reason: str) -> None:
+def test_invalid_json_raises_decode_error(text: str | bytes, reason: str) -> None:
     with pytest.raises(msgspec.DecodeError) as raised:
         read_json(text)
     assert (type(raised.value), str(raised.value)) == (msgspec.DecodeError, reason)
 
 
-def test_what_is_no_such_thing_is_a_validation_error() -> None:
+def test_wrong_type_raises_validation_error() -> None:
     with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
         read_json("[]", dict[str, Any])

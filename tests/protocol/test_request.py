@@ -42,12 +42,12 @@ from antiphon.protocol.request import (
         (b'{"client_metadata":{"a":["b"]}}', CreateRequest(client_metadata={"a": ["b"]})),
     ],
 )
-def test_a_request_is_understood(raw: bytes, request_: CreateRequest) -> None:
+def test_request_is_decoded(raw: bytes, request_: CreateRequest) -> None:
     assert decode_request(raw) == DecodedRequest(request_)
 
 
 def optional_fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The path of every optional field of a struct and of the structs in it."""
+    """Return the paths of all optional fields of a struct and of its nested structs."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     found = [(*path, field.encode_name) for field in info.fields if not field.required]
@@ -64,7 +64,7 @@ def optional_fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[str,
 
 
 @pytest.mark.parametrize("path", optional_fields(CreateRequest), ids=".".join)
-def test_null_is_the_same_as_leaving_an_optional_field_out(path: tuple[str, ...]) -> None:
+def test_null_equals_omitted_optional_field(path: tuple[str, ...]) -> None:
     *parents, name = path
     body: Any = {name: None}
     empty: Any = {}
@@ -73,13 +73,13 @@ def test_null_is_the_same_as_leaving_an_optional_field_out(path: tuple[str, ...]
     assert decode_request(json.dumps(body).encode()) == decode_request(json.dumps(empty).encode())
 
 
-def test_all_nulls_are_an_empty_request() -> None:
+def test_request_with_only_nulls_is_empty() -> None:
     body = dict.fromkeys(CreateRequest.__struct_encode_fields__)
     assert decode_request(json.dumps(body).encode()) == DecodedRequest(CreateRequest())
     assert encode(CreateRequest()) == b"{}"
 
 
-def test_a_request_is_encoded_without_what_is_unset() -> None:
+def test_request_is_encoded_without_unset_fields() -> None:
     request = CreateRequest(model="m", input=[Message("user", "hi")], tools=[], reasoning=ReasoningConfig(effort="low"))
     assert json.loads(encode(request)) == {
         "model": "m",

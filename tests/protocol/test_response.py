@@ -57,11 +57,11 @@ def encoded(value: Any) -> Any:
     return json.loads(encode(value))
 
 
-def test_a_bare_response_has_all_fields_that_open_responses_requires() -> None:
+def test_minimal_response_has_required_open_responses_fields() -> None:
     assert encoded(response()) == BARE
 
 
-def test_two_responses_share_no_defaults() -> None:
+def test_responses_share_no_default_objects() -> None:
     first, second = response(), response()
     first.output.append(MESSAGE)
     first.text.verbosity = "low"
@@ -98,26 +98,26 @@ VALID = {
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_a_response_is_valid_open_responses(name: str) -> None:
+def test_response_is_valid_open_responses(name: str) -> None:
     openresponses.validate_response(encoded(VALID[name]))
 
 
-# The two disagree: Open Responses wants null where the SDK's type has the schema (which the SDK does not check).
+# Open Responses requires null where the SDK's type has the schema. The SDK does not check it.
 @pytest.mark.parametrize("name", [name for name in VALID if name != "json schema"])
-def test_a_response_is_valid_for_the_sdk(name: str) -> None:
+def test_response_is_valid_for_sdk(name: str) -> None:
     sdk.Response.model_validate_json(encode(VALID[name]), strict=True)
 
 
-def test_the_sdk_reads_the_same_text() -> None:
+def test_output_text_equals_sdk_output_text() -> None:
     parts = [OutputText("a"), Refusal("no"), OutputText("b")]
     value = response(output=[Reasoning(id="rs_1"), Message("assistant", parts, id="msg_1", status="completed")])
     assert sdk.Response.model_validate_json(encode(value)).output_text == value.output_text == "ab"
 
 
-# Where the schema tells null from nothing.
+# Fields that the Open Responses schema allows to be omitted but not to be null.
 
 
-def test_a_phase_that_is_unset_is_left_out() -> None:
+def test_unset_phase_is_omitted() -> None:
     assert encoded(MESSAGE) == {
         "type": "message",
         "id": "msg_1",
@@ -127,15 +127,15 @@ def test_a_phase_that_is_unset_is_left_out() -> None:
     }
 
 
-def test_reasoning_content_that_is_unset_is_left_out() -> None:
+def test_unset_reasoning_content_is_omitted() -> None:
     assert encoded(Reasoning(id="rs_1")) == {"type": "reasoning", "id": "rs_1", "summary": []}
 
 
-def test_logprobs_that_are_unset_are_left_out() -> None:
+def test_unset_logprobs_are_omitted() -> None:
     assert "logprobs" not in encoded(OutputText("hi"))
 
 
-def test_an_echoed_tool_has_description_parameters_and_strict() -> None:
+def test_echoed_tool_has_description_parameters_and_strict() -> None:
     assert encoded(response(tools=[FunctionTool("f")]))["tools"] == [
         {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
     ]
@@ -164,7 +164,7 @@ def test_usage_has_both_details() -> None:
     }
 
 
-def test_a_schema_format_without_its_schema_says_null() -> None:
+def test_json_schema_format_without_schema_has_null() -> None:
     assert encoded(JsonSchemaFormat("n", strict=True)) == {
         "type": "json_schema",
         "name": "n",
@@ -174,18 +174,18 @@ def test_a_schema_format_without_its_schema_says_null() -> None:
     }
 
 
-def test_the_fields_that_only_openai_has_are_sent_when_set() -> None:
+def test_openai_only_fields_are_encoded_if_set() -> None:
     value = response(user="u", prompt_cache_retention="24h", tool_usage={"a": 1})
     assert encoded(value) == {**BARE, "user": "u", "prompt_cache_retention": "24h", "tool_usage": {"a": 1}}
 
 
 @pytest.mark.parametrize("field", ["output", "tools", "temperature", "id", "text"])
-def test_null_where_there_must_be_a_value_is_refused(field: str) -> None:
+def test_null_in_required_field_is_rejected(field: str) -> None:
     with pytest.raises(Exception, match=f"Invalid value for '{field}'"):
         decode_response(json.dumps({**BARE, field: None}).encode())
 
 
-def test_the_output_text_is_that_of_the_messages_alone() -> None:
+def test_output_text_is_joined_from_messages_only() -> None:
     output = [
         Reasoning(content=[ReasoningText("r")]),
         Message("assistant", "not a part"),

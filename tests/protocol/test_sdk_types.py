@@ -1,4 +1,4 @@
-"""Every field and every value of the official SDK's types has its place in our structs."""
+"""Our structs support every field and every value of the official SDK's types."""
 
 import types
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ from antiphon.protocol.response import ErrorCode, IncompleteReason, Response, St
 from antiphon.protocol.tools import TOOLS
 from antiphon.protocol.unions import OpenUnion, UnionField, find_union_field
 
-# What differs on purpose, and why.
-EXPLAINED = {
-    # The SDK raises on a stream's error only if it is nested under `error`, which its own type does not have.
+# Intended differences, with the reason.
+INTENDED = {
+    # The SDK raises for an error event only if the fields are nested in `error`, which its own type does not have.
     "Error.code: missing",
     "Error.message: missing",
     "Error.param: missing",
     # Open Responses requires a reason.
     "IncompleteDetails.reason: required",
     "IncompleteDetails.reason: no <class 'NoneType'>",
-    # An empty list says that there are none.
+    # An empty list means none.
     "LogProb.top_logprobs: no <class 'NoneType'>",
     # The other forms of the same type require both.
     "TopLogProb.token: required",
@@ -47,7 +47,7 @@ EXPLAINED = {
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, with the wrappers taken off."""
+    """Return the members of a union, without wrappers such as Required."""
     while hasattr(annotation, "__metadata__") or get_origin(annotation) in (Required, NotRequired):
         annotation = get_args(annotation)[0]
     if hasattr(annotation, "__value__"):
@@ -66,7 +66,7 @@ def is_object(annotation: Any) -> bool:
 
 
 def object_fields(annotation: Any) -> dict[str, tuple[Any, bool]]:
-    """The fields of a model or typed dictionary: name on the wire, type, and whether it may be left out."""
+    """Return the fields of a model or typed dictionary: JSON name, type, and True if it is optional."""
     if is_typed_dictionary(annotation):
         hints = get_type_hints(annotation, include_extras=True)
         return {name: (hint, get_origin(hint) is not Required) for name, hint in hints.items()}
@@ -86,7 +86,7 @@ def nodes(node: Any) -> list[Any]:
 
 
 def gaps(annotation: Any, node: Any, path: str) -> Iterator[str]:
-    """What the SDK's type allows and ours does not."""
+    """Yield the values that the SDK's type allows and ours does not."""
     for member in alternatives(annotation):
         yield from member_gaps(member, node, path)
 
@@ -127,7 +127,7 @@ def is_mapping(annotation: Any) -> bool:
 
 def open_gaps(member: Any, node: UnionField, path: str) -> Iterator[str]:
     if is_object(member):
-        yield from () if node.many else family_gaps(member, node.get_union(), path)
+        yield from () if node.many else union_gaps(member, node.get_union(), path)
     elif get_origin(member) is Literal:
         yield from (f"{path}: not {word!r}" for word in get_args(member) if word not in node.words)
     elif member is str or member is type(None):
@@ -137,13 +137,13 @@ def open_gaps(member: Any, node: UnionField, path: str) -> Iterator[str]:
         yield f"{path}: no list"
     else:
         for element in alternatives(get_args(member)[0]):
-            yield from family_gaps(element, node.get_union(), f"{path}[]")
+            yield from union_gaps(element, node.get_union(), f"{path}[]")
 
 
-def family_gaps(member: Any, family: OpenUnion[Any], path: str) -> Iterator[str]:
+def union_gaps(member: Any, union: OpenUnion[Any], path: str) -> Iterator[str]:
     for tag in tags(member):
-        if tag in family.members:
-            yield from struct_gaps(member, family.members[tag])
+        if tag in union.members:
+            yield from struct_gaps(member, union.members[tag])
         else:
             yield f"{path}: no {tag}"
 
@@ -187,22 +187,22 @@ UNIONS = {
 
 
 @pytest.mark.parametrize("name", UNIONS)
-def test_every_member_of_the_sdk_union_is_ours_too(name: str) -> None:
-    union, family = UNIONS[name]
-    found = {gap for member in alternatives(union) for gap in family_gaps(member, family, name)}
-    assert found - EXPLAINED == set()
+def test_every_sdk_union_member_is_supported(name: str) -> None:
+    sdk_union, union = UNIONS[name]
+    found = {gap for member in alternatives(sdk_union) for gap in union_gaps(member, union, name)}
+    assert found - INTENDED == set()
 
 
-def test_every_field_of_the_sdk_response_is_ours_too() -> None:
-    assert set(struct_gaps(sdk.Response, Response)) - EXPLAINED == set()
+def test_every_sdk_response_field_is_supported() -> None:
+    assert set(struct_gaps(sdk.Response, Response)) - INTENDED == set()
 
 
-def test_every_status_reason_and_code_of_the_sdk_is_ours_too() -> None:
+def test_every_sdk_status_reason_and_code_is_supported() -> None:
     reason = object_fields(object_fields(sdk.Response)["incomplete_details"][0].__args__[0])["reason"][0]
     code = object_fields(sdk.ResponseError)["code"][0]
     words = [set(get_args(alternatives(union)[0])) for union in (sdk.ResponseStatus, reason, code)]
     assert words == [set(get_args(Status)), set(get_args(IncompleteReason)), set(get_args(ErrorCode))]
 
 
-def test_every_parameter_of_the_sdk_is_ours_too() -> None:
-    assert set(struct_gaps(ResponseCreateParamsBase, CreateRequest)) - EXPLAINED == set()
+def test_every_sdk_parameter_is_supported() -> None:
+    assert set(struct_gaps(ResponseCreateParamsBase, CreateRequest)) - INTENDED == set()

@@ -44,30 +44,30 @@ def decode_tools(raw: bytes) -> DecodedRequest:
         (b'{"type":"acme:x", "n": 1.0}', Unknown(b'{"type":"acme:x", "n": 1.0}')),
     ],
 )
-def test_a_tool_is_understood_in_all_its_forms(raw: bytes, tool: Any) -> None:
+def test_tool_is_decoded_in_every_form(raw: bytes, tool: Any) -> None:
     assert decode_tools(raw) == DecodedRequest(CreateRequest(tools=[tool]))
     assert decode_tools(b"%b,%b" % (raw, FLAT)) == DecodedRequest(CreateRequest(tools=[tool, F]))
 
 
-def test_a_nested_function_is_encoded_flat() -> None:
+def test_nested_function_is_encoded_flat() -> None:
     assert encode(decode_tools(NESTED).request.tools) == b"[%b]" % FLAT
 
 
-def test_a_function_is_encoded_with_all_that_a_response_echoes() -> None:
+def test_function_tool_is_encoded_with_all_echoed_fields() -> None:
     assert (
         encode(FunctionTool("f"))
         == b'{"type":"function","name":"f","description":null,"parameters":null,"strict":null}'
     )
 
 
-def test_unknown_fields_of_a_nested_function_are_left_aside_and_named() -> None:
+def test_unknown_fields_of_nested_function_are_ignored_and_reported() -> None:
     decoded = decode_tools(b'{"type":"function","function":{"name":"f","x":1},"cache_control":{}}')
     assert decoded == DecodedRequest(
         CreateRequest(tools=[FunctionTool("f")]), ("tools[0].function.x", "tools[0].cache_control")
     )
 
 
-def test_a_null_beside_a_flat_function_is_left_aside() -> None:
+def test_null_function_field_of_flat_tool_is_ignored() -> None:
     decoded = decode_tools(b'{"type":"function","name":"f","function":null}')
     assert decoded == DecodedRequest(CreateRequest(tools=[FunctionTool("f")]), ("tools[0].function",))
 
@@ -80,7 +80,7 @@ def test_a_null_beside_a_flat_function_is_left_aside() -> None:
         (NAMESPACE % b'{"type":"function","function":{"name":"f","strict":1}}', "tools[0].tools[0].function.strict"),
     ],
 )
-def test_what_is_wrong_in_a_nested_function_is_refused_by_its_path(raw: bytes, param: str) -> None:
+def test_invalid_nested_function_is_rejected_with_param_path(raw: bytes, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_tools(raw)
     assert (caught.value.param, caught.value.code) == (param, "invalid_type")
@@ -105,15 +105,15 @@ def test_what_is_wrong_in_a_nested_function_is_refused_by_its_path(raw: bytes, p
         (b'{"type":"acme:x", "n":1}', Unknown(b'{"type":"acme:x", "n":1}')),
     ],
 )
-def test_a_choice_is_understood_in_all_its_forms(raw: bytes, choice: Any) -> None:
+def test_tool_choice_is_decoded_in_every_form(raw: bytes, choice: Any) -> None:
     assert decode_request(b'{"tool_choice":%b}' % raw) == DecodedRequest(CreateRequest(tool_choice=choice))
 
 
-def test_a_choice_is_encoded_in_the_form_of_the_api() -> None:
+def test_tool_choice_is_encoded_in_api_form() -> None:
     choice = decode_request(b'{"tool_choice":{"type":"tool","function":{"name":"f"}}}').request.tool_choice
     assert encode(choice) == b'{"type":"function","name":"f"}'
 
 
-def test_allowed_tools_always_say_their_mode() -> None:
+def test_allowed_tools_are_encoded_with_mode() -> None:
     choice = AllowedToolsChoice([{"type": "function", "name": "f"}])
     assert encode(choice) == b'{"type":"allowed_tools","tools":[{"type":"function","name":"f"}],"mode":"auto"}'

@@ -60,11 +60,11 @@ class Home(Wire):
         (b'{"type":"","name":"a"}', Unknown(b'{"type":"","name":"a"}')),
     ],
 )
-def test_one_object_is_decoded_by_its_tag(raw: bytes, pet: Any) -> None:
+def test_object_is_decoded_by_tag(raw: bytes, pet: Any) -> None:
     assert PETS.decode(raw) == pet
 
 
-def test_a_missing_or_null_tag_is_inferred() -> None:
+def test_missing_or_null_tag_is_inferred() -> None:
     class Mouser(Tagged, tag="mouser"):
         role: str
 
@@ -72,17 +72,17 @@ def test_a_missing_or_null_tag_is_inferred() -> None:
         id: str
         role: None = None
 
-    family: OpenUnion[Any] = OpenUnion("Pet", (Mouser, Stray), untagged={"role": "mouser", "id": "stray"})
-    assert [family.decode(b'{"role":"r"}'), family.decode(b'{"type":null,"role":"r"}')] == [Mouser("r"), Mouser("r")]
-    assert [family.decode(b'{"id":"x"}'), family.decode(b'{"id":"x","role":null}')] == [Stray("x"), Stray("x")]
+    union: OpenUnion[Any] = OpenUnion("Pet", (Mouser, Stray), untagged={"role": "mouser", "id": "stray"})
+    assert [union.decode(b'{"role":"r"}'), union.decode(b'{"type":null,"role":"r"}')] == [Mouser("r"), Mouser("r")]
+    assert [union.decode(b'{"id":"x"}'), union.decode(b'{"id":"x","role":null}')] == [Stray("x"), Stray("x")]
 
 
-def test_known_and_unknown_objects_mix_in_an_array() -> None:
+def test_array_may_mix_known_and_unknown_objects() -> None:
     raw = b'[{"type":"cat","name":"a"}, {"type":"fish", "x":1.0}, {"type":"hound","name":"b"}]'
     assert PETS.decode_list(raw) == [Cat("a"), Unknown(b'{"type":"fish", "x":1.0}'), Dog("b")]
 
 
-def test_fields_hold_what_they_may() -> None:
+def test_union_fields_accept_their_declared_forms() -> None:
     cat = b'{"type":"cat","name":"a"}'
     home = msgspec.json.decode(b'{"one":%b,"many":[%b],"words":"hi","word":"hi"}' % (cat, cat), type=Home)
     assert (home.one, home.many, home.words, home.word) == (Cat("a"), [Cat("a")], "hi", "hi")
@@ -105,18 +105,18 @@ def test_fields_hold_what_they_may() -> None:
         (b'{"must":null}', "Expected `array`, got `null` - at `$.must`"),
     ],
 )
-def test_errors_say_where(raw: bytes, message: str) -> None:
+def test_errors_contain_the_path(raw: bytes, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         msgspec.json.decode(raw, type=Home)
     assert str(caught.value) == message
 
 
-def test_values_set_by_code_stay_as_they_are() -> None:
+def test_values_set_by_code_are_not_decoded() -> None:
     pets = [Dog("a")]
     assert PETS.decode_list_field(pets, "many") is pets
 
 
-def test_a_tagged_object_names_its_type() -> None:
+def test_tagged_object_has_type_property() -> None:
     assert (Dog("a").type, Unknown(b'{"type":"fish"}').type) == ("dog", "fish")
 
 
@@ -124,11 +124,11 @@ DEEP = b'{"x":%b,"type":"fish"}' % (b"[" * 100_000 + b"]" * 100_000)
 
 
 @pytest.mark.parametrize("raw", [b"{}", b'{"type":null}', b'{"type":5,"id":"x"}', b"[]", b'{"id":5}', DEEP])
-def test_an_unknown_without_a_type_or_id_has_neither(raw: bytes) -> None:
+def test_unknown_without_type_or_id_has_empty_type_and_no_id(raw: bytes) -> None:
     assert (Unknown(raw).type, Unknown(raw).id) == ("", None)
 
 
-def test_an_unknown_is_its_bytes() -> None:
+def test_unknown_is_compared_by_bytes() -> None:
     raw = b'{"type":"fish","id":"x"}'
     assert Unknown(raw).id == "x"
     assert repr(Unknown(raw)) == f"Unknown({raw!r})"
@@ -137,7 +137,7 @@ def test_an_unknown_is_its_bytes() -> None:
     assert Unknown(raw) != raw
 
 
-def test_a_field_that_is_always_sent_is_sent_unset() -> None:
+def test_always_default_is_encoded() -> None:
     class Bowl(Wire):
         full: bool | None = always(None)
         owner: str | None = None

@@ -6,7 +6,7 @@ from antiphon.protocol.validation import FieldError, parse_error, remove_field
 
 
 @pytest.mark.parametrize(
-    ("message", "fault"),
+    ("message", "error"),
     [
         ("Expected `int`, got `str`", FieldError("", "Expected `int`, got `str`")),
         ("Wrong - at `$.a[0].b`", FieldError("a[0].b", "Wrong")),
@@ -18,11 +18,11 @@ from antiphon.protocol.validation import FieldError, parse_error, remove_field
         ("Wrong - at `$.no path`", FieldError("", "Wrong - at `$.no path`")),
     ],
 )
-def test_an_error_is_taken_apart(message: str, fault: FieldError) -> None:
-    assert parse_error(ValidationError(message)) == fault
+def test_error_is_split_into_path_and_reason(message: str, error: FieldError) -> None:
+    assert parse_error(ValidationError(message)) == error
 
 
-def test_a_field_goes_from_all_objects_that_are_alike() -> None:
+def test_field_is_removed_from_all_similar_objects() -> None:
     body = (
         b'{"in":[{"type":"a", "of":{"x":1,"y": 2.0}}, {"type":"b","of":{"x":1}}, {"of":{"x":1}}, 5, "x\\"x", '
         b'{"type":"a","of":[1, {"x":1}]}, {"type":"a","of":{"\\u0078":[1, 2]}}, {"type":"a","of":{ "y":"z"}}]}'
@@ -34,11 +34,11 @@ def test_a_field_goes_from_all_objects_that_are_alike() -> None:
     assert remove_field(body, "in[0].of", "x") == (rest, ["in[0].of.x", "in[6].of.x"])
 
 
-def test_a_field_of_the_body_itself_goes() -> None:
+def test_top_level_field_is_removed() -> None:
     assert remove_field(b'{"x":1,"y": [1, 2]}', "", "x") == (b'{"y":[1, 2]}', ["x"])
 
 
 @pytest.mark.parametrize("path", ["", "in", "in[1]", "in[0].of", "in[0][0]", "other"])
-def test_a_field_that_is_not_there_is_refused(path: str) -> None:
+def test_field_that_cannot_be_located_is_rejected(path: str) -> None:
     with pytest.raises(InvalidRequest, match="Unknown parameter: 'x'"):
         remove_field(b'{"in":[{"y":"x"}]}', path, "x")

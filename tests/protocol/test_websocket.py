@@ -41,13 +41,13 @@ REQUIRED = [
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_what_is_sent_is_what_the_sdk_expects(sent: Any, model: Any) -> None:
+def test_messages_are_valid_for_sdk(sent: Any, model: Any) -> None:
     line = codec.encode(sent)
     parsed = model.model_validate_json(line, strict=True)
     assert parsed.to_dict(exclude_unset=True) == json.loads(line)
 
 
-def test_a_steering_message_is_read() -> None:
+def test_steer_message_is_decoded() -> None:
     body = b'{"type":"response.steer","previous_response_id":"resp_1","input":[{"role":"user","content":"hi"}],"a":1}'
     assert codec.decode_steer(body) == (
         SteerRequest(type="response.steer", previous_response_id="resp_1", input=[Message("user", "hi")]),
@@ -56,18 +56,23 @@ def test_a_steering_message_is_read() -> None:
 
 
 @pytest.mark.parametrize("given", [b"", b',"input":null', b',"input":{}', b',"input":[{"role":"user","content":1}]'])
-def test_a_steering_message_without_proper_input_is_refused(given: bytes) -> None:
+def test_steer_message_with_invalid_input_is_rejected(given: bytes) -> None:
     with pytest.raises(InvalidRequest) as refused:
         codec.decode_steer(b'{"type":"response.steer","previous_response_id":"resp_1"%b}' % given)
     assert (refused.value.param or "").startswith("input")
 
 
 @pytest.mark.parametrize("body", [b"[]", b"x", b"\xff", b"[" * 5000])
-def test_what_is_no_object_cannot_be_glanced_at(body: bytes) -> None:
+def test_header_of_non_object_is_rejected(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         codec.decode_header(body)
 
 
-def test_a_glance_takes_whatever_is_there() -> None:
-    seen = codec.decode_header(b'{"type":7,"stream_id":{},"input":{"x" : 1},"more":null}')
-    assert (seen.type, seen.stream_id, seen.previous_response_id, bytes(seen.input)) == (7, {}, None, b'{"x" : 1}')
+def test_header_accepts_values_of_any_type() -> None:
+    header = codec.decode_header(b'{"type":7,"stream_id":{},"input":{"x" : 1},"more":null}')
+    assert (header.type, header.stream_id, header.previous_response_id, bytes(header.input)) == (
+        7,
+        {},
+        None,
+        b'{"x" : 1}',
+    )

@@ -17,6 +17,17 @@ from antiphon.stream.fold import fold
 from support.composing import TEXT_END, compose_response, new_composer
 from support.turns import turns
 
+DEEP = 100_000
+NESTED = Unknown(b'{"type":"acme","x":' + b"[" * DEEP + b"]" * DEEP + b"}")
+BROKEN: list[Any] = [
+    d.Passthrough(NESTED),
+    d.OpenItem("deep", NESTED),
+    d.WholeItem(NESTED),
+    d.Annotate(items.Compaction("no annotation")),  # type: ignore[arg-type]
+    d.Finish("no reason"),  # type: ignore[arg-type]
+    object(),
+]
+
 
 def test_delta_after_finish_is_illegal() -> None:
     composer = new_composer()
@@ -35,9 +46,6 @@ def test_unsaved_terminal_event_is_replaced_with_failure() -> None:
     assert composer.response.completed_at is None
 
 
-DEEP = 100_000
-
-
 def test_call_with_too_deep_arguments_is_incomplete() -> None:
     nested = '{"a":' * DEEP + "1" + "}" * DEEP
     response = compose_response(d.ToolCall(0, nested, "f", "c"), d.ToolCall(1, '{"y', "g", "e"), d.Finish("length"))
@@ -45,19 +53,6 @@ def test_call_with_too_deep_arguments_is_incomplete() -> None:
         items.FunctionCall("c", "f", nested, "fc_1", "incomplete"),
         items.FunctionCall("e", "g", '{"y', "fc_2", "incomplete"),
     ]
-
-
-NESTED = Unknown(b'{"type":"acme","x":' + b"[" * DEEP + b"]" * DEEP + b"}")
-
-
-BROKEN: list[Any] = [
-    d.Passthrough(NESTED),
-    d.OpenItem("deep", NESTED),
-    d.WholeItem(NESTED),
-    d.Annotate(items.Compaction("no annotation")),  # type: ignore[arg-type]
-    d.Finish("no reason"),  # type: ignore[arg-type]
-    object(),
-]
 
 
 @given(turns, st.sampled_from(BROKEN))

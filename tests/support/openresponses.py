@@ -1,7 +1,7 @@
-"""What we send, checked against the Open Responses schema.
+"""Validate responses and events against the Open Responses schema.
 
-The OpenAPI document is no part of the project: it is read where the repository's sibling directory `shared` has it, and
-without it every check passes, with one line that says so.
+The OpenAPI document is not part of the project. It is read from the directory `shared` beside the repository. Without
+it every check passes, and a note is written to stderr.
 """
 
 import functools
@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[3] / "shared" / "protocol" / "openresponses-op
 
 
 class NotOpenResponses(AssertionError):
-    """Something does not have the form that Open Responses gives it."""
+    """An object does not match the Open Responses schema."""
 
 
 def available() -> bool:
@@ -35,44 +35,44 @@ def validate_event(obj: dict[str, Any]) -> None:
     if _schemas():
         kind = obj.get("type")
         if kind not in event_schemas():
-            raise NotOpenResponses(f"no event is called {kind!r}")
+            raise NotOpenResponses(f"no event has the type {kind!r}")
         _check(event_schemas()[kind], obj)
 
 
 def validate_compaction(obj: dict[str, Any]) -> None:
-    """Raise NotOpenResponses if this is not what compacting is answered with in Open Responses."""
+    """Raise NotOpenResponses if this is not a compaction result of Open Responses."""
     if _schemas():
         _check("CompactResource", obj)
 
 
 def validate_socket_error(obj: dict[str, Any]) -> None:
-    """Raise NotOpenResponses if this is not the error of a WebSocket that Open Responses has."""
+    """Raise NotOpenResponses if this is not a WebSocket error of Open Responses."""
     if _schemas():
         _check("WebSocketErrorEvent", obj)
 
 
 def covers(request: dict[str, Any]) -> bool:
-    """Whether a request is within Open Responses, so that what it is answered with has to be, too."""
+    """Return True if Open Responses allows the request. Then its response has to be valid, too."""
     return bool(_schemas()) and _validator("CreateResponseBody").is_valid(request)
 
 
 @functools.cache
 def item_types() -> frozenset[str | None]:
-    """The types of the items that Open Responses knows."""
+    """Return the item types of Open Responses."""
     schemas = _schemas()
     return frozenset(_tag(schemas, name) for name in ("Message", "FunctionCall", "ReasoningBody", "CompactionBody"))
 
 
 @functools.cache
 def event_schemas() -> dict[str | None, str]:
-    """The name of the schema of each stream event, by the event's type."""
+    """Return the schema name of each stream event, by event type."""
     schemas = _schemas()
     names = (name for name in schemas if name.endswith("StreamingEvent"))
     return {_tag(schemas, name): name for name in names}
 
 
 def forget() -> None:
-    """Read the document anew on the next use."""
+    """Clear the caches, so that the document is read again."""
     for cached in (item_types, event_schemas, _validator, _schemas):
         cached.cache_clear()
 
@@ -91,7 +91,7 @@ def _validator(schema: str) -> Draft202012Validator:
 @functools.cache
 def _schemas() -> dict[str, Any]:
     if not available():
-        sys.stderr.write(f"{DOCUMENT.name} is not there: nothing is checked against Open Responses\n")
+        sys.stderr.write(f"{DOCUMENT.name} not found: nothing is checked against Open Responses\n")
         return {}
     components = json.loads(DOCUMENT.read_text(encoding="utf-8"))["components"]["schemas"]
     schemas: dict[str, Any] = _rewrite(components, components)
@@ -99,9 +99,9 @@ def _schemas() -> dict[str, Any]:
 
 
 def _rewrite(node: Any, components: dict[str, Any]) -> Any:
-    """OpenAPI as plain JSON Schema: local references, and unions that are told apart by their `type` alone.
+    """Convert OpenAPI to plain JSON Schema: local references, and unions that are selected by `type`.
 
-    A `oneOf` tries every member, and says no more than that none or several fit.
+    A `oneOf` would try every member, and its error would only state that none or several match.
     """
     if isinstance(node, list):
         return [_rewrite(element, components) for element in node]

@@ -1,4 +1,4 @@
-"""Recorded streams of other servers, read through the bridge: from their bytes to our events."""
+"""Replay recorded streams of upstreams: bytes to deltas to events."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -16,42 +16,42 @@ from antiphon.upstream.delta_stream import Reader
 
 
 def replay(make_reader: Callable[[], Reader], chunks: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The events that a client would see. Ids are numbered, and time stands still, so that they can be compared."""
+    """Return the events that a client would get. Ids are numbered and the time is fixed, so they can be compared."""
     numbers = itertools.count()
     response = Response(id="resp_0", created_at=0, model="test")
     composer = Composer(response, new_id=lambda prefix: f"{prefix}_{next(numbers)}", now=lambda: 0)
     reader, decoder = make_reader(), SseDecoder()
-    told: list[Any] = [*composer.start()]
+    events: list[Any] = [*composer.start()]
     try:
         for chunk in chunks:
             for message in decoder.feed(chunk):
                 if not reader.finished:
-                    told += composer.compose(reader.read(message))
+                    events += composer.compose(reader.read(message))
         for message in decoder.close():
             if not reader.finished:
-                told += composer.compose(reader.read(message))
+                events += composer.compose(reader.read(message))
         if not reader.finished:
-            told += composer.compose(reader.end())
+            events += composer.compose(reader.end())
     except AntiphonError as error:
-        told += composer.compose([Failure(error.message, error.code or "server_error", error.type, error.param)])
-    except msgspec.MsgspecError:  # whoever uses a reader knows that it may raise this
-        told += composer.compose([Failure("unreadable", "upstream_error", "server_error")])
-    return [msgspec.json.decode(codec.encode(event)) for event in told]
+        events += composer.compose([Failure(error.message, error.code or "server_error", error.type, error.param)])
+    except msgspec.MsgspecError:  # callers of a reader handle this error
+        events += composer.compose([Failure("unreadable", "upstream_error", "server_error")])
+    return [msgspec.json.decode(codec.encode(event)) for event in events]
 
 
-def cut(raw: bytes, *places: int) -> list[bytes]:
-    """The bytes in pieces, cut at these places."""
-    edges = [0, *sorted(places), len(raw)]
+def cut(raw: bytes, *positions: int) -> list[bytes]:
+    """Split the bytes at these positions."""
+    edges = [0, *sorted(positions), len(raw)]
     return [raw[start:end] for start, end in itertools.pairwise(edges)]
 
 
 def split(chunks: Iterable[bytes]) -> list[SseMessage]:
-    """The messages of a stream. A reader sees these, whole ones: where they are the same, so is all that it tells."""
+    """Return the messages of a stream. Equal messages give equal deltas, since a reader gets only these."""
     decoder = SseDecoder()
     return [message for chunk in chunks for message in decoder.feed(chunk)] + decoder.close()
 
 
 def find_harmful_cuts(raw: bytes) -> list[int]:
-    """The places where a cut would change the messages: there should be none."""
+    """Return the positions at which a split changes the messages. There should be none."""
     whole = split([raw])
-    return [place for place in range(1, len(raw)) if split(cut(raw, place)) != whole]
+    return [position for position in range(1, len(raw)) if split(cut(raw, position)) != whole]

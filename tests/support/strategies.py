@@ -1,4 +1,4 @@
-"""Hypothesis strategies for everything on the wire, made from the structs themselves."""
+"""Hypothesis strategies for all structs of the protocol, generated from their definitions."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ def _objects(inner: SearchStrategy[Any]) -> SearchStrategy[dict[str, Any]]:
     return st.dictionaries(_texts, inner, max_size=2)
 
 
-# Valid JSON that a decoder and an encoder would spell otherwise.
+# Valid JSON that an encoder would write differently.
 _odd_scalars = st.sampled_from(
     ["null", "true", "-0", "1.0", "1E5", "10e-2", "1" * 40, r'"\u0041"', r'"\/"', '"é"', r'"\ud83d\ude00"', '""']
 )
@@ -56,20 +56,20 @@ _spelled = st.recursive(
 
 @st.composite
 def unknowns(draw: st.DrawFn) -> Unknown:
-    """An object of a type that no family has, oddly spelled."""
+    """Return an object of an unknown type, in an unusual but valid spelling."""
     kind = draw(st.sampled_from(['"acme:thing"', '"acme:search_call"', r'"fut\u0075re"', '"response.acme:done"', '""']))
     fields = {"type": kind} | draw(st.sampled_from([{}, {"id": '"x_1"'}, {"id": "7"}, {"role": '"user"'}]))
     return Unknown(draw(_spelled_object(_spelled, fields)).encode())
 
 
-def members(family: OpenUnion[Any]) -> SearchStrategy[Any]:
-    """Anything of a family, unknown ones too."""
-    return st.deferred(lambda: st.one_of(unknowns(), *(instances(member) for member in family.members.values())))
+def members(union: OpenUnion[Any]) -> SearchStrategy[Any]:
+    """Generate members of a union, including unknown objects."""
+    return st.deferred(lambda: st.one_of(unknowns(), *(instances(member) for member in union.members.values())))
 
 
 @functools.cache
 def instances(struct: type) -> SearchStrategy[Any]:
-    """Any value of a struct, with any of its optional fields set."""
+    """Generate values of a struct, with any of its optional fields set."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     required = {field.name: _values(field.type) for field in info.fields if field.required}
@@ -77,10 +77,10 @@ def instances(struct: type) -> SearchStrategy[Any]:
     return st.fixed_dictionaries(required, optional=optional).map(lambda fields: struct(**fields))
 
 
-def _open_values(what: UnionField) -> SearchStrategy[Any]:
-    some = members(what.get_union())
-    forms: list[SearchStrategy[Any]] = [st.lists(some, max_size=2) if what.many else some]
-    forms += [_texts] * what.text + [st.none()] * what.nullable + [st.sampled_from(what.words)] * bool(what.words)
+def _union_values(field: UnionField) -> SearchStrategy[Any]:
+    any_member = members(field.get_union())
+    forms: list[SearchStrategy[Any]] = [st.lists(any_member, max_size=2) if field.many else any_member]
+    forms += [_texts] * field.text + [st.none()] * field.nullable + [st.sampled_from(field.words)] * bool(field.words)
     return st.one_of(forms)
 
 
@@ -91,8 +91,8 @@ def _values(node: inspect.Type) -> SearchStrategy[Any]:
 
 @_values.register
 def _(node: inspect.Metadata) -> SearchStrategy[Any]:
-    holds = find_union_field(node)
-    return _values(node.type) if holds is None else _open_values(holds)
+    field = find_union_field(node)
+    return _values(node.type) if field is None else _union_values(field)
 
 
 @_values.register
@@ -184,18 +184,18 @@ def responses() -> SearchStrategy[response.Response]:
     return instances(response.Response)
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container in a JSON value with each of its keys."""
+def _find_entries(value: Any) -> list[tuple[Any, Any]]:
+    """Return each container in a JSON value with each of its keys."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    return [place for key in keys for place in [(value, key), *_places(value[key])]]
+    return [entry for key in keys for entry in [(value, key), *_find_entries(value[key])]]
 
 
 @st.composite
 def damaged(draw: st.DrawFn, structs: SearchStrategy[Any]) -> Any:
-    """The JSON value of a struct in which something was replaced, added or deleted."""
+    """Return the JSON value of a struct with one to three values replaced, added or deleted."""
     value = json.loads(encode(draw(structs)))
     for _ in range(draw(st.integers(1, 3))):
-        if found := _places(value):
+        if found := _find_entries(value):
             container, key = draw(st.sampled_from(found))
             damage = draw(st.sampled_from(["replace", "add", "delete"]))
             if damage == "replace":

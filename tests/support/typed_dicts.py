@@ -1,4 +1,4 @@
-"""Whether JSON is of a TypedDict, such as the parameters of the official SDKs, and of nothing else: no key too many."""
+"""Check JSON against a TypedDict, such as the parameters of the official SDKs. Unknown keys are errors."""
 
 import collections.abc
 import types
@@ -8,51 +8,51 @@ from typing import Any, Literal, Required, Union, get_args, get_origin
 import typing_extensions
 
 _REQUIRED = (Required, typing_extensions.Required)
-_MANY = (list, collections.abc.Iterable, collections.abc.Sequence)
+_ARRAYS = (list, collections.abc.Iterable, collections.abc.Sequence)
 
 
-def find_faults(value: Any, kind: Any, place: str = "$") -> list[str]:
-    """What is wrong with the value, and where; nothing if it is of this kind."""
+def find_type_errors(value: Any, kind: Any, path: str = "$") -> list[str]:
+    """Return the errors of a value with their paths. The list is empty if the value matches the type."""
     origin = get_origin(kind)
     if kind is Any or kind is object:
         return []
     if typing_extensions.is_typeddict(kind):
-        return _check_typed_dict(value, kind, place)
+        return _check_typed_dict(value, kind, path)
     if origin in (Union, types.UnionType):
-        return _check_union(value, kind, place)
+        return _check_union(value, kind, path)
     if origin is Literal:
-        return [] if value in get_args(kind) else [f"{place}: {value!r} is none of {get_args(kind)}"]
+        return [] if value in get_args(kind) else [f"{path}: {value!r} is not one of {get_args(kind)}"]
     if origin in _REQUIRED:
-        return find_faults(value, get_args(kind)[0], place)
-    if origin in _MANY or getattr(origin, "__name__", "") == "SequenceNotStr":
-        return _check_list(value, get_args(kind)[0], place)
+        return find_type_errors(value, get_args(kind)[0], path)
+    if origin in _ARRAYS or getattr(origin, "__name__", "") == "SequenceNotStr":
+        return _check_list(value, get_args(kind)[0], path)
     if origin in (dict, collections.abc.Mapping):
-        return [] if isinstance(value, dict) else [f"{place}: {value!r} is no object"]
+        return [] if isinstance(value, dict) else [f"{path}: {value!r} is no object"]
     if kind is float:
         kind = int | float
     if kind in (None, type(None)):
-        return [] if value is None else [f"{place}: {value!r} is not null"]
-    return [] if isinstance(value, kind) else [f"{place}: {value!r} is no {kind}"]
+        return [] if value is None else [f"{path}: {value!r} is not null"]
+    return [] if isinstance(value, kind) else [f"{path}: {value!r} is no {kind}"]
 
 
-def _check_typed_dict(value: Any, kind: Any, place: str) -> list[str]:
+def _check_typed_dict(value: Any, kind: Any, path: str) -> list[str]:
     if not isinstance(value, dict):
-        return [f"{place}: {value!r} is no object"]
+        return [f"{path}: {value!r} is no object"]
     hints = typing.get_type_hints(kind, include_extras=True)
-    faults = [f"{place}.{name}: not known" for name in value if name not in hints]
-    faults += [f"{place}.{name}: missing" for name in kind.__required_keys__ if name not in value]
+    errors = [f"{path}.{name}: unknown key" for name in value if name not in hints]
+    errors += [f"{path}.{name}: missing" for name in kind.__required_keys__ if name not in value]
     for name in value:
         if name in hints:
-            faults += find_faults(value[name], hints[name], f"{place}.{name}")
-    return faults
+            errors += find_type_errors(value[name], hints[name], f"{path}.{name}")
+    return errors
 
 
-def _check_union(value: Any, kind: Any, place: str) -> list[str]:
-    tried = [find_faults(value, member, place) for member in get_args(kind)]
+def _check_union(value: Any, kind: Any, path: str) -> list[str]:
+    tried = [find_type_errors(value, member, path) for member in get_args(kind)]
     return min(tried, key=len)
 
 
-def _check_list(value: Any, kind: Any, place: str) -> list[str]:
+def _check_list(value: Any, kind: Any, path: str) -> list[str]:
     if not isinstance(value, list):
-        return [f"{place}: {value!r} is no array"]
-    return [fault for index, each in enumerate(value) for fault in find_faults(each, kind, f"{place}[{index}]")]
+        return [f"{path}: {value!r} is no array"]
+    return [error for index, each in enumerate(value) for error in find_type_errors(each, kind, f"{path}[{index}]")]

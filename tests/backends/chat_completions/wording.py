@@ -9,7 +9,7 @@ from antiphon.backends.base import Turn
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.request import make_body
 from antiphon.protocol import codec
-from support.typed_dicts import find_faults
+from support.typed_dicts import find_type_errors
 
 PLAIN = Quirks()
 PICTURE = "data:image/png;base64,aGk="
@@ -27,7 +27,7 @@ def make_turn(items: Any = "hi", **fields: Any) -> Turn:
 def write(items: Any = "hi", quirks: Quirks = PLAIN, **fields: Any) -> dict[str, Any]:
     """The body of the request, which must be as the SDK says."""
     body: dict[str, Any] = json.loads(codec.encode(make_body(make_turn(items, **fields), quirks)))
-    assert find_faults(body, CompletionCreateParamsStreaming) == []
+    assert find_type_errors(body, CompletionCreateParamsStreaming) == []
     return body
 
 

@@ -1,7 +1,7 @@
-"""Nothing of the API's surface is missing, and nothing is ours alone without a reason.
+"""Compare the structs with the list of everything in the API.
 
-The list to compare with lies beside the repository; where it does not, the official SDK's types (test_sdk_types.py)
-are what we are held to.
+The list is not part of the repository but in a directory beside it. Without it these tests are skipped, and
+test_sdk_types.py still compares the structs with the types of the official SDK.
 """
 
 import functools
@@ -23,15 +23,15 @@ from antiphon.protocol.unions import OpenUnion
 SURFACE = Path(__file__).parents[3] / "shared" / "protocol" / "surface.md"
 pytestmark = pytest.mark.skipif(not SURFACE.is_file(), reason=f"{SURFACE.name} is not beside the repository")
 
-# What we have beyond the list, and why.
-OUR_PARAMETERS = {
+# Extensions that are not in the list, with the reason.
+EXTRA_PARAMETERS = {
     "client_metadata": "Codex sends it",
     "type": "names the message on a WebSocket",
     "generate": "on a WebSocket: false prepares a turn without running it",
     "stream_id": "on a WebSocket: the lane",
 }
-OUR_RESPONSE_FIELDS = {"served_by": "which backend has answered, and with which model"}
-OUR_TOOL_FIELDS = {
+EXTRA_RESPONSE_FIELDS = {"served_by": "the backend and model that served the response"}
+EXTRA_TOOL_FIELDS = {
     "web_search.search_content_types": "of the predecessor, which shares its fields",
     "web_search_2025_08_26.search_content_types": "of the predecessor, which shares its fields",
     "web_search_preview.external_web_access": "of the successor, whose fields it shares",
@@ -39,9 +39,8 @@ OUR_TOOL_FIELDS = {
     "web_search_preview_2025_03_11.external_web_access": "of the successor, whose fields it shares",
     "web_search_preview_2025_03_11.filters": "of the successor, whose fields it shares",
 }
-# Open Responses nests in `error` what the SDK's type has flat.
+# Open Responses nests these fields in `error`; the SDK's type has them at the top level.
 ERROR_FIELDS = {"error.code", "error.message", "error.param"}
-# On a WebSocket only, and planned with it: response.steer.accepted, .pending, .failed, and `stream_id` on every event.
 
 
 def parts_of(cell: str) -> list[str]:
@@ -50,7 +49,7 @@ def parts_of(cell: str) -> list[str]:
 
 @functools.cache
 def table(section: int) -> list[list[str]]:
-    """The rows of the table in a section of the list, without its head."""
+    """Return the rows of the table in a section of the list, without its header."""
     text = SURFACE.read_text(encoding="utf-8")
     body = re.split(r"^## ", text, flags=re.MULTILINE)[section]
     rows = [line.strip("|").split("|") for line in body.splitlines() if line.startswith("|")]
@@ -74,18 +73,18 @@ def encode_names(struct: type) -> set[str]:
 
 
 def listed_fields(section: int, *, column: int) -> dict[str, set[str]]:
-    """All fields that a section's table lists for a type. A type in several rows has the fields of all of them."""
+    """Return the fields that a section's table lists for each type, joined over all its rows."""
     fields: dict[str, set[str]] = {}
     for row in table(section):
-        if "only" in row[-1] and "(" in row[column]:  # Open Responses' own: without a list of fields
+        if "only" in row[-1] and "(" in row[column]:  # only in Open Responses: the row has no fields
             continue
         for tag in parts_of(code(row[0])):
             fields.setdefault(tag, set()).update(field.strip(" ?") for field in row[column].split(","))
     return fields
 
 
-def our_fields(family: OpenUnion[Any], tags: set[str]) -> dict[str, set[str]]:
-    return {tag: encode_names(member) for tag, member in family.members.items() if tag in tags}
+def our_fields(union: OpenUnion[Any], tags: set[str]) -> dict[str, set[str]]:
+    return {tag: encode_names(member) for tag, member in union.members.items() if tag in tags}
 
 
 def flat(fields: dict[str, set[str]]) -> set[str]:
@@ -100,69 +99,69 @@ def listed_items() -> dict[str, set[str]]:
     return merged
 
 
-def test_every_item_type_is_there() -> None:
+def test_every_item_type_is_supported() -> None:
     assert set(ITEMS.members) == set(listed_items())
 
 
-def test_every_output_item_type_is_there() -> None:
+def test_every_output_item_type_is_supported() -> None:
     ours = {member.__struct_config__.tag for member in get_args(OutputItem)}
     assert ours == set(listed_fields(4, column=2))
 
 
-def test_every_item_has_the_fields_of_all_its_forms() -> None:
+def test_every_item_has_fields_of_all_its_forms() -> None:
     listed = flat(listed_items())
     ours = flat(our_fields(ITEMS, set(listed_items())))
-    # Its id is its call's, and calls may share one: what is kept has an id of its own, and names the call beside it.
+    # In the API the id is that of the call. Stored outputs have an id of their own and a call_id besides.
     assert ours == listed | {"local_shell_call_output.call_id"}
 
 
-def test_every_content_part_is_there() -> None:
+def test_every_content_part_is_supported() -> None:
     *rows, _ = table(7)
     listed = set().union(*(names(row[1]) | names(row[2]) for row in rows)) - {"function_call_output"}
     assert set(PARTS.members) == listed | {"refusal", "text", "input_audio"}
 
 
-def test_every_annotation_is_there() -> None:
+def test_every_annotation_is_supported() -> None:
     assert set(ANNOTATIONS.members) == names(table(7)[-1][1])
 
 
-def test_every_tool_is_there_with_all_its_fields() -> None:
+def test_every_tool_is_supported_with_all_fields() -> None:
     fields = listed_fields(8, column=2)
     assert set(TOOLS.members) == set(fields)
-    assert flat(our_fields(TOOLS, set(fields))) == flat(fields) | set(OUR_TOOL_FIELDS)
+    assert flat(our_fields(TOOLS, set(fields))) == flat(fields) | set(EXTRA_TOOL_FIELDS)
 
 
-def test_every_form_of_tool_choice_is_there() -> None:
+def test_every_tool_choice_form_is_supported() -> None:
     (words, *_), *forms = table(9)
     assert set(CHOICE_WORDS) == set(re.findall(r"'(\w+)'", words))
     assert set(CHOICES.members) == {tag for form in forms for tag in parts_of(code(form[0]))}
 
 
-def test_every_text_format_is_there() -> None:
+def test_every_text_format_is_supported() -> None:
     ours = {member.__struct_config__.tag for member in get_args(request.Format)}
     assert ours == {row[0] for row in table(10)}
 
 
-def test_every_include_value_is_there() -> None:
+def test_every_include_value_is_supported() -> None:
     assert set(get_args(request.Include)) == {code(row[0]) for row in table(11)}
 
 
-def test_every_event_is_there_with_all_its_fields() -> None:
+def test_every_event_is_supported_with_all_fields() -> None:
     assert set(EVENTS.members) == {code(row[0]) for row in table(12)}
     fields = listed_fields(12, column=1)
-    # Every delta may be padded, though the SDK's types say so of one event only.
+    # Every delta may have padding, but the SDK's types have the field in one event only.
     padding = {f"{tag}.obfuscation" for tag in fields if "obfuscation" in encode_names(EVENTS.members[tag])}
     assert flat(our_fields(EVENTS, set(fields))) == (flat(fields) - ERROR_FIELDS) | {"error.error"} | padding
 
 
-def test_every_parameter_is_there() -> None:
-    assert encode_names(request.CreateRequest) == {code(row[0]) for row in table(2)} | set(OUR_PARAMETERS)
+def test_every_parameter_is_supported() -> None:
+    assert encode_names(request.CreateRequest) == {code(row[0]) for row in table(2)} | set(EXTRA_PARAMETERS)
 
 
-def test_every_response_field_is_there() -> None:
-    assert encode_names(response.Response) == {code(row[0]) for row in table(14)} | set(OUR_RESPONSE_FIELDS)
+def test_every_response_field_is_supported() -> None:
+    assert encode_names(response.Response) == {code(row[0]) for row in table(14)} | set(EXTRA_RESPONSE_FIELDS)
 
 
-def test_every_field_that_open_responses_requires_is_sent_by_a_bare_response() -> None:
+def test_minimal_response_has_every_required_field() -> None:
     bare = response.Response(id="resp_1", created_at=0, model="m")
     assert set(msgspec.to_builtins(bare)) == {code(row[0]) for row in table(14) if row[2].startswith("required")}
