@@ -119,9 +119,9 @@ def with_items(turn: Turn, items: Sequence[Item | Unknown]) -> Turn:
     return strip_compaction(msgspec.structs.replace(turn, items=lay_out(items)))
 
 
-async def compact(backend: CountingBackend, turn: Turn, *, patience: float = 5) -> tuple[Any, CompactionContent]:
+async def compact(backend: CountingBackend, turn: Turn, *, summary_timeout: float = 5) -> tuple[Any, CompactionContent]:
     """The compacted turn, and what is in the item."""
-    compacted = await Compactor(SEALER, patience=patience).compact(backend.route, turn)
+    compacted = await Compactor(SEALER, summary_timeout=summary_timeout).compact(backend.route, turn)
     memory = unseal_content(compacted.item, SEALER, project=PROJECT)
     assert memory is not None
     return compacted, memory

@@ -79,13 +79,13 @@ async def test_a_model_that_thinks_gets_room_for_it() -> None:
 async def test_what_all_has_room_is_kept_whole_and_no_model_is_asked() -> None:
     backend = CountingBackend(None)
     compacted, memory = await compact(backend, make_turn(LONG))
-    assert (backend.read, memory.summary, memory.unfold()) == ([], "", LONG[1:])
+    assert (backend.read, memory.summary, memory.list_items()) == ([], "", LONG[1:])
     assert compacted.usage == Usage(0, 0, 0)
 
 
 async def test_nothing_can_be_compacted_too() -> None:
     compacted, memory = await compact(CountingBackend(WINDOW), make_turn([]))
-    assert (memory.unfold(), compacted.retained) == ([], [])
+    assert (memory.list_items(), compacted.retained) == ([], [])
 
 
 @pytest.mark.parametrize("says", [RuntimeError("boom"), RateLimited("slow down"), "", "  \n"], ids=repr)
@@ -101,7 +101,7 @@ async def test_the_extracts_are_the_same_each_time() -> None:
 
 
 async def test_a_model_that_takes_too_long_is_replaced_by_extracts() -> None:
-    _compacted, memory = await compact(CountingBackend(WINDOW, says=None), make_turn(LONG), patience=0.01)
+    _compacted, memory = await compact(CountingBackend(WINDOW, says=None), make_turn(LONG), summary_timeout=0.01)
     assert memory.summary.startswith("(No summary could be written.")
 
 
@@ -205,8 +205,8 @@ async def check_fit(backend: CountingBackend, items: list[Item | Unknown]) -> No
         going_on = with_items(turn, [*sent, question])
         assert await backend.count_tokens(going_on) <= WINDOW * 7 // 8
         await backend.stream(going_on)
-    calls = {item.call_id for item in memory.unfold() if item.type == "function_call"}  # type: ignore[union-attr]
-    outputs = {item.call_id for item in memory.unfold() if item.type == "function_call_output"}  # type: ignore[union-attr]
+    calls = {item.call_id for item in memory.list_items() if item.type == "function_call"}  # type: ignore[union-attr]
+    outputs = {item.call_id for item in memory.list_items() if item.type == "function_call_output"}  # type: ignore[union-attr]
     assert calls == outputs
 
 

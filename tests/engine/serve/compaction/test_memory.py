@@ -44,11 +44,11 @@ def test_a_form_that_is_not_ours_does_not_open(payload: bytes) -> None:
 
 
 def test_the_summary_comes_between_what_was_asked_and_what_came_last() -> None:
-    assert MEMORY.unfold() == [*MEMORY.first, make_summary_message("A bridge."), *MEMORY.last]
+    assert MEMORY.list_items() == [*MEMORY.first, make_summary_message("A bridge."), *MEMORY.last]
 
 
 def test_no_summary_is_no_message() -> None:
-    assert CompactionContent(summary="", first=[user("a")], last=[user("b")], covered=b"").unfold() == [
+    assert CompactionContent(summary="", first=[user("a")], last=[user("b")], covered=b"").list_items() == [
         user("a"),
         user("b"),
     ]
@@ -57,7 +57,7 @@ def test_no_summary_is_no_message() -> None:
 def test_marks_are_kept_once_each() -> None:
     marks = [fingerprint_item(user("a")), fingerprint_item(user("b"))]
     memory = CompactionContent(summary="", first=[], last=[], covered=join_fingerprints([*marks, *marks]))
-    assert list(memory.marks()) == marks
+    assert list(memory.list_fingerprints()) == marks
 
 
 @pytest.mark.parametrize(

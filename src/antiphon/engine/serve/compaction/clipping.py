@@ -1,4 +1,4 @@
-"""Making items smaller without making them something else: the middle of a long text goes, with a note of how much."""
+"""Clipping of items: cut the middle of long texts, with a note of the number of characters cut."""
 
 from typing import Any, TypeVar
 
@@ -36,67 +36,70 @@ from antiphon.protocol.unions import Unknown
 T = TypeVar("T", bound=msgspec.Struct)
 
 _MEDIA = (InputImage, InputFile, InputAudio, InputVideo, ComputerScreenshot)
-# What a model reads for an image does not depend on how long its data is.
-_MEDIUM_SIZE = 4000
-_FRAME_SIZE = 100
+# Characters that an image or file counts as: a model's cost for it does not depend on the length of its data.
+_MEDIA_SIZE = 4000
+# Characters that an item counts besides its content.
+_ITEM_OVERHEAD = 100
 
 
 def clip_text(text: str, size: int) -> str:
-    """At most so many characters of a text: its beginning and its end."""
+    """Return the beginning and the end of a text, together at most `size` characters."""
     if len(text) <= size:
         return text
-    # The number of what is gone has at most as many digits as that of what there was.
-    reserve = len(_note(len(text)))
-    room = size - reserve
-    if room < reserve:
+    # The longest note possible: the number cut has at most as many digits as the length.
+    reserve = len(_make_note(len(text)))
+    left = size - reserve
+    if left < reserve:
         return text[: max(size, 0)]
-    head = room * 2 // 3
-    return text[:head] + _note(len(text) - room) + text[len(text) - (room - head) :]
+    head = left * 2 // 3
+    return text[:head] + _make_note(len(text) - left) + text[len(text) - (left - head) :]
 
 
-def _note(cut: int) -> str:
+def _make_note(cut: int) -> str:
     return f"\n[... {cut} characters were cut here ...]\n"
 
 
 def measure_item(item: Item | Unknown) -> int:
-    """About how many characters a model reads for an item."""
+    """Estimate the number of characters that a model reads for an item."""
     if isinstance(item, Unknown):
         return len(item.raw)
-    return _FRAME_SIZE + sum(_measure(getattr(item, name)) for name in item.__struct_fields__)
+    return _ITEM_OVERHEAD + sum(_measure_value(getattr(item, name)) for name in item.__struct_fields__)
 
 
-def _measure(value: Any) -> int:
+def _measure_value(value: Any) -> int:
     if value is None:
         return 0
     if isinstance(value, str):
         return len(value)
     if isinstance(value, _MEDIA):
-        return _MEDIUM_SIZE
+        return _MEDIA_SIZE
     if isinstance(value, list):
-        return sum(map(_measure, value))
+        return sum(map(_measure_value, value))
     text = getattr(value, "text", None)
     return len(text) if isinstance(text, str) else len(codec.encode(value))
 
 
 def measure_smallest(item: Item | Unknown) -> int:
-    """About how many characters are left of an item that is made as small as it can be."""
-    smallest = _clip(item, 0)
+    """Estimate the number of characters of an item that is clipped as far as possible."""
+    smallest = _clip_fields(item, 0)
     return measure_item(item) if smallest is None else min(measure_item(item), measure_item(smallest))
 
 
 def clip_item(item: Item | Unknown, size: int) -> Item | Unknown | None:
-    """The item with about so many characters at most, or None if it cannot be made so small and stay what it is."""
+    """Return the item clipped to about `size` characters, or None if it cannot be clipped so far."""
     if measure_item(item) <= size:
         return item
-    smallest = _clip(item, 0)
+    smallest = _clip_fields(item, 0)
     if smallest is None:
         return None
-    clipped = _clip(item, max(size - measure_item(smallest), 0))
-    # Text may take more in JSON than it was given.
-    return next((each for each in (clipped, smallest) if each and measure_item(each) <= size + 2 * _FRAME_SIZE), None)
+    clipped = _clip_fields(item, max(size - measure_item(smallest), 0))
+    # In JSON a text may be longer than its limit.
+    return next(
+        (each for each in (clipped, smallest) if each and measure_item(each) <= size + 2 * _ITEM_OVERHEAD), None
+    )
 
 
-def _clip(item: Item | Unknown, size: int) -> Item | None:
+def _clip_fields(item: Item | Unknown, size: int) -> Item | None:
     match item:
         case Message():
             kind = OutputText if item.role == "assistant" else InputText
@@ -126,14 +129,14 @@ def _replace(item: T, **changes: Any) -> T:
 
 
 def _clip_content(content: Any, size: int) -> str:
-    """The text alone, clipped. What is no text is too large as well, or the whole would have fitted."""
+    """Return the clipped text of the content, with notes on the media that are dropped."""
     media = [part.type for part in content if isinstance(part, _MEDIA)] if isinstance(content, list) else []
     notes = "".join(f"\n[an {kind} was left out]" for kind in media[:4])
     return clip_text(extract_text(content), max(size - len(notes), 0)) + notes
 
 
 def _clip_arguments(arguments: str, size: int) -> str:
-    """Arguments stay a JSON object: models and upstream APIs refuse anything else."""
+    """Return clipped arguments that are still a JSON object, as models and upstream APIs require."""
     if len(arguments) <= size:
         return arguments
     # Quotes and line ends take two characters in JSON.

@@ -1,4 +1,4 @@
-"""Compaction: a conversation that has become too long goes on from a summary, the task and its last steps."""
+"""Compaction of a turn: replace a conversation that is too long by a summary, the task and the last steps."""
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
@@ -43,25 +43,25 @@ from antiphon.stream.deltas import Delta, Deltas
 
 logger = logging.getLogger(__name__)
 
-SUMMARY_SECONDS = 120.0
-# In tokens. A longer summary is none, and more of the last steps is of no use, however large the window is.
-_LONGEST_SUMMARY = 2048
-_MOST_KEPT = 16_000
-# A window that nobody knows can be taken for half of what it was so often.
-_MOST_SHRINKS = 8
+SUMMARY_TIMEOUT = 120.0
+# Maximum tokens of a summary and of retained items, for a window of any size.
+_MAX_SUMMARY_TOKENS = 2048
+_MAX_RETAINED_TOKENS = 16_000
+# Maximum number of times that the assumed size of a window is reduced.
+_MAX_SHRINKS = 8
 
-# How a compaction is told, as an item that has a life of its own.
 _KEY = "compaction"
-_OPENING: Sequence[Delta] = (
+_START_DELTAS: Sequence[Delta] = (
     deltas.OpenItem(_KEY, Compaction(""), "cmp"),
     deltas.ItemEvent(Unknown(codec.encode(events.CompactionCompacting(0, "", 0))), _KEY),
 )
 
 
 class CompactedTurn(msgspec.Struct, frozen=True):
-    """The item, the messages that a client should keep before it, what it took, and who has written the summary.
+    """A compacted turn.
 
-    `window` is what it has room in.
+    `retained` are the messages that a client should send before the item. `usage` and `served` are the summary's.
+    `window` is the context window that the compacted turn fits.
     """
 
     item: Compaction
@@ -72,80 +72,80 @@ class CompactedTurn(msgspec.Struct, frozen=True):
 
 
 class Compactor:
-    """Compacts turns. `patience` is how many seconds a model has for a summary."""
+    """Compacts turns. `summary_timeout` is the time limit for a summary, in seconds."""
 
-    def __init__(self, sealer: Sealer, *, patience: float = SUMMARY_SECONDS) -> None:
+    def __init__(self, sealer: Sealer, *, summary_timeout: float = SUMMARY_TIMEOUT) -> None:
         self._sealer = sealer
-        self._summariser = Summariser(patience=patience)
+        self._summariser = Summariser(timeout=summary_timeout)
 
     async def compact(self, route: Route, turn: Turn) -> CompactedTurn:
-        """Compact the turn's whole context. Raises ContextLengthExceeded if what cannot be compacted leaves no room."""
+        """Compact the whole turn. Raises ContextLengthExceeded if instructions and tools fill the window."""
         return await self._compact(route, turn, await measure_window(route, turn))
 
     async def start(self, route: Route, turn: Turn, *, replayed: Sequence[Delta] = ()) -> Deltas | None:
-        """Begin a turn that is to be compacted first; None if it is not.
+        """Start a turn that has to be compacted first. Return None if the turn needs no compaction.
 
-        `replayed` is what an earlier attempt at it has said. A compaction that was shown stays, and is not made again.
+        `replayed` are the deltas of an earlier attempt at the turn. A compaction among them is used again.
         """
-        begun = [delta.item for delta in replayed[:1] if isinstance(delta, deltas.OpenItem)]
+        started = [delta.item for delta in replayed[:1] if isinstance(delta, deltas.OpenItem)]
         if replayed:
-            wanted = any(isinstance(item, Compaction) for item in begun)
+            is_due = any(isinstance(item, Compaction) for item in started)
         else:
-            wanted = ends_in_trigger(turn.items) or await self._is_due(route, turn)
-        if not wanted:
+            is_due = ends_in_trigger(turn.items) or await self._exceeds_threshold(route, turn)
+        if not is_due:
             return None
         window = await measure_window(route, turn)
-        shown = next((delta.item for delta in replayed if isinstance(delta, deltas.CloseItem)), None)
-        return self._speak(route, turn, window, shown if isinstance(shown, Compaction) else None)
+        emitted = next((delta.item for delta in replayed if isinstance(delta, deltas.CloseItem)), None)
+        return self._stream(route, turn, window, emitted if isinstance(emitted, Compaction) else None)
 
-    async def _is_due(self, route: Route, turn: Turn) -> bool:
+    async def _exceeds_threshold(self, route: Route, turn: Turn) -> bool:
         if not turn.request.context_management:
             return False
         found = find_last_compaction(turn.items, self._sealer, project=turn.project)
-        return await exceeds_threshold(route, turn, found[1].unfold() if found is not None else None)
+        return await exceeds_threshold(route, turn, found[1].list_items() if found is not None else None)
 
-    async def _speak(
-        self, route: Route, turn: Turn, window: ContextWindow, shown: Compaction | None
+    async def _stream(
+        self, route: Route, turn: Turn, window: ContextWindow, emitted: Compaction | None
     ) -> AsyncGenerator[Sequence[Delta], None]:
-        yield _OPENING
-        if shown is None:
+        yield _START_DELTAS
+        if emitted is None:
             compacted = await self._compact(route, turn, window)
         else:
-            compacted = CompactedTurn(shown, [], Usage(0, 0, 0), None, window)
+            compacted = CompactedTurn(emitted, [], Usage(0, 0, 0), None, window)
         if ends_in_trigger(turn.items):
             yield [deltas.CloseItem(_KEY, compacted.item)]
             served = [compacted.served] if compacted.served is not None else []
             yield [*served, deltas.TokenUsage(compacted.usage), deltas.Finish()]
             return
-        begun: Serving | Exception | None = None
-        if compacted.window.is_guess and shown is None:  # once it is shown, it cannot become smaller any more
-            compacted, begun = await self._try(route, turn, compacted)
+        started: Serving | Exception | None = None
+        if compacted.window.is_guess and emitted is None:  # an emitted compaction cannot be changed
+            compacted, started = await self._start_shrinking(route, turn, compacted)
         closed: list[Delta] = [deltas.CloseItem(_KEY, compacted.item)]
-        if not isinstance(begun, Serving):
+        if not isinstance(started, Serving):
             yield closed
             closed = []
-        if isinstance(begun, Exception):
-            raise begun
-        serving = begun or await self._go_on(route, turn, compacted)
+        if isinstance(started, Exception):
+            raise started
+        serving = started or await self._start_answer(route, turn, compacted)
         async with aclosing(serving.deltas) as answer:
             served = [serving.served] if serving.served is not None else []
             yield [*closed, *served, deltas.TokenUsage(compacted.usage)]
             async for batch in answer:
                 yield [_add_usage(delta, compacted.usage) for delta in batch]
 
-    async def _go_on(self, route: Route, turn: Turn, compacted: CompactedTurn) -> Serving:
-        """The answer to what is left of the turn."""
+    async def _start_answer(self, route: Route, turn: Turn, compacted: CompactedTurn) -> Serving:
+        """Start the answer to the compacted turn."""
         expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
         return await route.start(msgspec.structs.replace(turn, items=expanded.items))
 
-    async def _try(
+    async def _start_shrinking(
         self, route: Route, turn: Turn, compacted: CompactedTurn
     ) -> tuple[CompactedTurn, Serving | Exception]:
-        """Begin the answer; compact anew, for an ever smaller window, until the model takes it or that is of no use."""
-        left = _MOST_SHRINKS
+        """Start the answer. While the model refuses the length, compact again for a smaller window."""
+        left = _MAX_SHRINKS
         while True:
             try:
-                return compacted, await self._go_on(route, turn, compacted)
+                return compacted, await self._start_answer(route, turn, compacted)
             except ContextLengthExceeded as refusal:
                 smaller = await shrink_window(route, turn, compacted.window, refusal) if left else None
                 if smaller is None:
@@ -157,80 +157,91 @@ class Compactor:
             compacted = msgspec.structs.replace(again, usage=again.usage + compacted.usage)
 
     async def _compact(self, route: Route, turn: Turn, window: ContextWindow) -> CompactedTurn:
-        """Compact for this window, or for the smaller one that the model turns out to have."""
-        for _ in range(_MOST_SHRINKS):
+        """Compact for this window, or for a smaller one if the model refuses its size."""
+        for _ in range(_MAX_SHRINKS):
             try:
                 return await self._compact_for(window, route, turn)
             except ContextLengthExceeded as refusal:
                 smaller = await shrink_window(route, turn, window, refusal)
             if smaller is None:
                 break
-            logger.warning(
-                "a turn of %d tokens is too long for the model: taking them for %d", window.size, smaller.size
-            )
+            logger.warning("the model refused a turn for a window of %d tokens: assuming %d", window.size, smaller.size)
             window = smaller
-        return await self._compact_for(window, route, turn, ask=False)
+        return await self._compact_for(window, route, turn, use_model=False)
 
-    async def _compact_for(self, window: ContextWindow, route: Route, turn: Turn, *, ask: bool = True) -> CompactedTurn:
-        """Raises ContextLengthExceeded if the model cannot read so much; unless it is not asked."""
+    async def _compact_for(
+        self, window: ContextWindow, route: Route, turn: Turn, *, use_model: bool = True
+    ) -> CompactedTurn:
+        """Compact for this window. Without `use_model` the summary consists of extracts.
+
+        Raises ContextLengthExceeded if the model refuses the window's size.
+        """
         found = find_last_compaction(turn.items, self._sealer, project=turn.project)
         earlier = found[1] if found is not None else CompactionContent(summary="", first=[], last=[], covered=b"")
-        told = [make_summary_message(earlier.summary)] if earlier.summary else []
+        summaries = [make_summary_message(earlier.summary)] if earlier.summary else []
         items = [
-            item for item in turn.items if not is_never_compacted(item) and not is_marker(item) and item not in told
+            item
+            for item in turn.items
+            if not is_never_compacted(item) and not is_marker(item) and item not in summaries
         ]
-        tokens = max(1, min(window.goal // 8, _LONGEST_SUMMARY))
-        chosen = await _choose(route, turn, items, window, limit=window.limit - tokens)
+        tokens = max(1, min(window.goal // 8, _MAX_SUMMARY_TOKENS))
+        selected = await _select_fitting(route, turn, items, window, limit=window.limit - tokens)
         summary = Summary(earlier.summary, Usage(0, 0, 0), None)
-        if chosen.rest:
-            material = [*told, *chosen.rest]
-            if ask:
+        if selected.rest:
+            material = [*summaries, *selected.rest]
+            if use_model:
                 summary = await self._summariser.summarise(route, turn, material, window=window.size, tokens=tokens)
             else:
                 summary = self._summariser.extract(material, tokens=tokens)
-        marks = join_fingerprints([*earlier.marks(), *map(fingerprint_item, told), *map(fingerprint_item, items)])
-        memory = CompactionContent(summary="", first=chosen.first, last=chosen.last, covered=marks)
-        await _fit(route, turn, memory, clip_text(summary.text, 2 * tokens * CHARACTERS_PER_TOKEN), limit=window.limit)
-        item = seal_content(memory, self._sealer, project=turn.project)
-        return CompactedTurn(item, _retain(turn, chosen), summary.usage, summary.served, window)
+        covered = join_fingerprints(
+            [*earlier.list_fingerprints(), *map(fingerprint_item, summaries), *map(fingerprint_item, items)]
+        )
+        content = CompactionContent(summary="", first=selected.first, last=selected.last, covered=covered)
+        await _set_summary(
+            route, turn, content, clip_text(summary.text, 2 * tokens * CHARACTERS_PER_TOKEN), limit=window.limit
+        )
+        item = seal_content(content, self._sealer, project=turn.project)
+        return CompactedTurn(item, _list_retained(turn, selected), summary.usage, summary.served, window)
 
 
-async def _choose(
+async def _select_fitting(
     route: Route, turn: Turn, items: list[Item | Unknown], window: ContextWindow, *, limit: int
 ) -> SelectedItems:
-    """What stays of the items, so that it fits. How many tokens a text takes is known only when it is counted."""
+    """Select the items to retain, and reduce the size limits until their token count fits `limit`."""
     hard = window.room * CHARACTERS_PER_TOKEN
-    soft = min(window.goal, 4 * _MOST_KEPT) * CHARACTERS_PER_TOKEN
+    soft = min(window.goal, 4 * _MAX_RETAINED_TOKENS) * CHARACTERS_PER_TOKEN
     while hard > 1:
-        chosen = select_items(items, SizeLimits(hard, soft))
-        counted = await count_conversation(route, turn, [*chosen.first, *chosen.last])
+        selected = select_items(items, SizeLimits(hard, soft))
+        counted = await count_conversation(route, turn, [*selected.first, *selected.last])
         if counted <= limit:
-            return chosen
-        share = _share(limit - window.rules, counted - window.rules)
-        hard, soft = int(hard * share), int(soft * share)
+            return selected
+        factor = _shrink_factor(limit - window.fixed, counted - window.fixed)
+        hard, soft = int(hard * factor), int(soft * factor)
     return SelectedItems([], [], items)
 
 
-async def _fit(route: Route, turn: Turn, memory: CompactionContent, summary: str, *, limit: int) -> None:
-    """Put the summary in, or as much of it as has room."""
-    memory.summary = summary
-    while memory.summary:
-        counted = await count_conversation(route, turn, memory.unfold())
+async def _set_summary(route: Route, turn: Turn, content: CompactionContent, summary: str, *, limit: int) -> None:
+    """Set the summary, clipped until the content fits `limit`."""
+    content.summary = summary
+    while content.summary:
+        counted = await count_conversation(route, turn, content.list_items())
         if counted <= limit:
             return
-        memory.summary = clip_text(memory.summary, int(len(memory.summary) * _share(limit, counted)))
+        content.summary = clip_text(content.summary, int(len(content.summary) * _shrink_factor(limit, counted)))
 
 
-def _share(wanted: int, counted: int) -> float:
-    """By how much to shrink what counts so many tokens. Not all of it shrinks, so a bit more than that."""
+def _shrink_factor(wanted: int, counted: int) -> float:
+    """Return the factor for the next try. It is smaller than the ratio, because not all of the content shrinks."""
     return max(0.05, min(0.7, 0.9 * wanted / counted)) if counted > 0 else 0.5
 
 
-def _retain(turn: Turn, chosen: SelectedItems) -> list[Item | Unknown]:
-    asked = [item for item in (*chosen.first, *chosen.last) if isinstance(item, Message) and item.role == "user"]
-    return [*(item for item in turn.items if is_never_compacted(item)), *asked[:1]]
+def _list_retained(turn: Turn, selected: SelectedItems) -> list[Item | Unknown]:
+    questions = [
+        item for item in (*selected.first, *selected.last) if isinstance(item, Message) and item.role == "user"
+    ]
+    return [*(item for item in turn.items if is_never_compacted(item)), *questions[:1]]
 
 
 def _add_usage(delta: Delta, spent: Usage) -> Delta:
-    """The answer's usage together with what the summary took."""
+    """Add the summary's usage to the answer's."""
     return deltas.TokenUsage(delta.usage + spent) if isinstance(delta, deltas.TokenUsage) else delta

@@ -1,7 +1,7 @@
-"""Compactions in a conversation: the last one counts, and what it stands for comes in the place of what it covers.
+"""Expansion of compaction items: the last compaction's content replaces the items it covers.
 
-The item itself stays behind what it was expanded to, as a sign for the next compaction; `strip` takes such signs out
-before a model reads. Expanding what is expanded changes nothing.
+The compaction item stays behind its content as a marker for the next compaction. `strip_compaction` removes such
+markers before a backend gets the turn. Expanding twice changes nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,9 +19,9 @@ from antiphon.protocol.hosted import AdditionalTools
 from antiphon.protocol.items import Compaction, CompactionTrigger, ConfigurationUpdate, Item, Message, Reasoning
 from antiphon.protocol.unions import Unknown
 
-_SIGNS = (Compaction, CompactionTrigger)
-# Every request is asked whether it has any, and hardly one has.
-_KINDS_OF_SIGNS = frozenset(_SIGNS)
+_MARKER_TYPES = (Compaction, CompactionTrigger)
+# A set for a fast test: hardly any request has a marker.
+_MARKER_TYPES_SET = frozenset(_MARKER_TYPES)
 
 
 class ExpandedItems(msgspec.Struct, frozen=True):
@@ -35,66 +35,70 @@ class ExpandedItems(msgspec.Struct, frozen=True):
 def expand_compactions(
     items: Sequence[Item | Unknown], sealer: Sealer, *, project: str, answered_next: Collection[str] = ()
 ) -> ExpandedItems:
-    """The conversation as its last compaction has it. One that does not open is left out, and nothing with it.
+    """Replace the items that the last compaction covers by its content.
 
-    `answered_next` are calls whose outputs are still to come.
+    A compaction that cannot be decrypted is dropped, and the items before it stay. `answered_next` are the ids of calls
+    whose outputs are still to come.
     """
-    if _KINDS_OF_SIGNS.isdisjoint(map(type, items)):
+    if _MARKER_TYPES_SET.isdisjoint(map(type, items)):
         return ExpandedItems(list(items), [], [])
     found = find_last_compaction(items, sealer, project=project)
-    place, memory = found if found is not None else (-1, None)
-    after, warnings = _drop_useless(items[place + 1 :])
-    if memory is None:
+    index, content = found if found is not None else (-1, None)
+    after, warnings = _drop_unusable_markers(items[index + 1 :])
+    if content is None:
         return ExpandedItems(after, [], warnings)
-    kept = memory.unfold()
-    seen = {id(item): item for item in (*kept, *_mend(kept)[0])}
-    before, compacted = _divide(items[:place], {*memory.marks(), *map(fingerprint_item, seen.values())})
-    asked_later = {item.call_id for item in after if isinstance(item, CALL_TYPES)}
-    answered = find_answered_calls(after) | {call_id for call_id in answered_next if call_id not in asked_later}
-    mended, repairs = _mend(kept, answered)
-    return ExpandedItems([*before, *mended, items[place], *after], [*compacted, items[place]], [*warnings, *repairs])
+    retained = content.list_items()
+    seen = {id(item): item for item in (*retained, *_repair_retained(retained)[0])}
+    before, compacted = _divide(items[:index], {*content.list_fingerprints(), *map(fingerprint_item, seen.values())})
+    called_later = {item.call_id for item in after if isinstance(item, CALL_TYPES)}
+    answered = find_answered_calls(after) | {call_id for call_id in answered_next if call_id not in called_later}
+    repaired, repairs = _repair_retained(retained, answered)
+    expanded = [*before, *repaired, items[index], *after]
+    return ExpandedItems(expanded, [*compacted, items[index]], [*warnings, *repairs])
 
 
-def _mend(kept: list[Item | Unknown], answered: Collection[str] = ()) -> tuple[list[Item | Unknown], list[str]]:
-    """What a compaction kept, with a note on calls that were open and that nothing answers: no client can mend it."""
-    mended = repair_history([*kept, CompactionTrigger()], answered_next=answered)
-    return mended.items[:-1], mended.repairs
+def _repair_retained(
+    retained: list[Item | Unknown], answered: Collection[str] = ()
+) -> tuple[list[Item | Unknown], list[str]]:
+    """Add outputs to retained calls that have none and are not in `answered`: no client can add them."""
+    repaired = repair_history([*retained, CompactionTrigger()], answered_next=answered)
+    return repaired.items[:-1], repaired.repairs
 
 
-def _drop_useless(items: Sequence[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
-    """Without compactions, none of which opens, and triggers of earlier turns."""
-    kept: list[Item | Unknown] = []
+def _drop_unusable_markers(items: Sequence[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
+    """Drop compactions that cannot be decrypted, and triggers of earlier turns."""
+    rest: list[Item | Unknown] = []
     warnings: list[str] = []
     for index, item in enumerate(items):
         if isinstance(item, Compaction):
-            if item.encrypted_content:  # else it never came about: the response failed on the way
+            if item.encrypted_content:  # empty if the response failed during the compaction
                 warnings.append(f"compaction {item.id}: its encrypted_content cannot be opened here and was left out")
         elif not isinstance(item, CompactionTrigger) or index == len(items) - 1:
-            kept.append(item)
-    return kept, warnings
+            rest.append(item)
+    return rest, warnings
 
 
 def _divide(
     items: Sequence[Item | Unknown], covered: Collection[bytes]
 ) -> tuple[list[Item | Unknown], list[Item | Unknown]]:
-    """What comes before a compaction: what stays there, and what it stands for."""
-    stays: list[Item | Unknown] = []
-    goes: list[Item | Unknown] = []
-    led_to_gone = False
+    """Divide the items before a compaction into those that stay and those that it replaces."""
+    staying: list[Item | Unknown] = []
+    replaced: list[Item | Unknown] = []
+    is_next_replaced = False
     for item in reversed(items):
-        # Reasoning is of no use without what it led to.
+        # Reasoning is replaced together with the item that follows it.
         gone = (
-            isinstance(item, _SIGNS)
+            isinstance(item, _MARKER_TYPES)
             or fingerprint_item(item) in covered
-            or (led_to_gone and isinstance(item, Reasoning))
+            or (is_next_replaced and isinstance(item, Reasoning))
         )
-        led_to_gone = gone and not is_never_compacted(item)
-        (goes if led_to_gone else stays).append(item)
-    return stays[::-1], goes[::-1]
+        is_next_replaced = gone and not is_never_compacted(item)
+        (replaced if is_next_replaced else staying).append(item)
+    return staying[::-1], replaced[::-1]
 
 
 def is_never_compacted(item: Item | Unknown) -> bool:
-    """Messages of the system or the developer, tools and settings hold on: no compaction covers them."""
+    """Return True for system and developer messages, tools and settings: a compaction never replaces them."""
     if isinstance(item, Message):
         return item.role in ("system", "developer")
     return isinstance(item, (AdditionalTools, ConfigurationUpdate))
@@ -102,16 +106,16 @@ def is_never_compacted(item: Item | Unknown) -> bool:
 
 def is_marker(item: Item | Unknown) -> bool:
     """Return True for compactions and triggers, which no backend reads."""
-    return isinstance(item, _SIGNS)
+    return isinstance(item, _MARKER_TYPES)
 
 
 def ends_in_trigger(items: Sequence[Item | Unknown]) -> bool:
-    """Whether a compaction is all that is asked for."""
+    """Return True if the last item is a trigger: the response is to be a compaction only."""
     return bool(items) and isinstance(items[-1], CompactionTrigger)
 
 
 def check_trigger(items: Sequence[Item | Unknown]) -> None:
-    """Raise on a trigger anywhere but at the end of the input."""
+    """Raise InvalidRequest on a trigger that is not the last item of the input."""
     kinds = list(map(type, items[:-1]))
     if CompactionTrigger in kinds:
         raise InvalidRequest(
@@ -122,18 +126,18 @@ def check_trigger(items: Sequence[Item | Unknown]) -> None:
 
 
 def repair_before_trigger(items: list[Item | Unknown]) -> tuple[list[Item | Unknown], list[str]]:
-    """Mend what is to be compacted. Calls at its end stay open, though a trigger may follow them."""
+    """Repair the items before a trigger at the end. The last calls may still have no output."""
     end = len(items) - ends_in_trigger(items)
-    mended = repair_history(items[:end])
-    return [*mended.items, *items[end:]], mended.repairs
+    repaired = repair_history(items[:end])
+    return [*repaired.items, *items[end:]], repaired.repairs
 
 
 def strip_compaction(turn: Turn) -> Turn:
-    """The turn as a backend reads it. What it says about compaction is not for backends."""
+    """Return the turn without compaction items and settings, which backends do not support."""
     request = turn.request
     if request.context_management is not None:
         request = msgspec.structs.replace(request, context_management=None)
-    elif _KINDS_OF_SIGNS.isdisjoint(map(type, turn.items)):
+    elif _MARKER_TYPES_SET.isdisjoint(map(type, turn.items)):
         return turn
-    items = [item for item in turn.items if not isinstance(item, _SIGNS)]
+    items = [item for item in turn.items if not isinstance(item, _MARKER_TYPES)]
     return msgspec.structs.replace(turn, request=request, items=items)

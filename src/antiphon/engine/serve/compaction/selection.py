@@ -1,4 +1,4 @@
-"""What stays of a conversation word for word: the task, the question at hand and the last steps, as room allows."""
+"""Selection of the items that a compaction retains: the task, the latest question and the last steps."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,35 +15,39 @@ from antiphon.protocol.unions import Unknown
 
 Step = list[Item | Unknown]
 
+_SHORT_OUTPUT = 300
+# Stored in retained messages: do not change the text.
+_GAP = "[there was no room for what stood here, and it was left out: "
 
-class _Link(msgspec.Struct):
+
+class _CallId(msgspec.Struct):
     call_id: str | None = None
 
 
 def split_steps(items: Sequence[Item | Unknown]) -> list[Step]:
-    """A call and its output are in one step, with all between them, and reasoning is with what it led to."""
-    owed = Counter(answered for item in items if (answered := _find_answered(item)) is not None)
+    """Split the items into steps: a call and its output are in one step, and reasoning is with the item after it."""
+    outputs_left = Counter(answered for item in items if (answered := _find_answered(item)) is not None)
     steps: list[Step] = []
     waiting: set[str] = set()
-    leads_on = False
+    follows_reasoning = False
     for item in items:
-        if not steps or not (waiting or leads_on):
+        if not steps or not (waiting or follows_reasoning):
             steps.append([])
         steps[-1].append(item)
-        leads_on = isinstance(item, Reasoning)
+        follows_reasoning = isinstance(item, Reasoning)
         answered = _find_answered(item)
         if answered is not None:
-            owed[answered] -= 1
+            outputs_left[answered] -= 1
             waiting.discard(answered)
-        elif (asked := _find_asked(item)) is not None and owed[asked]:
-            waiting.add(asked)
+        elif (called := _find_own_call(item)) is not None and outputs_left[called]:
+            waiting.add(called)
     return steps
 
 
 def join_unread_steps(steps: Sequence[Step]) -> list[Step]:
-    """With all that has come since the model last spoke as one step: outputs, and messages after them."""
+    """Join the steps after the model's last output into one: tool outputs, and messages after them."""
     start = len(steps)
-    while start > 0 and _is_said(steps[start - 1]):
+    while start > 0 and _is_input_message(steps[start - 1]):
         start -= 1
     if 0 < start < len(steps) and _find_answered(steps[start - 1][-1]) is not None:
         start -= 1
@@ -51,13 +55,13 @@ def join_unread_steps(steps: Sequence[Step]) -> list[Step]:
     return [*steps[:start], unread] if unread else list(steps)
 
 
-def _is_said(step: Step) -> bool:
-    """Whether it is a message that the model did not write."""
+def _is_input_message(step: Step) -> bool:
+    """Return True if the step is a message that the model did not write."""
     return len(step) == 1 and isinstance(step[0], Message) and step[0].role != "assistant"
 
 
 def pair_calls(step: Step) -> list[Step]:
-    """The items of a step, each call with its output."""
+    """Return the items of a step, each call together with its output."""
     pairs: list[Step] = []
     waiting: dict[str, Step] = {}
     for item in step:
@@ -66,25 +70,25 @@ def pair_calls(step: Step) -> list[Step]:
             waiting.pop(answered).append(item)
             continue
         pairs.append([item])
-        if answered is None and (asked := _find_asked(item)) is not None:
-            waiting[asked] = pairs[-1]
+        if answered is None and (called := _find_own_call(item)) is not None:
+            waiting[called] = pairs[-1]
     return pairs
 
 
 def find_end_of_outputs(step: Step) -> int:
-    """The place after the last item that answers a call: what is put there comes between no call and its output."""
-    return max((place + 1 for place, item in enumerate(step) if _find_answered(item) is not None), default=0)
+    """Return the index after the last output. An item inserted there does not separate a call from its output."""
+    return max((index + 1 for index, item in enumerate(step) if _find_answered(item) is not None), default=0)
 
 
 def _find_answered(item: Item | Unknown) -> str | None:
-    """The call that an item answers."""
+    """Return the id of the call that an item answers."""
     if isinstance(item, McpApprovalResponse):
         return item.approval_request_id
     return _find_call_id(item) if item.type.endswith("_output") else None
 
 
-def _find_asked(item: Item | Unknown) -> str | None:
-    """What an item may be answered by."""
+def _find_own_call(item: Item | Unknown) -> str | None:
+    """Return the id by which an output answers this item."""
     return item.id if isinstance(item, McpApprovalRequest) else _find_call_id(item)
 
 
@@ -92,60 +96,56 @@ def _find_call_id(item: Item | Unknown) -> str | None:
     if not isinstance(item, Unknown):
         return getattr(item, "call_id", None)
     try:
-        link: _Link = read_json(item.raw, _Link)
+        parsed: _CallId = read_json(item.raw, _CallId)
     except msgspec.DecodeError:
         return None
-    return link.call_id
-
-
-_SHORT_OUTPUT = 300
-_GAP = "[there was no room for what stood here, and it was left out: "
+    return parsed.call_id
 
 
 class SizeLimits(msgspec.Struct, frozen=True):
-    """In characters: `hard` is what there is, `soft` what there should be."""
+    """Limits in characters: `hard` is the space there is, `soft` the space to use if possible."""
 
     hard: int
     soft: int
 
 
 class SelectedItems(msgspec.Struct, frozen=True):
-    """`first` comes before the summary and `last` after it. `rest` is what it has to tell: nothing, if all was kept."""
+    """`first` are retained before the summary and `last` after it. `rest` are the items to summarise."""
 
     first: list[Item | Unknown]
     last: list[Item | Unknown]
     rest: list[Item | Unknown]
 
 
-def select_items(items: Sequence[Item | Unknown], room: SizeLimits) -> SelectedItems:
-    """Choose what stays of these."""
-    last, taken, gone = _take_last_steps(join_unread_steps(split_steps(items)), room)
-    older = [*items[: len(items) - taken], *gone]
-    asked = [item for item in items if isinstance(item, Message) and item.role == "user" and not _tells_gap(item)]
-    first = _take_questions(asked, older, room)
-    whole = {id(item) for item in first}
-    return SelectedItems(first, last, [] if all(id(item) in whole for item in older) else older)
+def select_items(items: Sequence[Item | Unknown], limits: SizeLimits) -> SelectedItems:
+    """Select the items to retain."""
+    last, taken, removed = _take_last_steps(join_unread_steps(split_steps(items)), limits)
+    older = [*items[: len(items) - taken], *removed]
+    questions = [item for item in items if isinstance(item, Message) and item.role == "user" and not _is_gap_note(item)]
+    first = _take_questions(questions, older, limits)
+    retained = {id(item) for item in first}
+    return SelectedItems(first, last, [] if all(id(item) in retained for item in older) else older)
 
 
-def _take_last_steps(steps: Sequence[Step], room: SizeLimits) -> tuple[Step, int, Step]:
-    """The last steps, whole as long as there is room, how many items they were, and what the very last is without."""
+def _take_last_steps(steps: Sequence[Step], limits: SizeLimits) -> tuple[Step, int, Step]:
+    """Return the last steps that fit, their number of items, and the items removed from the very last step."""
     if not steps:
         return [], 0, []
-    said = sum(measure_item(item) for item in steps[-1] if isinstance(item, Message))
-    kept, gone = _shrink(steps[-1], room.hard // 4 + min(said, room.hard // 4))
-    taken, size = len(steps[-1]), sum(map(measure_item, kept))
+    text_size = sum(measure_item(item) for item in steps[-1] if isinstance(item, Message))
+    retained, removed = _shrink(steps[-1], limits.hard // 4 + min(text_size, limits.hard // 4))
+    taken, size = len(steps[-1]), sum(map(measure_item, retained))
     for step in reversed(steps[:-1]):
-        smaller = _shrink_outputs(step, room.soft // 4 - size, most=max(_SHORT_OUTPUT, room.soft // 16))
+        smaller = _shrink_outputs(step, limits.soft // 4 - size, max_output=max(_SHORT_OUTPUT, limits.soft // 16))
         if smaller is None:
             break
-        kept[:0] = smaller
+        retained[:0] = smaller
         taken += len(step)
         size += sum(map(measure_item, smaller))
-    return kept, taken, gone
+    return retained, taken, removed
 
 
 def _shrink(step: Step, size: int) -> tuple[Step, Step]:
-    """The step with about so many characters, and what had to go for it: what is short in it stays as it is."""
+    """Return the step clipped to about `size` characters, and the items removed from it. Short items stay whole."""
     sizes = {id(item): measure_item(item) for item in step}
     if sum(sizes.values()) <= size:
         return list(step), []
@@ -154,26 +154,26 @@ def _shrink(step: Step, size: int) -> tuple[Step, Step]:
     admitted = _admit(step, needs, size)
     spare = size - sum(needs[each] for each in admitted)
     smaller: dict[int, Item | Unknown | None] = {}
-    wishing = sorted(
+    by_missing = sorted(
         (item for item in step if id(item) in admitted), key=lambda item: sizes[id(item)] - needs[id(item)]
     )
-    for number, item in enumerate(wishing):
-        given = max(0, min(sizes[id(item)] - needs[id(item)], spare // (len(wishing) - number)))
+    for number, item in enumerate(by_missing):
+        given = max(0, min(sizes[id(item)] - needs[id(item)], spare // (len(by_missing) - number)))
         spare -= given
         smaller[id(item)] = clip_item(item, needs[id(item)] + given)
-    kept = [clipped for item in step if (clipped := smaller.get(id(item))) is not None]
-    # A call makes sense without the thought that led to it.
-    gone: Step = [item for item in step if id(item) not in smaller and not isinstance(item, Reasoning)]
-    end = find_end_of_outputs(kept)
-    return drop_unfinished_items([*kept[:end], *_tell_gap(gone), *kept[end:]])[0], gone
+    retained = [clipped for item in step if (clipped := smaller.get(id(item))) is not None]
+    # Reasoning is not reported: the call after it is complete without it.
+    removed: Step = [item for item in step if id(item) not in smaller and not isinstance(item, Reasoning)]
+    end = find_end_of_outputs(retained)
+    return drop_unfinished_items([*retained[:end], *_make_gap_note(removed), *retained[end:]])[0], removed
 
 
 def _admit(step: Step, needs: Mapping[int, int], size: int) -> set[int]:
-    """What has room with at least what it needs: the last message in any case, and each call with its output."""
+    """Return the ids of the items that fit: the last message in any case, and each call only with its output."""
     admitted = {id(item) for item in [item for item in step if isinstance(item, Message)][-1:]}
     left = size - sum(needs[each] for each in admitted)
     pairs = [(sum(needs[id(item)] for item in each), each) for each in pair_calls(step) if id(each[0]) not in admitted]
-    pairs.reverse()  # of those that need the same, the last ones are worth more
+    pairs.reverse()  # of those of one size, prefer the latest
     for need, each in sorted(pairs, key=lambda known: (isinstance(known[1][0], Reasoning), known[0])):
         if need <= left:
             admitted.update(map(id, each))
@@ -181,32 +181,31 @@ def _admit(step: Step, needs: Mapping[int, int], size: int) -> set[int]:
     return admitted
 
 
-def _tell_gap(gone: Step) -> Step:
-    """A note in the place of what has no text that could be cut. Every model and every upstream reads a message."""
-    if not gone:
+def _make_gap_note(removed: Step) -> Step:
+    """Return a message that lists the removed items: every model and every upstream accepts a message."""
+    if not removed:
         return []
-    kinds = Counter(item.type for item in gone)
-    told = ", ".join(f"{kind} ({number})" if number > 1 else kind for kind, number in kinds.items())
-    return [Message("user", [InputText(f"{_GAP}{clip_text(told, _SHORT_OUTPUT)}]")])]
+    kinds = Counter(item.type for item in removed)
+    text = ", ".join(f"{kind} ({number})" if number > 1 else kind for kind, number in kinds.items())
+    return [Message("user", [InputText(f"{_GAP}{clip_text(text, _SHORT_OUTPUT)}]")])]
 
 
-def _tells_gap(message: Message) -> bool:
-    """Nobody asked that."""
+def _is_gap_note(message: Message) -> bool:
     return extract_text(message.content).startswith(_GAP)
 
 
-def _shrink_outputs(step: Step, size: int, *, most: int) -> Step | None:
-    """The step, if it is within this size: whole, but no output takes more than `most`, and room of others with it."""
-    smaller = [clip_item(item, most) if item.type.endswith("_output") else item for item in step]
-    kept = [item for item in smaller if item is not None]
-    return kept if len(kept) == len(step) and sum(map(measure_item, kept)) <= size else None
+def _shrink_outputs(step: Step, size: int, *, max_output: int) -> Step | None:
+    """Return the step with each output clipped to `max_output`, or None if it is longer than `size`."""
+    smaller = [clip_item(item, max_output) if item.type.endswith("_output") else item for item in step]
+    clipped = [item for item in smaller if item is not None]
+    return clipped if len(clipped) == len(step) and sum(map(measure_item, clipped)) <= size else None
 
 
 def _take_questions(
-    asked: Sequence[Message], older: Sequence[Item | Unknown], room: SizeLimits
+    questions: Sequence[Message], older: Sequence[Item | Unknown], limits: SizeLimits
 ) -> list[Item | Unknown]:
-    """The task, and what was asked last, of those that are not in the last steps."""
-    gone = {id(item) for item in older}
-    wanted = {0: room.soft // 8, len(asked) - 1: room.hard // 4} if asked else {}
-    questions = [clip_item(asked[place], size) for place, size in wanted.items() if id(asked[place]) in gone]
-    return [question for question in questions if question is not None]
+    """Return the first and the last question, clipped, unless they are in the last steps."""
+    older_ids = {id(item) for item in older}
+    sizes = {0: limits.soft // 8, len(questions) - 1: limits.hard // 4} if questions else {}
+    clipped = [clip_item(questions[index], size) for index, size in sizes.items() if id(questions[index]) in older_ids]
+    return [question for question in clipped if question is not None]

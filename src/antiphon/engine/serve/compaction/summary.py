@@ -1,4 +1,4 @@
-"""The summary of what is left out: by the model itself, or, when it writes none, extracts of the text."""
+"""The summary of compacted items: written by the model, or extracts of their transcript if the model fails."""
 
 import asyncio
 import logging
@@ -20,56 +20,12 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Deltas
 
-_LONGEST_ENTRY = 4000
-_SHORTEST_ENTRY = 200
-
-
-def write_transcript(conversation: Sequence[Item | Unknown], size: int) -> str:
-    """At most so many characters. Long entries lose their middle first, then whole entries in the middle go."""
-    longest = max(_SHORTEST_ENTRY, min(_LONGEST_ENTRY, size // max(1, len(conversation))))
-    entries = [entry for item in conversation if (entry := _write(item, longest))]
-    if sum(len(entry) + 1 for entry in entries) <= size:
-        return "\n".join(entries)
-    head = _take(entries, size // 3)
-    tail = _take(entries[len(head) :][::-1], size // 2)[::-1]
-    gone = len(entries) - len(head) - len(tail)
-    return clip_text("\n".join([*head, f"[... {gone} entries were left out here ...]", *tail]), size)
-
-
-def _take(entries: Sequence[str], size: int) -> list[str]:
-    """The first of these that have room, and at least one."""
-    taken: list[str] = []
-    for entry in entries:
-        size -= len(entry) + 1
-        if taken and size < 0:
-            break
-        taken.append(entry)
-    return taken
-
-
-def _write(item: Item | Unknown, longest: int) -> str:
-    match item:
-        case items.Message():
-            return f"{item.role}: {clip_text(extract_text(item.content), longest)}"
-        case items.FunctionCall():
-            return f"assistant calls {item.name}: {clip_text(item.arguments, longest)}"
-        case items.CustomToolCall():
-            return f"assistant calls {item.name}: {clip_text(item.input, longest)}"
-        case items.FunctionCallOutput() | items.CustomToolCallOutput():
-            return f"tool answers: {clip_text(extract_text(item.output), longest)}"
-        case items.Reasoning():
-            # Sealed or not, it was for the turn it led to; its summary is what others may know of it.
-            summary = extract_text([*item.summary])
-            return f"assistant thinks: {clip_text(summary, longest)}" if summary else ""
-    return f"{item.type}: {clip_text(codec.encode(item).decode(), longest)}"
-
-
 logger = logging.getLogger(__name__)
 
-# Models write about so many characters for a token, and read more tokens than that only in text that is none.
+# Estimate for text. Only data that is not text has fewer characters per token.
 CHARACTERS_PER_TOKEN = 4
-# A model that thinks before it writes needs room for that, too.
-_ROOM_TO_THINK = 4096
+# Output tokens for reasoning, besides those for the summary.
+_REASONING_TOKENS = 4096
 
 _INSTRUCTIONS = """\
 You write the notes by which an assistant goes on with a conversation that it can no longer read. Below is a \
@@ -88,9 +44,12 @@ introduction, in at most {words} words."""
 _CLOSING = "That is the end of the transcript. Write the notes now."
 _EXTRACTS = "(No summary could be written. These are extracts of what was said.)\n"
 
+_MAX_ENTRY_LENGTH = 4000
+_MIN_ENTRY_LENGTH = 200
+
 
 class Summary(msgspec.Struct, frozen=True):
-    """`served` says who wrote it; if nobody did, it is made of extracts."""
+    """A summary, its token usage, and the model that wrote it. `served` is None for extracts."""
 
     text: str
     usage: Usage
@@ -98,84 +57,130 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Summariser:
-    """Asks the model of a turn for a summary of some of its items. `patience` is how many seconds that may take."""
+    """Requests summaries from the model of a turn. `timeout` is in seconds."""
 
-    def __init__(self, *, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, *, timeout: float) -> None:
+        self._timeout = timeout
 
     async def summarise(
         self, route: Route, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
     ) -> Summary:
-        """A summary of about so many tokens at most. Raises ContextLengthExceeded if the model's window is smaller."""
-        written = Usage(0, 0, 0)
+        """Return a summary of at most about `tokens` tokens, or extracts if the model writes none.
+
+        Raises ContextLengthExceeded if the model's window is smaller than `window`.
+        """
+        usage = Usage(0, 0, 0)
         try:
-            async with asyncio.timeout(self._patience):
-                asking = await self._ask(route, turn, conversation, window=window, tokens=tokens)
-                serving = await route.start(asking)
+            async with asyncio.timeout(self._timeout):
+                request = await self._make_turn(route, turn, conversation, window=window, tokens=tokens)
+                serving = await route.start(request)
                 async with aclosing(serving.deltas) as answer:
-                    text, written = await _listen(answer)
+                    text, usage = await _read_answer(answer)
             if text:
-                return Summary(text, written, serving.served)
-            logger.warning("the model has written no summary: extracts take its place")
+                return Summary(text, usage, serving.served)
+            logger.warning("the model wrote no summary: using extracts")
         except ContextLengthExceeded:
             raise
         except Exception:
-            logger.warning("the model could not write a summary: extracts take its place", exc_info=True)
-        return msgspec.structs.replace(self.extract(conversation, tokens=tokens), usage=written)
+            logger.warning("the model failed to write a summary: using extracts", exc_info=True)
+        return msgspec.structs.replace(self.extract(conversation, tokens=tokens), usage=usage)
 
     def extract(self, conversation: Sequence[Item | Unknown], *, tokens: int) -> Summary:
-        """What there is without a model."""
+        """Return extracts of the conversation, without calling a model."""
         size = tokens * CHARACTERS_PER_TOKEN - len(_EXTRACTS)
         return Summary(_EXTRACTS + write_transcript(conversation, size), Usage(0, 0, 0), None)
 
-    async def _ask(
+    async def _make_turn(
         self, route: Route, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
     ) -> Turn:
-        """The turn that asks for the summary, with as much of the conversation as the model can read."""
-        asked = turn.request
-        thinking = min(_ROOM_TO_THINK, window // 8) if asked.reasoning is not None else 0
+        """Return the turn that requests the summary, with as much of the conversation as fits the window."""
+        original = turn.request
+        reasoning_tokens = min(_REASONING_TOKENS, window // 8) if original.reasoning is not None else 0
         request = CreateRequest(
-            model=asked.model,
+            model=original.model,
             instructions=_INSTRUCTIONS.format(words=max(30, tokens // 2)),
-            max_output_tokens=tokens + thinking,
-            reasoning=asked.reasoning,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            service_tier=asked.service_tier,
-            prompt_cache_key=asked.prompt_cache_key,
-            prompt_cache_options=asked.prompt_cache_options,
-            prompt_cache_retention=asked.prompt_cache_retention,
-            safety_identifier=asked.safety_identifier,
-            user=asked.user,
+            max_output_tokens=tokens + reasoning_tokens,
+            reasoning=original.reasoning,
+            temperature=original.temperature,
+            top_p=original.top_p,
+            service_tier=original.service_tier,
+            prompt_cache_key=original.prompt_cache_key,
+            prompt_cache_options=original.prompt_cache_options,
+            prompt_cache_retention=original.prompt_cache_retention,
+            safety_identifier=original.safety_identifier,
+            user=original.user,
             store=False,
         )
-        room = window - tokens - thinking
+        room = window - tokens - reasoning_tokens
         size = room * CHARACTERS_PER_TOKEN
         while size > CHARACTERS_PER_TOKEN:
-            transcript = write_transcript([*_rules(asked), *conversation], size)
+            transcript = write_transcript([*_list_instructions(original), *conversation], size)
             text = f"<transcript>\n{transcript}\n</transcript>\n\n{_CLOSING}"
-            asking = Turn(request=request, items=[Message("user", [InputText(text)])], project=turn.project)
-            counted = await route.count_tokens(asking)
+            summary_turn = Turn(request=request, items=[Message("user", [InputText(text)])], project=turn.project)
+            counted = await route.count_tokens(summary_turn)
             if counted <= room:
-                return asking
+                return summary_turn
             size = min(size, len(transcript)) * min(room * 9, counted * 7) // (counted * 10)
-        raise ModelError("The model's window has no room for a summary.")
+        raise ModelError("The model's context window has no room for a summary.")
 
 
-def _rules(request: CreateRequest) -> Sequence[Item]:
+def _list_instructions(request: CreateRequest) -> Sequence[Item]:
     return [Message("system", request.instructions)] if request.instructions else []
 
 
-async def _listen(answer: Deltas) -> tuple[str, Usage]:
-    """The text of an answer, and what it took. Raises when the model fails."""
-    words: list[str] = []
+async def _read_answer(answer: Deltas) -> tuple[str, Usage]:
+    """Return the text and the usage of an answer. Raises ModelError if the model fails."""
+    texts: list[str] = []
     usage = Usage(0, 0, 0)
     async for batch in answer:
         for delta in batch:
             if isinstance(delta, deltas.Text):
-                words.append(delta.text)
+                texts.append(delta.text)
             elif isinstance(delta, deltas.TokenUsage):
                 usage = delta.usage
             elif isinstance(delta, deltas.Failure):
                 raise ModelError(delta.message, code=delta.code)
-    return "".join(words).strip(), usage
+    return "".join(texts).strip(), usage
+
+
+# Transcript
+
+
+def write_transcript(conversation: Sequence[Item | Unknown], size: int) -> str:
+    """Return a transcript of at most `size` characters. Long entries are clipped first, then middle entries dropped."""
+    max_length = max(_MIN_ENTRY_LENGTH, min(_MAX_ENTRY_LENGTH, size // max(1, len(conversation))))
+    entries = [entry for item in conversation if (entry := _write_entry(item, max_length))]
+    if sum(len(entry) + 1 for entry in entries) <= size:
+        return "\n".join(entries)
+    head = _take_fitting(entries, size // 3)
+    tail = _take_fitting(entries[len(head) :][::-1], size // 2)[::-1]
+    dropped = len(entries) - len(head) - len(tail)
+    return clip_text("\n".join([*head, f"[... {dropped} entries were left out here ...]", *tail]), size)
+
+
+def _take_fitting(entries: Sequence[str], size: int) -> list[str]:
+    """Return the first entries that fit, at least one."""
+    taken: list[str] = []
+    for entry in entries:
+        size -= len(entry) + 1
+        if taken and size < 0:
+            break
+        taken.append(entry)
+    return taken
+
+
+def _write_entry(item: Item | Unknown, max_length: int) -> str:
+    match item:
+        case items.Message():
+            return f"{item.role}: {clip_text(extract_text(item.content), max_length)}"
+        case items.FunctionCall():
+            return f"assistant calls {item.name}: {clip_text(item.arguments, max_length)}"
+        case items.CustomToolCall():
+            return f"assistant calls {item.name}: {clip_text(item.input, max_length)}"
+        case items.FunctionCallOutput() | items.CustomToolCallOutput():
+            return f"tool answers: {clip_text(extract_text(item.output), max_length)}"
+        case items.Reasoning():
+            # Only the summary: the reasoning itself may be encrypted, and belongs to its own turn.
+            summary = extract_text([*item.summary])
+            return f"assistant thinks: {clip_text(summary, max_length)}" if summary else ""
+    return f"{item.type}: {clip_text(codec.encode(item).decode(), max_length)}"
