@@ -1,18 +1,20 @@
-"""Agents without a server: the model of the settings, in this process."""
+"""Agents without a server: the configured model runs in this process."""
 
 import asyncio
 import gc
 import subprocess
 import sys
 import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from antiphon import Agent, tool
 from antiphon.agent.outcome import Outcome
 from antiphon.errors import Unavailable
-from antiphon.runtime import InProcess
+from antiphon.runtime import EngineThread, InProcessTransport
 
 SETTINGS = """
 data_dir = "data"
@@ -47,13 +49,13 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("settings")
-def test_a_run_needs_no_server_and_the_next_one_neither() -> None:
+def test_agent_without_url_runs_the_configured_model() -> None:
     agent = Agent(model="fake", tools=[look_up])
     assert [agent.run_sync("The weather?").text for _ in range(2)] == ["It is mild."] * 2
 
 
 @pytest.mark.usefixtures("settings")
-async def test_runs_side_by_side_share_one_engine() -> None:
+async def test_concurrent_runs_share_one_engine() -> None:
     agent = Agent(model="fake", tools=[look_up])
     outcomes = await asyncio.gather(*(agent.run("The weather?") for _ in range(3)))
     assert [outcome.text for outcome in outcomes] == ["It is mild."] * 3
@@ -61,7 +63,7 @@ async def test_runs_side_by_side_share_one_engine() -> None:
     await agent.close()
 
 
-async def test_settings_that_are_wrong_are_told_and_can_be_put_right(settings: Path) -> None:
+async def test_invalid_settings_fail_the_run_until_they_are_corrected(settings: Path) -> None:
     await asyncio.to_thread(settings.write_text, "port = 'x'")
     agent = Agent(model="fake", tools=[look_up])
     for _ in range(2):
@@ -75,7 +77,7 @@ async def test_settings_that_are_wrong_are_told_and_can_be_put_right(settings: P
 
 
 @pytest.mark.usefixtures("settings")
-async def test_a_model_that_is_not_there_is_told() -> None:
+async def test_unknown_model_fails_the_run() -> None:
     agent = Agent(model="other")
     outcome = await agent.run("Hello")
     assert outcome.error is not None
@@ -87,15 +89,15 @@ def find_engines() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "antiphon-engine"]
 
 
-def await_end() -> list[threading.Thread]:
-    """The engines that do not end, though their threads have had the time to."""
+def join_engines() -> list[threading.Thread]:
+    """Wait for the engine threads. Return those that have not ended after the timeout."""
     for thread in find_engines():
         thread.join(10)
     return find_engines()
 
 
 @pytest.mark.usefixtures("settings")
-def test_threads_that_work_at_once_share_one_engine_and_the_first_to_end_leaves_it_to_the_others() -> None:
+def test_engine_shared_by_threads_outlives_the_first_to_finish() -> None:
     meeting = threading.Barrier(2)
     first_has_ended = threading.Event()
     outcomes: list[Outcome] = []
@@ -120,37 +122,37 @@ def test_threads_that_work_at_once_share_one_engine_and_the_first_to_end_leaves_
         thread.join(20)
     assert [(outcome.kind, outcome.text) for outcome in outcomes] == [("final", "It is mild.")] * 2
     assert [outcome.history[2]["output"] for outcome in outcomes] == ["Bern: 1 engine"] * 2
-    assert await_end() == []
+    assert join_engines() == []
 
 
 @pytest.mark.usefixtures("settings")
-async def test_an_event_loop_and_a_thread_share_one_engine_until_both_are_done_with_it() -> None:
+async def test_engine_shared_by_loop_and_thread_closes_with_the_last() -> None:
     agent = Agent(model="fake")
     here = (await agent.run("Please count.")).text
     there = (await asyncio.to_thread(agent.run_sync, "Please count.")).text
     assert (here, there, (await agent.run("Please count.")).text) == ("One.", "Two.", "Three.")
     await agent.close()
-    assert await_end() == []
+    assert join_engines() == []
 
 
 @pytest.mark.usefixtures("settings")
-def test_an_event_loop_that_ended_without_a_word_does_not_keep_the_engine() -> None:
+def test_closed_event_loop_does_not_hold_the_engine() -> None:
     agent = Agent(model="fake")
     assert asyncio.run(agent.run("Please count.")).text == "One."
     assert agent.run_sync("Please count.").text == "Two."
-    assert await_end() == []
+    assert join_engines() == []
 
 
 @pytest.mark.usefixtures("settings")
-def test_an_agent_that_is_forgotten_takes_its_engine_with_it() -> None:
+def test_garbage_collected_agent_closes_its_engine() -> None:
     assert asyncio.run(Agent(model="fake").run("Please count.")).text == "One."
     gc.collect()
-    assert await_end() == []
+    assert join_engines() == []
 
 
 @pytest.mark.usefixtures("settings")
-async def test_a_stream_that_is_closed_stops_the_model_and_the_next_is_answered() -> None:
-    transport = InProcess()
+async def test_closed_stream_stops_the_model_and_the_next_is_answered() -> None:
+    transport = InProcessTransport()
     events = await transport.stream({"model": "fake", "input": "Please wait."})
     assert next(event.type for event in await anext(events)) == "response.created"
     await events.aclose()
@@ -160,8 +162,8 @@ async def test_a_stream_that_is_closed_stops_the_model_and_the_next_is_answered(
 
 
 @pytest.mark.usefixtures("settings")
-async def test_closing_while_the_model_is_at_work_is_told_to_who_reads() -> None:
-    transport = InProcess()
+async def test_closing_during_a_request_raises_in_its_reader() -> None:
+    transport = InProcessTransport()
     events = await transport.stream({"model": "fake", "input": "Please wait."})
     await transport.close()
     with pytest.raises(Unavailable, match="closed"):
@@ -169,8 +171,58 @@ async def test_closing_while_the_model_is_at_work_is_told_to_who_reads() -> None
             pass
 
 
-def test_an_agent_is_loaded_without_a_server_a_model_or_an_http_client() -> None:
-    """Whoever starts a small tool with it should not wait for what it does not use."""
+class SlowEngine:
+    """An engine whose start waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.is_starting = threading.Event()
+        self.gate = asyncio.Event()
+
+    async def start(self) -> None:
+        self.is_starting.set()
+        await self.gate.wait()
+        self.calls.append("start")
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
+def start_engine(engine: Any) -> EngineThread:
+    thread = EngineThread(lambda: engine)
+    thread.submit(thread.get_engine())
+    assert engine.is_starting.wait(10)
+    return thread
+
+
+def test_closing_during_the_start_closes_the_started_engine() -> None:
+    engine = SlowEngine()
+    thread = start_engine(engine)
+    thread.close()
+    thread.loop.call_soon_threadsafe(engine.gate.set)
+    thread.closed.result(10)
+    assert engine.calls == ["start", "close"]
+
+
+def test_closing_can_cancel_the_start() -> None:
+    engine = SlowEngine()
+    thread = start_engine(engine)
+    thread.close(cancel_start=True)
+    thread.closed.result(10)
+    assert (engine.calls, thread.loop.is_closed()) == ([], True)
+
+
+def test_closing_cancels_submitted_work() -> None:
+    thread = EngineThread(SlowEngine)  # type: ignore[arg-type]  # it is never started
+    work = thread.submit(asyncio.Event().wait())
+    thread.close()
+    with pytest.raises(CancelledError):
+        work.result(10)
+    thread.closed.result(10)
+
+
+def test_agent_import_loads_no_server_engine_or_http_client() -> None:
+    """A small program with an agent must not wait for imports that it does not use."""
     code = "import sys; from antiphon import Agent, tool; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     heavy = ("aiohttp", "uvicorn", "jsonschema", "cryptography", "sqlite3", "antiphon.engine", "antiphon.backends")

@@ -31,8 +31,8 @@ __all__ = [
     "tool",
 ]
 
-# Loaded when they are first used: an agent brings an HTTP client with it, and not everybody wants one.
-_HOMES = {
+# The modules of the public names. They are imported at first use, because an agent takes longer to import.
+_MODULES = {
     "Agent": "antiphon.runtime",
     "Limits": "antiphon.agent.limits",
     "Outcome": "antiphon.agent.outcome",
@@ -51,8 +51,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("antiphon")
-    if name in _HOMES:
+    if name in _MODULES:
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'antiphon' has no attribute {name!r}")

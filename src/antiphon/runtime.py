@@ -1,12 +1,15 @@
-"""Agents without a server: the engine of the settings, started in this process when the first request needs it."""
+"""Agents without a server: the engine runs in this process, in a thread of its own.
+
+`EngineThread` is also used by `antiphon chat` (`cli/local_engine.py`).
+"""
 
 import asyncio
 import threading
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from antiphon.agent import agent
 from antiphon.agent.transports.base import Events, Transport
@@ -17,177 +20,218 @@ from antiphon.protocol.unions import Unknown
 if TYPE_CHECKING:
     from antiphon.engine.engine import Engine
 
+T = TypeVar("T")
 Batch: TypeAlias = Sequence[Event | Unknown]
 
 
-class InProcess:
-    """A transport that brings its own engine: started at the first request, closed with the transport.
+class Agent(agent.Agent):
+    __doc__ = f"""{agent.Agent.__doc__}
+    Without a `base_url` or a `transport`, the model runs in this process, as configured in the settings.
+    """
 
-    An engine belongs to one event loop, and a model is too large to have one for each: it has a loop of its own, in a
-    thread, and all that use this transport share it. It is closed when the last of their loops closes the transport.
+    def _connect(self, base_url: str | None, api_key: str | None) -> Transport:
+        return InProcessTransport() if base_url is None else super()._connect(base_url, api_key)
+
+
+class InProcessTransport:
+    """A transport with its own engine, which the first request starts.
+
+    An engine belongs to one event loop, and a model is too large to load it for each: all event loops that use this
+    transport share one engine thread. The engine is closed when the last of them closes the transport.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: set[asyncio.AbstractEventLoop] = set()
-        self._home: _Home | None = None
-        self._left: Future[None] | None = None
-        self._leave: weakref.finalize[..., InProcess] | None = None
+        self._thread: EngineThread | None = None
+        self._closed: Future[None] | None = None
+        self._finalizer: weakref.finalize[..., InProcessTransport] | None = None
 
     async def stream(self, request: dict[str, Any]) -> Events:
         with self._lock:
-            self._users = {each for each in self._users if not each.is_closed()} | {asyncio.get_running_loop()}
-            if self._home is None:
-                self._home = _Home(after=self._left)
-                # Whoever forgets to close it shall not keep a model for ever.
-                self._leave = weakref.finalize(self, self._home.leave)
-                self._leave.atexit = False
-            reading = _Reading(self._home, request)
-        return await reading.open()
+            self._users = {loop for loop in self._users if not loop.is_closed()} | {asyncio.get_running_loop()}
+            if self._thread is None:
+                self._thread = EngineThread(_build_engine, after=self._closed)
+                # A transport that is never closed must not hold a model for ever.
+                self._finalizer = weakref.finalize(self, self._thread.close)
+                self._finalizer.atexit = False
+            reader = _ResponseReader(self._thread, request)
+        return await reader.open()
 
     async def close(self) -> None:
-        """Say that this event loop is done with it: the engine goes with the last one that has used it."""
+        """Release the engine for this event loop. The last event loop that has used it closes it."""
         with self._lock:
             self._users.discard(asyncio.get_running_loop())
-            self._users = {each for each in self._users if not each.is_closed()}
-            if self._users or self._home is None or self._leave is None:
+            self._users = {loop for loop in self._users if not loop.is_closed()}
+            if self._users or self._thread is None or self._finalizer is None:
                 return
-            left = self._left = self._home.left
-            self._home = None
-            self._leave()
-        await asyncio.wrap_future(left)
+            closed = self._closed = self._thread.closed
+            self._thread = None
+            self._finalizer()
+        await asyncio.wrap_future(closed)
 
 
-class _Home:
-    """An event loop in a thread of its own, and the engine on it."""
+class EngineThread:
+    """An event loop in a daemon thread, and an engine on it.
 
-    def __init__(self, *, after: Future[None] | None) -> None:
+    `build` makes the engine; `get_engine` starts it at the first call. `after` is awaited first: two engines at once
+    would compete for memory and files. `closed` is done when the engine is closed and the loop has ended.
+    """
+
+    def __init__(self, build: "Callable[[], Engine]", *, after: Future[None] | None = None) -> None:
         self.loop = asyncio.new_event_loop()
-        self.left: Future[None] = Future()
-        self.left.set_running_or_notify_cancel()  # whoever waits for it may give up, and it is told nevertheless
-        self._leaving = asyncio.Event()
+        self.closed: Future[None] = Future()
+        self.closed.set_running_or_notify_cancel()  # a waiter that gives up cannot cancel it
+        self._build = build
+        self._closing = asyncio.Event()
         self._starting: asyncio.Task[Engine] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        threading.Thread(target=self._live, args=(after,), name="antiphon-engine", daemon=True).start()
+        self._cancels_start = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        threading.Thread(target=self._run, args=(after,), name="antiphon-engine", daemon=True).start()
 
-    def leave(self) -> None:
-        """From any thread: close the engine, and end. `left` tells when that is done."""
-        self.loop.call_soon_threadsafe(self._leaving.set)
+    def close(self, *, cancel_start: bool = False) -> None:
+        """Request the end, from any thread: cancel the tasks, close the engine, end the loop.
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """On this loop: begin what ends with it."""
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        An engine that is starting is started first and then closed, or is discarded with `cancel_start`.
+        """
+        self._cancels_start |= cancel_start
+        self.loop.call_soon_threadsafe(self._closing.set)
 
-    async def find_engine(self) -> "Engine":
-        """On this loop: the engine. One that could not be started is tried again."""
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop, from any other thread. Closing cancels it."""
+        return asyncio.run_coroutine_threadsafe(self._track(work), self.loop)
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine as a task, from the loop itself. Closing cancels it."""
+        return self.loop.create_task(self._track(work))
+
+    async def get_engine(self) -> "Engine":
+        """Return the started engine. Must run on the loop. After a failed start the next call tries again."""
         if self._starting is None or _has_failed(self._starting):
-            self._starting = asyncio.ensure_future(_start())
-        # Several requests may wait for it: one that is cancelled must not take it from the others.
+            self._starting = self.loop.create_task(self._start())
+        # Several requests may wait for the start: cancelling one of them must not cancel it.
         return await asyncio.shield(self._starting)
 
-    def _live(self, after: Future[None] | None) -> None:
-        if after is not None:  # of two engines at once, each would want the memory and the files of the other
+    async def _start(self) -> "Engine":
+        engine = self._build()
+        await engine.start()
+        return engine
+
+    async def _track(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None, "coroutines run in tasks"
+        self._tasks.add(task)
+        try:
+            return await work
+        finally:
+            self._tasks.discard(task)
+
+    def _run(self, after: Future[None] | None) -> None:
+        if after is not None:
             wait((after,))
         try:
-            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-                runner.run(self._serve())
+            try:
+                self.loop.run_until_complete(self._serve())
+                self.loop.run_until_complete(_cancel_all_others())
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            finally:
+                # Threads of the default executor are not awaited: one that hangs must not block the end.
+                self.loop.close()
         except BaseException as error:
-            self.left.set_exception(error)
+            self.closed.set_exception(error)
         else:
-            self.left.set_result(None)
+            self.closed.set_result(None)
 
     async def _serve(self) -> None:
-        await self._leaving.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._starting is not None and not _has_failed(self._starting):
-            await (await self._starting).close()
+        await self._closing.wait()
+        await _cancel(self._tasks)
+        if self._starting is None or _has_failed(self._starting):
+            return
+        if self._cancels_start and not self._starting.done():
+            await _cancel({self._starting})
+            return
+        await (await self._starting).close()
 
 
-class _Reading:
-    """The events of one request, read on the engine's loop and told on that of the one who has asked.
+class _ResponseReader:
+    """Reads the events of one request on the engine's loop and passes them to the loop of the caller.
 
-    They are read by one task, from the first to the last. Told is what it reads, and in the end the task itself.
+    One task reads them all. The queue gets the batches and at the end the task itself.
     """
 
     _task: asyncio.Task[None]
 
-    def __init__(self, home: _Home, request: dict[str, Any]) -> None:
-        self._home = home
+    def __init__(self, thread: EngineThread, request: dict[str, Any]) -> None:
+        self._thread = thread
         self._request = request
-        self._here = asyncio.get_running_loop()
-        self._told: asyncio.Queue[Batch | asyncio.Task[None]] = asyncio.Queue()
-        home.loop.call_soon_threadsafe(self._begin)
+        self._caller_loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Batch | asyncio.Task[None]] = asyncio.Queue()
+        thread.loop.call_soon_threadsafe(self._start)
 
     async def open(self) -> Events:
-        """The events. What is refused is raised here."""
-        events = self._tell_all()
-        await anext(events)  # that it has begun
+        """Return the events. Raises if the engine rejects the request."""
+        events = self._iterate()
+        await anext(events)  # an empty batch: the engine has accepted the request
         return events
 
-    def _begin(self) -> None:
-        self._task = self._home.begin(self._read())
-        self._task.add_done_callback(self._tell)
+    def _start(self) -> None:
+        self._task = self._thread.create_task(self._read())
+        self._task.add_done_callback(self._put)
 
-    def _tell(self, told: "Batch | asyncio.Task[None]") -> None:
-        with suppress(RuntimeError):  # a loop that has ended has nobody who listens
-            self._here.call_soon_threadsafe(self._told.put_nowait, told)
+    def _put(self, element: "Batch | asyncio.Task[None]") -> None:
+        with suppress(RuntimeError):  # the loop of the caller may have ended
+            self._caller_loop.call_soon_threadsafe(self._queue.put_nowait, element)
 
     async def _read(self) -> None:
         from antiphon.agent.transports.engine import LocalTransport
 
-        engine = await self._home.find_engine()
+        engine = await self._thread.get_engine()
         async with aclosing(await LocalTransport(engine).stream(self._request)) as events:
-            self._tell(())
+            self._put(())
             async for batch in events:
-                self._tell(batch)
+                self._put(batch)
 
     def _cancel(self) -> None:
         self._task.cancel()
 
-    async def _tell_all(self) -> Events:
+    async def _iterate(self) -> Events:
         ended = False
         try:
-            while not isinstance(told := await self._told.get(), asyncio.Task):
-                yield told
+            while not isinstance(element := await self._queue.get(), asyncio.Task):
+                yield element
             ended = True
-            if told.cancelled():
-                raise Unavailable("The agent was closed while the model was at work.")
-            told.result()
+            if element.cancelled():
+                raise Unavailable("The agent was closed during the request.")
+            element.result()
         finally:
             if not ended:
                 await self._stop()
 
     async def _stop(self) -> None:
-        """Stop the model, and wait until it has stopped."""
-        with suppress(RuntimeError):  # the engine has gone, and has told of this task's end before
-            self._home.loop.call_soon_threadsafe(self._cancel)
-        while not isinstance(await self._told.get(), asyncio.Task):
+        """Stop the model and wait for its end."""
+        with suppress(RuntimeError):  # the engine's loop may have ended, and the task before it
+            self._thread.loop.call_soon_threadsafe(self._cancel)
+        while not isinstance(await self._queue.get(), asyncio.Task):
             pass
 
 
 def _has_failed(starting: "asyncio.Task[Engine]") -> bool:
-    return starting.done() and starting.exception() is not None
+    return starting.done() and (starting.cancelled() or starting.exception() is not None)
 
 
-async def _start() -> "Engine":
-    # An engine takes longer to load than an agent that talks to a server should have to wait.
+def _build_engine() -> "Engine":
+    # The engine takes long to import. Agents that use a server do not need it.
     from antiphon.config import environment, load
     from antiphon.engine.assembly import build_engine
 
-    engine = build_engine(load(None, environment(), {}))
-    await engine.start()
-    return engine
+    return build_engine(load(None, environment(), {}))
 
 
-class Agent(agent.Agent):
-    __doc__ = f"""{agent.Agent.__doc__}
-    Without a `base_url` or a `transport`, the model runs in this process, as the settings say.
-    """
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*list(tasks), return_exceptions=True)
 
-    def _connect(self, base_url: str | None, api_key: str | None) -> Transport:
-        return InProcess() if base_url is None else super()._connect(base_url, api_key)
+
+async def _cancel_all_others() -> None:
+    await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
