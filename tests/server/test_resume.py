@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.backends.base import Turn
-from antiphon.backends.scripted.backend import Reading, ScriptedBackend
+from antiphon.backends.scripted.backend import ScriptedBackend, TurnContext
 from antiphon.backends.scripted.script import Script
 from antiphon.engine.background import event_writer
 from antiphon.protocol import codec
@@ -33,7 +33,7 @@ class Teller(ScriptedBackend):
         self.pauses: dict[str, asyncio.Event] = {}
 
     async def stream(self, turn: Turn) -> Deltas:
-        return self._tell(Reading(turn).user)
+        return self._tell(TurnContext(turn).user)
 
     async def _tell(self, name: str) -> Deltas:
         said, middle = self.turns[name]

@@ -1,4 +1,4 @@
-"""Cassettes: the same answers again, without the model, or a miss that says why."""
+"""Cassettes: recording, replay without the model, and misses."""
 
 import json
 from collections.abc import AsyncIterator
@@ -47,48 +47,48 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cassettes" / "test.json"
 
 
-def ask(text: str, **fields: Any) -> dict[str, Any]:
+def make_request(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "scripted", "input": [{"role": "user", "content": text}]} | fields
 
 
-async def listen(transport: Transport, request: dict[str, Any]) -> list[Any]:
+async def collect_events(transport: Transport, request: dict[str, Any]) -> list[Any]:
     batches = await transport.stream(request)
     return [json.loads(codec.encode(event)) async for batch in batches for event in batch]
 
 
-def read(path: Path) -> str:
+def read_file(path: Path) -> str:
     return path.read_text("utf-8")
 
 
-def text_of(events: list[Any]) -> str:
+def join_text(events: list[Any]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
-async def test_what_was_recorded_is_replayed_event_for_event(model: ScriptedTransport, path: Path) -> None:
-    recorded = await listen(Cassette(path, model, mode="record"), ask("hello"))
-    replayed = await listen(Cassette(path, mode="replay"), ask("hello"))
+async def test_recording_is_replayed_event_for_event(model: ScriptedTransport, path: Path) -> None:
+    recorded = await collect_events(Cassette(path, model, mode="record"), make_request("hello"))
+    replayed = await collect_events(Cassette(path, mode="replay"), make_request("hello"))
     assert replayed == recorded
-    assert text_of(replayed) == "You said: hello"
+    assert join_text(replayed) == "You said: hello"
     assert len(model.requests) == 1
 
 
 @pytest.mark.parametrize("state", ["client", "server"])
-async def test_a_whole_run_replays_without_the_model(model: ScriptedTransport, path: Path, state: Any) -> None:
+async def test_whole_run_replays_without_the_model(model: ScriptedTransport, path: Path, state: Any) -> None:
     def make(transport: Transport) -> Agent:
         return Agent(model="scripted", transport=transport, tools=[look_up], state=state)
 
     first = await make(Cassette(path, model)).run("weather?", run_id="run_1")
-    asked = len(model.requests)
+    sent = len(model.requests)
     again = await make(Cassette(path, model)).run("weather?", run_id="run_1")
-    assert (first.kind, first.text, first.tool_calls, asked) == ("final", "It is 10 degrees.", 1, 2)
+    assert (first.kind, first.text, first.tool_calls, sent) == ("final", "It is 10 degrees.", 1, 2)
     assert again.history == first.history
-    assert len(model.requests) == asked
+    assert len(model.requests) == sent
 
 
-async def test_ids_of_another_run_make_no_difference(model: ScriptedTransport, path: Path) -> None:
-    """A process that goes on with a run has ids that this cassette never saw."""
+async def test_ids_of_another_run_are_ignored(model: ScriptedTransport, path: Path) -> None:
+    """A process that resumes a run has new ids."""
 
-    def continue_(call_id: str) -> dict[str, Any]:
+    def make_continuation(call_id: str) -> dict[str, Any]:
         call = {
             "type": "function_call",
             "call_id": call_id,
@@ -97,56 +97,62 @@ async def test_ids_of_another_run_make_no_difference(model: ScriptedTransport, p
             "id": f"fc_{call_id}",
         }
         output = {"type": "function_call_output", "call_id": call_id, "output": "Bern: 10"}
-        return ask("weather") | {"input": [*ask("weather")["input"], call, output], "metadata": {"run": call_id}}
+        return make_request("weather") | {
+            "input": [*make_request("weather")["input"], call, output],
+            "metadata": {"run": call_id},
+        }
 
-    await listen(Cassette(path, model, mode="record"), continue_("call_1"))
-    assert text_of(await listen(Cassette(path, mode="replay"), continue_("call_2"))) == "It is 10 degrees."
+    await collect_events(Cassette(path, model, mode="record"), make_continuation("call_1"))
+    assert (
+        join_text(await collect_events(Cassette(path, mode="replay"), make_continuation("call_2")))
+        == "It is 10 degrees."
+    )
 
 
-async def test_two_continuations_with_the_same_words_are_kept_apart(model: ScriptedTransport, path: Path) -> None:
+async def test_equal_requests_after_different_responses_stay_separate(model: ScriptedTransport, path: Path) -> None:
     async def converse(transport: Transport) -> list[str]:
         provider = Provider(transport, model="scripted")
         turn = await provider.generate_responses_turn(None, "history {history}")
-        said = []
+        response_ids = []
         for _ in range(2):
             turn = await provider.generate_responses_turn(turn.response_id, "go on")
-            said.append(turn.response_id)
-        return said
+            response_ids.append(turn.response_id)
+        return response_ids
 
     recorded = await converse(Cassette(path, model, mode="record"))
     assert await converse(Cassette(path, mode="replay")) == recorded
     assert len(set(recorded)) == 2
 
 
-async def test_a_request_made_again_gets_the_answers_in_their_order(model: ScriptedTransport, path: Path) -> None:
+async def test_repeated_request_gets_answers_in_recorded_order(model: ScriptedTransport, path: Path) -> None:
     recording = Cassette(path, model, mode="record")
     for _ in range(2):
-        await listen(recording, ask("again"))
+        await collect_events(recording, make_request("again"))
     replaying = Cassette(path, mode="replay")
-    said = [text_of(await listen(replaying, ask("again"))) for _ in range(3)]
-    assert said == ["One.", "Two.", "Two."]
+    texts = [join_text(await collect_events(replaying, make_request("again"))) for _ in range(3)]
+    assert texts == ["One.", "Two.", "Two."]
 
 
-async def test_recording_replaces_what_is_asked_and_keeps_the_rest(model: ScriptedTransport, path: Path) -> None:
+async def test_record_mode_replaces_only_repeated_requests(model: ScriptedTransport, path: Path) -> None:
     first = Cassette(path, model, mode="record")
-    await listen(first, ask("again"))
-    await listen(first, ask("hello"))
-    await listen(Cassette(path, model, mode="record"), ask("again"))
+    await collect_events(first, make_request("again"))
+    await collect_events(first, make_request("hello"))
+    await collect_events(Cassette(path, model, mode="record"), make_request("again"))
     replaying = Cassette(path, mode="replay")
-    assert text_of(await listen(replaying, ask("again"))) == "Two."
-    assert text_of(await listen(replaying, ask("hello"))) == "You said: hello"
+    assert join_text(await collect_events(replaying, make_request("again"))) == "Two."
+    assert join_text(await collect_events(replaying, make_request("hello"))) == "You said: hello"
 
 
-async def test_a_miss_shows_how_the_request_differs_from_the_nearest_one(model: ScriptedTransport, path: Path) -> None:
+async def test_miss_shows_difference_to_nearest_request(model: ScriptedTransport, path: Path) -> None:
     recording = Cassette(path, model, mode="record")
-    await listen(recording, ask("something else altogether", temperature=1.0))
-    await listen(recording, ask("hello", instructions="Be kind.", temperature=0.5))
+    await collect_events(recording, make_request("something else altogether", temperature=1.0))
+    await collect_events(recording, make_request("hello", instructions="Be kind.", temperature=0.5))
     with pytest.raises(CassetteMiss) as missed:
-        await Cassette(path, mode="replay").stream(ask("hello", instructions="Be brief.", temperature=0.5))
+        await Cassette(path, mode="replay").stream(make_request("hello", instructions="Be brief.", temperature=0.5))
     assert str(missed.value) == (
-        f"This request is not on the cassette {path}. The nearest one that is:\n"
+        f"This request is not on the cassette {path}. Difference to the nearest recorded one:\n"
         "--- recorded\n"
-        "+++ asked\n"
+        "+++ requested\n"
         "@@ -6,5 +6,5 @@\n"
         "     }\n"
         "   ],\n"
@@ -157,27 +163,27 @@ async def test_a_miss_shows_how_the_request_differs_from_the_nearest_one(model: 
     )
 
 
-async def test_a_miss_is_not_taken_for_a_failure_of_the_model(model: ScriptedTransport, path: Path) -> None:
-    await listen(Cassette(path, model, mode="record"), ask("hello"))
+async def test_miss_is_not_handled_as_a_model_failure(model: ScriptedTransport, path: Path) -> None:
+    await collect_events(Cassette(path, model, mode="record"), make_request("hello"))
     with pytest.raises(CassetteMiss):
         await Agent(model="scripted", transport=Cassette(path, mode="replay")).run("Something new.")
     with pytest.raises(CassetteMiss, match="is empty"):
-        await Cassette(path.with_name("none.json")).stream(ask("hello"))
+        await Cassette(path.with_name("none.json")).stream(make_request("hello"))
 
 
-async def test_errors_are_recorded_and_raised_again(model: ScriptedTransport, path: Path) -> None:
+async def test_errors_are_recorded_and_replayed(model: ScriptedTransport, path: Path) -> None:
     recording = Cassette(path, model, mode="record")
     with pytest.raises(RateLimited, match="Slow down"):
-        await recording.stream(ask("fail"))
-    broken = await listen(recording, ask("break"))
+        await recording.stream(make_request("fail"))
+    broken = await collect_events(recording, make_request("break"))
     replaying = Cassette(path, mode="replay")
     with pytest.raises(RateLimited, match="Slow down"):
-        await replaying.stream(ask("fail"))
-    assert await listen(replaying, ask("break")) == broken
+        await replaying.stream(make_request("fail"))
+    assert await collect_events(replaying, make_request("break")) == broken
 
 
-class Breaking:
-    """A connection that breaks after the first events."""
+class BreakingTransport:
+    """A transport that fails after the first events."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -194,29 +200,29 @@ class Breaking:
         await self._inner.close()
 
 
-async def test_a_stream_that_broke_breaks_again_at_the_same_place(model: ScriptedTransport, path: Path) -> None:
-    async def hear(transport: Transport) -> list[str]:
-        heard: list[str] = []
+async def test_broken_stream_breaks_at_the_same_event(model: ScriptedTransport, path: Path) -> None:
+    async def read_types(transport: Transport) -> list[str]:
+        types: list[str] = []
         with pytest.raises(UpstreamError, match="broke"):
-            async for batch in await transport.stream(ask("hello")):
-                heard += [event.type for event in batch]
-        return heard
+            async for batch in await transport.stream(make_request("hello")):
+                types += [event.type for event in batch]
+        return types
 
-    recorded = await hear(Cassette(path, Breaking(model), mode="record"))
-    assert await hear(Cassette(path, mode="replay")) == recorded != []
-    assert "models.example" not in read(path)
+    recorded = await read_types(Cassette(path, BreakingTransport(model), mode="record"))
+    assert await read_types(Cassette(path, mode="replay")) == recorded != []
+    assert "models.example" not in read_file(path)
 
 
-async def test_an_answer_that_nobody_heard_to_its_end_is_not_recorded(model: ScriptedTransport, path: Path) -> None:
+async def test_answer_not_read_to_its_end_is_not_recorded(model: ScriptedTransport, path: Path) -> None:
     recording = Cassette(path, model, mode="record")
-    events = await recording.stream(ask("hello"))
+    events = await recording.stream(make_request("hello"))
     await anext(events)
     await events.aclose()
     with pytest.raises(ConfigError, match="There is no cassette"):
         Cassette(path, mode="replay")
 
 
-async def test_the_file_can_be_read_by_people_and_holds_no_secrets(model: ScriptedTransport, path: Path) -> None:
+async def test_file_is_readable_and_has_no_secrets(model: ScriptedTransport, path: Path) -> None:
     tools = [
         {
             "type": "mcp",
@@ -226,8 +232,8 @@ async def test_the_file_can_be_read_by_people_and_holds_no_secrets(model: Script
             "headers": {"X-Anything": "secret-2"},
         }
     ]
-    await listen(Cassette(path, model, mode="record"), ask("hello", tools=tools, user="me"))
-    written = read(path)
+    await collect_events(Cassette(path, model, mode="record"), make_request("hello", tools=tools, user="me"))
+    written = read_file(path)
     assert "secret" not in written
     assert next(line for line in written.splitlines() if "content" in line) == '            "content": "hello"'
     assert json.loads(written)["exchanges"][0]["request"] == {
@@ -238,17 +244,20 @@ async def test_the_file_can_be_read_by_people_and_holds_no_secrets(model: Script
     assert all(line.count('"type": "response.') <= 1 for line in written.splitlines())
 
 
-async def test_what_differs_each_time_can_be_normalised(model: ScriptedTransport, path: Path) -> None:
-    def forget_the_date(request: dict[str, Any]) -> dict[str, Any]:
+async def test_normalise_removes_values_that_differ(model: ScriptedTransport, path: Path) -> None:
+    def remove_date(request: dict[str, Any]) -> dict[str, Any]:
         return request | {"instructions": "The date."}
 
-    recording = Cassette(path, model, mode="record", normalise=forget_the_date)
-    await listen(recording, ask("hello", instructions="It is Monday."))
-    replaying = Cassette(path, mode="replay", normalise=forget_the_date)
-    assert text_of(await listen(replaying, ask("hello", instructions="It is Tuesday."))) == "You said: hello"
+    recording = Cassette(path, model, mode="record", normalise=remove_date)
+    await collect_events(recording, make_request("hello", instructions="It is Monday."))
+    replaying = Cassette(path, mode="replay", normalise=remove_date)
+    assert (
+        join_text(await collect_events(replaying, make_request("hello", instructions="It is Tuesday.")))
+        == "You said: hello"
+    )
 
 
-def test_what_cannot_be_is_refused_at_once(model: ScriptedTransport, path: Path) -> None:
+def test_invalid_mode_or_file_is_rejected(model: ScriptedTransport, path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a transport"):
         Cassette(path, mode="record")
     with pytest.raises(ConfigError, match="There is no cassette"):

@@ -1,4 +1,4 @@
-"""The guard between the code under test and the network. All tests have one already, hence the processes."""
+"""The network guard. All tests already run under one, so some tests use a process of their own."""
 
 import contextlib
 import socket
@@ -22,13 +22,13 @@ def connect(listener: socket.socket) -> None:
         client.connect(listener.getsockname())
 
 
-def try_in_a_process(act: str) -> str:
+def run_in_process(statement: str) -> str:
     code = f"""
 import asyncio, socket, threading, urllib.request
 from antiphon.testing.network import NetworkRefused, forbid_network
 with forbid_network():
     try:
-        {act}
+        {statement}
     except NetworkRefused as refused:
         print(refused)
 """
@@ -37,7 +37,7 @@ with forbid_network():
 
 
 @pytest.mark.parametrize(
-    ("act", "refusal"),
+    ("statement", "operation"),
     [
         ("socket.create_connection(('192.0.2.1', 80))", "socket.connect to 192.0.2.1"),
         ("socket.getaddrinfo('example.org', 80)", "socket.getaddrinfo of example.org"),
@@ -47,20 +47,20 @@ with forbid_network():
         ("asyncio.run(asyncio.open_connection('192.0.2.1', 80))", "socket.connect to 192.0.2.1"),
     ],
 )
-def test_other_machines_are_refused_whoever_asks_for_them(act: str, refusal: str) -> None:
-    assert try_in_a_process(act) == f"{refusal}: the network is forbidden here"
+def test_other_machines_are_blocked_in_every_library(statement: str, operation: str) -> None:
+    assert run_in_process(statement) == f"{operation}: network access is forbidden here"
 
 
-def test_this_machine_is_let_through_unless_that_is_forbidden_too(listener: socket.socket) -> None:
+def test_loopback_is_allowed_unless_forbidden(listener: socket.socket) -> None:
     with forbid_network():
         connect(listener)
-    with forbid_network(loopback=False), pytest.raises(NetworkRefused, match="this machine's own too"):
+    with forbid_network(loopback=False), pytest.raises(NetworkRefused, match="also to this machine"):
         connect(listener)
     with forbid_network(loopback=False), pytest.raises(NetworkRefused):
         socket.getaddrinfo("localhost", 80)
 
 
-def test_the_strictest_of_several_guards_counts_and_none_is_left_behind(listener: socket.socket) -> None:
+def test_strictest_guard_applies_until_it_ends(listener: socket.socket) -> None:
     with forbid_network(loopback=False):
         with forbid_network(), pytest.raises(NetworkRefused):
             connect(listener)
@@ -69,7 +69,7 @@ def test_the_strictest_of_several_guards_counts_and_none_is_left_behind(listener
     connect(listener)
 
 
-def test_unix_sockets_are_not_the_network() -> None:
+def test_unix_sockets_are_allowed() -> None:
     one, other = socket.socketpair()
     with one, other, forbid_network(loopback=False):
         one.sendall(b"hello")
@@ -77,6 +77,6 @@ def test_unix_sockets_are_not_the_network() -> None:
 
 
 @forbid_network(loopback=False)
-def test_it_is_a_decorator_as_well() -> None:
+def test_forbid_network_works_as_decorator() -> None:
     with socket.socket() as client, pytest.raises(NetworkRefused):
         client.connect(("127.0.0.1", 9))

@@ -1,4 +1,4 @@
-"""A scripted model for tests of agents, in process and behind a server."""
+"""The scripted model for tests of agents, in this process and behind a server."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def make_agent(transport: Transport) -> Agent:
     return Agent(model="scripted", transport=transport, tools=[look_up])
 
 
-async def test_an_agent_works_on_a_script_without_a_socket() -> None:
+async def test_agent_runs_on_a_script_without_a_socket() -> None:
     transport = ScriptedTransport(SCRIPT)
     with forbid_network(loopback=False):
         outcome = await make_agent(transport).run("How is the weather in Bern?")
@@ -41,7 +41,7 @@ async def test_an_agent_works_on_a_script_without_a_socket() -> None:
     ]
 
 
-async def test_gates_hold_an_answer_where_a_test_wants_it() -> None:
+async def test_gate_holds_an_answer() -> None:
     transport = ScriptedTransport({"default": [{"text": "Before "}, {"wait": "gate"}, {"text": "after"}]})
     running = asyncio.create_task(make_agent(transport).run("Go."))
     await transport.backend.reached("gate")
@@ -51,24 +51,24 @@ async def test_gates_hold_an_answer_where_a_test_wants_it() -> None:
     await transport.close()
 
 
-async def test_errors_of_the_script_are_errors_of_the_transport() -> None:
-    refusal = {"message": "Slow down.", "status": 429, "type": "rate_limit_error", "code": "rate_limit_exceeded"}
-    transport = ScriptedTransport({"default": [{"raise": refusal}]})
+async def test_scripted_errors_are_raised_by_the_transport() -> None:
+    error = {"message": "Slow down.", "status": 429, "type": "rate_limit_error", "code": "rate_limit_exceeded"}
+    transport = ScriptedTransport({"default": [{"raise": error}]})
     with pytest.raises(RateLimited, match="Slow down"):
         await transport.stream({"model": "scripted", "input": "hi"})
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest) as caught:
         await transport.stream({"model": "another", "input": "hi"})
-    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     await transport.close()
 
 
-def test_one_transport_serves_one_run_after_the_other() -> None:
+def test_one_transport_serves_several_runs() -> None:
     transport = ScriptedTransport({"rules": [{"answers": ["One.", "Two.", "Three."]}]})
     agent = make_agent(transport)
     assert [agent.run_sync("Count.").text for _ in range(3)] == ["One.", "Two.", "Three."]
 
 
-async def test_a_script_may_be_in_a_file_and_mistakes_in_it_are_named(tmp_path: Path) -> None:
+async def test_script_file_is_read_and_errors_are_named(tmp_path: Path) -> None:
     (tmp_path / "script.json").write_text(json.dumps({"default": "From a file."}))
     transport = ScriptedTransport(tmp_path / "script.json")
     assert (await make_agent(transport).run("Go.")).text == "From a file."
@@ -77,7 +77,7 @@ async def test_a_script_may_be_in_a_file_and_mistakes_in_it_are_named(tmp_path: 
         ScriptedTransport({"rules": [{"answers": 1}]})
 
 
-async def test_a_served_script_is_a_server_for_agents_and_for_the_sdk() -> None:
+async def test_served_script_works_for_agents_and_sdk() -> None:
     with serve_script(SCRIPT) as server, forbid_network():
         transport = HttpTransport(server.base_url)
         outcome = await make_agent(transport).run("How is the weather in Bern?")
@@ -88,7 +88,7 @@ async def test_a_served_script_is_a_server_for_agents_and_for_the_sdk() -> None:
         assert answer.output_text == "It is 10 degrees."
 
 
-def test_served_scripts_do_not_disturb_each_other() -> None:
+def test_served_scripts_are_independent() -> None:
     with serve_script({"default": "One."}) as one, serve_script({"default": "Two."}) as two:
         assert one.url != two.url
         agents = [Agent(model="scripted", base_url=server.base_url) for server in (one, two)]

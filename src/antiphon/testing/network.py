@@ -1,4 +1,4 @@
-"""A guard for tests: whoever reaches for the network is stopped, and told so."""
+"""A guard that blocks network access during tests."""
 
 import functools
 import ipaddress
@@ -10,17 +10,18 @@ from typing import Any
 
 
 class NetworkRefused(AssertionError):
-    """Something reached for the network. Not an OSError: the code under test must not take it for a failed call."""
+    """A blocked attempt to use the network. Not an OSError, so the code under test does not handle it as a failure."""
 
 
-_guards: list[bool] = []  # for each one that is up: whether it lets through what stays on this machine
+# The `loopback` argument of each active guard.
+_guards: list[bool] = []
 
 
 @contextmanager
 def forbid_network(*, loopback: bool = True) -> Iterator[None]:
-    """Refuse every connection and every look-up of a name, in all threads, as long as this lasts.
+    """Block connections and DNS look-ups in all threads, until the context ends.
 
-    `loopback` lets through what stays on this machine. Unix sockets are never refused. As a fixture:
+    `loopback` allows connections to this machine. Unix sockets are always allowed. As a fixture:
 
         @pytest.fixture(autouse=True)
         def no_network():
@@ -37,29 +38,29 @@ def forbid_network(*, loopback: bool = True) -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """An audit hook cannot be taken away again, so there is one, which does nothing while no guard is up."""
-    sys.addaudithook(_refuse)
+    """Install the audit hook once: it cannot be removed. It does nothing while no guard is active."""
+    sys.addaudithook(_audit)
 
 
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """The interpreter calls this before the act, whichever library the call comes from."""
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Raise if a guard forbids the operation. The interpreter calls this first, for every library."""
     if not _guards or not event.startswith("socket."):
         return
     if event in {"socket.connect", "socket.sendto", "socket.sendmsg"}:
         peer, address = arguments
         if peer.family in {socket.AF_INET, socket.AF_INET6} and address:
-            _check(f"{event} to {address[0]}", local=_is_local(address[0]))
+            _check(f"{event} to {address[0]}", is_local=_is_local(address[0]))
     elif event in {"socket.getaddrinfo", "socket.gethostbyname"}:
         host = arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0]
         if host and not _is_address(host):
-            _check(f"{event} of {host}", local=host == "localhost")
+            _check(f"{event} of {host}", is_local=host == "localhost")
 
 
-def _check(act: str, *, local: bool) -> None:
-    if not local:
-        raise NetworkRefused(f"{act}: the network is forbidden here")
+def _check(operation: str, *, is_local: bool) -> None:
+    if not is_local:
+        raise NetworkRefused(f"{operation}: network access is forbidden here")
     if not all(_guards):
-        raise NetworkRefused(f"{act}: the network is forbidden here, this machine's own too")
+        raise NetworkRefused(f"{operation}: network access is forbidden here, also to this machine")
 
 
 def _is_local(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""A model that says what a script tells it to, for tests of agents: in this process, or behind a real server."""
+"""A model with scripted answers for tests of agents: in this process, or behind a real server."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from antiphon.store.memory.store import MemoryStore
 from antiphon.upstream.error_mapping import map_api_error
 
 Script = Mapping[str, Any] | str | Path
-"""A script, or the JSON file it is in."""
+"""A script, or the path of its JSON file."""
 
 _START_SECONDS = 30.0
 
@@ -26,9 +26,9 @@ _START_SECONDS = 30.0
 class ScriptedTransport:
     """A transport to a scripted model, through a real engine, without a socket.
 
-    `requests` is what was sent, in order. `backend` has the gates of the script. It may be used again after it was
-    closed, and by one event loop after another, as `Agent.run_sync` does: the script then goes on where it was, while
-    the responses that were stored are forgotten.
+    `requests` lists the requests in order. `backend` has the gates of the script. A transport can be used again after
+    it was closed, and by several event loops in turn, as `Agent.run_sync` does. The script then continues, but stored
+    responses are lost.
     """
 
     def __init__(self, script: Script) -> None:
@@ -42,9 +42,9 @@ class ScriptedTransport:
         try:
             return await LocalTransport(await self._start()).stream(request)
         except AntiphonError as error:
-            # What a script raises has the form of an error, but not its class: as over HTTP, the form decides.
-            told = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
-            raise map_api_error(error.status, told, retry_after=error.retry_after) from None
+            # A scripted error has no class of its own. As over HTTP, its fields decide which class to raise.
+            payload = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
+            raise map_api_error(error.status, payload, retry_after=error.retry_after) from None
 
     async def close(self) -> None:
         if self._engine is not None:
@@ -60,7 +60,7 @@ class ScriptedTransport:
 
 
 class ScriptedServer:
-    """A server of this process. `base_url` is for agents and SDKs, `url` for everything else."""
+    """A server in this process. `base_url` is for agents and SDKs; `url` is the address without a path."""
 
     def __init__(self, url: str, backend: ScriptedBackend) -> None:
         self.url = url
@@ -70,24 +70,24 @@ class ScriptedServer:
 
 @contextmanager
 def serve_script(script: Script) -> Iterator[ScriptedServer]:
-    """A real server on a free port of this machine, in a thread, with a scripted model and a store in memory."""
+    """Run a real server on a free local port, in a thread, with a scripted model and a store in memory."""
     backend = _make_backend(script)
     settings = Settings(port=0, data_dir=Path(), store="memory:", shutdown_grace_seconds=0)
     engine = Engine(backends={"scripted": backend}, store=MemoryStore())
     ready = threading.Event()
     urls: list[str] = []
 
-    def arrive(url: str) -> None:
+    def note_url(url: str) -> None:
         urls.append(url)
         ready.set()
 
     with bind_socket(settings) as listener:
-        server = Server(engine, settings, on_ready=arrive)
+        server = Server(engine, settings, on_ready=note_url)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="scripted", daemon=True)
         thread.start()
         try:
             if not ready.wait(_START_SECONDS):
-                raise ServerError("The server of the script did not start.")
+                raise ServerError("The scripted server did not start in time.")
             yield ScriptedServer(urls[0], backend)
         finally:
             server.should_exit = True
@@ -95,5 +95,5 @@ def serve_script(script: Script) -> Iterator[ScriptedServer]:
 
 
 def _make_backend(script: Script) -> ScriptedBackend:
-    given = dict(script) if isinstance(script, Mapping) else str(script)
-    return create("scripted", {"script": given}, Path())
+    source = dict(script) if isinstance(script, Mapping) else str(script)
+    return create("scripted", {"script": source}, Path())

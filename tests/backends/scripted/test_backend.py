@@ -1,3 +1,5 @@
+"""The scripted backend: answers, rules, errors, gates and cancellation."""
+
 import asyncio
 import json
 from pathlib import Path
@@ -21,29 +23,29 @@ ERROR = {"message": "Too fast.", "status": 429, "type": "rate_limit_error", "cod
 TWO_GATES = {"default": [{"text": ["a"]}, {"wait": "gate"}, {"text": ["b"]}, {"wait": "gate"}]}
 
 
-def make(script: dict[str, Any] | str | None = None) -> ScriptedBackend:
+def make_backend(script: dict[str, Any] | str | None = None) -> ScriptedBackend:
     return create("demo", {} if script is None else {"script": script}, Path())
 
 
-def turn(*items: Item | Unknown | str, model: str = "scripted", instructions: str | None = None) -> Turn:
-    read = [Message("user", item) if isinstance(item, str) else item for item in items]
-    return Turn(request=CreateRequest(model=model, instructions=instructions), items=read)
+def make_turn(*items: Item | Unknown | str, model: str = "scripted", instructions: str | None = None) -> Turn:
+    all_items = [Message("user", item) if isinstance(item, str) else item for item in items]
+    return Turn(request=CreateRequest(model=model, instructions=instructions), items=all_items)
 
 
-async def answer(backend: Backend, asked: Turn) -> list[tuple[Delta, ...]]:
-    return [tuple(batch) async for batch in await backend.stream(asked)]
+async def collect_batches(backend: Backend, turn: Turn) -> list[tuple[Delta, ...]]:
+    return [tuple(batch) async for batch in await backend.stream(turn)]
 
 
-async def text(backend: Backend, asked: Turn) -> str:
-    batches = await answer(backend, asked)
+async def collect_text(backend: Backend, turn: Turn) -> str:
+    batches = await collect_batches(backend, turn)
     return "".join(delta.text for batch in batches for delta in batch if isinstance(delta, Text))
 
 
 class TestAnswers:
-    async def test_without_a_script_the_last_user_message_is_echoed(self) -> None:
-        backend: Backend = make()
+    async def test_default_script_echoes_the_last_user_message(self) -> None:
+        backend: Backend = make_backend()
         await backend.start()
-        assert await answer(backend, turn("Hi", Message("assistant", "What?"), "Guten Tag")) == [
+        assert await collect_batches(backend, make_turn("Hi", Message("assistant", "What?"), "Guten Tag")) == [
             (Text("You"),),
             (Text(" said:"),),
             (Text(" Guten"),),
@@ -52,24 +54,26 @@ class TestAnswers:
         ]
         await backend.close()
 
-    async def test_a_template_may_tell_how_many_items_were_read(self) -> None:
-        assert await text(make({"default": "{history} {input}"}), turn("a", "b", "c")) == "3 c"
+    async def test_template_contains_number_of_items(self) -> None:
+        assert await collect_text(make_backend({"default": "{history} {input}"}), make_turn("a", "b", "c")) == "3 c"
 
-    async def test_the_same_turn_gets_the_same_answer(self) -> None:
-        backend = make({"default": [{"text": "One two"}, {"tool_call": {"name": "f"}}]})
-        assert await answer(backend, turn("a")) == await answer(backend, turn("a"))
+    async def test_same_turn_gets_the_same_answer(self) -> None:
+        backend = make_backend({"default": [{"text": "One two"}, {"tool_call": {"name": "f"}}]})
+        assert await collect_batches(backend, make_turn("a")) == await collect_batches(backend, make_turn("a"))
 
-    async def test_an_answer_without_finish_just_ends(self) -> None:
-        assert await answer(make({"default": [{"text": ["a"]}, {"finish": None}]}), turn("a")) == [(Text("a"),)]
+    async def test_answer_with_null_finish_has_no_finish(self) -> None:
+        assert await collect_batches(
+            make_backend({"default": [{"text": ["a"]}, {"finish": None}]}), make_turn("a")
+        ) == [(Text("a"),)]
 
-    async def test_the_models_of_the_script_are_served(self) -> None:
-        assert list(make({"models": ["a", "b"]}).models()) == [
+    async def test_models_of_the_script_are_listed(self) -> None:
+        assert list(make_backend({"models": ["a", "b"]}).models()) == [
             Model(id="a", created=0, owned_by="demo"),
             Model(id="b", created=0, owned_by="demo"),
         ]
 
-    async def test_words_of_all_that_is_read_are_counted(self) -> None:
-        asked = turn(
+    async def test_count_tokens_counts_words_of_all_items(self) -> None:
+        turn = make_turn(
             "one",
             Message("user", [InputText("two"), InputText(" three")]),
             Reasoning([SummaryText("four")]),
@@ -78,12 +82,12 @@ class TestAnswers:
             Unknown(b'{"type":"hologram","text":"none"}'),
             instructions="eight nine",
         )
-        assert await make().count_tokens(asked) == 9
+        assert await make_backend().count_tokens(turn) == 9
 
 
 class TestRules:
-    async def test_the_first_rule_that_fits_answers(self) -> None:
-        backend = make(
+    async def test_first_matching_rule_answers(self) -> None:
+        backend = make_backend(
             {
                 "rules": [
                     {"model": "big", "answers": ["model"]},
@@ -97,56 +101,56 @@ class TestRules:
             }
         )
         output = FunctionCallOutput("cat", "c")
-        asked = [
-            (turn("cat", model="big"), "model"),
-            (turn("cat", output), "last item"),
-            (turn("a cat"), "user"),
-            (turn("dog"), "user regex"),
-            (turn("cat", "dogs"), "default"),
-            (turn("bird", "dogs"), "text"),
-            (turn("dogs", instructions="a bird"), "text"),
-            (turn(output, "fish"), "text regex"),
-            (turn("fish", model="other"), "default"),
-            (turn(), "default"),
+        cases = [
+            (make_turn("cat", model="big"), "model"),
+            (make_turn("cat", output), "last item"),
+            (make_turn("a cat"), "user"),
+            (make_turn("dog"), "user regex"),
+            (make_turn("cat", "dogs"), "default"),
+            (make_turn("bird", "dogs"), "text"),
+            (make_turn("dogs", instructions="a bird"), "text"),
+            (make_turn(output, "fish"), "text regex"),
+            (make_turn("fish", model="other"), "default"),
+            (make_turn(), "default"),
         ]
-        assert [await text(backend, each) for each, _ in asked] == [expected for _, expected in asked]
+        assert [await collect_text(backend, turn) for turn, _ in cases] == [expected for _, expected in cases]
 
-    async def test_a_rule_gives_its_answers_in_order_and_then_the_last_again(self) -> None:
-        backend = make({"rules": [{"user": "next", "answers": ["1", "2"]}], "default": "-"})
-        said = [await text(backend, turn(word)) for word in ("next", "else", "next", "next")]
-        assert said == ["1", "-", "2", "2"]
+    async def test_rule_gives_answers_in_order_then_repeats_the_last(self) -> None:
+        backend = make_backend({"rules": [{"user": "next", "answers": ["1", "2"]}], "default": "-"})
+        texts = [await collect_text(backend, make_turn(word)) for word in ("next", "else", "next", "next")]
+        assert texts == ["1", "-", "2", "2"]
 
 
 class TestErrors:
-    def wire(self, error: AntiphonError) -> dict[str, Any]:
+    def read_fields(self, error: AntiphonError) -> dict[str, Any]:
         return {name: getattr(error, name) for name in ("message", "status", "type", "code", "param")}
 
-    async def test_an_error_before_all_speech_is_raised_by_stream(self) -> None:
-        backend = make({"default": [{"delay": 0}, {"raise": ERROR}]})
+    async def test_error_before_any_output_is_raised_by_stream(self) -> None:
+        backend = make_backend({"default": [{"delay": 0}, {"raise": ERROR}]})
         with pytest.raises(AntiphonError) as raised:
-            await backend.stream(turn("a"))
-        assert self.wire(raised.value) == ERROR
+            await backend.stream(make_turn("a"))
+        assert self.read_fields(raised.value) == ERROR
         assert backend.cancelled == 0
 
     @pytest.mark.parametrize("before", [["a"], []])
-    async def test_an_error_after_speech_is_raised_by_the_stream(self, before: list[str]) -> None:
-        deltas = await make({"default": [{"text": before}, {"raise": ERROR}]}).stream(turn("a"))
+    async def test_error_after_output_is_raised_by_the_iterator(self, before: list[str]) -> None:
+        deltas = await make_backend({"default": [{"text": before}, {"raise": ERROR}]}).stream(make_turn("a"))
         assert [await anext(deltas) for _ in before] == [(Text(word),) for word in before]
         with pytest.raises(AntiphonError) as raised:
             await anext(deltas)
-        assert self.wire(raised.value) == ERROR
+        assert self.read_fields(raised.value) == ERROR
 
-    async def test_a_crash_is_no_error_of_ours(self) -> None:
-        deltas = await make({"default": [{"text": ["a"]}, {"crash": "boom"}]}).stream(turn("a"))
+    async def test_crash_is_not_an_antiphon_error(self) -> None:
+        deltas = await make_backend({"default": [{"text": ["a"]}, {"crash": "boom"}]}).stream(make_turn("a"))
         await anext(deltas)
         with pytest.raises(RuntimeError, match="boom"):
             await anext(deltas)
 
 
 class TestGates:
-    async def test_a_turn_waits_at_each_gate_until_it_is_released(self) -> None:
-        backend = make(TWO_GATES)
-        running = asyncio.create_task(text(backend, turn("a")))
+    async def test_turn_waits_at_each_gate_until_released(self) -> None:
+        backend = make_backend(TWO_GATES)
+        running = asyncio.create_task(collect_text(backend, make_turn("a")))
         await backend.reached("gate")
         backend.release("gate")
         await backend.reached("gate")
@@ -155,26 +159,26 @@ class TestGates:
         assert await running == "ab"
         assert backend.cancelled == 0
 
-    async def test_a_gate_may_be_released_beforehand_and_lets_one_turn_through(self) -> None:
-        backend = make({"default": [{"wait": "gate"}, {"text": "a"}]})
+    async def test_gate_released_in_advance_passes_one_turn(self) -> None:
+        backend = make_backend({"default": [{"wait": "gate"}, {"text": "a"}]})
         backend.release("gate")
-        assert await text(backend, turn("a")) == "a"
-        waiting = asyncio.create_task(text(backend, turn("a")))
+        assert await collect_text(backend, make_turn("a")) == "a"
+        waiting = asyncio.create_task(collect_text(backend, make_turn("a")))
         await backend.reached("gate")
         await backend.reached("gate")
         assert not waiting.done()
         backend.release("gate")
         assert await waiting == "a"
 
-    async def test_a_gate_that_is_in_no_answer_is_an_error(self) -> None:
+    async def test_unknown_gate_is_an_error(self) -> None:
         with pytest.raises(KeyError):
-            make(TWO_GATES).release("gait")
+            make_backend(TWO_GATES).release("gait")
 
 
 class TestCancellation:
-    async def test_a_cancelled_turn_is_counted(self) -> None:
-        backend = make(TWO_GATES)
-        running = asyncio.create_task(text(backend, turn("a")))
+    async def test_cancelled_turn_is_counted(self) -> None:
+        backend = make_backend(TWO_GATES)
+        running = asyncio.create_task(collect_text(backend, make_turn("a")))
         await backend.reached("gate")
         running.cancel()
         await backend.cancellation.wait()
@@ -182,25 +186,25 @@ class TestCancellation:
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    async def test_a_closed_turn_is_counted(self) -> None:
-        backend = make()
-        deltas = await backend.stream(turn("a"))
+    async def test_closed_turn_is_counted(self) -> None:
+        backend = make_backend()
+        deltas = await backend.stream(make_turn("a"))
         await anext(deltas)
         await deltas.aclose()
         assert (backend.cancelled, backend.cancellation.is_set()) == (1, True)
 
-    async def test_a_turn_that_is_cancelled_before_its_error_is_counted(self) -> None:
-        backend = make({"default": [{"wait": "gate"}, {"raise": {"message": "no"}}]})
-        running = asyncio.create_task(backend.stream(turn("a")))
+    async def test_turn_cancelled_before_its_error_is_counted(self) -> None:
+        backend = make_backend({"default": [{"wait": "gate"}, {"raise": {"message": "no"}}]})
+        running = asyncio.create_task(backend.stream(make_turn("a")))
         await backend.reached("gate")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert backend.cancelled == 1
 
-    async def test_a_turn_closed_after_its_finish_is_not_counted(self) -> None:
-        backend = make()
-        deltas = await backend.stream(turn("a"))
+    async def test_turn_closed_after_finish_is_not_counted(self) -> None:
+        backend = make_backend()
+        deltas = await backend.stream(make_turn("a"))
         async for batch in deltas:
             if isinstance(batch[-1], Finish):
                 break
@@ -209,10 +213,10 @@ class TestCancellation:
 
 
 class TestOptions:
-    def test_a_script_may_be_a_file(self, tmp_path: Path) -> None:
+    def test_script_is_read_from_a_file(self, tmp_path: Path) -> None:
         file = tmp_path / "script.json"
         file.write_text(json.dumps({"models": ["from-file"]}))
-        assert make(str(file)).models()[0].id == "from-file"
+        assert make_backend(str(file)).models()[0].id == "from-file"
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -226,45 +230,47 @@ class TestOptions:
             ("[]", ": Expected object, got array"),
         ],
     )
-    def test_a_mistake_in_a_file_is_named_with_its_place(self, tmp_path: Path, content: str, message: str) -> None:
+    def test_invalid_file_is_reported_with_path(self, tmp_path: Path, content: str, message: str) -> None:
         file = tmp_path / "script.json"
         file.write_text(content)
         with pytest.raises(ConfigError) as raised:
-            make(str(file))
+            make_backend(str(file))
         assert raised.value.message == f"backends.demo.script ({file}){message}"
 
-    def test_a_mistake_in_the_options_is_named_with_its_place(self) -> None:
+    def test_invalid_script_option_is_reported_with_path(self) -> None:
         with pytest.raises(ConfigError) as raised:
-            make({"default": [{"item": {"type": "message", "role": "assistant", "content": 3}}]})
+            make_backend({"default": [{"item": {"type": "message", "role": "assistant", "content": 3}}]})
         assert raised.value.message == "backends.demo.script.default[0].item.content: Expected str | array, got int"
 
-    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+    def test_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as raised:
-            make(str(tmp_path / "none.json"))
+            make_backend(str(tmp_path / "none.json"))
         assert raised.value.message == f"backends.demo.script ({tmp_path / 'none.json'}): No such file or directory"
 
 
-async def test_the_example_script_calls_a_tool_and_uses_its_output() -> None:
-    backend = make(str(EXAMPLE))
-    called = await answer(backend, turn("How is the weather in Bern?"))
+async def test_example_script_calls_a_tool_and_uses_its_output() -> None:
+    backend = make_backend(str(EXAMPLE))
+    called = await collect_batches(backend, make_turn("How is the weather in Bern?"))
     assert [delta for batch in called for delta in batch if isinstance(delta, ToolCall)] == [
         ToolCall("step 2", '{"city":', "get_weather", "call_weather"),
         ToolCall("step 2", '"Bern"}'),
     ]
     call = FunctionCall("call_weather", "get_weather", '{"city":"Bern"}')
     output = FunctionCallOutput("18 degrees", "call_weather")
-    followed = await text(backend, turn("How is the weather in Bern?", call, output))
+    followed = await collect_text(backend, make_turn("How is the weather in Bern?", call, output))
     assert followed == "It is 18 degrees and sunny in Bern."
 
 
-def test_a_script_may_say_what_its_model_cannot_do() -> None:
-    capabilities = make({"native_tools": ["function", "custom"], "lacks": ["json_schema", "images"]}).capabilities
+def test_script_can_limit_capabilities() -> None:
+    capabilities = make_backend(
+        {"native_tools": ["function", "custom"], "lacks": ["json_schema", "images"]}
+    ).capabilities
     assert capabilities == msgspec.structs.replace(
         ALL_CAPABILITIES, tools=frozenset({"function", "custom"}), any_tool=False, json_schema=False, images=False
     )
-    assert make().capabilities == ALL_CAPABILITIES
+    assert make_backend().capabilities == ALL_CAPABILITIES
 
 
-def test_a_model_cannot_lack_what_there_is_not() -> None:
+def test_unknown_capability_in_lacks_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"lacks\[0\]"):
-        make({"lacks": ["patience"]})
+        make_backend({"lacks": ["patience"]})

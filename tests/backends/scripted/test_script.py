@@ -1,3 +1,5 @@
+"""Translation of scripts into actions and deltas, and errors in scripts."""
+
 from typing import Any
 
 import msgspec
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import ValidationError
 
-from antiphon.backends.scripted.script import Delay, Move, Plan, Script, Template, Wait
+from antiphon.backends.scripted.script import Action, CompiledAnswer, Delay, Script, Template, Wait
 from antiphon.protocol.content import FilePath, LogProb
 from antiphon.protocol.items import FunctionCall
 from antiphon.protocol.response import OutputTokensDetails, Usage
@@ -28,24 +30,24 @@ from antiphon.stream.deltas import (
     WholeItem,
 )
 
-BLANKS = {"input": "Guten Tag", "history": "3"}
+VALUES = {"input": "Guten Tag", "history": "3"}
 
 
-def plan(answer: Any) -> Plan:
+def compile_answer(answer: Any) -> CompiledAnswer:
     script = msgspec.json.decode(msgspec.json.encode({"default": answer}), type=Script)
-    return Plan(script.default)
+    return CompiledAnswer(script.default)
 
 
-def batches(*deltas: Delta) -> list[Move]:
+def make_batches(*deltas: Delta) -> list[Action]:
     return [(delta,) for delta in deltas]
 
 
-def usage(*, read: int = 0, said: int = 0, reasoning: int = 0) -> TokenUsage:
-    return TokenUsage(Usage(read, said, read + said, output_tokens_details=OutputTokensDetails(reasoning)))
+def make_usage(*, inputs: int = 0, outputs: int = 0, reasoning: int = 0) -> TokenUsage:
+    return TokenUsage(Usage(inputs, outputs, inputs + outputs, output_tokens_details=OutputTokensDetails(reasoning)))
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "emitted"),
     [
         ([{"text": "Hello  world.\n"}], [Text("Hello"), Text("  world."), Text("\n")]),
         ([{"text": ["He", "llo", ""]}], [Text("He"), Text("llo"), Text("")]),
@@ -106,17 +108,17 @@ def usage(*, read: int = 0, said: int = 0, reasoning: int = 0) -> TokenUsage:
         ([{"event": {"type": "vendor.news"}}], [Passthrough(Unknown(b'{"type":"vendor.news"}'))]),
     ],
 )
-def test_steps_stand_for_deltas_in_batches_of_one(steps: list[Any], said: list[Delta]) -> None:
-    assert plan(steps).moves == batches(*said)
+def test_steps_become_batches_of_one_delta(steps: list[Any], emitted: list[Delta]) -> None:
+    assert compile_answer(steps).actions == make_batches(*emitted)
 
 
-def test_pauses_keep_their_place() -> None:
+def test_pauses_stay_in_order() -> None:
     steps = [{"delay": 0.5}, {"text": ["Hi"]}, {"wait": "gate"}]
-    assert plan(steps).moves == [Delay(0.5), (Text("Hi"),), Wait("gate")]
+    assert compile_answer(steps).actions == [Delay(0.5), (Text("Hi"),), Wait("gate")]
 
 
-def test_a_string_is_an_answer_of_text() -> None:
-    assert plan("Hi there").moves == batches(Text("Hi"), Text(" there"))
+def test_string_answer_becomes_text() -> None:
+    assert compile_answer("Hi there").actions == make_batches(Text("Hi"), Text(" there"))
 
 
 class TestTemplates:
@@ -127,12 +129,12 @@ class TestTemplates:
             (["<{input}>", "{history}", "{other}"], ["<Guten Tag>", "3", "{other}"]),
         ],
     )
-    def test_blanks_are_filled_before_the_text_is_split(self, text: Any, filled: list[str]) -> None:
-        (template,) = plan([{"text": text}]).moves
+    def test_placeholders_are_filled_before_splitting(self, text: Any, filled: list[str]) -> None:
+        (template,) = compile_answer([{"text": text}]).actions
         assert isinstance(template, Template)
-        assert template.fill(BLANKS) == [Text(chunk) for chunk in filled]
+        assert template.fill(VALUES) == [Text(chunk) for chunk in filled]
 
-    def test_what_is_filled_in_is_not_filled_again(self) -> None:
+    def test_filled_text_is_not_filled_again(self) -> None:
         assert Template("{input}").fill({"input": "{history}", "history": "3"}) == [Text("{history}")]
 
 
@@ -140,9 +142,9 @@ class TestEndings:
     @pytest.mark.parametrize(
         ("steps", "last"),
         [
-            ([{"text": "a b"}], (usage(read=4, said=2), Finish("stop"))),
-            ([{"text": "a b"}, {"finish": "length"}], (usage(read=4, said=2), Finish("length"))),
-            ([{"finish": "content_filter"}], (usage(read=4), Finish("content_filter"))),
+            ([{"text": "a b"}], (make_usage(inputs=4, outputs=2), Finish("stop"))),
+            ([{"text": "a b"}, {"finish": "length"}], (make_usage(inputs=4, outputs=2), Finish("length"))),
+            ([{"finish": "content_filter"}], (make_usage(inputs=4), Finish("content_filter"))),
             ([{"text": "a b"}, {"finish": None}], ()),
             ([{"raise": {"message": "no"}}], ()),
             ([{"failure": {"message": "no"}}], (Failure("no"),)),
@@ -153,14 +155,16 @@ class TestEndings:
             ([{"usage": {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}}], (Finish("stop"),)),
         ],
     )
-    def test_an_answer_ends_as_its_script_says(self, steps: list[Any], last: tuple[Delta, ...]) -> None:
-        assert plan(steps).close(lambda: 4, 0) == last
+    def test_answer_ends_as_scripted(self, steps: list[Any], last: tuple[Delta, ...]) -> None:
+        assert compile_answer(steps).make_last_batch(lambda: 4, 0) == last
 
-    def test_scripted_usage_is_told_in_its_place(self) -> None:
+    def test_scripted_usage_stays_in_order(self) -> None:
         given = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
-        assert plan([{"usage": given}, {"text": "a"}]).moves == batches(TokenUsage(Usage(1, 2, 3)), Text("a"))
+        assert compile_answer([{"usage": given}, {"text": "a"}]).actions == make_batches(
+            TokenUsage(Usage(1, 2, 3)), Text("a")
+        )
 
-    def test_every_said_word_is_counted_once_and_reasoning_apart(self) -> None:
+    def test_output_words_are_counted_with_reasoning_separately(self) -> None:
         steps = [
             {"reasoning": "one two"},
             {"summary": "three"},
@@ -170,16 +174,16 @@ class TestEndings:
             {"refusal": "nine"},
             {"item": {"type": "hologram"}},
         ]
-        assert plan(steps).close(lambda: 0, 10) == (usage(said=19, reasoning=3), Finish())
+        assert compile_answer(steps).make_last_batch(lambda: 0, 10) == (make_usage(outputs=19, reasoning=3), Finish())
 
     @pytest.mark.parametrize(
-        ("before", "refuses"),
+        ("before", "fails_at_start"),
         [([], True), ([{"delay": 1}, {"wait": "w"}], True), ([{"text": []}], False), ([{"text": "a"}], False)],
     )
-    def test_an_answer_refuses_if_an_error_comes_before_all_speech(self, before: list[Any], refuses: bool) -> None:
-        assert plan([*before, {"raise": {"message": "no"}}]).refuses is refuses
-        assert plan([*before, {"crash": "no"}]).refuses is refuses
-        assert not plan([*before, {"failure": {"message": "no"}}]).refuses
+    def test_error_before_any_output_fails_at_start(self, before: list[Any], fails_at_start: bool) -> None:
+        assert compile_answer([*before, {"raise": {"message": "no"}}]).fails_at_start is fails_at_start
+        assert compile_answer([*before, {"crash": "no"}]).fails_at_start is fails_at_start
+        assert not compile_answer([*before, {"failure": {"message": "no"}}]).fails_at_start
 
 
 class TestMistakes:
@@ -208,7 +212,7 @@ class TestMistakes:
             ),
         ],
     )
-    def test_a_mistake_in_a_script_is_named_with_its_place(self, script: Any, message: str) -> None:
+    def test_invalid_script_is_reported_with_path(self, script: Any, message: str) -> None:
         with pytest.raises(ValidationError) as raised:
             msgspec.json.decode(msgspec.json.encode(script), type=Script)
         assert str(raised.value) == message
@@ -229,13 +233,13 @@ class TestMistakes:
             ([{"annotation": {}}], "Object missing required field `type` - at `$[0].annotation`"),
         ],
     )
-    def test_a_mistake_in_an_answer_is_named_with_its_place(self, steps: list[Any], message: str) -> None:
+    def test_invalid_answer_is_reported_with_path(self, steps: list[Any], message: str) -> None:
         with pytest.raises(ValidationError) as raised:
-            plan(steps)
+            compile_answer(steps)
         assert str(raised.value) == message
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{")))
-def test_text_split_into_words_loses_nothing(text: str) -> None:
-    said = [move[0] for move in plan(text).moves if isinstance(move, tuple)]
-    assert "".join(delta.text for delta in said if isinstance(delta, Text)) == text
+def test_text_split_into_words_is_complete(text: str) -> None:
+    emitted = [action[0] for action in compile_answer(text).actions if isinstance(action, tuple)]
+    assert "".join(delta.text for delta in emitted if isinstance(delta, Text)) == text

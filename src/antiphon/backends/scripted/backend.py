@@ -1,7 +1,7 @@
-"""A deterministic backend for tests, demos and benchmarks: it answers from a script.
+"""A deterministic backend for tests, demos and benchmarks, with answers from a script.
 
-The option `script` is the script itself or the path of a JSON file; without it, every answer is an echo. What a script
-may hold is told in `antiphon.backends.scripted.script`.
+The option `script` is a script or the path of a JSON file. Without it, every answer is an echo.
+`antiphon.backends.scripted.script` describes the format.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from msgspec import Struct, ValidationError
 
 from antiphon.backends.base import ALL_CAPABILITIES, Capabilities, Model, Turn, locate_config_error, read_options
 from antiphon.backends.scripted.script import (
-    Answer,
-    Break,
+    CompiledAnswer,
     Delay,
     Pattern,
-    Plan,
+    RaiseError,
     Rule,
     Script,
+    ScriptedAnswer,
     Template,
     Wait,
     count_words,
@@ -34,12 +34,12 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Deltas
 
 
-class Options(Struct):
+class ScriptedOptions(Struct):
     script: str | dict[str, Any] = {}
 
 
-class Reading:
-    """What the model reads in a turn."""
+class TurnContext:
+    """The context of a turn, as rules match it."""
 
     def __init__(self, turn: Turn) -> None:
         self.model = turn.request.model
@@ -63,160 +63,128 @@ class Reading:
         return self.items[-1].type if self.items else ""
 
     @property
-    def blanks(self) -> dict[str, str]:
+    def placeholders(self) -> dict[str, str]:
         return {"input": self.user, "history": str(len(self.items))}
 
     def count_words(self) -> int:
         return sum(len(text.split()) for text in self.texts)
 
 
-def _read_item(item: items.Item | Unknown) -> str:
-    match item:
-        case items.Message():
-            return extract_text(item.content)
-        case items.FunctionCallOutput() | items.CustomToolCallOutput():
-            return extract_text(item.output)
-        case items.FunctionCall():
-            return item.arguments
-        case items.CustomToolCall():
-            return item.input
-        case items.Reasoning():
-            return extract_text([*item.summary, *(item.content or ())])
-        case _:
-            return ""
+class RuleState:
+    """A rule with its compiled answers, and the number of its matches so far."""
 
-
-class Cue:
-    """A rule with its answers planned, and how often it has answered."""
-
-    def __init__(self, rule: Rule, plans: list[Plan]) -> None:
-        self.plans = plans
+    def __init__(self, rule: Rule, answers: list[CompiledAnswer]) -> None:
+        self.answers = answers
         self._rule = rule
-        self._calls = 0
+        self._match_count = 0
 
-    def fits(self, reading: Reading) -> bool:
+    def matches(self, context: TurnContext) -> bool:
         rule = self._rule
         return (
-            (rule.model is None or rule.model == reading.model)
-            and (rule.last_item is None or rule.last_item == reading.last_item)
-            and (rule.user is None or _contains(reading.user, rule.user))
-            and (rule.text is None or any(_contains(text, rule.text) for text in reading.texts))
+            (rule.model is None or rule.model == context.model)
+            and (rule.last_item is None or rule.last_item == context.last_item)
+            and (rule.user is None or _contains(context.user, rule.user))
+            and (rule.text is None or any(_contains(text, rule.text) for text in context.texts))
         )
 
-    def take(self) -> Plan:
-        plan = self.plans[min(self._calls, len(self.plans) - 1)]
-        self._calls += 1
-        return plan
+    def take_answer(self) -> CompiledAnswer:
+        answer = self.answers[min(self._match_count, len(self.answers) - 1)]
+        self._match_count += 1
+        return answer
 
 
-def _read_capabilities(script: Script) -> Capabilities:
-    """It can be told to say anything, so it lacks nothing, unless the script says so."""
-    lacking: dict[str, Any] = dict.fromkeys(script.lacks, False)
-    if script.native_tools is not None:
-        lacking |= {"tools": frozenset(script.native_tools), "any_tool": False}
-    return msgspec.structs.replace(ALL_CAPABILITIES, **lacking)
-
-
-def _contains(text: str, words: str | Pattern) -> bool:
-    return words in text if isinstance(words, str) else re.search(words.regex, text) is not None
-
-
-def _plan(answer: Answer, place: str) -> Plan:
-    try:
-        return Plan(answer)
-    except ValidationError as error:
-        raise ValidationError(f"{error} - at `$.{place}`") from None
-
-
-class Gate:
-    """Where turns wait until a test lets them go on, one at a time."""
+class TurnGate:
+    """A point where turns wait until a test releases them, one at a time."""
 
     def __init__(self) -> None:
         self.arrivals = asyncio.Semaphore(0)
         self.passes = asyncio.Semaphore(0)
 
-    async def go_through(self) -> None:
+    async def wait_for_release(self) -> None:
         self.arrivals.release()
         await self.passes.acquire()
 
 
 class ScriptedBackend:
-    """Plays a script. `cancelled` counts the turns that were stopped before their end; each sets `cancellation`."""
+    """Answers from a script. `cancelled` is the number of turns that were cancelled; each sets `cancellation`."""
 
     def __init__(self, name: str, script: Script) -> None:
         self.capabilities = _read_capabilities(script)
         self.cancelled = 0
         self.cancellation = asyncio.Event()
         self._models = [Model(id=model, created=0, owned_by=name) for model in script.models]
-        self._cues = [
-            Cue(rule, [_plan(answer, f"rules[{i}].answers[{j}]") for j, answer in enumerate(rule.answers)])
+        self._rules = [
+            RuleState(rule, [_compile_answer(each, f"rules[{i}].answers[{j}]") for j, each in enumerate(rule.answers)])
             for i, rule in enumerate(script.rules)
         ]
-        self._cues.append(Cue(Rule(answers=[script.default]), [_plan(script.default, "default")]))
-        moves = [move for cue in self._cues for plan in cue.plans for move in plan.moves]
-        self._gates = {move.gate: Gate() for move in moves if isinstance(move, Wait)}
+        self._rules.append(RuleState(Rule(answers=[script.default]), [_compile_answer(script.default, "default")]))
+        actions = [action for state in self._rules for answer in state.answers for action in answer.actions]
+        self._gates = {action.gate: TurnGate() for action in actions if isinstance(action, Wait)}
 
     async def start(self) -> None:
-        """There is nothing to get ready."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing."""
 
     def models(self) -> Sequence[Model]:
         return self._models
 
     async def stream(self, turn: Turn) -> Deltas:
-        reading = Reading(turn)
-        plan = next(cue for cue in self._cues if cue.fits(reading)).take()
-        answer = self._play(plan, reading)
-        if plan.refuses:
-            await anext(answer)
-        return answer
+        context = TurnContext(turn)
+        answer = next(state for state in self._rules if state.matches(context)).take_answer()
+        stream = self._stream_answer(answer, context)
+        if answer.fails_at_start:
+            await anext(stream)
+        return stream
 
     async def count_tokens(self, turn: Turn) -> int:
-        return Reading(turn).count_words()
+        return TurnContext(turn).count_words()
 
     def release(self, gate: str) -> None:
-        """Let one turn through a gate: the one that waits there, or the next to come."""
+        """Let one turn pass a gate: the one that waits there, or the next one."""
         self._gates[gate].passes.release()
 
     async def reached(self, gate: str) -> None:
-        """Wait until a turn has come to a gate. Each arrival is told once."""
+        """Wait until a turn has reached a gate. Each arrival ends one wait."""
         await self._gates[gate].arrivals.acquire()
 
-    async def _play(self, plan: Plan, reading: Reading) -> Deltas:
+    async def _stream_answer(self, answer: CompiledAnswer, context: TurnContext) -> Deltas:
         filled_words = 0
         try:
-            for move in plan.moves:
-                if isinstance(move, tuple):
-                    yield move
-                elif isinstance(move, Template):
-                    said = move.fill(reading.blanks)
-                    filled_words += count_words(said)
-                    for delta in said:
+            for action in answer.actions:
+                if isinstance(action, tuple):
+                    yield action
+                elif isinstance(action, Template):
+                    output = action.fill(context.placeholders)
+                    filled_words += count_words(output)
+                    for delta in output:
                         yield (delta,)
                 else:
-                    await self._act(move)
+                    await self._run_action(action)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
             self.cancellation.set()
             raise
-        if last := plan.close(reading.count_words, filled_words):
+        if last := answer.make_last_batch(context.count_words, filled_words):
             yield last
 
-    async def _act(self, move: Delay | Wait | Break) -> None:
-        match move:
+    async def _run_action(self, action: Delay | Wait | RaiseError) -> None:
+        match action:
             case Delay():
-                await asyncio.sleep(move.seconds)
+                await asyncio.sleep(action.seconds)
             case Wait():
-                await self._gates[move.gate].go_through()
-            case Break():
-                raise move.make_error()
+                await self._gates[action.gate].wait_for_release()
+            case RaiseError():
+                raise action.make_error()
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ScriptedBackend:
-    """What the registry calls. A mistake in the script is a ConfigError that names its place."""
-    script = read_options(options, Options, name=name).script
+    """Create the backend from its configuration. The registry calls this.
+
+    Raises ConfigError with the path of the field if the script is invalid.
+    """
+    script = read_options(options, ScriptedOptions, name=name).script
     where = f"backends.{name}.script"
     if isinstance(script, str):
         where = f"{where} ({script})"
@@ -236,3 +204,38 @@ def _read_file(path: str, where: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}") from None
+
+
+def _read_capabilities(script: Script) -> Capabilities:
+    """Return all capabilities, except those that the script lists as missing."""
+    lacking: dict[str, Any] = dict.fromkeys(script.lacks, False)
+    if script.native_tools is not None:
+        lacking |= {"tools": frozenset(script.native_tools), "any_tool": False}
+    return msgspec.structs.replace(ALL_CAPABILITIES, **lacking)
+
+
+def _compile_answer(answer: ScriptedAnswer, path: str) -> CompiledAnswer:
+    try:
+        return CompiledAnswer(answer)
+    except ValidationError as error:
+        raise ValidationError(f"{error} - at `$.{path}`") from None
+
+
+def _read_item(item: items.Item | Unknown) -> str:
+    match item:
+        case items.Message():
+            return extract_text(item.content)
+        case items.FunctionCallOutput() | items.CustomToolCallOutput():
+            return extract_text(item.output)
+        case items.FunctionCall():
+            return item.arguments
+        case items.CustomToolCall():
+            return item.input
+        case items.Reasoning():
+            return extract_text([*item.summary, *(item.content or ())])
+        case _:
+            return ""
+
+
+def _contains(text: str, wanted: str | Pattern) -> bool:
+    return wanted in text if isinstance(wanted, str) else re.search(wanted.regex, text) is not None
