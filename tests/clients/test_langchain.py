@@ -1,4 +1,4 @@
-"""LangChain's chat model against a real server, with messages in the form of the Responses API."""
+"""The chat model of LangChain against a real server, with message content in the format of the Responses API."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ SCRIPT = {
             "answers": [
                 [
                     {"summary": "A tool knows."},
-                    {"reasoning": "Nobody must read this."},
+                    {"reasoning": "Private reasoning."},
                     {"tool_call": {"name": "get_weather", "arguments": ['{"city":', ' "Bern"}']}},
                 ]
             ],
@@ -65,7 +65,7 @@ def server(serve: Any) -> Any:
 
 @pytest.fixture
 def connect() -> Iterator[Make]:
-    """Makes chat models on connections of their own: those that LangChain opens stay open, for all models to come."""
+    """Return a function that makes chat models with an HTTP client of this test. LangChain never closes its own."""
     with openai.DefaultHttpxClient() as http:
 
         def make(server: Any, **options: Any) -> ChatOpenAI:
@@ -84,13 +84,13 @@ def collect(chunks: Iterator[AIMessageChunk]) -> AIMessageChunk:
     return sum(rest, start=first)
 
 
-def converse(model: Any, *said: BaseMessage, streamed: bool) -> AIMessage:
-    messages = list(said)
+def respond(model: Any, *history: BaseMessage, streamed: bool) -> AIMessage:
+    messages = list(history)
     return collect(model.stream(messages)) if streamed else model.invoke(messages)
 
 
 def answer(message: AIMessage) -> list[BaseMessage]:
-    """The message, and what its calls come to."""
+    """Return the message and the outputs of its tool calls."""
     tools = {each.name: each for each in (get_weather, draw)}
     return [message, *(tools[call["name"]].invoke(call) for call in message.tool_calls)]
 
@@ -99,15 +99,15 @@ def kinds(message: AIMessage) -> list[str]:
     return [block["type"] for block in message.content]
 
 
-def test_an_answer_has_its_id_usage_and_state(server: Any, connect: Make) -> None:
-    told = connect(server).invoke([("system", "Be kind."), ("user", "hello there")])
-    assert (told.text, kinds(told)) == ("You said: hello there", ["text"])
-    assert (told.response_metadata["id"][:5], told.response_metadata["status"]) == ("resp_", "completed")
-    usage = {name: told.usage_metadata[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
+def test_answer_has_id_usage_and_status(server: Any, connect: Make) -> None:
+    message = connect(server).invoke([("system", "Be kind."), ("user", "hello there")])
+    assert (message.text, kinds(message)) == ("You said: hello there", ["text"])
+    assert (message.response_metadata["id"][:5], message.response_metadata["status"]) == ("resp_", "completed")
+    usage = {name: message.usage_metadata[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
     assert usage == {"input_tokens": 4, "output_tokens": 4, "total_tokens": 8}
 
 
-def test_a_stream_adds_up_to_the_answer(server: Any, connect: Make) -> None:
+def test_stream_chunks_add_up_to_the_answer(server: Any, connect: Make) -> None:
     chunks = list(connect(server).stream("hello there"))
     texts = [chunk.text for chunk in chunks if chunk.text]
     whole = collect(iter(chunks))
@@ -116,7 +116,7 @@ def test_a_stream_adds_up_to_the_answer(server: Any, connect: Make) -> None:
     assert whole.response_metadata["status"] == "completed"
 
 
-async def test_the_asynchronous_half_works_too(server: Any, connect: Make) -> None:
+async def test_asynchronous_methods_work(server: Any, connect: Make) -> None:
     async with openai.DefaultAsyncHttpxClient() as http:
         model = connect(server, http_async_client=http)
         texts = [chunk.text async for chunk in model.astream("hello there")]
@@ -125,17 +125,17 @@ async def test_the_asynchronous_half_works_too(server: Any, connect: Make) -> No
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("options", [{}, SEALED], ids=["stored", "sealed"])
-def test_a_tool_is_called_and_reasoning_goes_back(
+def test_reasoning_is_sent_back_with_the_tool_output(
     server: Any, connect: Make, streamed: bool, options: dict[str, Any]
 ) -> None:
     model = connect(server, **options).bind_tools([get_weather])
-    asked = HumanMessage("weather")
-    call = converse(model, asked, streamed=streamed)
+    question = HumanMessage("weather")
+    call = respond(model, question, streamed=streamed)
     assert kinds(call) == ["reasoning", "function_call"]
     assert [(each["name"], each["args"]) for each in call.tool_calls] == [("get_weather", {"city": "Bern"})]
-    told = converse(model, asked, *answer(call), streamed=streamed)
-    assert told.text == "It is mild."
-    assert [item["type"] for item in server.backend.asked()[-1]] == [
+    message = respond(model, question, *answer(call), streamed=streamed)
+    assert message.text == "It is mild."
+    assert [item["type"] for item in server.backend.input_items()[-1]] == [
         "message",
         "reasoning",
         "function_call",
@@ -143,17 +143,17 @@ def test_a_tool_is_called_and_reasoning_goes_back(
     ]
     thought = server.backend.last_item("reasoning")
     assert thought["summary"] == [{"type": "summary_text", "text": "A tool knows."}]
-    # Of a stream, LangChain keeps no raw reasoning but what is sealed: what was stored is found by its id.
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Nobody must read this."}]
+    # From a stream, LangChain keeps only encrypted reasoning. The server finds stored reasoning by its id.
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Private reasoning."}]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_custom_tool_is_called_with_a_text(server: Any, connect: Make, streamed: bool) -> None:
+def test_custom_tool_is_called_with_text(server: Any, connect: Make, streamed: bool) -> None:
     model = connect(server).bind_tools([draw])
-    asked = HumanMessage("draw")
-    call = converse(model, asked, streamed=streamed)
+    question = HumanMessage("draw")
+    call = respond(model, question, streamed=streamed)
     assert kinds(call) == ["custom_tool_call"]
-    assert converse(model, asked, *answer(call), streamed=streamed).text == "Here is a cat."
+    assert respond(model, question, *answer(call), streamed=streamed).text == "Here is a cat."
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
@@ -167,24 +167,24 @@ def test_structured_output(server: Any, connect: Make, serve: Any, method: str) 
     assert last == Profile(name="ada", age=36)
 
 
-def test_a_response_is_continued_by_its_id(server: Any, connect: Make) -> None:
+def test_response_is_continued_by_its_id(server: Any, connect: Make) -> None:
     model = connect(server)
     first = model.invoke("my name is ada")
     again = model.invoke("recall", previous_response_id=first.response_metadata["id"])
     assert again.text == "Your name is ada."
 
 
-def test_of_a_history_only_what_is_new_is_sent(server: Any, connect: Make) -> None:
+def test_only_new_messages_of_a_history_are_sent(server: Any, connect: Make) -> None:
     model = connect(server, use_previous_response_id=True)
-    said = [HumanMessage("my name is ada")]
-    first = model.invoke(said)
-    again = model.invoke([*said, first, HumanMessage("recall")])
+    history = [HumanMessage("my name is ada")]
+    first = model.invoke(history)
+    again = model.invoke([*history, first, HumanMessage("recall")])
     assert again.text == "Your name is ada."
-    kept = server.client().responses.input_items.list(again.response_metadata["id"])
-    assert [item.content[0].text for item in kept] == ["recall"]
+    stored = server.client().responses.input_items.list(again.response_metadata["id"])
+    assert [item.content[0].text for item in stored] == ["recall"]
 
 
-def test_an_image_reaches_the_model(server: Any, connect: Make) -> None:
+def test_image_reaches_the_model(server: Any, connect: Make) -> None:
     content = [
         {"type": "text", "text": "what is this"},
         {"type": "image", "base64": PIXEL, "mime_type": "image/png"},
@@ -195,31 +195,31 @@ def test_an_image_reaches_the_model(server: Any, connect: Make) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_refusals_and_answers_that_are_cut_off_are_told_as_such(server: Any, connect: Make, streamed: bool) -> None:
-    refused = converse(connect(server), HumanMessage("refuse"), streamed=streamed)
+def test_refusals_and_incomplete_answers_are_reported(server: Any, connect: Make, streamed: bool) -> None:
+    refused = respond(connect(server), HumanMessage("refuse"), streamed=streamed)
     assert [(block["type"], block["refusal"]) for block in refused.content] == [("refusal", "Not that.")]
-    short = converse(connect(server), HumanMessage("short"), streamed=streamed)
+    short = respond(connect(server), HumanMessage("short"), streamed=streamed)
     assert (short.text, short.response_metadata["incomplete_details"]) == ("cut", {"reason": "max_output_tokens"})
 
 
-def test_a_model_that_fails_raises(server: Any, connect: Make) -> None:
+def test_failing_model_raises_an_error(server: Any, connect: Make) -> None:
     model = connect(server)
     with pytest.raises(openai.APIError, match=r"No\."):
         list(model.stream("fail"))
     with pytest.raises(ValueError, match=r"No\."):
         model.invoke("fail")
-    with pytest.raises(openai.NotFoundError, match="nobody"):
-        model.invoke("hello", model="nobody")
+    with pytest.raises(openai.NotFoundError, match="unknown"):
+        model.invoke("hello", model="unknown")
 
 
-def test_signs_of_life_disturb_nobody(serve: Any, connect: Make) -> None:
+def test_keepalive_events_are_ignored(serve: Any, connect: Make) -> None:
     server = serve(SCRIPT, keepalive_seconds=0.01)
     assert collect(connect(server).stream("slowly")).text == "first last"
 
 
-def test_the_embedded_model_streams_calls_and_fits_a_schema(embedded: Any, connect: Make) -> None:
+def test_embedded_model_streams_calls_tools_and_fits_a_schema(embedded: Any, connect: Make) -> None:
     model = connect(embedded, model="smollm2-135m", temperature=0, max_tokens=40)
     assert "Paris" in collect(model.stream("What is the capital of France?")).text
-    told = model.bind_tools([get_weather], tool_choice="get_weather").invoke("What is the weather in Paris?")
-    assert [(call["name"], list(call["args"])) for call in told.tool_calls] == [("get_weather", ["city"])]
+    message = model.bind_tools([get_weather], tool_choice="get_weather").invoke("What is the weather in Paris?")
+    assert [(call["name"], list(call["args"])) for call in message.tool_calls] == [("get_weather", ["city"])]
     assert isinstance(model.with_structured_output(Profile).invoke("Ada is 36 years old."), Profile)

@@ -1,4 +1,4 @@
-"""The official SDK against a real server, once with each of its two clients."""
+"""The OpenAI SDK for Python against a real server, with its synchronous and its asynchronous client."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +24,7 @@ class Profile(BaseModel):
 
 
 class Client:
-    """Either client in the words of the other: what is awaitable is awaited, and every stream read to its end."""
+    """One interface for both clients: it awaits awaitables and reads streams to the end."""
 
     def __init__(self, client: Any) -> None:
         self.raw = client
@@ -35,7 +35,7 @@ class Client:
         return await result if inspect.isawaitable(result) else result
 
     async def all(self, result: Any) -> list[Any]:
-        """A stream's events, or the items of all pages."""
+        """Return the events of a stream, or the items of all pages."""
         if inspect.isawaitable(result) and not hasattr(result, "__aiter__"):
             result = await result
         if hasattr(result, "__aiter__"):
@@ -43,7 +43,7 @@ class Client:
         return list(result)
 
     async def stream(self, manager: Any) -> tuple[list[Any], Any]:
-        """The events that the stream helper gives, and the response it ends in."""
+        """Return the events of a stream helper and the final response."""
         if hasattr(manager, "__aenter__"):
             async with manager as stream:
                 return [event async for event in stream], await stream.get_final_response()
@@ -78,8 +78,8 @@ def join(events: list[Any]) -> str:
     return "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
 
-async def begin(client: Client, asked: str = "hello there") -> Any:
-    queued = await client.do(client.responses.create(model="scripted", input=asked, background=True))
+async def begin(client: Client, text: str = "hello there") -> Any:
+    queued = await client.do(client.responses.create(model="scripted", input=text, background=True))
     assert queued.status == "queued"
     return queued
 
@@ -111,14 +111,14 @@ async def test_parse_a_stream(client: Client) -> None:
     assert final.output_parsed == Profile(name="ada", age=36)
 
 
-async def test_a_background_response_is_polled(client: Client) -> None:
+async def test_background_response_is_polled(client: Client) -> None:
     response = await begin(client)
     while response.status in ("queued", "in_progress"):
         response = await client.do(client.responses.retrieve(response.id))
     assert (response.status, response.output_text) == ("completed", "You said: hello there")
 
 
-async def test_a_background_stream_is_resumed_where_it_was_left(client: Client) -> None:
+async def test_background_stream_is_resumed_from_any_event(client: Client) -> None:
     made = await begin(client)
     whole = await client.all(client.responses.retrieve(made.id, stream=True))
     assert whole[-1].type == "response.completed"
@@ -127,14 +127,14 @@ async def test_a_background_stream_is_resumed_where_it_was_left(client: Client) 
         assert rest == whole[number + 1 :]
 
 
-async def test_the_stream_helper_resumes_too(client: Client) -> None:
+async def test_stream_helper_resumes_a_stream(client: Client) -> None:
     made = await begin(client)
     events, final = await client.stream(client.responses.stream(response_id=made.id, starting_after=2))
     assert [event.sequence_number for event in events] == list(range(3, 3 + len(events)))
     assert final.output_text == "You said: hello there"
 
 
-async def test_a_resumed_stream_goes_on_live(client: Client, server: Any) -> None:
+async def test_resumed_stream_continues_live(client: Client, server: Any) -> None:
     made = await begin(client, "wait")
     server.wait_for(lambda: server.backend.reached("gate"))
     stream = await client.do(client.responses.retrieve(made.id, stream=True, starting_after=2))
@@ -169,7 +169,7 @@ async def test_input_tokens(client: Client) -> None:
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", 3)
 
 
-async def test_a_conversation_from_its_beginning_to_its_end(client: Client) -> None:
+async def test_conversation_is_created_updated_used_and_deleted(client: Client) -> None:
     conversations = client.conversations
     made = await client.do(conversations.create(items=say("my name is ada"), metadata={"topic": "names"}))
     assert (made.object, made.metadata) == ("conversation", {"topic": "names"})
@@ -186,7 +186,7 @@ async def test_a_conversation_from_its_beginning_to_its_end(client: Client) -> N
         await client.do(conversations.retrieve(made.id))
 
 
-async def test_the_items_of_a_conversation(client: Client) -> None:
+async def test_conversation_items_are_added_read_and_deleted(client: Client) -> None:
     items = client.conversations.items
     made = await client.do(client.conversations.create())
     added = await client.do(items.create(made.id, items=say("one", "two")))
@@ -202,7 +202,7 @@ async def test_the_items_of_a_conversation(client: Client) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "param"),
     [
-        (lambda c: c.responses.create(model="nobody", input="x"), openai.NotFoundError, "model"),
+        (lambda c: c.responses.create(model="unknown", input="x"), openai.NotFoundError, "model"),
         (
             lambda c: c.responses.create(model="scripted", input="x", previous_response_id="resp_0"),
             openai.BadRequestError,
@@ -213,21 +213,21 @@ async def test_the_items_of_a_conversation(client: Client) -> None:
         (lambda c: c.conversations.create(items=say(*["x"] * 21)), openai.BadRequestError, "items"),
     ],
 )
-async def test_errors_have_their_class_and_name_the_parameter(
+async def test_errors_have_their_class_and_parameter(
     client: Client, call: Callable[[Any], Any], error: type[openai.APIStatusError], param: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as raised:
         await client.do(call(client))
-    assert caught.value.param == param
+    assert raised.value.param == param
 
 
-async def test_signs_of_life_disturb_nobody(serve: Any) -> None:
+async def test_keepalive_events_are_ignored(serve: Any) -> None:
     server = serve(SCRIPT, keepalive_seconds=0.01)
     async with server.async_client() as client, client.responses.stream(model="scripted", input="wait") as stream:
-        told = []
+        events = []
         async for event in stream:
-            told.append(event)
+            events.append(event)
             if event.type == "keepalive":
                 server.do(lambda: server.backend.release("gate"))
         final = await stream.get_final_response()
-    assert (join(told), final.output_text) == ("first last", "first last")
+    assert (join(events), final.output_text) == ("first last", "first last")

@@ -1,4 +1,4 @@
-"""The agents SDK against a real server: two tools and a handoff, with the state on the server."""
+"""The OpenAI Agents SDK for Python against a real server: two tools and a handoff, with state on the server."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,7 +8,7 @@ from agents import Agent, OpenAIConversationsSession, OpenAIResponsesModel, RunC
 from openai import AsyncOpenAI
 
 PLAIN = RunConfig(tracing_disabled=True)
-# What the model reads grows from turn to turn, so the rule for the latest turn comes first.
+# The input grows with every turn, so the rule for the last turn comes first.
 SCRIPT = {
     "rules": [
         {"user": "once more", "text": "Mild at noon", "answers": ["As I said: mild."]},
@@ -42,21 +42,21 @@ async def client(server: Any) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-class Troupe:
-    """An agent with two tools that hands over to a poet, and a note of what its tools were asked."""
+class Team:
+    """An agent with two tools and a handoff to a poet. `calls` records the tool calls."""
 
     def __init__(self, client: AsyncOpenAI) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         model = OpenAIResponsesModel(model="scripted", openai_client=client)
 
         @function_tool
         def get_weather(city: str) -> str:
-            self.asked.append(f"weather in {city}")
+            self.calls.append(f"weather in {city}")
             return "mild"
 
         @function_tool
         def get_time(city: str) -> str:
-            self.asked.append(f"time in {city}")
+            self.calls.append(f"time in {city}")
             return "noon"
 
         poet = Agent(name="poet", instructions="Rhyme.", model=model)
@@ -64,30 +64,30 @@ class Troupe:
             name="guide", instructions="Find out.", model=model, tools=[get_weather, get_time], handoffs=[poet]
         )
 
-    async def run(self, asked: str, **options: Any) -> Any:
-        return await Runner.run(self.guide, asked, run_config=PLAIN, **options)
+    async def run(self, text: str, **options: Any) -> Any:
+        return await Runner.run(self.guide, text, run_config=PLAIN, **options)
 
 
-def judge(troupe: Troupe, result: Any) -> None:
+def check_result(team: Team, result: Any) -> None:
     assert (result.final_output, result.last_agent.name) == ("Mild at noon, said the poet.", "poet")
-    assert sorted(troupe.asked) == ["time in Bern", "weather in Bern"]  # they run at the same time
+    assert sorted(team.calls) == ["time in Bern", "weather in Bern"]  # they run concurrently
 
 
-async def test_on_previous_response_id(client: AsyncOpenAI) -> None:
-    troupe = Troupe(client)
-    result = await troupe.run("a poem", auto_previous_response_id=True)
-    judge(troupe, result)
+async def test_run_continues_with_previous_response_id(client: AsyncOpenAI) -> None:
+    team = Team(client)
+    result = await team.run("a poem", auto_previous_response_id=True)
+    check_result(team, result)
     responses = [await client.responses.retrieve(each.response_id) for each in result.raw_responses]
     assert [response.previous_response_id for response in responses] == [None, responses[0].id, responses[1].id]
-    again = await troupe.run("once more", previous_response_id=result.last_response_id)
+    again = await team.run("once more", previous_response_id=result.last_response_id)
     assert again.final_output == "As I said: mild."
 
 
-async def test_on_a_conversation(client: AsyncOpenAI) -> None:
-    troupe = Troupe(client)
+async def test_run_continues_in_a_conversation(client: AsyncOpenAI) -> None:
+    team = Team(client)
     conversation = await client.conversations.create()
-    judge(troupe, await troupe.run("a poem", conversation_id=conversation.id))
-    again = await troupe.run("once more", conversation_id=conversation.id)
+    check_result(team, await team.run("a poem", conversation_id=conversation.id))
+    again = await team.run("once more", conversation_id=conversation.id)
     assert again.final_output == "As I said: mild."
     items = [item.type async for item in client.conversations.items.list(conversation.id, order="asc")]
     assert items == [
@@ -102,11 +102,11 @@ async def test_on_a_conversation(client: AsyncOpenAI) -> None:
     ]
 
 
-async def test_on_a_session_that_is_a_conversation(client: AsyncOpenAI) -> None:
-    troupe = Troupe(client)
+async def test_run_continues_in_a_conversations_session(client: AsyncOpenAI) -> None:
+    team = Team(client)
     session = OpenAIConversationsSession(openai_client=client)
-    judge(troupe, await troupe.run("a poem", session=session))
-    again = await troupe.run("once more", session=session)
+    check_result(team, await team.run("a poem", session=session))
+    again = await team.run("once more", session=session)
     assert again.final_output == "As I said: mild."
     assert len(await session.get_items()) == 10
     last: Any = await session.pop_item()
@@ -116,8 +116,8 @@ async def test_on_a_session_that_is_a_conversation(client: AsyncOpenAI) -> None:
 
 
 async def test_streamed(client: AsyncOpenAI) -> None:
-    troupe = Troupe(client)
-    result = Runner.run_streamed(troupe.guide, "a poem", run_config=PLAIN, auto_previous_response_id=True)
-    told = [event.type async for event in result.stream_events()]
-    judge(troupe, result)
-    assert {"raw_response_event", "run_item_stream_event", "agent_updated_stream_event"} <= set(told)
+    team = Team(client)
+    result = Runner.run_streamed(team.guide, "a poem", run_config=PLAIN, auto_previous_response_id=True)
+    types = [event.type async for event in result.stream_events()]
+    check_result(team, result)
+    assert {"raw_response_event", "run_item_stream_event", "agent_updated_stream_event"} <= set(types)

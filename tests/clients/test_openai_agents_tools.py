@@ -1,4 +1,4 @@
-"""The agents SDK's own tools, carried out by the SDK, for a model that only knows functions."""
+"""The tools of the OpenAI Agents SDK, executed by the SDK, on a model that supports only functions."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,7 +19,7 @@ from agents import (
 from agents.editor import ApplyPatchOperation, ApplyPatchResult
 from openai import AsyncOpenAI
 
-from clients.tool_script import SCRIPT
+from support.tool_script import SCRIPT
 
 PLAIN = RunConfig(tracing_disabled=True)
 
@@ -48,7 +48,7 @@ async def draw(context: Any, text: str) -> str:
 
 @function_tool(defer_loading=True)
 def get_weather(city: str) -> str:
-    """The weather of a city."""
+    """Get the weather of a city."""
     return "mild"
 
 
@@ -62,7 +62,7 @@ TOOLS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", TOOLS)
-async def test_the_tool_is_called_and_its_output_is_read(client: AsyncOpenAI, name: str) -> None:
+async def test_tool_is_executed_and_its_output_is_read(client: AsyncOpenAI, name: str) -> None:
     model = OpenAIResponsesModel(model="scripted", openai_client=client)
     agent = Agent(name="worker", model=model, tools=TOOLS[name])
     result = await Runner.run(agent, f"use {name}", run_config=PLAIN)

@@ -1,4 +1,4 @@
-"""The official SDK's WebSocket connection."""
+"""The WebSocket connection of the OpenAI SDK for Python."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -33,7 +33,7 @@ async def connection(running: LiveServer) -> AsyncIterator[AsyncResponsesConnect
 
 
 async def read(connection: AsyncResponsesConnection, *, ends: int = 1) -> list[Any]:
-    """The events up to the end of so many responses."""
+    """Read events until this many responses have ended."""
     events: list[Any] = []
     while ends:
         events.append(await connection.recv())
@@ -45,7 +45,7 @@ def text_of(event: Any) -> str:
     return event.response.output_text
 
 
-async def test_turns_follow_each_other_without_being_stored(connection: AsyncResponsesConnection) -> None:
+async def test_turns_continue_without_being_stored(connection: AsyncResponsesConnection) -> None:
     await connection.response.create(
         model="scripted", input=[], instructions="Be brief.", generate=False, store=False, tools=[TOOL]
     )
@@ -59,7 +59,7 @@ async def test_turns_follow_each_other_without_being_stored(connection: AsyncRes
         prepared = events[-1].response
 
 
-async def test_two_lanes_run_at_once(running: LiveServer, connection: AsyncResponsesConnection) -> None:
+async def test_two_lanes_run_concurrently(running: LiveServer, connection: AsyncResponsesConnection) -> None:
     await connection.response.create(model="scripted", input="slowly", stream_id="slow")
     await connection.response.create(model="scripted", input="hi", stream_id="quick")
     first = await read(connection)
@@ -70,7 +70,7 @@ async def test_two_lanes_run_at_once(running: LiveServer, connection: AsyncRespo
     assert {event.stream_id for event in first} == {"slow", "quick"}
 
 
-async def test_a_response_is_steered(running: LiveServer, connection: AsyncResponsesConnection) -> None:
+async def test_response_is_steered(running: LiveServer, connection: AsyncResponsesConnection) -> None:
     await connection.response.create(model="scripted", input="slowly", stream_id="a")
     created = await connection.recv()
     running.wait_for(lambda: running.backend.reached("gate"))
@@ -96,21 +96,21 @@ async def test_steering_waits_for_the_output_of_a_call(
     await read(connection)
     pending = await connection.recv()
     assert isinstance(pending, ResponseSteerPendingEvent)
-    owed: Any = [{**each.to_dict(), "output": "rain"} for each in pending.required_input]
+    outputs: Any = [{**each.to_dict(), "output": "rain"} for each in pending.required_input]
     await connection.response.create(
-        model="scripted", input=owed, store=False, previous_response_id=created.response.id
+        model="scripted", input=outputs, store=False, previous_response_id=created.response.id
     )
     assert text_of((await read(connection))[-1]) == "4 turn left"
 
 
-async def test_input_comes_back_that_cannot_steer(connection: AsyncResponsesConnection) -> None:
+async def test_steering_of_an_unknown_response_returns_the_input(connection: AsyncResponsesConnection) -> None:
     await connection.response.steer(input="turn left", previous_response_id="resp_unknown")
     failed = await connection.recv()
     assert isinstance(failed, ResponseSteerFailedEvent)
     assert (failed.error.code, failed.steer.input) == ("response_not_found", "turn left")
 
 
-async def test_an_error_is_an_event_and_the_connection_goes_on(connection: AsyncResponsesConnection) -> None:
+async def test_error_is_an_event_and_the_connection_stays_open(connection: AsyncResponsesConnection) -> None:
     await connection.response.create(model="scripted", input="hi", temperature=3)
     error: Any = await connection.recv()
     assert (error.type, error.status, error.error.param) == ("error", 400, "temperature")
@@ -118,7 +118,7 @@ async def test_an_error_is_an_event_and_the_connection_goes_on(connection: Async
     assert text_of((await read(connection))[-1]) == "1 hi"
 
 
-def test_the_plain_client_is_served_like_the_asynchronous_one(running: LiveServer) -> None:
+def test_synchronous_client_is_served_over_websocket(running: LiveServer) -> None:
     with running.client() as client, client.responses.connect() as connection:
         connection.response.create(model="scripted", input="hi")
         for event in connection:

@@ -44,7 +44,7 @@ def record_requests(folder: Path, era: str) -> None:
     server.middleware.append(record)
 
 
-class Place(BaseModel):
+class City(BaseModel):
     city: str
     height: float | None
 
@@ -56,9 +56,9 @@ def add(one: int, other: int) -> int:
 
 
 @server.tool(name="look.up")
-def look_up(city: str) -> Place:
-    """Find a place."""
-    return Place(city=city, height=None)
+def look_up(city: str) -> City:
+    """Find a city."""
+    return City(city=city, height=None)
 
 
 @server.tool()

@@ -1,4 +1,4 @@
-"""The real Codex CLI, with a home of its own and our own configuration, against a server on loopback."""
+"""The real Codex CLI, with its own home and the configuration of `antiphon codex`, against a local server."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from antiphon.cli.main import main
-from clients.recorder import Recorder
 from support.live_server import LiveServer, make_settings
+from support.recording_backend import RecordingBackend
 
 BINARY = Path(__file__).parents[3] / ".node/codex/node_modules/.bin/codex"
-PATIENCE_SECONDS = 60
-# What Codex would tell or ask other machines.
+WAIT_SECONDS = 60
+# Turn off every feature that contacts other machines.
 QUIET = """\
 check_for_update_on_startup = false
 web_search = "disabled"
@@ -36,7 +36,7 @@ trace_exporter = "none"
 apps = false
 plugins = false
 
-# A failure shows at once.
+# No retries: a failure is visible at once.
 [model_providers.antiphon]
 request_max_retries = 0
 stream_max_retries = 0
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 class Codex:
-    """`codex exec` in a folder of its own."""
+    """Runs `codex exec` in its own folder."""
 
     def __init__(self, server: LiveServer, folder: Path, log: pytest.LogCaptureFixture) -> None:
         self.server = server
@@ -73,13 +73,13 @@ class Codex:
         (self._home / "config.toml").write_text(QUIET)
 
     @property
-    def model(self) -> Recorder:
-        assert isinstance(self.server.backend, Recorder)
+    def model(self) -> RecordingBackend:
+        assert isinstance(self.server.backend, RecordingBackend)
         return self.server.backend
 
     @property
     def methods(self) -> set[str]:
-        """How responses were asked for, by the server's log."""
+        """Return the methods of the requests for responses, from the log of the server."""
         lines = [record.getMessage() for record in self._log.records if record.name == "antiphon.access"]
         return {line.split()[0] for line in lines if "/v1/responses" in line}
 
@@ -89,7 +89,7 @@ class Codex:
             assert main(["codex", "--url", self.server.url, "--write", *options]) == 0
 
     def run(self, *arguments: str, transport: str, settings: dict[str, Any] | None = None) -> Outcome:
-        """A whole run. `settings` go over those of the configuration."""
+        """Run Codex to its end. `settings` override the configuration."""
         changes = {"model_providers.antiphon.supports_websockets": transport == "websocket", **(settings or {})}
         options = [f"--config={name}={json.dumps(value)}" for name, value in changes.items()]
         done = subprocess.run(
@@ -108,7 +108,7 @@ class Codex:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=WAIT_SECONDS,
             check=False,
         )
         events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -117,27 +117,27 @@ class Codex:
         return outcome
 
     def _environment(self) -> dict[str, str]:
-        # Whatever it wants of another machine ends at a port where nobody listens.
-        nowhere = "http://127.0.0.1:9"
+        # A proxy on a closed port: requests to other machines fail.
+        closed = "http://127.0.0.1:9"
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self._home),
             "CODEX_HOME": str(self._home),
-            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), nowhere),
+            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), closed),
             "NO_PROXY": "127.0.0.1",
         }
 
 
 @pytest.fixture
 def codex(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Codex]]:
-    """Starts a server with a script and configures Codex for it."""
+    """Return a function that starts a server with a script and configures Codex for it."""
     if not BINARY.exists() or shutil.which("node") is None:
         pytest.skip("Codex CLI is not installed: make test-clients installs it, if there is node")
     caplog.set_level("INFO", "antiphon.access")
     started: list[LiveServer] = []
 
     def start(script: dict[str, Any], *options: str, only_functions: bool = False) -> Codex:
-        backend = Recorder(script, only_functions=only_functions)
+        backend = RecordingBackend(script, only_functions=only_functions)
         started.append(LiveServer(script, make_settings(), backend=backend))
         made = Codex(started[-1], tmp_path, caplog)
         made.configure(*options)

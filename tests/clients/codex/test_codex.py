@@ -1,4 +1,4 @@
-"""Codex CLI works on our server: what it asks for, it gets, and what the model calls for really happens."""
+"""Codex CLI against a real server, over HTTP and WebSocket. Tool calls of the model are executed."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.parametrize("transport", ["http", "websocket"])
 
 
-def test_an_answer_is_shown(codex: Any, transport: str) -> None:
+def test_answer_is_shown(codex: Any, transport: str) -> None:
     agent = codex({"rules": [{"user": "hello", "answers": ["Hello from the script."]}]})
     outcome = agent.run("hello", transport=transport)
     assert outcome.messages == ["Hello from the script."]
@@ -44,7 +44,7 @@ SHELL = {
 }
 
 
-def test_a_shell_command_runs_and_the_model_reads_its_output(codex: Any, transport: str) -> None:
+def test_shell_command_runs_and_its_output_is_read(codex: Any, transport: str) -> None:
     agent = codex(SHELL)
     outcome = agent.run("print something", transport=transport)
     assert outcome.messages == ["I print.", "It printed left-right."]
@@ -54,29 +54,29 @@ def test_a_shell_command_runs_and_the_model_reads_its_output(codex: Any, transpo
     assert ("POST" in agent.methods, "WS" in agent.methods) == (transport == "http", transport == "websocket")
 
 
-def test_reasoning_comes_back_to_the_model_that_thought_it(codex: Any, transport: str) -> None:
+def test_reasoning_is_sent_back_to_the_model(codex: Any, transport: str) -> None:
     call = {"name": "exec_command", "arguments": {"cmd": "true"}}
     agent = codex(
         {
             "rules": [
                 {"last_item": "function_call_output", "answers": ["Done."]},
-                {"user": "think", "answers": [[{"reasoning": "Nobody must read this."}, {"tool_call": call}]]},
+                {"user": "think", "answers": [[{"reasoning": "Private reasoning."}, {"tool_call": call}]]},
             ]
         }
     )
     outcome = agent.run("Please think.", transport=transport)
     assert outcome.messages == ["Done."]
     thought = agent.model.last_item("reasoning")
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Nobody must read this."}]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Private reasoning."}]
 
 
-def test_web_search_that_nobody_has_does_no_harm(codex: Any, transport: str) -> None:
+def test_unsupported_web_search_is_dropped(codex: Any, transport: str) -> None:
     agent = codex({"default": "I know it anyway."}, only_functions=True)
     outcome = agent.run("Search!", transport=transport, settings={"web_search": "live"})
     assert outcome.messages == ["I know it anyway."]
 
 
-def test_an_output_schema_is_the_format_of_the_answer(codex: Any, transport: str) -> None:
+def test_output_schema_becomes_the_text_format(codex: Any, transport: str) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string"}},
@@ -88,8 +88,8 @@ def test_an_output_schema_is_the_format_of_the_answer(codex: Any, transport: str
     outcome = agent.run("Where?", "--output-schema", "schema.json", "-o", "answer.json", transport=transport)
     assert outcome.messages == ['{"city": "Bern"}']
     assert json.loads((agent.work / "answer.json").read_text()) == {"city": "Bern"}
-    asked = agent.model.turns[-1].request.text.format
-    assert (asked.type, asked.schema, asked.strict) == ("json_schema", schema, True)
+    text_format = agent.model.turns[-1].request.text.format
+    assert (text_format.type, text_format.schema, text_format.strict) == ("json_schema", schema, True)
 
 
 # A red dot.
@@ -98,7 +98,7 @@ PIXEL = base64.b64decode(
 )
 
 
-def test_an_image_reaches_the_model(codex: Any, transport: str) -> None:
+def test_image_reaches_the_model(codex: Any, transport: str) -> None:
     agent = codex({"rules": [{"user": "What is this", "answers": ["A red dot."]}]})
     (agent.work / "dot.png").write_bytes(PIXEL)
     outcome = agent.run("What is this?", "-i", "dot.png", transport=transport)
@@ -121,7 +121,7 @@ PATCH = """\
 """
 
 
-def test_a_patch_is_applied_by_a_custom_tool_with_a_grammar(codex: Any, transport: str) -> None:
+def test_patch_is_applied_by_a_custom_tool_with_a_grammar(codex: Any, transport: str) -> None:
     agent = codex(
         {
             "rules": [
@@ -139,7 +139,7 @@ def test_a_patch_is_applied_by_a_custom_tool_with_a_grammar(codex: Any, transpor
     assert offered["apply_patch"].format.syntax == "lark"
 
 
-def test_a_patch_is_applied_though_the_model_knows_only_functions(codex: Any, transport: str) -> None:
+def test_patch_is_applied_on_a_model_with_only_functions(codex: Any, transport: str) -> None:
     call = {"name": "apply_patch", "arguments": {"input": PATCH}}
     agent = codex(
         {
@@ -163,22 +163,22 @@ def test_a_patch_is_applied_though_the_model_knows_only_functions(codex: Any, tr
         ({"name": "multi_agent_v1__close_agent"}, True),
     ],
 )
-def test_a_tool_of_a_namespace_is_found(codex: Any, transport: str, call: dict[str, str], only_functions: bool) -> None:
+def test_namespace_tool_is_called(codex: Any, transport: str, call: dict[str, str], only_functions: bool) -> None:
     agent = codex(
         {
             "rules": [
                 {"last_item": "function_call_output", "answers": ["So be it."]},
-                {"user": "close", "answers": [[{"tool_call": {**call, "arguments": {"target": "nobody"}}}]]},
+                {"user": "close", "answers": [[{"tool_call": {**call, "arguments": {"target": "unknown"}}}]]},
             ]
         },
         only_functions=only_functions,
     )
     assert agent.run("Please close it.", transport=transport).messages == ["So be it."]
-    # Codex knows the tool, and that there is no such agent.
-    assert agent.model.last_item("function_call_output")["output"].startswith("invalid agent id nobody")
+    # Codex has executed the tool: the error is its own.
+    assert agent.model.last_item("function_call_output")["output"].startswith("invalid agent id unknown")
 
 
-def test_a_session_is_resumed_with_all_that_was_said(codex: Any, transport: str) -> None:
+def test_session_is_resumed_with_its_history(codex: Any, transport: str) -> None:
     agent = codex(
         {
             "rules": [
@@ -217,21 +217,21 @@ LONG = {
 }
 
 
-def test_a_long_session_goes_on_after_the_server_has_compacted_it(codex: Any, transport: str) -> None:
+def test_long_session_continues_after_server_compaction(codex: Any, transport: str) -> None:
     agent = codex(LONG, "--server-compaction")
     limit = {"model_auto_compact_token_limit": 20_000}
     first = agent.run("Choose a number.", transport=transport, settings=limit)
     second = agent.run("resume", first.thread, "What was it?", transport=transport, settings=limit)
     assert (first.messages[-1], second.messages) == ("I am ready.", ["It was seven."])
-    # Only the summary was written with the long text before the model's eyes.
-    assert ["hum hum" in json.dumps(items) for items in agent.model.asked()] == [False, True, False, False]
-    assert agent.model.asked()[2][-1]["type"] == "function_call_output"
+    # Only the summary request contains the long text.
+    assert ["hum hum" in json.dumps(items) for items in agent.model.input_items()] == [False, True, False, False]
+    assert agent.model.input_items()[2][-1]["type"] == "function_call_output"
 
 
-def test_a_long_session_goes_on_after_codex_has_compacted_it(codex: Any, transport: str) -> None:
+def test_long_session_continues_after_codex_compaction(codex: Any, transport: str) -> None:
     agent = codex(LONG)
     limit = {"model_auto_compact_token_limit": 20_000}
     first = agent.run("Choose a number.", transport=transport, settings=limit)
     second = agent.run("resume", first.thread, "What was it?", transport=transport, settings=limit)
     assert second.messages == ["It was seven."]
-    assert "hum hum" not in json.dumps(agent.model.asked()[-1])
+    assert "hum hum" not in json.dumps(agent.model.input_items()[-1])

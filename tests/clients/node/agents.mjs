@@ -1,4 +1,4 @@
-// The agents SDK for JavaScript.
+// The OpenAI Agents SDK for JavaScript.
 
 import {
   Agent,
@@ -17,25 +17,25 @@ import {
 import OpenAI from 'openai';
 import { WebSocket } from 'ws';
 import { z } from 'zod';
-import { play, read } from './stage.mjs';
+import { readAll, runCases } from './harness.mjs';
 
-// Node has one of its own from version 22 on.
+// Node has its own WebSocket since version 22.
 globalThis.WebSocket ??= WebSocket;
 
-await play(({ url, model }) => {
+await runCases(({ url, model }) => {
   const client = new OpenAI({ baseURL: url, apiKey: 'any', maxRetries: 0 });
   const runner = new Runner({ modelProvider: new OpenAIProvider({ openAIClient: client }), tracingDisabled: true });
-  const asked = [];
+  const calls = [];
 
-  /** A tool that tells of a city, and remembers of which. */
-  const teller = (name, heard, more) =>
+  /** Make a tool that returns a fixed output for a city and records its calls. */
+  const makeTool = (name, output, more) =>
     tool({
       name,
-      description: `Get the ${heard} of a city`,
+      description: `Get the ${output} of a city`,
       parameters: z.object({ city: z.string() }),
       execute: async ({ city }) => {
-        asked.push(`${name} ${city}`);
-        return heard;
+        calls.push(`${name} ${city}`);
+        return output;
       },
       ...more,
     });
@@ -45,17 +45,17 @@ await play(({ url, model }) => {
     name: 'guide',
     instructions: 'Find out.',
     model,
-    tools: [teller('get_weather', 'mild'), teller('get_time', 'noon')],
+    tools: [makeTool('get_weather', 'mild'), makeTool('get_time', 'noon')],
     handoffs: [poet],
   });
 
-  const tell = ({ finalOutput, lastAgent }) => ({ text: finalOutput, by: lastAgent.name, asked: asked.sort() });
+  const summarize = ({ finalOutput, lastAgent }) => ({ text: finalOutput, by: lastAgent.name, calls: calls.sort() });
 
-  /** A run, and one more that needs to know of it. */
-  async function twice(first, second, run = runner) {
+  /** Run the guide twice. The second run needs the history of the first. */
+  async function runTwice(first, second, run = runner) {
     const result = await run.run(guide, 'a poem', first);
     const again = await run.run(guide, 'once more', second(result));
-    return { ...tell(result), again: again.finalOutput };
+    return { ...summarize(result), again: again.finalOutput };
   }
 
   async function use(name, tools) {
@@ -64,36 +64,36 @@ await play(({ url, model }) => {
   }
 
   return {
-    chain: () => twice({}, (result) => ({ previousResponseId: result.lastResponseId })),
+    chain: () => runTwice({}, (result) => ({ previousResponseId: result.lastResponseId })),
 
     async conversation() {
       const { id } = await client.conversations.create();
-      const told = await twice({ conversationId: id }, () => ({ conversationId: id }));
-      const items = await read(client.conversations.items.list(id, { order: 'asc' }));
-      return { ...told, items: items.map(({ type }) => type) };
+      const outcome = await runTwice({ conversationId: id }, () => ({ conversationId: id }));
+      const items = await readAll(client.conversations.items.list(id, { order: 'asc' }));
+      return { ...outcome, items: items.map(({ type }) => type) };
     },
 
     async session() {
       const session = new OpenAIConversationsSession({ client });
-      const told = await twice({ session }, () => ({ session }));
+      const outcome = await runTwice({ session }, () => ({ session }));
       const count = (await session.getItems()).length;
       const last = await session.popItem();
       await session.clearSession();
-      return { ...told, count, last: last.content[0].text };
+      return { ...outcome, count, last: last.content[0].text };
     },
 
     websocket: () =>
       withResponsesWebSocketSession(
-        (session) => twice({}, (result) => ({ previousResponseId: result.lastResponseId }), session.runner),
+        (session) => runTwice({}, (result) => ({ previousResponseId: result.lastResponseId }), session.runner),
         { providerOptions: { baseURL: url, apiKey: 'any' }, runnerConfig: { tracingDisabled: true } },
       ),
 
     async streamed() {
       const result = await runner.run(guide, 'a poem', { stream: true });
-      const events = await read(result);
+      const events = await readAll(result);
       await result.completed;
       const texts = events.flatMap(({ data }) => (data?.type === 'output_text_delta' ? data.delta : []));
-      return { ...tell(result), joined: texts.join(''), types: [...new Set(events.map(({ type }) => type))].sort() };
+      return { ...summarize(result), joined: texts.join(''), types: [...new Set(events.map(({ type }) => type))].sort() };
     },
 
     async structured() {
@@ -101,36 +101,36 @@ await play(({ url, model }) => {
       return (await runner.run(new Agent({ name: 'clerk', model, outputType }), 'profile')).finalOutput;
     },
 
-    // The history is the client's: reasoning is sealed on its way.
+    // The client stores the history, with encrypted reasoning.
     async reasoning() {
       const modelSettings = {
         store: false,
         reasoning: { effort: 'low', summary: 'auto' },
         providerData: { include: ['reasoning.encrypted_content'] },
       };
-      const worker = new Agent({ name: 'worker', model, modelSettings, tools: [teller('get_weather', 'mild')] });
+      const worker = new Agent({ name: 'worker', model, modelSettings, tools: [makeTool('get_weather', 'mild')] });
       const result = await runner.run(worker, 'think');
       return { text: result.finalOutput, items: result.newItems.map(({ type }) => type) };
     },
 
-    // A person is asked, and a later process might go on with the answer.
+    // The run pauses for approval and is resumed from its serialized state.
     async approval() {
-      const tools = [teller('get_weather', 'mild', { needsApproval: true })];
+      const tools = [makeTool('get_weather', 'mild', { needsApproval: true })];
       const worker = new Agent({ name: 'worker', model, tools });
       const paused = await runner.run(worker, 'think');
       const state = await RunState.fromString(worker, paused.state.toString());
-      const before = [...asked];
+      const before = [...calls];
       for (const each of state.getInterruptions()) state.approve(each);
-      return { before, text: (await runner.run(worker, state)).finalOutput, after: asked };
+      return { before, text: (await runner.run(worker, state)).finalOutput, after: calls };
     },
 
     async compaction() {
       const session = new OpenAIResponsesCompactionSession({ client, model, shouldTriggerCompaction: () => true });
       const clerk = new Agent({ name: 'clerk', model });
       await runner.run(clerk, 'my name is ada', { session });
-      const kept = await session.getItems();
+      const items = await session.getItems();
       const again = await runner.run(clerk, 'recall', { session });
-      return { kept: kept.map(({ type, role }) => type ?? role), text: again.finalOutput };
+      return { items: items.map(({ type, role }) => type ?? role), text: again.finalOutput };
     },
 
     shell: () =>
@@ -156,21 +156,21 @@ await play(({ url, model }) => {
     namespace: () =>
       use(
         'namespace',
-        toolNamespace({ name: 'sky', description: 'What is above.', tools: [teller('get_weather', 'mild')] }),
+        toolNamespace({ name: 'sky', description: 'What is above.', tools: [makeTool('get_weather', 'mild')] }),
       ),
 
-    search: () => use('search', [toolSearchTool(), teller('get_weather', 'mild', { deferLoading: true })]),
+    search: () => use('search', [toolSearchTool(), makeTool('get_weather', 'mild', { deferLoading: true })]),
 
     async embedded() {
       const worker = new Agent({
         name: 'worker',
         model,
         modelSettings: { temperature: 0, maxTokens: 40, toolChoice: 'get_weather' },
-        tools: [teller('get_weather', 'mild')],
+        tools: [makeTool('get_weather', 'mild')],
         toolUseBehavior: 'stop_on_first_tool',
       });
       const result = await runner.run(worker, 'What is the weather in Paris?', { maxTurns: 1 });
-      return { text: result.finalOutput, asked: asked.map((each) => each.split(' ')[0]) };
+      return { text: result.finalOutput, calls: calls.map((each) => each.split(' ')[0]) };
     },
   };
 });

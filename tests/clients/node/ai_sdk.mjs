@@ -1,9 +1,9 @@
-// The AI SDK with its provider for OpenAI.
+// The AI SDK with its OpenAI provider.
 
 import { createOpenAI } from '@ai-sdk/openai';
 import { generateObject, generateText, Output, stepCountIs, streamObject, streamText, tool } from 'ai';
 import { z } from 'zod';
-import { fail, PIXEL, play, read } from './stage.mjs';
+import { catchError, PIXEL, readAll, runCases } from './harness.mjs';
 
 const set = (options) => ({ providerOptions: { openai: options } });
 
@@ -21,37 +21,37 @@ const pick = ({ text, finishReason, usage: { inputTokens, outputTokens } }) => (
   usage: [inputTokens, outputTokens],
 });
 
-/** What a run of several steps comes to. */
-const tell = async ({ text, steps }) => ({
+/** Summarize a run of several steps. */
+const summarize = async ({ text, steps }) => ({
   text: await text,
   steps: (await steps).map(({ content, finishReason }) => [finishReason, ...content.map(({ type }) => type)]),
   thoughts: (await steps).map(({ reasoningText }) => reasoningText ?? null),
 });
 
-await play(({ url, model }) => {
+await runCases(({ url, model }) => {
   const openai = createOpenAI({ baseURL: url, apiKey: 'any' });
   const common = { model: openai.responses(model), maxRetries: 0 };
-  // The model thinks, calls a tool, and reads what came of it.
+  // The model reasons, calls a tool and reads its output.
   const thoughtful = { ...common, prompt: 'weather', tools: { get_weather }, stopWhen: stepCountIs(3) };
 
-  /** A run on a tool of the provider's, once whole and once streamed. */
-  async function use(name, ours) {
-    const settings = { ...common, prompt: `use ${name}`, tools: ours, stopWhen: stepCountIs(4) };
+  /** Run with a tool of the provider, without and with streaming. */
+  async function use(name, tools) {
+    const settings = { ...common, prompt: `use ${name}`, tools, stopWhen: stepCountIs(4) };
     const whole = await generateText(settings);
     const streamed = streamText(settings);
     await streamed.consumeStream();
-    return [await tell(whole), await tell(streamed)].map(({ text, steps }) => ({ text, steps }));
+    return [await summarize(whole), await summarize(streamed)].map(({ text, steps }) => ({ text, steps }));
   }
 
   return {
     async generate() {
-      const told = await generateText({ ...common, system: 'Be kind.', prompt: 'hello there', temperature: 0.5 });
-      return { ...pick(told), warnings: told.warnings, id: told.providerMetadata.openai.responseId.slice(0, 5) };
+      const result = await generateText({ ...common, system: 'Be kind.', prompt: 'hello there', temperature: 0.5 });
+      return { ...pick(result), warnings: result.warnings, id: result.providerMetadata.openai.responseId.slice(0, 5) };
     },
 
     async stream() {
       const result = streamText({ ...common, prompt: 'hello there' });
-      const parts = await read(result.fullStream);
+      const parts = await readAll(result.fullStream);
       const texts = parts.flatMap((part) => (part.type === 'text-delta' ? part.text : []));
       return {
         types: parts.map(({ type }) => type),
@@ -60,20 +60,20 @@ await play(({ url, model }) => {
       };
     },
 
-    // What is stored goes back as references, what is not, sealed.
-    stored: async () => tell(await generateText({ ...thoughtful, ...think({}) })),
-    unstored: async () => tell(await generateText({ ...thoughtful, ...think({ store: false }) })),
+    // Stored items are sent back as references, others with encrypted reasoning.
+    stored: async () => summarize(await generateText({ ...thoughtful, ...think({}) })),
+    unstored: async () => summarize(await generateText({ ...thoughtful, ...think({ store: false }) })),
 
     async streamed() {
       const result = streamText({ ...thoughtful, ...think({ store: false }) });
-      const parts = await read(result.fullStream);
-      return { types: [...new Set(parts.map(({ type }) => type))], ...(await tell(result)) };
+      const parts = await readAll(result.fullStream);
+      return { types: [...new Set(parts.map(({ type }) => type))], ...(await summarize(result)) };
     },
 
     async object() {
       const settings = { ...common, schema, prompt: 'profile' };
       const streamed = streamObject(settings);
-      const partial = await read(streamed.partialObjectStream);
+      const partial = await readAll(streamed.partialObjectStream);
       const { output } = await generateText({ ...common, prompt: 'profile', output: Output.object({ schema }) });
       return [(await generateObject(settings)).object, await streamed.object, partial.at(-1), output];
     },
@@ -86,9 +86,9 @@ await play(({ url, model }) => {
     },
 
     async history() {
-      const said = [{ role: 'user', content: 'my name is ada' }];
-      const first = await generateText({ ...common, messages: said });
-      const messages = [...said, ...first.response.messages, { role: 'user', content: 'recall' }];
+      const history = [{ role: 'user', content: 'my name is ada' }];
+      const first = await generateText({ ...common, messages: history });
+      const messages = [...history, ...first.response.messages, { role: 'user', content: 'recall' }];
       return (await generateText({ ...common, messages })).text;
     },
 
@@ -101,13 +101,13 @@ await play(({ url, model }) => {
     },
 
     async logprobs() {
-      const told = await generateText({ ...common, prompt: 'surely', ...set({ logprobs: 2 }) });
-      return told.providerMetadata.openai.logprobs;
+      const result = await generateText({ ...common, prompt: 'surely', ...set({ logprobs: 2 }) });
+      return result.providerMetadata.openai.logprobs;
     },
 
     async sources() {
-      const told = await generateText({ ...common, prompt: 'cite' });
-      return told.sources.map(({ sourceType, url: address, title }) => [sourceType, address, title]);
+      const result = await generateText({ ...common, prompt: 'cite' });
+      return result.sources.map(({ sourceType, url: address, title }) => [sourceType, address, title]);
     },
 
     async errors() {
@@ -119,14 +119,14 @@ await play(({ url, model }) => {
         message,
       ];
       return [
-        explain(await fail(() => generateText({ ...common, model: openai.responses('nobody'), prompt: 'x' }))),
-        explain(await fail(() => generateText({ ...common, prompt: 'too much' }))),
+        explain(await catchError(() => generateText({ ...common, model: openai.responses('unknown'), prompt: 'x' }))),
+        explain(await catchError(() => generateText({ ...common, prompt: 'too much' }))),
       ];
     },
 
     async breakdown() {
-      const failed = await fail(() => generateText({ ...common, prompt: 'fail' }));
-      const parts = await read(streamText({ ...common, prompt: 'fail', onError() {} }).fullStream);
+      const failed = await catchError(() => generateText({ ...common, prompt: 'fail' }));
+      const parts = await readAll(streamText({ ...common, prompt: 'fail', onError() {} }).fullStream);
       const short = await generateText({ ...common, prompt: 'short' });
       return {
         failed: failed.name,
@@ -138,9 +138,9 @@ await play(({ url, model }) => {
 
     async keepalive() {
       const result = streamText({ ...common, prompt: 'slowly', includeRawChunks: true });
-      const parts = await read(result.fullStream);
-      const kept = parts.some((part) => part.type === 'raw' && part.rawValue.type === 'keepalive');
-      return { kept, text: await result.text };
+      const parts = await readAll(result.fullStream);
+      const has_keepalive = parts.some((part) => part.type === 'raw' && part.rawValue.type === 'keepalive');
+      return { has_keepalive, text: await result.text };
     },
 
     draw: () =>
@@ -183,7 +183,7 @@ await play(({ url, model }) => {
     async embedded() {
       const settings = { ...common, temperature: 0, maxOutputTokens: 40 };
       const streamed = streamText({ ...settings, prompt: 'What is the capital of France?' });
-      const parts = await read(streamed.textStream);
+      const parts = await readAll(streamed.textStream);
       const called = await generateText({
         ...settings,
         prompt: 'What is the weather in Paris?',

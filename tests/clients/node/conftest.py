@@ -1,4 +1,4 @@
-"""JavaScript clients, in programs of their own, against servers on loopback."""
+"""JavaScript clients, in node processes, against local servers."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from support.live_server import LiveServer
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parents[2] / ".node/node/node_modules"
-PATIENCE_SECONDS = 60
+WAIT_SECONDS = 60
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Nothing of whoever runs the tests."""
+    """Return an environment without the variables of the user."""
     return {"PATH": os.environ["PATH"], "HOME": str(folder)}
 
 
 class Program:
-    """A program that plays case after case: to load a client takes longer than most of them."""
+    """A node process that runs one case after the other, because importing a client is slow."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._log = folder / f"{name}.log"
@@ -39,30 +39,30 @@ class Program:
                 text=True,
             )
 
-    def play(self, case: str, server: LiveServer, model: str) -> Any:
+    def run_case(self, case: str, server: LiveServer, model: str) -> Any:
         pipes = self._process
         assert pipes.stdin is not None
         assert pipes.stdout is not None
-        pipes.stdin.write(json.dumps({"chosen": case, "url": f"{server.url}/v1", "model": model}) + "\n")
+        pipes.stdin.write(json.dumps({"name": case, "url": f"{server.url}/v1", "model": model}) + "\n")
         pipes.stdin.flush()
-        answers, _, _ = select.select([pipes.stdout], [], [], PATIENCE_SECONDS)
-        line = pipes.stdout.readline() if answers else ""
+        readable, _, _ = select.select([pipes.stdout], [], [], WAIT_SECONDS)
+        line = pipes.stdout.readline() if readable else ""
         assert (bool(line), self._log.read_text()) == (True, "")
         outcome = json.loads(line)
-        assert "failed" not in outcome, outcome["failed"]
-        return outcome.get("told")
+        assert "error" not in outcome, outcome["error"]
+        return outcome.get("result")
 
     def stop(self) -> None:
-        """Without more cases to play it ends by itself."""
+        """Close its input, which ends the process."""
         try:
-            self._process.communicate(timeout=PATIENCE_SECONDS)
+            self._process.communicate(timeout=WAIT_SECONDS)
         finally:
             self._process.kill()
         assert self._process.returncode == 0
 
 
 class Programs:
-    """The programs of this folder, beside the packages: that is where node looks for them."""
+    """The programs of this folder, copied next to `node_modules`, where node looks for packages."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,15 +71,15 @@ class Programs:
             shutil.copy(program, folder)
         (folder / "node_modules").symlink_to(PACKAGES)
 
-    def play(self, program: str, case: str, server: LiveServer, *, model: str = "scripted") -> Any:
-        """What a case of a program comes to."""
+    def run_case(self, program: str, case: str, server: LiveServer, *, model: str = "scripted") -> Any:
+        """Run a case of a program and return its result."""
         if program not in self._running:
             self._running[program] = Program(program, self._folder)
-        return self._running[program].play(case, server, model)
+        return self._running[program].run_case(case, server, model)
 
     def run(self, code: str) -> str:
-        """What a program prints that is not of this folder."""
-        program = self._folder / "given.mjs"
+        """Run other code and return its output."""
+        program = self._folder / "snippet.mjs"
         program.write_text(code, "utf-8")
         return subprocess.check_output(
             ["node", program.name],
@@ -87,7 +87,7 @@ class Programs:
             env=environment(self._folder),
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=WAIT_SECONDS,
         )
 
     def stop(self) -> None:

@@ -1,11 +1,11 @@
-// The official client for JavaScript.
+// The OpenAI SDK for JavaScript.
 
 import OpenAI from 'openai';
 import { ResponsesToolRunner, runnerFunction } from 'openai/helpers/responses-tool-runner';
 import { zodResponsesFunction, zodTextFormat } from 'openai/helpers/zod';
 import { ResponsesWS } from 'openai/resources/responses/ws';
 import { z } from 'zod';
-import { fail, PIXEL, play, read } from './stage.mjs';
+import { catchError, PIXEL, readAll, runCases } from './harness.mjs';
 
 const Profile = z.object({ name: z.string(), age: z.number().int() });
 const weather = zodResponsesFunction({
@@ -21,7 +21,7 @@ const join = (events) =>
 const typesOf = (each) => each.map(({ type }) => type);
 const answer = (call, output) => ({ type: 'function_call_output', call_id: call.call_id, output });
 
-await play(({ url, model }) => {
+await runCases(({ url, model }) => {
   const client = new OpenAI({ baseURL: url, apiKey: 'any', maxRetries: 0 });
   const { responses, conversations } = client;
 
@@ -29,12 +29,12 @@ await play(({ url, model }) => {
     async chain() {
       const first = await responses.create({ model, input: 'my name is ada' });
       const second = await responses.create({ model, input: 'recall', previous_response_id: first.id });
-      const kept = await responses.retrieve(second.id);
-      const items = await read(responses.inputItems.list(second.id, { order: 'asc' }));
+      const stored = await responses.retrieve(second.id);
+      const items = await readAll(responses.inputItems.list(second.id, { order: 'asc' }));
       await responses.delete(second.id);
-      const gone = await fail(() => responses.retrieve(second.id));
+      const gone = await catchError(() => responses.retrieve(second.id));
       return {
-        texts: [first.output_text, second.output_text, kept.output_text],
+        texts: [first.output_text, second.output_text, stored.output_text],
         follows: second.previous_response_id === first.id,
         items: items.map((item) => item.content[0].text),
         gone: gone.constructor.name,
@@ -42,9 +42,9 @@ await play(({ url, model }) => {
     },
 
     async stream() {
-      const raw = await read(await responses.create({ model, input: 'hello there', stream: true }));
+      const raw = await readAll(await responses.create({ model, input: 'hello there', stream: true }));
       const helper = responses.stream({ model, input: 'hello there' });
-      const events = await read(helper);
+      const events = await readAll(helper);
       const final = await helper.finalResponse();
       return {
         raw: typesOf(raw),
@@ -62,19 +62,19 @@ await play(({ url, model }) => {
       return [whole.output_parsed, streamed.output_parsed];
     },
 
-    // The history is the client's: all that came is sent again.
+    // The client stores the history and sends all output items again.
     async reasoning() {
       const settings = { model, store: false, include: ['reasoning.encrypted_content'], tools: [weather] };
-      const asked = await responses.parse({ ...settings, input: 'weather' });
-      const [thought, call] = asked.output;
-      const input = [...say('weather'), ...asked.output, answer(call, 'mild')];
-      const told = await responses.create({ ...settings, input });
+      const first = await responses.parse({ ...settings, input: 'weather' });
+      const [thought, call] = first.output;
+      const input = [...say('weather'), ...first.output, answer(call, 'mild')];
+      const second = await responses.create({ ...settings, input });
       return {
-        types: typesOf(asked.output),
+        types: typesOf(first.output),
         summary: thought.summary,
         sealed: typeof thought.encrypted_content,
         call: [call.name, call.parsed_arguments],
-        text: told.output_text,
+        text: second.output_text,
       };
     },
 
@@ -100,8 +100,8 @@ await play(({ url, model }) => {
 
     async background() {
       const made = await responses.create({ model, input: 'hello there', background: true });
-      const whole = await read(await responses.retrieve(made.id, { stream: true }));
-      const rest = await read(await responses.retrieve(made.id, { stream: true, starting_after: 3 }));
+      const whole = await readAll(await responses.retrieve(made.id, { stream: true }));
+      const rest = await readAll(await responses.retrieve(made.id, { stream: true, starting_after: 3 }));
       const helper = responses.stream({ response_id: made.id, starting_after: 2 });
       return {
         status: made.status,
@@ -124,15 +124,15 @@ await play(({ url, model }) => {
     async conversation() {
       const made = await conversations.create({ items: say('my name is ada'), metadata: { topic: 'names' } });
       const updated = await conversations.update(made.id, { metadata: { topic: 'people' } });
-      const told = await responses.create({ model, input: 'recall', conversation: made.id });
-      const items = await read(conversations.items.list(made.id, { limit: 1, order: 'asc' }));
+      const second = await responses.create({ model, input: 'recall', conversation: made.id });
+      const items = await readAll(conversations.items.list(made.id, { limit: 1, order: 'asc' }));
       await conversations.items.delete(items[0].id, { conversation_id: made.id });
-      const left = await read(conversations.items.list(made.id));
+      const left = await readAll(conversations.items.list(made.id));
       const deleted = await conversations.delete(made.id);
-      const gone = await fail(() => conversations.retrieve(made.id));
+      const gone = await catchError(() => conversations.retrieve(made.id));
       return {
         metadata: [made.metadata, updated.metadata],
-        text: told.output_text,
+        text: second.output_text,
         items: items.map((item) => item.content[0].text),
         left: left.length,
         deleted: deleted.deleted,
@@ -141,18 +141,18 @@ await play(({ url, model }) => {
     },
 
     async errors() {
-      const tell = ({ constructor, status, type, code, param }) => [constructor.name, status, type, code, param];
+      const describe = ({ constructor, status, type, code, param }) => [constructor.name, status, type, code, param];
       return [
-        tell(await fail(() => responses.create({ model: 'nobody', input: 'x' }))),
-        tell(await fail(() => responses.create({ model, input: 'x', previous_response_id: 'resp_0' }))),
-        tell(await fail(() => responses.create({ model, input: 'too much' }))),
-        tell(await fail(async () => read(await responses.create({ model, input: 'too much', stream: true })))),
+        describe(await catchError(() => responses.create({ model: 'unknown', input: 'x' }))),
+        describe(await catchError(() => responses.create({ model, input: 'x', previous_response_id: 'resp_0' }))),
+        describe(await catchError(() => responses.create({ model, input: 'too much' }))),
+        describe(await catchError(async () => readAll(await responses.create({ model, input: 'too much', stream: true })))),
       ];
     },
 
     async breakdown() {
       const failed = await responses.create({ model, input: 'fail' });
-      const broken = await fail(async () => read(await responses.create({ model, input: 'fail', stream: true })));
+      const broken = await catchError(async () => readAll(await responses.create({ model, input: 'fail', stream: true })));
       const short = await responses.stream({ model, input: 'short' }).finalResponse();
       return {
         failed: [failed.status, failed.error],
@@ -163,8 +163,8 @@ await play(({ url, model }) => {
 
     async keepalive() {
       const helper = responses.stream({ model, input: 'slowly' });
-      const events = await read(helper);
-      return { kept: typesOf(events).includes('keepalive'), text: (await helper.finalResponse()).output_text };
+      const events = await readAll(helper);
+      return { has_keepalive: typesOf(events).includes('keepalive'), text: (await helper.finalResponse()).output_text };
     },
 
     async websocket() {
@@ -190,8 +190,8 @@ await play(({ url, model }) => {
     async embedded() {
       const settings = { model, temperature: 0, max_output_tokens: 40 };
       const helper = responses.stream({ ...settings, input: 'What is the capital of France?' });
-      const events = await read(helper);
-      const said = await helper.finalResponse();
+      const events = await readAll(helper);
+      const final = await helper.finalResponse();
       const called = await responses.parse({
         ...settings,
         input: 'What is the weather in Paris?',
@@ -201,7 +201,7 @@ await play(({ url, model }) => {
       const text = { format: zodTextFormat(Profile, 'profile') };
       const parsed = await responses.parse({ ...settings, input: 'Ada is 36 years old.', text });
       return {
-        text: said.output_text,
+        text: final.output_text,
         joined: join(events),
         calls: called.output.map((call) => [call.type, call.name, Object.keys(call.parsed_arguments)]),
         parsed: Object.keys(parsed.output_parsed),

@@ -1,10 +1,10 @@
-"""The AI SDK against a real server, with everything that its OpenAI provider does on the client's side."""
+"""The AI SDK against a real server, with all client-side features of its OpenAI provider."""
 
 from typing import Any
 
 import pytest
 
-from clients import tool_script
+from support import tool_script
 
 SCRIPT = {
     "rules": [
@@ -16,7 +16,7 @@ SCRIPT = {
             "answers": [
                 [
                     {"summary": ["A tool knows.", "I call it."]},
-                    {"reasoning": "Nobody must read this."},
+                    {"reasoning": "Private reasoning."},
                     {"tool_call": {"name": "get_weather", "arguments": ['{"city":', ' "Bern"}']}},
                 ]
             ],
@@ -79,8 +79,8 @@ def only_functions(serve: Any) -> Any:
     return serve(tool_script.SCRIPT)
 
 
-def test_an_answer_has_its_usage_and_no_warnings(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "generate", server) == {
+def test_answer_has_usage_and_no_warnings(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "generate", server) == {
         "text": "You said: hello there",
         "finishReason": "stop",
         "usage": [4, 4],
@@ -89,8 +89,8 @@ def test_an_answer_has_its_usage_and_no_warnings(node: Any, server: Any) -> None
     }
 
 
-def test_a_stream_is_told_part_by_part(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "stream", server) == {
+def test_stream_has_all_parts(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "stream", server) == {
         "types": [
             "start",
             "start-step",
@@ -108,15 +108,15 @@ def test_a_stream_is_told_part_by_part(node: Any, server: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ["stored", "unstored"])
-def test_reasoning_goes_back_with_the_output_of_a_tool(node: Any, server: Any, case: str) -> None:
-    assert node.play("ai_sdk", case, server) == THOUGHTFUL
+def test_reasoning_is_returned_with_a_tool_output(node: Any, server: Any, case: str) -> None:
+    assert node.run_case("ai_sdk", case, server) == THOUGHTFUL
     thought = server.backend.last_item("reasoning")
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Nobody must read this."}]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Private reasoning."}]
     assert server.backend.last_item("function_call_output")["output"] == "mild in Bern"
 
 
 def test_reasoning_and_calls_are_streamed(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "streamed", server) == {
+    assert node.run_case("ai_sdk", "streamed", server) == {
         "types": [
             "start",
             "start-step",
@@ -138,23 +138,27 @@ def test_reasoning_and_calls_are_streamed(node: Any, server: Any) -> None:
     }
 
 
-def test_objects_fit_their_schema_whole_and_streamed(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "object", server) == [{"name": "ada", "age": 36}] * 4
-    asked = server.backend.turns[-1].request.text.format
-    assert (asked.type, sorted(asked.schema["properties"]), asked.strict) == ("json_schema", ["age", "name"], True)
+def test_objects_match_their_schema_whole_and_streamed(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "object", server) == [{"name": "ada", "age": 36}] * 4
+    text_format = server.backend.turns[-1].request.text.format
+    assert (text_format.type, sorted(text_format.schema["properties"]), text_format.strict) == (
+        "json_schema",
+        ["age", "name"],
+        True,
+    )
 
 
-def test_a_response_is_continued_by_its_id(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "chain", server) == ["Your name is ada.", True]
+def test_response_is_continued_by_its_id(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "chain", server) == ["Your name is ada.", True]
 
 
-def test_a_history_that_the_client_keeps_is_read(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "history", server) == "Your name is ada."
-    assert [item["role"] for item in server.backend.asked()[-1]] == ["user", "assistant", "user"]
+def test_history_from_the_client_is_used(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "history", server) == "Your name is ada."
+    assert [item["role"] for item in server.backend.input_items()[-1]] == ["user", "assistant", "user"]
 
 
-def test_an_image_reaches_the_model(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "image", server) == "A red dot."
+def test_image_reaches_the_model(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "image", server) == "A red dot."
     _, image = server.backend.last_item("message")["content"]
     assert (image["type"], image["detail"], image["image_url"][:26]) == (
         "input_image",
@@ -163,19 +167,19 @@ def test_an_image_reaches_the_model(node: Any, server: Any) -> None:
     )
 
 
-def test_logprobs_are_told(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "logprobs", server) == [
+def test_logprobs_are_returned(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "logprobs", server) == [
         [{"token": "Yes", "logprob": -0.1, "top_logprobs": [{"token": "Yes", "logprob": -0.1}]}]
     ]
 
 
 def test_citations_are_sources(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "sources", server) == [["url", "http://127.0.0.1/there", "There"]]
+    assert node.run_case("ai_sdk", "sources", server) == [["url", "http://127.0.0.1/there", "There"]]
 
 
-def test_errors_have_their_status_and_the_whole_body(node: Any, server: Any) -> None:
-    unknown = "The model 'nobody' does not exist. Available models: 'scripted'."
-    assert node.play("ai_sdk", "errors", server) == [
+def test_errors_have_their_status_and_body(node: Any, server: Any) -> None:
+    unknown = "The model 'unknown' does not exist. Available models: 'scripted'."
+    assert node.run_case("ai_sdk", "errors", server) == [
         [
             "AI_APICallError",
             404,
@@ -193,8 +197,8 @@ def test_errors_have_their_status_and_the_whole_body(node: Any, server: Any) -> 
     ]
 
 
-def test_a_model_that_fails_or_is_cut_off_is_told_as_such(node: Any, server: Any) -> None:
-    assert node.play("ai_sdk", "breakdown", server) == {
+def test_failed_and_incomplete_answers_are_reported(node: Any, server: Any) -> None:
+    assert node.run_case("ai_sdk", "breakdown", server) == {
         "failed": "AI_APICallError",
         "errors": ["No."],
         "last": "error",
@@ -202,35 +206,35 @@ def test_a_model_that_fails_or_is_cut_off_is_told_as_such(node: Any, server: Any
     }
 
 
-def test_signs_of_life_disturb_nobody(node: Any, serve: Any) -> None:
+def test_keepalive_events_are_ignored(node: Any, serve: Any) -> None:
     server = serve(SCRIPT, keepalive_seconds=0.01)
-    assert node.play("ai_sdk", "keepalive", server) == {"kept": True, "text": "first last"}
+    assert node.run_case("ai_sdk", "keepalive", server) == {"has_keepalive": True, "text": "first last"}
 
 
 @pytest.mark.parametrize(
-    ("tool", "heard", "steps"),
+    ("tool", "output", "steps"),
     [
         ("draw", "drew a cat", [["tool-calls", "tool-call", "tool-result"], ["stop", "text"]]),
-        # The SDK does not count a shell among the client's tools, but it runs it.
+        # The SDK executes the shell, but its finish reason is not "tool-calls".
         ("shell", "ran ls", [["stop", "tool-call", "tool-result"], ["stop", "text"]]),
         ("apply_patch", "created a.txt", [["tool-calls", "tool-call", "tool-result"], ["stop", "text"]]),
         ("namespace", "mild", [["tool-calls", "tool-call", "tool-result"], ["stop", "text"]]),
         ("search", "mild", [["tool-calls", *["tool-call", "tool-result"] * 2], ["stop", "text"]]),
     ],
 )
-def test_its_own_tools_work_on_a_model_that_only_knows_functions(
-    node: Any, only_functions: Any, tool: str, heard: str, steps: list[list[str]]
+def test_sdk_tools_work_on_a_model_with_only_functions(
+    node: Any, only_functions: Any, tool: str, output: str, steps: list[list[str]]
 ) -> None:
-    assert node.play("ai_sdk", tool, only_functions) == [{"text": f"It said {heard}.", "steps": steps}] * 2
+    assert node.run_case("ai_sdk", tool, only_functions) == [{"text": f"It said {output}.", "steps": steps}] * 2
 
 
-def test_the_embedded_model_streams_calls_and_fits_a_schema(node: Any, embedded: Any) -> None:
-    told = node.play("ai_sdk", "embedded", embedded, model="smollm2-135m")
-    assert told == {
-        "text": told["joined"],
-        "joined": told["text"],
+def test_embedded_model_streams_calls_tools_and_fits_a_schema(node: Any, embedded: Any) -> None:
+    result = node.run_case("ai_sdk", "embedded", embedded, model="smollm2-135m")
+    assert result == {
+        "text": result["joined"],
+        "joined": result["text"],
         "calls": [["get_weather", ["city"]]],
         "results": 1,
         "object": ["name", "age"],
     }
-    assert "Paris" in told["text"]
+    assert "Paris" in result["text"]

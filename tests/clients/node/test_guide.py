@@ -19,7 +19,7 @@ def server(serve: Any) -> Any:
 
 
 @pytest.mark.parametrize(("code", "printed"), SNIPPETS, ids=re.findall(r"^## (.*)\n\n```js$", GUIDE, re.MULTILINE))
-def test_a_snippet_prints_what_the_guide_says(node: Any, server: Any, code: str, printed: str) -> None:
+def test_snippet_prints_the_output_in_the_guide(node: Any, server: Any, code: str, printed: str) -> None:
     assert node.run(code.replace(ADDRESS, server.url)) == printed
 
 

@@ -1,12 +1,12 @@
-"""The agents SDK for JavaScript against a real server: tools and a handoff, with the state wherever it may be."""
+"""The OpenAI Agents SDK for JavaScript against a real server: tools and a handoff, with state on either side."""
 
 from typing import Any
 
 import pytest
 
-from clients import tool_script
+from support import tool_script
 
-# What the model reads grows from turn to turn, so the rule for the latest turn comes first.
+# The input grows with every turn, so the rule for the last turn comes first.
 SCRIPT = {
     "models": ["scripted", "gpt-5"],
     "rules": [
@@ -38,7 +38,7 @@ SCRIPT = {
             "answers": [
                 [
                     {"summary": "A tool knows."},
-                    {"reasoning": "Nobody must read this."},
+                    {"reasoning": "Private reasoning."},
                     {"tool_call": {"name": "get_weather", "arguments": {"city": "Bern"}}},
                 ]
             ],
@@ -46,12 +46,12 @@ SCRIPT = {
         {"user": "recall", "text": "ada", "answers": ["Your name is ada."]},
     ],
 }
-TROUPE = {
+TEAM = {
     "text": "Mild at noon, said the poet.",
     "by": "poet",
-    "asked": ["get_time Bern", "get_weather Bern"],
+    "calls": ["get_time Bern", "get_weather Bern"],
 }
-TWICE = {**TROUPE, "again": "As I said: mild."}
+TWICE = {**TEAM, "again": "As I said: mild."}
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,12 @@ def only_functions(serve: Any) -> Any:
     return serve(tool_script.SCRIPT)
 
 
-def test_on_previous_response_id(node: Any, server: Any) -> None:
-    assert node.play("agents", "chain", server) == TWICE
+def test_run_continues_with_previous_response_id(node: Any, server: Any) -> None:
+    assert node.run_case("agents", "chain", server) == TWICE
 
 
-def test_on_a_conversation(node: Any, server: Any) -> None:
-    assert node.play("agents", "conversation", server) == {
+def test_run_continues_in_a_conversation(node: Any, server: Any) -> None:
+    assert node.run_case("agents", "conversation", server) == {
         **TWICE,
         "items": [
             "message",
@@ -84,63 +84,64 @@ def test_on_a_conversation(node: Any, server: Any) -> None:
     }
 
 
-def test_on_a_session_that_is_a_conversation(node: Any, server: Any) -> None:
-    assert node.play("agents", "session", server) == {**TWICE, "count": 10, "last": "As I said: mild."}
+def test_run_continues_in_a_conversations_session(node: Any, server: Any) -> None:
+    assert node.run_case("agents", "session", server) == {**TWICE, "count": 10, "last": "As I said: mild."}
 
 
-def test_on_a_websocket(node: Any, server: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_continues_over_websocket(node: Any, server: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "antiphon.access")
-    assert node.play("agents", "websocket", server) == TWICE
+    assert node.run_case("agents", "websocket", server) == TWICE
     lines = [record.getMessage() for record in caplog.records if record.name == "antiphon.access"]
     assert {line.split()[0] for line in lines} - {"GET"} == {"WS"}  # GET opens the connection
 
 
 def test_streamed(node: Any, server: Any) -> None:
-    assert node.play("agents", "streamed", server) == {
-        **TROUPE,
+    assert node.run_case("agents", "streamed", server) == {
+        **TEAM,
         "joined": "Mild at noon, said the poet.",
         "types": ["agent_updated_stream_event", "raw_model_stream_event", "run_item_stream_event"],
     }
 
 
-def test_the_final_output_fits_its_type(node: Any, server: Any) -> None:
-    assert node.play("agents", "structured", server) == {"name": "ada", "age": 36}
+def test_final_output_matches_its_type(node: Any, server: Any) -> None:
+    assert node.run_case("agents", "structured", server) == {"name": "ada", "age": 36}
 
 
-def test_reasoning_goes_back_sealed_to_the_model_that_thought_it(node: Any, server: Any) -> None:
-    assert node.play("agents", "reasoning", server) == {
+def test_encrypted_reasoning_is_returned_to_the_model(node: Any, server: Any) -> None:
+    assert node.run_case("agents", "reasoning", server) == {
         "text": "It is mild.",
         "items": ["reasoning_item", "tool_call_item", "tool_call_output_item", "message_output_item"],
     }
     thought = server.backend.last_item("reasoning")
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Nobody must read this."}]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Private reasoning."}]
 
 
-def test_a_run_that_waited_for_approval_goes_on(node: Any, server: Any) -> None:
-    assert node.play("agents", "approval", server) == {
+def test_run_continues_after_approval(node: Any, server: Any) -> None:
+    assert node.run_case("agents", "approval", server) == {
         "before": [],
         "text": "It is mild.",
         "after": ["get_weather Bern"],
     }
 
 
-def test_a_session_that_the_server_has_compacted_goes_on(node: Any, server: Any) -> None:
-    # It refuses to have models compacted whose names it does not know.
-    assert node.play("agents", "compaction", server, model="gpt-5") == {
-        "kept": ["message", "compaction"],
+def test_session_continues_after_server_compaction(node: Any, server: Any) -> None:
+    # The SDK compacts only for model names that it knows.
+    assert node.run_case("agents", "compaction", server, model="gpt-5") == {
+        "items": ["message", "compaction"],
         "text": "Your name is ada.",
     }
 
 
 @pytest.mark.parametrize(
-    ("tool", "heard"),
+    ("tool", "output"),
     [("shell", "ran ls"), ("apply_patch", "created a.txt"), ("namespace", "mild"), ("search", "mild")],
 )
-def test_its_own_tools_work_on_a_model_that_only_knows_functions(
-    node: Any, only_functions: Any, tool: str, heard: str
-) -> None:
-    assert node.play("agents", tool, only_functions) == f"It said {heard}."
+def test_sdk_tools_work_on_a_model_with_only_functions(node: Any, only_functions: Any, tool: str, output: str) -> None:
+    assert node.run_case("agents", tool, only_functions) == f"It said {output}."
 
 
-def test_the_embedded_model_calls_a_tool(node: Any, embedded: Any) -> None:
-    assert node.play("agents", "embedded", embedded, model="smollm2-135m") == {"text": "mild", "asked": ["get_weather"]}
+def test_embedded_model_calls_a_tool(node: Any, embedded: Any) -> None:
+    assert node.run_case("agents", "embedded", embedded, model="smollm2-135m") == {
+        "text": "mild",
+        "calls": ["get_weather"],
+    }

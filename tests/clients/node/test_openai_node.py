@@ -1,4 +1,4 @@
-"""The official JavaScript client against a real server."""
+"""The OpenAI SDK for JavaScript against a real server."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SCRIPT = {
             "answers": [
                 [
                     {"summary": "A tool knows."},
-                    {"reasoning": "Nobody must read this."},
+                    {"reasoning": "Private reasoning."},
                     {"tool_call": {"name": "get_weather", "arguments": ['{"city":', ' "Bern"}']}},
                 ]
             ],
@@ -50,8 +50,8 @@ def server(serve: Any) -> Any:
     return serve(SCRIPT)
 
 
-def test_a_chain_is_continued_kept_and_deleted(node: Any, server: Any) -> None:
-    assert node.play("openai", "chain", server) == {
+def test_chain_is_continued_stored_and_deleted(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "chain", server) == {
         "texts": ["You said: my name is ada", "Your name is ada.", "Your name is ada."],
         "follows": True,
         "items": ["recall"],
@@ -59,8 +59,8 @@ def test_a_chain_is_continued_kept_and_deleted(node: Any, server: Any) -> None:
     }
 
 
-def test_a_stream_is_told_event_by_event(node: Any, server: Any) -> None:
-    assert node.play("openai", "stream", server) == {
+def test_stream_has_all_events_in_order(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "stream", server) == {
         "raw": TEXT_EVENTS,
         "helper": TEXT_EVENTS,
         "numbers": list(range(len(TEXT_EVENTS))),
@@ -69,12 +69,12 @@ def test_a_stream_is_told_event_by_event(node: Any, server: Any) -> None:
     }
 
 
-def test_an_answer_is_parsed_whole_and_streamed(node: Any, server: Any) -> None:
-    assert node.play("openai", "parse", server) == [{"name": "ada", "age": 36}] * 2
+def test_answer_is_parsed_whole_and_streamed(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "parse", server) == [{"name": "ada", "age": 36}] * 2
 
 
-def test_reasoning_goes_back_sealed_to_the_model_that_thought_it(node: Any, server: Any) -> None:
-    assert node.play("openai", "reasoning", server) == {
+def test_encrypted_reasoning_is_returned_to_the_model(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "reasoning", server) == {
         "types": ["reasoning", "function_call"],
         "summary": [{"type": "summary_text", "text": "A tool knows."}],
         "sealed": "string",
@@ -82,16 +82,16 @@ def test_reasoning_goes_back_sealed_to_the_model_that_thought_it(node: Any, serv
         "text": "It is mild.",
     }
     thought = server.backend.last_item("reasoning")
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Nobody must read this."}]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Private reasoning."}]
 
 
-def test_the_tool_runner_calls_a_function_and_reads_on(node: Any, server: Any) -> None:
-    assert node.play("openai", "runner", server) == {"texts": ["It is mild."] * 2, "joined": "It is mild."}
+def test_tool_runner_calls_a_function_and_continues(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "runner", server) == {"texts": ["It is mild."] * 2, "joined": "It is mild."}
     assert server.backend.last_item("function_call_output")["output"] == "mild in Bern"
 
 
-def test_an_image_reaches_the_model(node: Any, server: Any) -> None:
-    assert node.play("openai", "image", server) == "A red dot."
+def test_image_reaches_the_model(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "image", server) == "A red dot."
     _, image = server.backend.last_item("message")["content"]
     assert (image["type"], image["detail"], image["image_url"][:26]) == (
         "input_image",
@@ -100,8 +100,8 @@ def test_an_image_reaches_the_model(node: Any, server: Any) -> None:
     )
 
 
-def test_a_background_response_is_followed_and_resumed(node: Any, server: Any) -> None:
-    assert node.play("openai", "background", server) == {
+def test_background_response_is_followed_and_resumed(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "background", server) == {
         "status": "queued",
         "types": ["response.created", "response.queued", *TEXT_EVENTS[1:]],
         "resumed": True,
@@ -109,12 +109,12 @@ def test_a_background_response_is_followed_and_resumed(node: Any, server: Any) -
     }
 
 
-def test_a_background_response_is_cancelled(node: Any, server: Any) -> None:
-    assert node.play("openai", "cancel", server) == ["cancelled", "first"]
+def test_background_response_is_cancelled(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "cancel", server) == ["cancelled", "first"]
 
 
-def test_a_conversation_from_its_beginning_to_its_end(node: Any, server: Any) -> None:
-    assert node.play("openai", "conversation", server) == {
+def test_conversation_is_created_updated_used_and_deleted(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "conversation", server) == {
         "metadata": [{"topic": "names"}, {"topic": "people"}],
         "text": "Your name is ada.",
         "items": ["my name is ada", "recall", "Your name is ada."],
@@ -124,40 +124,40 @@ def test_a_conversation_from_its_beginning_to_its_end(node: Any, server: Any) ->
     }
 
 
-def test_errors_have_their_class_and_name_the_parameter(node: Any, server: Any) -> None:
-    assert node.play("openai", "errors", server) == [
+def test_errors_have_their_class_and_parameter(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "errors", server) == [
         ["NotFoundError", 404, "invalid_request_error", "model_not_found", "model"],
         ["BadRequestError", 400, "invalid_request_error", "previous_response_not_found", "previous_response_id"],
         *[["RateLimitError", 429, "rate_limit_error", "slow_down", None]] * 2,
     ]
 
 
-def test_a_model_that_fails_or_is_cut_off_is_told_as_such(node: Any, server: Any) -> None:
-    assert node.play("openai", "breakdown", server) == {
+def test_failed_and_incomplete_answers_are_reported(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "breakdown", server) == {
         "failed": ["failed", {"code": "server_error", "message": "No.", "type": "server_error"}],
         "broken": ["APIError", "server_error", "No."],
         "short": ["incomplete", {"reason": "max_output_tokens"}, "cut"],
     }
 
 
-def test_signs_of_life_disturb_nobody(node: Any, serve: Any) -> None:
+def test_keepalive_events_are_ignored(node: Any, serve: Any) -> None:
     server = serve(SCRIPT, keepalive_seconds=0.01)
-    assert node.play("openai", "keepalive", server) == {"kept": True, "text": "first last"}
+    assert node.run_case("openai", "keepalive", server) == {"has_keepalive": True, "text": "first last"}
 
 
-def test_turns_on_a_websocket_that_stores_nothing(node: Any, server: Any) -> None:
-    assert node.play("openai", "websocket", server) == {
+def test_websocket_turns_continue_without_being_stored(node: Any, server: Any) -> None:
+    assert node.run_case("openai", "websocket", server) == {
         "texts": ["You said: my name is ada", "Your name is ada."],
         "types": TEXT_EVENTS,
     }
 
 
-def test_the_embedded_model_streams_calls_and_fits_a_schema(node: Any, embedded: Any) -> None:
-    told = node.play("openai", "embedded", embedded, model="smollm2-135m")
-    assert told == {
-        "text": told["joined"],
-        "joined": told["text"],
+def test_embedded_model_streams_calls_tools_and_fits_a_schema(node: Any, embedded: Any) -> None:
+    result = node.run_case("openai", "embedded", embedded, model="smollm2-135m")
+    assert result == {
+        "text": result["joined"],
+        "joined": result["text"],
         "calls": [["function_call", "get_weather", ["city"]]],
         "parsed": ["name", "age"],
     }
-    assert "Paris" in told["text"]
+    assert "Paris" in result["text"]

@@ -1,4 +1,4 @@
-"""A scripted model that remembers what it was asked."""
+"""A scripted backend that records the turns it gets."""
 
 import json
 from typing import Any
@@ -12,8 +12,8 @@ from antiphon.protocol import codec
 from antiphon.stream.deltas import Deltas
 
 
-class Recorder(ScriptedBackend):
-    """One of `only_functions` knows no other tools."""
+class RecordingBackend(ScriptedBackend):
+    """`only_functions`: the backend supports no other tools than functions."""
 
     def __init__(self, script: dict[str, Any], *, only_functions: bool = False) -> None:
         super().__init__("scripted", msgspec.json.decode(msgspec.json.encode(script), type=Script))
@@ -25,9 +25,9 @@ class Recorder(ScriptedBackend):
         self.turns.append(turn)
         return await super().stream(turn)
 
-    def asked(self) -> list[list[dict[str, Any]]]:
-        """The items of every turn, as they are on the wire."""
+    def input_items(self) -> list[list[dict[str, Any]]]:
+        """Return the items of every turn, as JSON data."""
         return [[json.loads(codec.encode(item)) for item in turn.items] for turn in self.turns]
 
     def last_item(self, kind: str) -> dict[str, Any]:
-        return [item for item in self.asked()[-1] if item.get("type", "message") == kind][-1]
+        return [item for item in self.input_items()[-1] if item.get("type", "message") == kind][-1]

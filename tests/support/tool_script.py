@@ -1,12 +1,12 @@
-"""A model that only knows functions, and calls each kind of tool when it is asked to use it."""
+"""Script of a model that supports only functions and calls the tool that the user message names."""
 
 from typing import Any
 
 
-def use(tool: str, name: str, arguments: Any, *, heard: str) -> list[dict[str, Any]]:
-    """Asked to use the tool, the model calls it by the name it has for it, and repeats what came of it."""
+def use(tool: str, name: str, arguments: Any, *, output: str) -> list[dict[str, Any]]:
+    """Return rules for "use TOOL": the model calls the function `name`, then repeats the output of the tool."""
     return [
-        {"user": f"use {tool}", "text": heard, "answers": [f"It said {heard}."]},
+        {"user": f"use {tool}", "text": output, "answers": [f"It said {output}."]},
         {"user": f"use {tool}", "answers": [[{"tool_call": {"name": name, "arguments": arguments}}]]},
     ]
 
@@ -14,16 +14,16 @@ def use(tool: str, name: str, arguments: Any, *, heard: str) -> list[dict[str, A
 SCRIPT = {
     "native_tools": ["function"],
     "rules": [
-        *use("shell", "shell", {"commands": ["ls"]}, heard="ran ls"),
-        *use("local_shell", "local_shell", {"command": ["ls", "-l"]}, heard="ran ls -l"),
+        *use("shell", "shell", {"commands": ["ls"]}, output="ran ls"),
+        *use("local_shell", "local_shell", {"command": ["ls", "-l"]}, output="ran ls -l"),
         *use(
             "apply_patch",
             "apply_patch",
             {"type": "create_file", "path": "a.txt", "diff": "+hi"},
-            heard="created a.txt",
+            output="created a.txt",
         ),
-        *use("draw", "draw", {"input": "a cat"}, heard="drew a cat"),
-        *use("namespace", "sky__get_weather", {"city": "Bern"}, heard="mild"),
+        *use("draw", "draw", {"input": "a cat"}, output="drew a cat"),
+        *use("namespace", "sky__get_weather", {"city": "Bern"}, output="mild"),
         {"user": "use search", "text": "mild", "answers": ["It said mild."]},
         {
             "user": "use search",
