@@ -1,4 +1,4 @@
-"""What a backend is: it takes a `Turn` and yields batches of deltas. One file per upstream implements this."""
+"""The interface of backends: a backend takes a `Turn` and yields batches of deltas."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -14,17 +14,16 @@ from antiphon.stream.deltas import Deltas
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a model: the request, and everything the model is to read before it answers.
+    """One model call: the request, and the whole context that the model reads.
 
-    `items` is the whole context in order: the stored chain, then this request's input. `request.instructions` is not
-    among them, and `request.input` is not to be read: it holds only the newest part. `request.tools` and
-    `request.tool_choice` are already resolved and checked. `project` is whose turn it is. `response_id` is there if a
-    crash would have the turn begun again: a backend that says the same for the same id lets its readers go on.
+    `items` is the context in order: the stored history, then this request's input. It does not include
+    `request.instructions`. Do not read `request.input`: it has only the newest part. `request.tools` and
+    `request.tool_choice` are resolved and validated. `project` is the owner of the turn. `response_id` is set if the
+    turn is repeated after a crash: readers can continue if a backend repeats the same answer for the same id.
 
-    A backend that refuses an item names it `input[3]`, by its place among the `items`. What the client calls that is
-    not its to know: `find_param` says it, if anybody can, to whoever tells the client.
-
-    A stage or a backend may append to `warnings` before `stream` returns. The client gets them with the response.
+    An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
+    client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
+    client gets them with the response.
     """
 
     request: CreateRequest
@@ -36,13 +35,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend does itself. What it lacks, the engine emulates where that can be done, and refuses by name else.
+    """The features that a backend supports itself. The engine emulates others, or rejects them by name.
 
-    `tools` are the types of tools it takes as they are. One with `any_tool` takes every tool, whatever its type, and
-    runs those that are not the client's to run. One with `any_model` answers for more models than it lists, and
-    `context_window` is what those can read, if that is known. With `verify_json_schema`, `json_schema` is the word of
-    another server, and its output is validated again. `list_ignored` returns the parameters of a request that
-    have no effect on the named model.
+    `tools` are the tool types that the backend accepts unchanged. With `any_tool` it accepts every type, and executes
+    tools that are not the client's. With `any_model` it serves more models than it lists, and `context_window` is the
+    context size of these, if known. With `verify_json_schema`, another server claims to support `json_schema`, so the
+    output is validated again. `list_ignored` returns the parameters of a request without effect on the named model.
     """
 
     tools: frozenset[str] = frozenset()
@@ -80,9 +78,9 @@ _HINTS = (
 
 
 def list_hint_parameters(request: CreateRequest) -> list[str]:
-    """Those parameters of a request that a model can answer without, for `Capabilities.list_ignored`."""
+    """Return the parameters of a request that do not change the answer, for `Capabilities.list_ignored`."""
     hints = [name for name in _HINTS if getattr(request, name) not in (None, {})]
-    if request.service_tier in ("auto", "default"):  # which asks for nothing
+    if request.service_tier in ("auto", "default"):  # these request nothing
         hints.remove("service_tier")
     if request.text is not None and request.text.verbosity is not None:
         hints.append("text.verbosity")
@@ -92,7 +90,7 @@ def list_hint_parameters(request: CreateRequest) -> list[str]:
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model a backend serves.
 
-    `temperature` and `top_p` are what it is asked with when a request says nothing; without them, it decides itself.
+    `temperature` and `top_p` are the defaults for requests that do not set them. None leaves them to the model.
     """
 
     id: str
@@ -104,38 +102,41 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """An upstream that answers turns.
+    """A provider of models.
 
-    `stream` is awaited first and iterated after: what can be refused (an over-long context, a rejected request) is
-    raised by the await, while the client can still get a plain HTTP error, or another backend can step in. So one that
-    asks another server returns when the first words are there. Each batch holds what arrived at once, so that it leaves
-    as one write. Closing the generator stops the model, promptly. The last delta of the last batch is
-    `Finish` or `Failure`; a raised error is a failure too.
+    `stream` is awaited, then iterated. The await raises errors that reject the turn (a context that is too long, an
+    invalid request): the client then gets an ordinary HTTP error, or the next candidate serves the request. A backend
+    that calls another server therefore returns when the first deltas have arrived. Each batch has the deltas that
+    arrived together, and is sent in one write. Closing the generator stops the model promptly. The last delta of the
+    last batch is `Finish` or `Failure`; a raised error is a failure too.
     """
 
     capabilities: Capabilities
 
     async def start(self) -> None:
-        """Get ready (load weights, open a connection pool). Called once, before any turn."""
+        """Load weights, open connections. Called once, before the first turn."""
 
     async def close(self) -> None:
         """Release everything. Called once, after the last turn."""
 
     def models(self) -> Sequence[Model]:
-        """The models this backend is known to answer for, now."""
+        """Return the models that are known now."""
 
     async def stream(self, turn: Turn) -> Deltas:
-        """Begin the turn, then yield its deltas."""
+        """Start the turn and return its deltas."""
 
     async def count_tokens(self, turn: Turn) -> int:
-        """How many tokens the model would read for this turn."""
+        """Return the number of input tokens of this turn."""
 
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) -> Options:
-    """The options of the backend `name`, or an error like `backends.local.threads: Expected int, got str`."""
+    """Parse the options of the backend `name`.
+
+    Raises ConfigError, for example `backends.local.threads: Expected int, got str`.
+    """
     where = f"backends.{name}"
     known = kind.__struct_encode_fields__
     for option in options:
@@ -148,7 +149,7 @@ def read_options(options: Mapping[str, Any], kind: type[Options], *, name: str) 
 
 
 def locate_config_error(error: msgspec.ValidationError, where: str) -> ConfigError:
-    """The same error with the whole path of the wrong setting in front."""
+    """Return the error with the full path of the wrong setting."""
     fault = validation.parse_error(error)
     dot = "." if fault.path and not fault.path.startswith("[") else ""
     return ConfigError(f"{where}{dot}{fault.path}: {fault.reason.replace('`', '')}")

@@ -1,7 +1,7 @@
-"""Backends by kind, found through the entry points of installed packages.
+"""Backend kinds, from the entry points of installed packages.
 
-A package adds a kind with an entry in the group `antiphon.backends`: the kind's name, and a factory that is called
-as `create(name, options, data_dir)`. The kinds that come with Antiphon are entries of its own package, nothing more.
+A package registers a kind in the group `antiphon.backends`: the kind's name, and a factory that is called as
+`create(name, options, data_dir)`. Antiphon registers its own kinds in the same way.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ Factory = Callable[[str, Mapping[str, Any], Path], Backend]
 
 
 def kinds() -> list[str]:
-    """The installed kinds, sorted. None of them is imported for this."""
+    """Return the installed kinds, sorted, without importing them."""
     return sorted(entry_points(group=GROUP).names)
 
 
 def create(kind: str, *, name: str, options: Mapping[str, Any], data_dir: Path) -> Backend:
-    """A backend of the given kind; `name` is what the configuration calls it. Only this kind's module is imported."""
+    """Create a backend. `name` is its configured name. Only the module of this kind is imported."""
     entry = _find(kind, where=f"backends.{name}.kind")
     return _load(entry, where=f"backends.{name}.kind")(name, options, data_dir)
 
@@ -40,7 +40,7 @@ def _find(kind: str, *, where: str) -> EntryPoint:
 
 
 def _load(entry: EntryPoint, *, where: str) -> Factory:
-    # An import runs code we do not know: whatever it raises, the reader needs to know whose it was.
+    # The import runs third-party code, which may raise anything. The error names the package.
     try:
         factory = entry.load()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What all backends that ask another server have in common."""
+"""The base of backends that call another server: model list and token counts."""
 
 import asyncio
 import logging
@@ -21,8 +21,7 @@ START_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
-# Where servers say how much a model reads: vLLM and SGLang, OpenRouter and Together, Groq, LM Studio, Mistral,
-# Anthropic, Gemini.
+# Fields for the context size: vLLM and SGLang, OpenRouter and Together, Groq, LM Studio, Mistral, Anthropic, Gemini.
 _WINDOWS = (
     "max_model_len",
     "context_length",
@@ -32,12 +31,12 @@ _WINDOWS = (
     "max_input_tokens",
     "inputTokenLimit",
 )
-# llama.cpp: what it was started with, then what the model was trained with.
+# llama.cpp: the configured size, then the size from training.
 _META_WINDOWS = ("n_ctx", "n_ctx_train")
 
 
 class ModelCatalog:
-    """The list, asked for at the start and again now and then. As long as the server is down, what was known stays."""
+    """The upstream's model list, loaded at the start and refreshed regularly. A failed refresh keeps the old list."""
 
     def __init__(
         self,
@@ -51,15 +50,15 @@ class ModelCatalog:
         self._owned_by = owned_by
         self._path = path
         self._now = now
-        self._asked_at = 0.0
+        self._loaded_at = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         named = upstream.options.models
-        self._fixed = named is not None
+        self._is_fixed = named is not None
         self._models: Sequence[Model] = tuple(self._make(name, {}) for name in dict.fromkeys(named or ()))
 
     async def start(self) -> None:
-        """Ask for the list, and wait for it, but not for long: the server goes on without it."""
-        if not self._fixed:
+        """Load the list. After a short wait the server starts without it."""
+        if not self._is_fixed:
             self._begin_refresh()
             assert self._refreshing is not None
             await asyncio.wait({self._refreshing}, timeout=START_SECONDS)
@@ -70,8 +69,8 @@ class ModelCatalog:
             await asyncio.gather(self._refreshing, return_exceptions=True)
 
     def models(self) -> Sequence[Model]:
-        """The list as it is known now; if that is old, it is asked for again in the background."""
-        if not self._fixed and self._refreshing is None and self._now() - self._asked_at >= REFRESH_SECONDS:
+        """Return the current list, and refresh it in the background if it is old."""
+        if not self._is_fixed and self._refreshing is None and self._now() - self._loaded_at >= REFRESH_SECONDS:
             self._begin_refresh()
         return self._models
 
@@ -79,21 +78,21 @@ class ModelCatalog:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # asked outside of any loop, before the start
-        self._asked_at = self._now()
+            return  # called outside of an event loop, before the start
+        self._loaded_at = self._now()
         self._refreshing = loop.create_task(self.refresh(), name=f"models of {self._upstream.name}")
 
     async def refresh(self) -> None:
-        """Ask now. If that fails, what was known stays."""
+        """Load the list now. Keep the old one if that fails."""
         try:
             payload = await self._upstream.get_json(self._path)
-            self._models = self._read(payload)
+            self._models = self._parse(payload)
         except AntiphonError as error:
-            logger.warning("backend %s: its models could not be listed: %s", self._upstream.name, error.message)
+            logger.warning("backend %s: cannot list models: %s", self._upstream.name, error.message)
         finally:
             self._refreshing = None
 
-    def _read(self, payload: Any) -> Sequence[Model]:
+    def _parse(self, payload: Any) -> Sequence[Model]:
         models: dict[str, Model] = {}
         for entry in _find_entries(payload):
             name = entry.get("id") or entry.get("name") or entry.get("model")
@@ -105,20 +104,20 @@ class ModelCatalog:
         owner = entry.get("owned_by")
         return Model(
             id=name,
-            created=_read_time(entry.get("created") or entry.get("created_at") or entry.get("modified_at")),
+            created=_parse_time(entry.get("created") or entry.get("created_at") or entry.get("modified_at")),
             owned_by=owner if isinstance(owner, str) and owner else self._owned_by,
-            context_window=self._upstream.options.context_window or _read_window(entry),
+            context_window=self._upstream.options.context_window or _parse_window(entry),
         )
 
 
 def _find_entries(payload: Any) -> list[Mapping[str, Any]]:
-    """The list within an answer: OpenAI and most others call it data, Ollama's own API and Gemini models."""
+    """Return the entries of a model list: `data` for most servers, `models` for Ollama's own API and Gemini."""
     if isinstance(payload, Mapping):
         payload = payload.get("data") or payload.get("models")
     return [entry for entry in payload if isinstance(entry, Mapping)] if isinstance(payload, list) else []
 
 
-def _read_window(entry: Mapping[str, Any]) -> int | None:
+def _parse_window(entry: Mapping[str, Any]) -> int | None:
     meta = entry.get("meta")
     sizes = [entry.get(name) for name in _WINDOWS]
     if isinstance(meta, Mapping):
@@ -126,7 +125,7 @@ def _read_window(entry: Mapping[str, Any]) -> int | None:
     return next((size for size in sizes if isinstance(size, int) and size > 0), None)
 
 
-def _read_time(value: Any) -> int:
+def _parse_time(value: Any) -> int:
     if isinstance(value, int | float):
         return int(value)
     try:
@@ -140,7 +139,7 @@ class _Count(msgspec.Struct):
 
 
 class UpstreamBackend:
-    """All of a backend but its `capabilities` and its `stream`, which a kind adds. `upstream` is the way there."""
+    """A backend without `capabilities` and `stream`, which a subclass adds. `upstream` is the client to use."""
 
     def __init__(
         self,
@@ -152,44 +151,46 @@ class UpstreamBackend:
         models_path: str = "/models",
     ) -> None:
         self.upstream = UpstreamClient(name, options, headers=headers)
-        self._catalogue = ModelCatalog(self.upstream, owned_by=owned_by or name, path=models_path)
-        self._counts = True
+        self._catalog = ModelCatalog(self.upstream, owned_by=owned_by or name, path=models_path)
+        self._can_count = True
 
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
     @capabilities.setter
-    def capabilities(self, able: Capabilities) -> None:
-        """What a kind says of itself. A window that was set counts for models that are not listed, too."""
+    def capabilities(self, supported: Capabilities) -> None:
+        """Set the capabilities of the subclass. A configured context window also applies to unlisted models."""
         window = self.upstream.options.context_window
-        self._capabilities = msgspec.structs.replace(able, context_window=window, verify_json_schema=able.json_schema)
+        self._capabilities = msgspec.structs.replace(
+            supported, context_window=window, verify_json_schema=supported.json_schema
+        )
 
     async def start(self) -> None:
         await self.upstream.start()
-        await self._catalogue.start()
+        await self._catalog.start()
 
     async def close(self) -> None:
-        await self._catalogue.close()
+        await self._catalog.close()
         await self.upstream.close()
 
     def models(self) -> Sequence[Model]:
-        return self._catalogue.models()
+        return self._catalog.models()
 
     async def count_tokens(self, turn: Turn) -> int:
         return estimate_tokens(turn.request, turn.items)
 
     async def count_upstream(self, path: str, turn: Turn, write: Callable[[Turn], bytes]) -> int:
-        """As the upstream counts what `write` makes of the turn. A server that does not count is not asked twice."""
-        if not self._counts:
+        """Return the upstream's count for the body from `write`. A server without this endpoint is asked only once."""
+        if not self._can_count:
             return estimate_tokens(turn.request, turn.items)
         body = write(turn)
         try:
             return msgspec.json.decode(await self.upstream.post_json(path, body), type=_Count).input_tokens
         except AntiphonError as error:
-            # Every other error passes, or the turn itself will meet with it.
+            # Other errors are transient, or the turn itself raises them.
             if error.code == REFUSED or type(error) is NotFound:
-                self._counts = False
+                self._can_count = False
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self._counts = False
+            self._can_count = False
         return estimate_tokens(turn.request, turn.items)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.backends.chat_completions.text import Splitter
+from antiphon.backends.chat_completions.text import ThinkingSplitter
 
 
 def split(pieces: list[str], *, thinking: bool = False) -> tuple[str, str]:
-    splitter = Splitter(thinking=thinking)
+    splitter = ThinkingSplitter(thinking=thinking)
     told = [splitter.feed(piece) for piece in pieces] + [splitter.close()]
     return "".join(each.reasoning for each in told), "".join(each.text for each in told)
 

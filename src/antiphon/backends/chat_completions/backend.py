@@ -1,4 +1,4 @@
-"""Models behind an API of the kind called Chat Completions: nearly every server there is."""
+"""The backend for servers with a Chat Completions API."""
 
 import functools
 from collections.abc import Mapping
@@ -22,10 +22,11 @@ from antiphon.upstream.usage import estimate_usage
 
 
 class Options(UpstreamOptions, kw_only=True):
-    """`server` says what program or service answers there, if its address does not.
+    """The options of a Chat Completions upstream.
 
-    `quirks` change what is known of it, for all of its models, and `model_quirks` by patterns of model names.
-    `extra_body` is put into every request, over what it would have there.
+    `server` names the server program or service, if its address does not identify it. `quirks` override the built-in
+    quirks for all models, and `model_quirks` by patterns of model names. The fields of `extra_body` override those of
+    every request body.
     """
 
     server: Server | None = None
@@ -40,28 +41,28 @@ class Options(UpstreamOptions, kw_only=True):
 
 
 def check_quirks(options: Options, *, name: str) -> None:
-    """Refuse quirks that there are none of. `name` is what the configuration calls the backend."""
-    where = f"backends.{name}"
-    tables = {f"{where}.quirks": options.quirks}
-    tables |= {f"{where}.model_quirks.{pattern!r}": table for pattern, table in options.model_quirks.items()}
-    for place, table in tables.items():
+    """Raise `ConfigError` for unknown or invalid quirks. `name` is the backend's configured name."""
+    prefix = f"backends.{name}"
+    tables = {f"{prefix}.quirks": options.quirks}
+    tables |= {f"{prefix}.model_quirks.{pattern!r}": table for pattern, table in options.model_quirks.items()}
+    for path, table in tables.items():
         try:
             msgspec.convert(table, Quirks)
         except msgspec.ValidationError as error:
-            raise locate_config_error(error, place) from None
+            raise locate_config_error(error, path) from None
 
 
-_REMEMBERED_MODELS = 256
+_CACHED_MODELS = 256
 
 
 class ChatCompletionsBackend(UpstreamBackend):
-    """What a model cannot do, its server says: pictures, files and the like are passed on."""
+    """A Chat Completions backend. Images, files and audio are forwarded: the server rejects unsupported ones."""
 
     def __init__(self, name: str, options: Options) -> None:
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         super().__init__(name, options, headers=headers)
         self._options = options
-        self._find_quirks = functools.lru_cache(_REMEMBERED_MODELS)(options.find_quirks)
+        self._find_quirks = functools.lru_cache(_CACHED_MODELS)(options.find_quirks)
         self.capabilities = Capabilities(
             tools=frozenset({"function"}),
             any_model=options.models is None,
@@ -92,7 +93,7 @@ class ChatCompletionsBackend(UpstreamBackend):
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ChatCompletionsBackend:
-    """What the registry calls."""
-    chosen = read_options(options, Options, name=name)
-    check_quirks(chosen, name=name)
-    return ChatCompletionsBackend(name, chosen)
+    """Create the backend. The registry calls this."""
+    parsed = read_options(options, Options, name=name)
+    check_quirks(parsed, name=name)
+    return ChatCompletionsBackend(name, parsed)

@@ -1,4 +1,4 @@
-"""How servers and models differ from one another: data in quirks.toml, read here."""
+"""Differences between servers and models, from the rules in quirks.toml."""
 
 import fnmatch
 import functools
@@ -16,18 +16,17 @@ Hint = Literal["prompt_cache_key", "prompt_cache_retention", "safety_identifier"
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one model on one server wants. The defaults are what most take, and none refuses.
+    """The requirements of one model on one server. The defaults suit most servers, and none rejects them.
 
-    `merge_system` puts all system and developer messages into one at the beginning, and `alternate` makes one message
-    of what the user says in a row. `replay_reasoning` says which of the model's earlier messages go back with the
-    reasoning that led to them: those with `calls` (which then always have some, if only an empty text), those of the
-    `loop` of calls that is not finished yet, `always` all, or `never` one; `reasoning_field` is where it stands in
-    them. `reasoning_effort` names the field for the effort, `omit` leaves it out, and `effort_words` are other words
-    for some efforts. `thinking_tags` looks for
-    `<think>` at the beginning of answers; with `thinking_open`, answers begin as if it stood there. `call_ids` are of
-    `any` form, `short` (at most 40 characters) or `nine` letters and digits. Without `named_choice`, a tool that must
-    be called is the only one that is shown. `hints` are the fields for hints which the
-    server knows. With `keep_call_extras`, what a call brings along in `extra_content` is sent back with it.
+    `merge_system` puts all system and developer messages into one at the beginning. `alternate` merges consecutive user
+    messages. `replay_reasoning` selects the earlier assistant messages that are sent with their reasoning: those with
+    `calls` (with an empty text if there is no reasoning), those of the unfinished `loop` of calls, `always` all, or
+    `never` any. `reasoning_field` is the field for it. `reasoning_effort` is the field for the effort (`omit`: none),
+    and `effort_words` are the server's values for some efforts. `thinking_tags` extracts reasoning from a leading
+    `<think>`; with `thinking_open`, the answer starts inside it. `call_ids` may have `any` form, `short` (at most 40
+    characters) or `nine` letters and digits. Without `named_choice`, a tool that must be called is the only one sent.
+    `hints` are the hint fields that the server supports. With `keep_call_extras`, a call's `extra_content` is sent back
+    with it.
     """
 
     system_role: Literal["system", "developer", "user"] = "system"
@@ -57,7 +56,7 @@ class _Rule(msgspec.Struct, frozen=True):
     host: Sequence[str]
     server: str | None
 
-    def fits(self, model: str, host: str, server: str | None) -> bool:
+    def matches(self, model: str, host: str, server: str | None) -> bool:
         if self.model and not _matches(model, self.model):
             return False
         if self.server is None and not self.host:
@@ -66,7 +65,7 @@ class _Rule(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def _load() -> list[_Rule]:
+def _load_rules() -> list[_Rule]:
     text = resources.files(__package__).joinpath("quirks.toml").read_bytes()
     tables: list[dict[str, Any]] = msgspec.toml.decode(text)["rule"]
     return [
@@ -83,12 +82,12 @@ def find_quirks(
     changes: Mapping[str, Any] | None = None,
     model_changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Quirks:
-    """What is known of this model at this address, with the changes of the settings: for all models, and by pattern."""
+    """Return the quirks of a model: the built-in rules, then `changes`, then `model_changes` by name pattern."""
     model = model.lower()
     host = urlsplit(base_url).netloc.rpartition("@")[2].lower()
     found: dict[str, Any] = {}
-    for rule in _load():
-        if rule.fits(model, host, server):
+    for rule in _load_rules():
+        if rule.matches(model, host, server):
             found |= rule.changes
     found |= changes or {}
     for pattern, more in (model_changes or {}).items():

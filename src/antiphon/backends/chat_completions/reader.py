@@ -1,8 +1,8 @@
-"""From the chunks of a Chat Completions stream to deltas.
+"""Translation of a Chat Completions stream to deltas.
 
-An answer is over when the server says `[DONE]`, or closes the stream after a `finish_reason`. The chunk with that
-reason is not the last: the usage comes after it, and some servers give several calls a chunk with a reason each. So a
-reason is no word for a call that comes after it: the stream has broken off if it closes in the middle of that.
+An answer ends with `[DONE]`, or with the end of the stream after a `finish_reason`. The chunk with the reason is not
+the last: the usage follows it, and some servers send several calls, each with a reason. A reason therefore does not
+cover a call that follows it: if the stream ends within that call, it is broken.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from antiphon.backends.chat_completions.quirks import Quirks
-from antiphon.backends.chat_completions.text import Speech
-from antiphon.backends.chat_completions.tool_calls import Calls
+from antiphon.backends.chat_completions.text import TextStream
+from antiphon.backends.chat_completions.tool_calls import ToolCallAssembler
 from antiphon.backends.chat_completions.wire import (
-    CallPiece,
     Choice,
     Chunk,
+    FinishReason,
+    MessageDelta,
     OpaqueState,
-    Reason,
-    Said,
+    ToolCallDelta,
     decode_chunk,
-    read_annotation,
-    read_ending,
+    parse_annotation,
+    parse_finish_reason,
 )
 from antiphon.errors import UpstreamError
 from antiphon.protocol.content import LogProb
@@ -53,9 +53,10 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class ChatReader:
-    """Reads one answer. `estimate` makes the usage from the answer's text if the server tells none.
+    """Reads one answer.
 
-    `secrets` are what errors must not show, and `served_model` tells who answers.
+    `estimate` returns the usage for the answer's text if the server sends none. `secrets` must not appear in errors.
+    `served_model` observes the model's name.
     """
 
     def __init__(
@@ -71,17 +72,17 @@ class ChatReader:
         self._quirks = quirks
         self._estimate = estimate
         self._secrets = secrets
-        self._speech = Speech(tags=quirks.thinking_tags, thinking=quirks.thinking_open)
-        self._calls = Calls()
-        self._kept = OpaqueState()
+        self._text = TextStream(tags=quirks.thinking_tags, thinking=quirks.thinking_open)
+        self._calls = ToolCallAssembler()
+        self._state = OpaqueState()
         self._usage: Usage | None = None
-        self._reason: Reason | None = None
-        self._said: list[str] = []
-        self._has_spoken = False
+        self._reason: FinishReason | None = None
+        self._written: list[str] = []
+        self._has_text = False
 
     @property
     def is_complete(self) -> bool:
-        """Where there are calls, others may follow, with a reason of their own."""
+        """Return True after a finish reason, unless there are calls: more of them may follow, each with a reason."""
         return self._reason is not None and not self._calls
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
@@ -94,23 +95,23 @@ class ChatReader:
         if chunk.usage is not None or chunk.x_groq is not None:
             self._usage = parse_usage(chunk.usage) or parse_usage(chunk.x_groq) or self._usage
         if not chunk.choices:
-            # After the reason, an empty list of choices comes with the usage and with nothing more to follow.
+            # After the reason, a chunk without choices but with the usage is the last.
             return self._finish() if chunk.usage and self._reason is not None else ()
-        told: list[Delta] = []
+        deltas: list[Delta] = []
         for choice in chunk.choices:
-            if not choice.index:  # others are other answers to the same question
-                told += self._read_choice(choice)
-        return told if self._served_model is None else self._introduce(self._served_model, chunk, told)
+            if not choice.index:  # other indexes are alternative answers
+                deltas += self._read_choice(choice)
+        return deltas if self._served_model is None else self._announce(self._served_model, chunk, deltas)
 
-    def _introduce(self, served_model: ServedModel, chunk: Chunk, told: Sequence[Delta]) -> Sequence[Delta]:
+    def _announce(self, served_model: ServedModel, chunk: Chunk, deltas: Sequence[Delta]) -> Sequence[Delta]:
         served_model.observe(chunk.model)
-        if not told:
-            return told
+        if not deltas:
+            return deltas
         self._served_model = None
-        return served_model.announce(told)
+        return served_model.announce(deltas)
 
     def end(self) -> Sequence[Delta]:
-        if self._reason is None or self._calls.are_torn():
+        if self._reason is None or self._calls.has_incomplete():
             raise make_broken_stream_error()
         return self._finish()
 
@@ -121,141 +122,141 @@ class ChatReader:
                 return chunk
         except _UNREADABLE:
             if not named_error and not is_error_payload(decode_json_or_text(data)):
-                raise UpstreamError("The model's server sent what is no chunk of a chat completion.") from None
+                raise UpstreamError("The upstream sent data that is not a Chat Completions chunk.") from None
         raise map_error_payload(decode_json_or_text(data), secrets=self._secrets)
 
-    # What is said
+    # Content
 
     def _read_choice(self, choice: Choice) -> Sequence[Delta]:
-        said = choice.delta
-        if self._speech.is_flowing and choice.is_plain() and said is not None and said.is_plain():
-            # Most of all chunks: the next word, and nothing else.
-            assert isinstance(said.content, str)
-            self._said.append(said.content)
-            return (Text(said.content),)
+        message_delta = choice.delta
+        if self._text.is_plain_text and choice.is_plain() and message_delta is not None and message_delta.is_plain():
+            # The common case: text and nothing else.
+            assert isinstance(message_delta.content, str)
+            self._written.append(message_delta.content)
+            return (Text(message_delta.content),)
         if choice.error:
             raise map_error_payload({"error": choice.error}, secrets=self._secrets)
-        whole, ending = choice.message, choice.finish_reason
-        if whole is not None and not self._said:
-            said, whole = whole, None
-            ending = ending or "stop"
-        told: list[Delta] = []
-        if said is not None:
-            probable = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
-            told += self._noted(self._read_said(said, parse_logprobs(probable)))
-        if whole is not None and (said is None or choice.finish_reason):
-            told += self._noted(self._catch_up(whole))
-        if ending:
-            self._reason = read_ending(ending)
+        full, finish_reason = choice.message, choice.finish_reason
+        if full is not None and not self._written:
+            message_delta, full = full, None
+            finish_reason = finish_reason or "stop"
+        deltas: list[Delta] = []
+        if message_delta is not None:
+            tokens = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
+            deltas += self._record(self._read_message(message_delta, parse_logprobs(tokens)))
+        if full is not None and (message_delta is None or choice.finish_reason):
+            deltas += self._record(self._add_missing(full))
+        if finish_reason:
+            self._reason = parse_finish_reason(finish_reason)
             if self._reason is None:
-                raise UpstreamError(f"The model's server broke off with the reason '{ending}'.")
+                raise UpstreamError(f"The upstream failed with the finish reason '{finish_reason}'.")
             self._calls.settle()
-        return told
+        return deltas
 
-    def _read_said(self, said: Said, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
-        yield from self._read_reasoning(said)
-        yield from self._read_words(said, logprobs)
-        for piece in said.tool_calls or ():
-            if piece is not None:
-                yield from self._read_call(piece)
-        if said.function_call is not None:
-            yield from self._read_call(CallPiece(-1, function=said.function_call))
+    def _read_message(self, message: MessageDelta, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
+        yield from self._read_reasoning(message)
+        yield from self._read_text(message, logprobs)
+        for part in message.tool_calls or ():
+            if part is not None:
+                yield from self._read_call(part)
+        if message.function_call is not None:
+            yield from self._read_call(ToolCallDelta(-1, function=message.function_call))
 
-    def _read_words(self, said: Said, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
-        if said.content:
-            for delta in self._read_content(said.content, logprobs):
-                yield from self._hand_over(delta)
-        if said.refusal and isinstance(said.refusal, str):
-            yield from self._hand_over(Refusal(said.refusal))
-        for told in _list(said.annotations):
-            annotation = read_annotation(told)
+    def _read_text(self, message: MessageDelta, logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
+        if message.content:
+            for delta in self._split_content(message.content, logprobs):
+                yield from self._emit(delta)
+        if message.refusal and isinstance(message.refusal, str):
+            yield from self._emit(Refusal(message.refusal))
+        for payload in _as_list(message.annotations):
+            annotation = parse_annotation(payload)
             if annotation is not None:
-                yield from self._hand_over(Annotate(annotation))
+                yield from self._emit(Annotate(annotation))
 
-    def _catch_up(self, said: Said) -> Iterator[Delta]:
-        """All of the answer, after pieces of it: some servers repeat it at the end, and some put calls only there."""
-        if not self._has_spoken:
-            yield from self._read_words(said, ())
-        pieces = [piece for piece in said.tool_calls or () if piece is not None]
-        if said.function_call is not None:
-            pieces.append(CallPiece(function=said.function_call))
-        for told in self._calls.catch_up(pieces):
-            yield from self._turn_to(told)
+    def _add_missing(self, message: MessageDelta) -> Iterator[Delta]:
+        """Yield the deltas that the whole message adds: some servers repeat it at the end, or send calls only there."""
+        if not self._has_text:
+            yield from self._read_text(message, ())
+        parts = [part for part in message.tool_calls or () if part is not None]
+        if message.function_call is not None:
+            parts.append(ToolCallDelta(function=message.function_call))
+        for call in self._calls.add_missing(parts):
+            yield from self._emit_call(call)
 
-    def _hand_over(self, delta: Delta) -> Iterator[Delta]:
-        """A delta that ends the reasoning: what is kept for the server goes with that, before it."""
-        if (self._kept.details or self._kept.calls) and not isinstance(delta, Reasoning):
+    def _emit(self, delta: Delta) -> Iterator[Delta]:
+        """Emit a delta. If it ends the reasoning, the opaque state is emitted before it."""
+        if (self._state.details or self._state.calls) and not isinstance(delta, Reasoning):
             yield self._seal()
         yield delta
 
     def _seal(self) -> ReasoningSeal:
-        kept, self._kept = self._kept, OpaqueState()
-        return ReasoningSeal(kept.write())
+        state, self._state = self._state, OpaqueState()
+        return ReasoningSeal(state.encode())
 
-    def _read_reasoning(self, said: Said) -> Iterator[Delta]:
-        details = [each for each in _list(said.reasoning_details) if isinstance(each, dict)]
+    def _read_reasoning(self, message: MessageDelta) -> Iterator[Delta]:
+        details = [detail for detail in _as_list(message.reasoning_details) if isinstance(detail, dict)]
         if self._quirks.reasoning_field == "reasoning_details":
             for detail in details:
-                self._kept.add_detail(detail)
-        told = list(_read_details(details))
-        if not told:
-            text = said.reasoning_content or said.reasoning  # some send it under both names
-            told = [Reasoning(text)] if isinstance(text, str) and text else []
-        if told:
-            self._speech.pause()
-        yield from told
+                self._state.add_detail(detail)
+        deltas = list(_parse_details(details))
+        if not deltas:
+            text = message.reasoning_content or message.reasoning  # some servers send both
+            deltas = [Reasoning(text)] if isinstance(text, str) and text else []
+        if deltas:
+            self._text.pause()
+        yield from deltas
 
-    def _read_content(self, content: str | list[Any], logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
+    def _split_content(self, content: str | list[Any], logprobs: tuple[LogProb, ...]) -> Iterator[Delta]:
         if isinstance(content, str):
-            yield from self._speech.write(content, logprobs)
+            yield from self._text.write(content, logprobs)
             return
         for part in content:
             if isinstance(part, Mapping) and part.get("type") == "thinking":
-                self._speech.pause()
+                self._text.pause()
                 yield Reasoning(_join_texts(part.get("thinking")))
             elif text := _join_texts([part]):
-                yield from self._speech.write(text, ())
+                yield from self._text.write(text, ())
 
-    def _read_call(self, piece: CallPiece) -> Iterator[Delta]:
-        told = self._calls.read(piece)
-        if self._quirks.keep_call_extras and piece.extra_content is not None:
-            call_id = self._calls.find_id(piece)
+    def _read_call(self, part: ToolCallDelta) -> Iterator[Delta]:
+        call = self._calls.read(part)
+        if self._quirks.keep_call_extras and part.extra_content is not None:
+            call_id = self._calls.find_id(part)
             if call_id is not None:
-                self._kept.calls[call_id] = piece.extra_content
-        if told is not None:
-            yield from self._turn_to(told)
+                self._state.calls[call_id] = part.extra_content
+        if call is not None:
+            yield from self._emit_call(call)
 
-    def _turn_to(self, call: ToolCall) -> Iterator[Delta]:
-        yield from self._speech.flush()
-        self._speech.pause()
-        yield from self._hand_over(call)
+    def _emit_call(self, call: ToolCall) -> Iterator[Delta]:
+        yield from self._text.flush()
+        self._text.pause()
+        yield from self._emit(call)
 
-    def _noted(self, told: Iterable[Delta]) -> Iterator[Delta]:
-        """Remember what is said, for an estimate of its length."""
-        for delta in told:
+    def _record(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
+        """Record the text of the deltas for the usage estimate."""
+        for delta in deltas:
             if isinstance(delta, ToolCall):
-                self._said.append(delta.name + delta.arguments)
+                self._written.append(delta.name + delta.arguments)
             elif isinstance(delta, Text | Reasoning | ReasoningSummary | Refusal):
-                self._said.append(delta.text)
-                self._has_spoken = self._has_spoken or isinstance(delta, Text | Refusal)
+                self._written.append(delta.text)
+                self._has_text = self._has_text or isinstance(delta, Text | Refusal)
             yield delta
 
-    # The end
+    # End
 
     def _finish(self) -> Sequence[Delta]:
-        if self._reason is None and not self._said:
-            raise UpstreamError("The model's server ended the answer without having said anything.")
-        told: list[Delta] = [*self._speech.close(alone=not self._said)]
+        if self._reason is None and not self._written:
+            raise UpstreamError("The upstream ended the answer without any content.")
+        deltas: list[Delta] = [*self._text.close(alone=not self._written)]
         if self._reason in (None, "stop"):
-            told += self._calls.fill_empty()
-        if self._kept.details or self._kept.calls:
-            told.append(self._seal())
+            deltas += self._calls.fill_empty()
+        if self._state.details or self._state.calls:
+            deltas.append(self._seal())
         self.finished = True
-        usage = self._usage or self._estimate("".join(self._said))
-        return [*told, TokenUsage(usage), Finish(self._reason or "stop")]
+        usage = self._usage or self._estimate("".join(self._written))
+        return [*deltas, TokenUsage(usage), Finish(self._reason or "stop")]
 
 
-def _read_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:
+def _parse_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:
     for detail in details:
         text, summary = detail.get("text"), detail.get("summary")
         if detail.get("type") == "reasoning.text" and isinstance(text, str) and text:
@@ -265,12 +266,12 @@ def _read_details(details: Sequence[Mapping[str, Any]]) -> Iterator[Delta]:
             yield ReasoningSummary(summary, index if isinstance(index, int) else 0)
 
 
-def _join_texts(told: Any) -> str:
-    """The text of a part: a string, or parts of its own."""
-    if isinstance(told, list):
-        return "".join(_join_texts(each.get("text") if isinstance(each, Mapping) else each) for each in told)
-    return told if isinstance(told, str) else ""
+def _join_texts(payload: Any) -> str:
+    """Return the text of a part: a string, or a list of parts."""
+    if isinstance(payload, list):
+        return "".join(_join_texts(part.get("text") if isinstance(part, Mapping) else part) for part in payload)
+    return payload if isinstance(payload, str) else ""
 
 
-def _list(told: Any) -> list[Any]:
-    return told if isinstance(told, list) else []
+def _as_list(payload: Any) -> list[Any]:
+    return payload if isinstance(payload, list) else []

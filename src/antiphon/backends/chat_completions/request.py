@@ -1,24 +1,24 @@
-"""A turn as the body of a Chat Completions request."""
+"""Translation of a turn to the body of a Chat Completions request."""
 
 from antiphon.backends.base import Turn, list_hint_parameters
-from antiphon.backends.chat_completions.messages import lay_out
+from antiphon.backends.chat_completions.messages import make_messages
 from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import FunctionChoice, FunctionTool
 
-# What both APIs call by the same name. `store` is not among them: the state is ours.
-_SAME = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+# Parameters with the same name in both APIs. `store` is left out: Antiphon stores the state.
+_SAME_NAMES = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 def make_body(turn: Turn, quirks: Quirks) -> JsonObject:
-    """What to send. Nothing is in it that the request does not ask for: servers have their own defaults."""
+    """Return the request body. Parameters that the request does not set are left to the server's defaults."""
     request = turn.request
-    body: JsonObject = {"model": request.model or "", "messages": lay_out(turn, quirks), "stream": True}
+    body: JsonObject = {"model": request.model or "", "messages": make_messages(turn, quirks), "stream": True}
     if quirks.stream_usage:
         body["stream_options"] = {"include_usage": True}
     body |= _write_tools(request, quirks)
-    body |= {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    body |= {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}
     if request.max_output_tokens is not None:
         body[quirks.max_tokens_field] = request.max_output_tokens
     if request.top_logprobs or "message.output_text.logprobs" in (request.include or ()):
@@ -30,7 +30,7 @@ def make_body(turn: Turn, quirks: Quirks) -> JsonObject:
 
 
 def _write_tools(request: CreateRequest, quirks: Quirks) -> JsonObject:
-    """The tools the model may call, and whether it must. Where it may call none, none are shown."""
+    """Return `tools` and `tool_choice`. With the choice `none`, no tools are sent."""
     choice, tools = request.tool_choice, [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
     if isinstance(choice, FunctionChoice) and not quirks.named_choice:
         name = choice.name
@@ -58,16 +58,16 @@ def _write_tool(tool: FunctionTool) -> JsonObject:
 
 
 def _write_format(request: CreateRequest) -> JsonObject:
-    asked = request.text.format if request.text is not None else None
-    if isinstance(asked, JsonObjectFormat):
+    text_format = request.text.format if request.text is not None else None
+    if isinstance(text_format, JsonObjectFormat):
         return {"response_format": {"type": "json_object"}}
-    if not isinstance(asked, JsonSchemaFormat):
+    if not isinstance(text_format, JsonSchemaFormat):
         return {}
-    schema: JsonObject = {"name": asked.name, "schema": asked.schema or {}}
-    if asked.description is not None:
-        schema["description"] = asked.description
-    if asked.strict is not None:
-        schema["strict"] = asked.strict
+    schema: JsonObject = {"name": text_format.name, "schema": text_format.schema or {}}
+    if text_format.description is not None:
+        schema["description"] = text_format.description
+    if text_format.strict is not None:
+        schema["strict"] = text_format.strict
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
@@ -82,7 +82,7 @@ def _write_effort(request: CreateRequest, quirks: Quirks) -> JsonObject:
 
 
 def _write_hints(request: CreateRequest, quirks: Quirks) -> JsonObject:
-    """What the answer does not depend on goes only to servers that know it: others would refuse the whole request."""
+    """Return the hints that the server supports. Other servers would reject the whole request."""
     known: JsonObject = {
         "prompt_cache_key": request.prompt_cache_key,
         "prompt_cache_retention": "in_memory"
@@ -97,8 +97,8 @@ def _write_hints(request: CreateRequest, quirks: Quirks) -> JsonObject:
 
 
 def list_ignored(request: CreateRequest, quirks: Quirks) -> list[str]:
-    """Which parameters of a request are left out of its body."""
-    idle = [name for name in list_hint_parameters(request) if name.removeprefix("text.") not in quirks.hints]
+    """Return the parameters of a request that are left out of its body."""
+    ignored = [name for name in list_hint_parameters(request) if name.removeprefix("text.") not in quirks.hints]
     if quirks.reasoning_effort == "omit" and request.reasoning is not None and request.reasoning.effort is not None:
-        idle.append("reasoning.effort")
-    return idle
+        ignored.append("reasoning.effort")
+    return ignored

@@ -1,4 +1,4 @@
-"""The text of an answer, as it comes: reasoning between tags is taken out of it, and bare white space is no message."""
+"""The streamed text of an answer: extract tagged reasoning, and hold back white space without text."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -14,34 +14,34 @@ class Split(NamedTuple):
     text: str = ""
 
 
-class Splitter:
-    """Takes an answer apart as it comes. Only what it begins with can be reasoning; tags further on are text."""
+class ThinkingSplitter:
+    """Splits streamed text into reasoning and text. Only tags at the beginning count; later ones are text."""
 
     def __init__(self, *, thinking: bool = False) -> None:
         self._state: Literal["start", "thinking", "gap", "text"] = "thinking" if thinking else "start"
         self._held = ""
-        self._silent = True  # nothing but white space of the reasoning has come
+        self._is_blank = True  # the reasoning has only white space so far
 
     @property
     def is_done(self) -> bool:
-        """All that follows is text."""
+        """Return True if all that follows is text."""
         return self._state == "text"
 
     def feed(self, piece: str) -> Split:
-        """What this piece makes certain."""
+        """Return the reasoning and text that are certain after this piece."""
         if self._state == "text":
             return Split(text=piece)
         self._held += piece
         if self._state == "start" and not self._leave_start():
             return Split()
-        reasoning = self._think() if self._state == "thinking" else ""
-        return Split(reasoning, self._speak())
+        reasoning = self._take_reasoning() if self._state == "thinking" else ""
+        return Split(reasoning, self._take_text())
 
     def close(self) -> Split:
-        """What was held back, when nothing more comes."""
+        """Return the held-back rest at the end."""
         rest, self._held = self._held, ""
         if self._state == "thinking":
-            return Split(reasoning="" if self._silent and not rest.strip() else rest)
+            return Split(reasoning="" if self._is_blank and not rest.strip() else rest)
         return Split(text="" if self._state == "gap" else rest)
 
     def _leave_start(self) -> bool:
@@ -54,21 +54,21 @@ class Splitter:
             self._state = "text"
         return True
 
-    def _think(self) -> str:
-        thought, closed, rest = self._held.partition(CLOSING)
+    def _take_reasoning(self) -> str:
+        reasoning, closed, rest = self._held.partition(CLOSING)
         if closed:
             self._held, self._state = rest, "gap"
-            thought = thought.rstrip()
-        else:  # white space may be the last before the tag, which does not count
-            kept = _overlap(thought)
-            self._held = thought[kept:]
-            thought = thought[:kept]
-        if self._silent:
-            thought = thought.lstrip()
-            self._silent = not thought
-        return thought
+            reasoning = reasoning.rstrip()
+        else:  # trailing white space is dropped if the tag follows
+            end = _find_certain_end(reasoning)
+            self._held = reasoning[end:]
+            reasoning = reasoning[:end]
+        if self._is_blank:
+            reasoning = reasoning.lstrip()
+            self._is_blank = not reasoning
+        return reasoning
 
-    def _speak(self) -> str:
+    def _take_text(self) -> str:
         if self._state == "gap":
             self._held = self._held.lstrip()
             if self._held:
@@ -79,67 +79,67 @@ class Splitter:
         return text
 
 
-def _overlap(thought: str) -> int:
-    """Where the end of the thought begins that may belong to the closing tag, with the white space before it."""
-    place = next(
-        (i for i in range(max(0, len(thought) - len(CLOSING)), len(thought)) if CLOSING.startswith(thought[i:])),
-        len(thought),
+def _find_certain_end(reasoning: str) -> int:
+    """Return the index after which the text may be white space and a part of the closing tag."""
+    start = next(
+        (i for i in range(max(0, len(reasoning) - len(CLOSING)), len(reasoning)) if CLOSING.startswith(reasoning[i:])),
+        len(reasoning),
     )
-    return len(thought[:place].rstrip())
+    return len(reasoning[:start].rstrip())
 
 
-class Speech:
-    """Many models put empty lines before and after their calls. White space waits until text follows it."""
+class TextStream:
+    """The text of one answer. White space is held back until text follows: many models put blank lines around calls."""
 
     def __init__(self, *, tags: bool, thinking: bool) -> None:
-        self._splitter = Splitter(thinking=thinking) if tags or thinking else None
-        self._speaking = False
+        self._splitter = ThinkingSplitter(thinking=thinking) if tags or thinking else None
+        self._is_open = False
         self._blank = ""
         self._logprobs: list[LogProb] = []
 
     @property
-    def is_flowing(self) -> bool:
-        """Whether text that comes now is text that goes on, whatever it is."""
-        return self._speaking and self._splitter is None
+    def is_plain_text(self) -> bool:
+        """Return True if the next piece continues the open text, whatever it contains."""
+        return self._is_open and self._splitter is None
 
     def write(self, text: str, logprobs: tuple[LogProb, ...]) -> Iterator[Text | Reasoning]:
-        """More of the answer's content."""
-        if self.is_flowing:
+        """Return the deltas of the next piece of content."""
+        if self.is_plain_text:
             yield Text(text, logprobs)
             return
         self._logprobs += logprobs
         if self._splitter is None:
-            yield from self._tell(Split(text=text))
+            yield from self._emit(Split(text=text))
             return
         split = self._splitter.feed(text)
         if self._splitter.is_done:
             self._splitter = None
-        yield from self._tell(split)
+        yield from self._emit(split)
 
     def flush(self) -> Iterator[Text | Reasoning]:
-        """Something else follows: what might have been the beginning of a tag is none."""
+        """Emit held-back text, because another kind of delta follows."""
         if self._splitter is not None:
             splitter, self._splitter = self._splitter, None
-            yield from self._tell(splitter.close())
+            yield from self._emit(splitter.close())
 
     def pause(self) -> None:
-        """Something else is said now; the next text is a message of its own."""
-        self._speaking = False
+        """End the open text. The next text is a new message."""
+        self._is_open = False
 
     def close(self, *, alone: bool) -> Iterator[Text | Reasoning]:
-        """The answer is over. White space is told after all if it is `alone`: then it is what the model said."""
+        """End the answer. Held-back white space is emitted if `alone`: it is then the whole answer."""
         yield from self.flush()
         if alone and self._blank:
             yield Text(self._blank, tuple(self._logprobs))
 
-    def _tell(self, split: Split) -> Iterator[Text | Reasoning]:
+    def _emit(self, split: Split) -> Iterator[Text | Reasoning]:
         if split.reasoning:
-            self._logprobs.clear()  # they are of the reasoning's tokens, or cannot be told apart
+            self._logprobs.clear()  # they belong to the reasoning's tokens, or cannot be separated from them
             yield Reasoning(split.reasoning)
         text = self._blank + split.text
-        if not text or (not self._speaking and text.isspace()):
+        if not text or (not self._is_open and text.isspace()):
             self._blank = text
             return
         logprobs, self._logprobs, self._blank = tuple(self._logprobs), [], ""
-        self._speaking = True
+        self._is_open = True
         yield Text(text, logprobs)

@@ -1,4 +1,4 @@
-"""What comes back from Chat Completions, in all the shapes that servers give it. What varies too much is left open."""
+"""Structs of Chat Completions answers, in the variants that servers send. Fields that vary too much have type Any."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,8 +15,8 @@ class Function(msgspec.Struct):
     arguments: Any = None
 
 
-class CallPiece(msgspec.Struct):
-    """A call, or a piece of one."""
+class ToolCallDelta(msgspec.Struct):
+    """A tool call, or a part of one."""
 
     index: int | None = None
     id: str | int | None = None
@@ -24,20 +24,20 @@ class CallPiece(msgspec.Struct):
     extra_content: Any = None
 
 
-class Said(msgspec.Struct):
-    """More of the answer (`delta`), or all of it (`message`)."""
+class MessageDelta(msgspec.Struct):
+    """A part of the answer (`delta`), or the whole answer (`message`)."""
 
     content: str | list[Any] | None = None
     reasoning_content: Any = None
     reasoning: Any = None
     reasoning_details: Any = None
     refusal: Any = None
-    tool_calls: list[CallPiece | None] | None = None
+    tool_calls: list[ToolCallDelta | None] | None = None
     function_call: Function | None = None
     annotations: Any = None
 
     def is_plain(self) -> bool:
-        """Whether there is text, and nothing else."""
+        """Return True if there is text and nothing else."""
         return (
             type(self.content) is str
             and bool(self.content)
@@ -53,14 +53,14 @@ class Said(msgspec.Struct):
 
 class Choice(msgspec.Struct):
     index: int | None = None
-    delta: Said | None = None
-    message: Said | None = None
+    delta: MessageDelta | None = None
+    message: MessageDelta | None = None
     finish_reason: str | None = None
     logprobs: Any = None
     error: Any = None
 
     def is_plain(self) -> bool:
-        """Whether there is nothing beside what is said."""
+        """Return True if there is nothing but `delta`."""
         return self.finish_reason is None and self.logprobs is None and not self.error and self.message is None
 
 
@@ -77,38 +77,37 @@ class Chunk(msgspec.Struct):
     def is_error(self) -> bool:
         if self.error or self.object == "error":
             return True
-        # Some servers put the bare error there, and a chunk without choices has none of these.
+        # Some servers send the bare error object. A chunk without choices has none of these fields.
         return self.choices is None and bool(self.message or self.detail)
 
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 
-def read_annotation(told: Any) -> "Annotation | Unknown | None":
-    """An annotation as this API has it: flat. What is of another kind is kept as it is."""
-    if not isinstance(told, Mapping) or not isinstance(told.get("type"), str):
+def parse_annotation(payload: Any) -> "Annotation | Unknown | None":
+    """Return an annotation of the Responses API. Unknown types are kept unchanged."""
+    if not isinstance(payload, Mapping) or not isinstance(payload.get("type"), str):
         return None
-    cited = told.get("url_citation", told)
-    if told["type"] != "url_citation" or not isinstance(cited, Mapping) or not isinstance(cited.get("url"), str):
-        return Unknown(msgspec.json.encode(told))
-    return UrlCitation(
-        cited["url"], str(cited.get("title") or ""), _place(cited.get("start_index")), _place(cited.get("end_index"))
-    )
+    cited = payload.get("url_citation", payload)
+    if payload["type"] != "url_citation" or not isinstance(cited, Mapping) or not isinstance(cited.get("url"), str):
+        return Unknown(msgspec.json.encode(payload))
+    start, end = _parse_index(cited.get("start_index")), _parse_index(cited.get("end_index"))
+    return UrlCitation(cited["url"], str(cited.get("title") or ""), start, end)
 
 
-def _place(told: Any) -> int:
-    return told if isinstance(told, int) else 0
+def _parse_index(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
-Reason = Literal["stop", "length", "content_filter"]
+FinishReason = Literal["stop", "length", "content_filter"]
 
 _LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length"}
 _FILTERED = {"content_filter", "safety", "recitation", "sensitive", "blocklist", "prohibited_content"}
 _BROKEN = {"error", "abort", "cancelled", "network_error", "insufficient_system_resource"}
 
 
-def read_ending(word: str) -> Reason | None:
-    """What this word for the end means; None for one that is no end, but a failure. New words mean that it is done."""
+def parse_finish_reason(word: str) -> FinishReason | None:
+    """Map a `finish_reason`. Return None for a failure. Unknown reasons mean `stop`."""
     word = word.lower()
     if word in _BROKEN or "malformed_function_call" in word:
         return None
@@ -121,13 +120,16 @@ _GROWING = ("text", "summary", "data")
 
 
 class OpaqueState(msgspec.Struct, omit_defaults=True, tag_field="of", tag="chat_completions"):
-    """`details` are OpenRouter's `reasoning_details`; `calls` holds the `extra_content` of calls, by call id."""
+    """Opaque upstream state, carried to the client in a reasoning item and returned to the upstream unchanged.
+
+    `details` are OpenRouter's `reasoning_details`. `calls` has the `extra_content` of calls by call id.
+    """
 
     details: list[dict[str, Any]] = []
     calls: dict[str, Any] = {}
 
     def add_detail(self, detail: dict[str, Any]) -> None:
-        """More of the details: a piece of the last one, if it is of the same kind and has its index, or another."""
+        """Append to the last detail if type and index are the same. Else add the detail."""
         last = self.details[-1] if self.details else {}
         if not last or any(last.get(name) != detail.get(name) for name in ("type", "index")):
             self.details.append(dict(detail))
@@ -138,12 +140,12 @@ class OpaqueState(msgspec.Struct, omit_defaults=True, tag_field="of", tag="chat_
             elif value is not None:
                 last[name] = value
 
-    def write(self) -> str:
+    def encode(self) -> str:
         return msgspec.json.encode(self).decode()
 
 
 def parse_opaque_state(item: Reasoning) -> OpaqueState:
-    """What this item keeps for us. One that some other model has sealed keeps nothing."""
+    """Return the state in a reasoning item. It is empty if another backend wrote the item."""
     try:
         return msgspec.json.decode(item.encrypted_content or "{}", type=OpaqueState)
     except msgspec.DecodeError:
