@@ -11,7 +11,7 @@ import msgspec
 
 from antiphon.backends.registry import create
 from antiphon.cli.codex_config import CodexOptions, format_catalogue, merge_config
-from antiphon.cli.server_client import ServedModel, ServerClient, ServerUnreachable
+from antiphon.cli.server_client import ListedModel, ServerClient, ServerUnreachable
 from antiphon.cli.settings import load_settings, read_key, server_url
 from antiphon.cli.toml_document import MergeError
 from antiphon.config import Settings, environment
@@ -34,7 +34,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _find_models(arguments: Namespace) -> tuple[str, list[ServedModel]]:
+def _find_models(arguments: Namespace) -> tuple[str, list[ListedModel]]:
     """Return the URL of the server and its models, the one to use first. The settings describe a stopped server."""
     key = read_key(arguments)
     settings = None if arguments.url else load_settings(arguments)
@@ -49,18 +49,18 @@ def _find_models(arguments: Namespace) -> tuple[str, list[ServedModel]]:
     return client.url, _sort_models(arguments.model, models, client.url)
 
 
-def _list_configured_models(settings: Settings) -> list[ServedModel]:
-    models: list[ServedModel] = []
+def _list_configured_models(settings: Settings) -> list[ListedModel]:
+    models: list[ListedModel] = []
     for name, configured in settings.backends.items():
         try:
             backend = create(configured.kind, name=name, options=configured.options, data_dir=settings.data_dir)
-            models += [ServedModel(model.id, model.context_window) for model in backend.models()]
+            models += [ListedModel(model.id, model.context_window) for model in backend.models()]
         except ConfigError as error:
             _note(error.message)
     return models
 
 
-def _sort_models(wanted: str | None, models: list[ServedModel], url: str) -> list[ServedModel]:
+def _sort_models(wanted: str | None, models: list[ListedModel], url: str) -> list[ListedModel]:
     if wanted is None:
         if not models:
             raise AntiphonError(f"The models of {url} are unknown: name one with --model.")
@@ -68,7 +68,7 @@ def _sort_models(wanted: str | None, models: list[ServedModel], url: str) -> lis
     listed = [model for model in models if model.id == wanted]
     if models and not listed:
         _note(f"{url} does not list the model {wanted!r}.")
-    return [*(listed or [ServedModel(wanted)]), *(model for model in models if model.id != wanted)]
+    return [*(listed or [ListedModel(wanted)]), *(model for model in models if model.id != wanted)]
 
 
 def _config_file(profile: str | None) -> Path:
@@ -77,7 +77,7 @@ def _config_file(profile: str | None) -> Path:
     return home.absolute() / (f"{profile}.config.toml" if profile else "config.toml")
 
 
-def _write_config(options: CodexOptions, models: list[ServedModel], *, profile: str | None) -> None:
+def _write_config(options: CodexOptions, models: list[ListedModel], *, profile: str | None) -> None:
     path = _config_file(profile)
     catalogue = path.with_name(f"{profile or 'antiphon'}-models.json")
     before = _read(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.cli.server_client import ServedModel
+from antiphon.cli.server_client import ListedModel
 from antiphon.cli.toml_document import Value, set_values
 
 PROVIDER = "antiphon"
@@ -23,7 +23,7 @@ class CodexOptions(Struct, frozen=True, kw_only=True):
     """A server and the way Codex uses it. `catalogue` is the path of the model catalogue, if there is one."""
 
     url: str
-    model: ServedModel
+    model: ListedModel
     key_env: str | None = None
     server_compaction: bool = False
     catalogue: Path | None = None
@@ -55,14 +55,14 @@ def _provider_values(options: CodexOptions) -> Mapping[str, Value | None]:
     }
 
 
-def format_catalogue(models: Sequence[ServedModel]) -> str:
+def format_catalogue(models: Sequence[ListedModel]) -> str:
     """Return the content of the file that `model_catalog_json` names. Codex has defaults for missing fields."""
     instructions = resources.files("antiphon.cli").joinpath("codex_instructions.md").read_text()
     entries = [_describe_model(model, priority, instructions) for priority, model in enumerate(models)]
     return json.dumps({"models": entries}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _describe_model(model: ServedModel, priority: int, instructions: str) -> dict[str, Any]:
+def _describe_model(model: ListedModel, priority: int, instructions: str) -> dict[str, Any]:
     window = model.context_window
     limit = _MAX_TOOL_OUTPUT_TOKENS if window is None else min(_MAX_TOOL_OUTPUT_TOKENS, window // 4)
     return {

@@ -24,7 +24,7 @@ Events = Generator[Event | Unknown, None, None]
 T = TypeVar("T")
 
 
-class ServedModel(msgspec.Struct, frozen=True):
+class ListedModel(msgspec.Struct, frozen=True):
     """A model in the list of a server. Not every server reports the context window."""
 
     id: str
@@ -36,7 +36,7 @@ class ServerUnreachable(AntiphonError):
 
 
 class _ModelList(msgspec.Struct):
-    data: list[ServedModel]
+    data: list[ListedModel]
 
 
 class _PromptList(msgspec.Struct):
@@ -57,7 +57,7 @@ class ServerClient:
         """Return the ids of the served models."""
         return [model.id for model in self.served_models()]
 
-    def served_models(self) -> list[ServedModel]:
+    def served_models(self) -> list[ListedModel]:
         with self._send_request("GET", "/v1/models", None) as reply:
             try:
                 return msgspec.json.decode(reply.read(), type=_ModelList).data

@@ -30,7 +30,7 @@ _SESSION_HEADER = "mcp-session-id"
 _NOT_FOUND = 404
 
 
-class ConnectionState:
+class McpConnectionState:
     """The state of a connection.
 
     `expired`: the server does not know our session any more, so it has not executed the last request. An expired
@@ -48,7 +48,7 @@ class ConnectionState:
         self.lost = self.expired = True
 
 
-Connect = Callable[[ConnectionState], AbstractAsyncContextManager[Any]]
+Connect = Callable[[McpConnectionState], AbstractAsyncContextManager[Any]]
 
 
 def require_package() -> None:
@@ -65,7 +65,7 @@ def connect_stdio(command: str, args: Sequence[str], env: Mapping[str, str] | No
     parameters = StdioServerParameters(command=command, args=list(args), env=dict(env) if env else None, cwd=cwd)
 
     @asynccontextmanager
-    async def connect(state: ConnectionState) -> AsyncIterator[Any]:
+    async def connect(state: McpConnectionState) -> AsyncIterator[Any]:
         # The original stream: a replacement of sys.stderr may have no file descriptor, and a process needs one.
         async with stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr) as (reading, writing):
             yield _WatchedStream(reading, state), writing
@@ -75,7 +75,7 @@ def connect_stdio(command: str, args: Sequence[str], env: Mapping[str, str] | No
 
 def connect_http(url: str, headers: Mapping[str, str] | None) -> Connect:
     @asynccontextmanager
-    async def connect(state: ConnectionState) -> AsyncIterator[Any]:
+    async def connect(state: McpConnectionState) -> AsyncIterator[Any]:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
@@ -98,7 +98,7 @@ def connect_http(url: str, headers: Mapping[str, str] | None) -> Connect:
 class _WatchedStream:
     """A stream of messages that marks the connection as lost when it ends, even if no request is in progress."""
 
-    def __init__(self, stream: Any, state: ConnectionState) -> None:
+    def __init__(self, stream: Any, state: McpConnectionState) -> None:
         self._stream = stream
         self._state = state
 
@@ -138,7 +138,7 @@ class McpConnection:
     def __init__(
         self, name: str, connect: Connect, on_change: Callable[[], None], *, timeout: float = _LIST_SECONDS
     ) -> None:
-        self.state = ConnectionState()
+        self.state = McpConnectionState()
         self._name = name
         self._connect = connect
         self._on_change = on_change
