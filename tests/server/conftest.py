@@ -1,4 +1,4 @@
-"""Servers for the tests of this folder, and the server's side of an http_request without one."""
+"""Servers for the tests of this folder, and a fake ASGI server."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from support.live_server import LiveServer, make_settings
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., LiveServer]]:
-    """Starts a server with a script, and settings that differ from the usual."""
+    """Start a server with a script and changed settings."""
     started: list[LiveServer] = []
 
-    def start(script: dict[str, Any] | None = None, *, keep_in: Store | None = None, **changes: Any) -> LiveServer:
-        started.append(LiveServer(script or {}, make_settings(**changes), keep_in))
+    def start(script: dict[str, Any] | None = None, *, store: Store | None = None, **changes: Any) -> LiveServer:
+        started.append(LiveServer(script or {}, make_settings(**changes), store))
         return started[-1]
 
     yield start
@@ -46,7 +46,7 @@ SCRIPT = {
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[LiveServer]:
-    """An open server that everyone may use who leaves nothing running on it."""
+    """A shared server without keys. A test must leave nothing running on it."""
     running = LiveServer(SCRIPT, make_settings())
     yield running
     running.stop()
@@ -62,7 +62,7 @@ def guarded() -> Iterator[LiveServer]:
 
 
 class AsgiChannel:
-    """The server's side of an http_request, played by a list of messages."""
+    """The server side of ASGI: receives from a list of messages, and records the sent ones."""
 
     def __init__(self, *incoming: Message) -> None:
         self.incoming = list(incoming)
@@ -85,7 +85,7 @@ class AsgiChannel:
         query: bytes = b"",
         raw_path: bytes | None = None,
     ) -> HttpRequest:
-        """With `raw_path`, the server is one of those that also give the path as it came."""
+        """Return a request on this channel. `raw_path` is optional in ASGI."""
         raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": raw}
         if raw_path is not None:

@@ -35,17 +35,17 @@ def sdk(target: AgentServer) -> OpenAI:
     return target.running.client("sk-ada")
 
 
-def test_s2_14_the_continuation_id_is_stored_given_out_and_taken_back(execute: Execute, sdk: OpenAI) -> None:
+def test_s2_14_continuation_id_is_stored_returned_and_accepted(execute: Execute, sdk: OpenAI) -> None:
     first = execute(Mode="ask", Instruction="hello", ConversationId="conv_1").json
     stored = sdk.responses.retrieve(first["ResponseContinuationId"])
     assert stored.output_text == first["Text"]
     second = execute(Mode="ask", Instruction="again", ResponseContinuationId=first["ResponseContinuationId"]).json
     assert sdk.responses.retrieve(second["ResponseContinuationId"]).previous_response_id == stored.id
-    # The system message, the user's, the answer, and the user's next: nothing was sent twice, nothing lost.
+    # The system message, the user's, the answer, and the user's next: each was sent exactly once.
     assert second["Text"].endswith("again (4)")
 
 
-def test_a_turn_answers_with_the_whole_envelope(execute: Execute) -> None:
+def test_agent_turn_returns_the_whole_envelope(execute: Execute) -> None:
     answer = execute(
         Mode="ask",
         Instruction="hello",
@@ -91,14 +91,12 @@ def test_a_turn_answers_with_the_whole_envelope(execute: Execute) -> None:
         {"Mode": "ask", "Instruction": "hello", "toolsJson": "[]", "ToolChoiceName": None, "Stream": None},
     ],
 )
-def test_names_may_be_spelled_in_any_way_and_what_is_null_is_left_out(execute: Execute, spelled: Any) -> None:
+def test_field_names_are_accepted_in_any_case_and_nulls_are_omitted(execute: Execute, spelled: Any) -> None:
     answer = execute(**spelled)
     assert (answer.status, answer.json["Text"]) == (200, "You said: [MODE: ask]\n\n[INSTRUCTION]\nhello (2)")
 
 
-def test_the_system_message_has_the_servers_prompt_the_clients_and_the_usage_of_the_tools(
-    execute: Execute, sdk: OpenAI
-) -> None:
+def test_system_message_joins_server_prompt_client_prompt_and_tool_usage(execute: Execute, sdk: OpenAI) -> None:
     made = execute(Mode="ask", Instruction="hello", SystemPrompt="In short.").json
     items = sdk.responses.input_items.list(made["ResponseContinuationId"], order="asc").data
     assert [item.role for item in items] == ["system", "user"]
@@ -107,9 +105,7 @@ def test_the_system_message_has_the_servers_prompt_the_clients_and_the_usage_of_
     assert "<<<APTIX_TOOL_USAGE_BEGIN name='look_up'>>>\nLook up what a word means.\n" in system[2]
 
 
-def test_the_context_of_a_conversation_is_the_clients_and_holds_for_its_next_turns(
-    execute: Execute, sdk: OpenAI
-) -> None:
+def test_conversation_context_applies_to_later_turns(execute: Execute, sdk: OpenAI) -> None:
     context = {"ModelName": "other", "System": "Be brief.", "Temperature": 0.1}
     first = execute(Instruction="hello", ConversationContext=context).json
     second = execute(Instruction="again", ResponseContinuationId=first["ResponseContinuationId"]).json
@@ -119,7 +115,7 @@ def test_the_context_of_a_conversation_is_the_clients_and_holds_for_its_next_tur
     assert texts(items[0])[0] == "Be brief."
 
 
-def test_chunks_become_the_context_and_the_sources(execute: Execute, sdk: OpenAI) -> None:
+def test_chunks_become_context_and_sources(execute: Execute, sdk: OpenAI) -> None:
     chunk = {"Id": "c1", "Path": "src/a.md", "StartLine": 3, "EndLine": 4, "Text": "Mild.", "SemanticId": "S1"}
     made = execute(Instruction="hello", RagChunks=[chunk, chunk | {"Id": "c2", "Score": -1}]).json
     assert made["Sources"] == [
@@ -139,13 +135,13 @@ def test_chunks_become_the_context_and_the_sources(execute: Execute, sdk: OpenAI
     assert texts(user)[1].startswith("[CONTEXT]\n\n=== CHUNK 1 ===\nId: S1\nPath: src/a.md\nLines: 3-4\n")
 
 
-def test_a_context_block_goes_to_the_model_as_it_is(execute: Execute, sdk: OpenAI) -> None:
+def test_context_block_reaches_the_model_unchanged(execute: Execute, sdk: OpenAI) -> None:
     made = execute(Instruction="hello", RagContextBlock="[CONTEXT]\n\nnothing").json
     user = sdk.responses.input_items.list(made["ResponseContinuationId"]).data[0]
     assert (texts(user)[1], made["Sources"]) == ("[CONTEXT]\n\nnothing", [])
 
 
-def test_a_tool_of_the_client_is_called_answered_and_the_turn_comes_to_its_end(execute: Execute, sdk: OpenAI) -> None:
+def test_client_tool_result_completes_the_turn(execute: Execute, sdk: OpenAI) -> None:
     first = execute(Mode="edit", Instruction="client tool", ToolsJson=json.dumps([CLIENT_TOOL])).json
     assert (first["Kind"], first["FinishReason"], first["Text"]) == ("tool-only", "tool_use", None)
     assert first["ToolCalls"] == [
@@ -186,12 +182,12 @@ def test_a_tool_of_the_client_is_called_answered_and_the_turn_comes_to_its_end(e
         ("message", None, None),
     ]
     assert texts(items[2])[1].startswith("[TOOL_RESULTS]\n\n- CallId: call_1\n  Name: open_file\n")
-    # The tools are still there, though the client did not send them again.
+    # The tools apply although the client did not send them again.
     stored = sdk.responses.retrieve(second["ResponseContinuationId"])
     assert [tool.name for tool in stored.tools] == ["open_file", "look_up", "read_mood", "explode"]
 
 
-def test_a_tool_of_the_server_runs_there_until_the_model_calls_none(execute: Execute) -> None:
+def test_server_tool_runs_until_the_model_calls_none(execute: Execute) -> None:
     made = execute(Instruction="define it").json
     raw = json.loads(made["RawResponseJson"])
     assert (made["Kind"], made["Text"], made["FinishReason"], made["ToolCalls"], made["Warnings"]) == (
@@ -204,7 +200,7 @@ def test_a_tool_of_the_server_runs_there_until_the_model_calls_none(execute: Exe
     assert made["Usage"]["TotalTokens"] > raw["usage"]["total_tokens"], "the usage is that of the whole turn"
 
 
-def test_calls_of_both_kinds_are_returned_with_what_the_server_has_run(execute: Execute) -> None:
+def test_client_calls_are_returned_with_the_server_tool_results(execute: Execute) -> None:
     first = execute(Instruction="both", ToolsJson=json.dumps([CLIENT_TOOL])).json
     took = first["ToolCalls"][0].pop("ExecutionMs")
     assert isinstance(took, int)
@@ -239,7 +235,7 @@ def test_calls_of_both_kinds_are_returned_with_what_the_server_has_run(execute: 
     assert second.json["Text"] == "The file says paper."
 
 
-def test_what_goes_wrong_in_a_tool_is_told_to_the_model(execute: Execute, sdk: OpenAI) -> None:
+def test_tool_error_is_sent_to_the_model(execute: Execute, sdk: OpenAI) -> None:
     made = execute(Instruction="explode").json
     assert made["Text"] == "It went off."
     items = sdk.responses.input_items.list(made["ResponseContinuationId"], order="asc").data
@@ -249,9 +245,7 @@ def test_what_goes_wrong_in_a_tool_is_told_to_the_model(execute: Execute, sdk: O
     ]
 
 
-def test_a_model_in_circles_is_warned_then_given_a_made_up_success_then_told_to_end(
-    execute: Execute, sdk: OpenAI
-) -> None:
+def test_repeated_call_is_warned_then_faked_then_stopped(execute: Execute, sdk: OpenAI) -> None:
     made = execute(Instruction="circles").json
     assert (made["Text"], made["Warnings"]) == (
         "This is all I have.",
@@ -266,13 +260,13 @@ def test_a_model_in_circles_is_warned_then_given_a_made_up_success_then_told_to_
     assert outputs[::-1] == [plain, f"{plain}\n\n{WARNING}", *[SUPPRESSED] * (MAX_ITERATIONS - 3)]
 
 
-def test_a_tool_of_the_client_may_be_called_as_it_likes(execute: Execute) -> None:
+def test_client_tool_may_have_any_name(execute: Execute) -> None:
     tools = json.dumps([{"type": "function", "name": "my.tool/1"}])
     made = execute(Instruction="odd name", ToolsJson=tools).json
     assert [(each["Name"], each["RequiresClientExecution"]) for each in made["ToolCalls"]] == [("my.tool/1", True)]
 
 
-def test_a_custom_tool_is_the_clients_too(execute: Execute, sdk: OpenAI) -> None:
+def test_custom_tool_is_a_client_tool(execute: Execute, sdk: OpenAI) -> None:
     tools = json.dumps([{"type": "custom", "name": "patch"}])
     first = execute(Instruction="custom", ToolsJson=tools).json
     assert [(each["Name"], each["ArgumentsJson"]) for each in first["ToolCalls"]] == [("patch", "diff")]
@@ -326,14 +320,12 @@ def test_agn_033_results_that_do_not_match_the_calls_are_refused(
         ({"ToolResultsJson": "[]"}, "ToolResultsJson is ignored: it applies only to a continuation."),
     ],
 )
-def test_what_is_wrong_in_the_texts_does_not_lose_the_turn_but_is_told(
-    execute: Execute, body: dict[str, str], warning: str
-) -> None:
+def test_malformed_text_block_is_a_warning(execute: Execute, body: dict[str, str], warning: str) -> None:
     answer = execute(Instruction="hello", **body)
     assert (answer.status, answer.json["Kind"], answer.json["Warnings"]) == (200, "ok", [warning])
 
 
-def test_what_does_not_belong_to_a_continuation_is_told(execute: Execute) -> None:
+def test_field_not_allowed_in_a_continuation_is_a_warning(execute: Execute) -> None:
     first = execute(Instruction="hello").json
     second = execute(
         Instruction="again",
@@ -347,7 +339,7 @@ def test_what_does_not_belong_to_a_continuation_is_told(execute: Execute) -> Non
     ]
 
 
-def test_results_without_calls_are_told_to_the_model_as_text_alone(execute: Execute, sdk: OpenAI) -> None:
+def test_results_without_calls_reach_the_model_as_text(execute: Execute, sdk: OpenAI) -> None:
     first = execute(Instruction="hello").json
     second = execute(
         Instruction="again",
@@ -358,34 +350,34 @@ def test_results_without_calls_are_told_to_the_model_as_text_alone(execute: Exec
     assert texts(item)[1] == "[TOOL_RESULTS]\n\n- CallId: call_9\n  Name: (missing)\n  ResultJson:\n    {}"
 
 
-def test_fields_that_nobody_knows_are_told_in_a_header(execute: Execute) -> None:
+def test_agent_unknown_fields_are_listed_in_a_header(execute: Execute) -> None:
     answer = execute(Instruction="hello", Colour="red")
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: Colour")
 
 
-def test_what_the_engine_leaves_out_is_a_warning(serve: Any) -> None:
+def test_engine_warnings_are_in_the_envelope(serve: Any) -> None:
     running = serve({"native_tools": ["function"]})
     made = running.ask("POST", PATH, {"Instruction": "hello", "ToolsJson": '[{"type": "web_search"}]'}).json
     (warning,) = made["Warnings"]
     assert "web_search" in warning
 
 
-def test_long_output_is_said_to_be_cut_off(execute: Execute) -> None:
+def test_truncated_output_is_marked(execute: Execute) -> None:
     made = execute(Instruction="cut off").json
     assert (made["Kind"], made["Text"], made["FinishReason"]) == ("ok", "So ", "length")
 
 
-def test_a_refusal_is_what_the_model_says(execute: Execute) -> None:
+def test_refusal_is_the_answer(execute: Execute) -> None:
     made = execute(Instruction="refuse").json
     assert (made["Kind"], made["Text"], made["FinishReason"]) == ("ok", "Not that.", "stop")
 
 
-def test_a_turn_with_nothing_in_it_is_empty(execute: Execute) -> None:
+def test_turn_without_output_is_empty(execute: Execute) -> None:
     made = execute(Instruction="silent").json
     assert (made["Kind"], made["Text"], made["ErrorMessage"]) == ("empty", None, None)
 
 
-def test_another_projects_response_is_not_found(execute: Execute) -> None:
+def test_continuation_of_another_project_is_not_found(execute: Execute) -> None:
     first = execute(Instruction="hello").json
     answer = execute("sk-bob", Instruction="again", ResponseContinuationId=first["ResponseContinuationId"])
     error = json.loads(answer.json["RawResponseJson"])["error"]
@@ -396,28 +388,28 @@ def test_another_projects_response_is_not_found(execute: Execute) -> None:
     )
 
 
-def test_without_a_key_nobody_gets_in(execute: Execute) -> None:
+def test_agent_requires_a_key(execute: Execute) -> None:
     assert execute("sk-eve", Instruction="hello").status == 401
 
 
-def test_without_settings_the_first_model_answers_and_there_are_no_tools(serve: Any) -> None:
+def test_agent_defaults_are_the_first_model_and_no_tools(serve: Any) -> None:
     running = serve({"models": ["first", "second"]})
     made = running.ask("POST", PATH, {"Instruction": "hello"}).json
     raw = json.loads(made["RawResponseJson"])
     assert (made["ModelId"], raw["tools"], raw["temperature"]) == ("first", [], 0.7)
 
 
-def test_the_model_and_the_temperature_may_be_set(serve: Any) -> None:
+def test_agent_model_and_temperature_are_configurable(serve: Any) -> None:
     running = serve({"models": ["first", "second"]}, agent_model="second", agent_temperature=0.2)
     made = running.ask("POST", PATH, {"Instruction": "hello"}).json
     assert (made["ModelId"], json.loads(made["RawResponseJson"])["temperature"]) == ("second", 0.2)
 
 
-def test_a_stateless_server_has_no_agent(serve: Any) -> None:
+def test_stateless_server_has_no_agent(serve: Any) -> None:
     assert serve(stateless=True).ask("POST", PATH, {"Instruction": "hello"}).status == 404
 
 
-def test_a_tool_that_cannot_be_used_keeps_the_server_from_starting(tmp_path: Path) -> None:
+def test_unusable_tool_prevents_server_start(tmp_path: Path) -> None:
     code = 'from antiphon import tool\n\n@tool(needs_approval=True)\ndef pay() -> str:\n    """Pay."""\n    return ""\n'
     (tmp_path / "paying.py").write_text(code)
     path = str(tmp_path / "paying.py")

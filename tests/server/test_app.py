@@ -24,10 +24,10 @@ class ForgetfulStore(MemoryStore):
         raise RuntimeError("a secret of the inside")
 
 
-def test_an_unexpected_error_tells_the_client_its_request_id_and_the_log_the_rest(
+def test_unexpected_error_shows_only_the_request_id(
     serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    running = serve(keep_in=ForgetfulStore())
+    running = serve(store=ForgetfulStore())
     answer = running.ask("GET", "/v1/responses/resp_1", headers={"X-Request-Id": "mine"})
     assert (answer.status, answer.headers["x-request-id"], answer.json) == (
         500,
@@ -44,8 +44,8 @@ def test_an_unexpected_error_tells_the_client_its_request_id_and_the_log_the_res
     assert "a secret of the inside" in caplog.text
 
 
-def test_the_server_goes_on_after_an_unexpected_error(serve: Callable[..., Any]) -> None:
-    running = serve(keep_in=ForgetfulStore())
+def test_server_continues_after_an_unexpected_error(serve: Callable[..., Any]) -> None:
+    running = serve(store=ForgetfulStore())
     assert [running.ask("GET", path).status for path in ("/v1/responses/resp_1", "/healthz")] == [500, 200]
 
 
@@ -53,14 +53,14 @@ ROUTES = make_router(Engine(backends={}, store=MemoryStore()), make_settings()).
 
 
 @pytest.mark.parametrize("entry", ROUTES, ids=[f"{entry.method} {entry.path}" for entry in ROUTES])
-def test_every_route_tells_what_of_a_query_it_leaves_aside(server: Any, entry: Any) -> None:
+def test_every_route_lists_ignored_query_parameters(server: Any, entry: Any) -> None:
     path = re.sub(r"\{[\w.]+\}", "nothing", entry.path)
     answer = server.ask(entry.method, f"{path}?mood=sunny&size=2", {} if entry.method == "POST" else None)
     assert answer.headers["x-antiphon-warnings"].split("; ")[0] == "ignored: mood, size"
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/responses/", "/v1/chat/completions", "/v1/responses/a/b"])
-def test_an_unknown_route_is_404(server: Any, path: str) -> None:
+def test_unknown_route_is_404(server: Any, path: str) -> None:
     answer = server.ask("POST", path, {})
     assert (answer.status, answer.json["error"]) == (
         404,
@@ -81,24 +81,24 @@ def test_an_unknown_route_is_404(server: Any, path: str) -> None:
         ("DELETE", "/v1/models", "GET, HEAD, OPTIONS"),
     ],
 )
-def test_a_wrong_method_is_405_with_the_right_ones(server: Any, method: str, path: str, allow: str) -> None:
+def test_wrong_method_is_405_with_the_allowed_methods(server: Any, method: str, path: str, allow: str) -> None:
     answer = server.ask(method, path)
     assert (answer.status, answer.headers["allow"], answer.json["error"]["code"]) == (405, allow, "method_not_allowed")
 
 
-def test_every_answer_has_a_request_id_and_a_time(server: Any) -> None:
+def test_every_response_has_a_request_id_and_a_duration(server: Any) -> None:
     headers = server.ask("GET", "/nowhere").headers
     assert headers["x-request-id"].startswith("req_")
     assert headers["openai-processing-ms"].isdigit()
 
 
-def test_a_request_leaves_one_line_in_the_log(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_request_writes_one_log_line(server: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "antiphon.access")
     body = {"model": "scripted", "input": "hi", "stream": True, "top_k": 1}
     answer = server.ask("POST", "/v1/responses", body, headers={"X-Request-Id": "of-one-line"})
-    server.do(lambda: None)  # the channel is written in the step of the loop that also sent the end of the answer
+    server.do(lambda: None)  # the log line is written in the same step of the event loop as the end of the response
     lines = [record.msg for record in caplog.records if record.name == "antiphon.access"]
-    # That of an earlier request to this server may have been late.
+    # The line of an earlier request to this server may have been late.
     (channel,) = [each for each in lines if each.request_id == "of-one-line"]
     assert (channel.request_id, channel.method, channel.path, channel.status, channel.bytes) == (
         "of-one-line",
@@ -117,7 +117,7 @@ def test_a_request_leaves_one_line_in_the_log(server: Any, caplog: pytest.LogCap
     assert channel.response_id.encode() in answer.body
 
 
-async def test_an_engine_that_does_not_start_fails_the_lifespan(make_channel: Any, tmp_path: Any) -> None:
+async def test_engine_start_error_fails_the_lifespan(make_channel: Any, tmp_path: Any) -> None:
     channel = make_channel({"type": "lifespan.startup"})
     app = App(Engine(backends={}, store=BrokenStore()), Settings(data_dir=tmp_path, store="memory:"))
     await app({"type": "lifespan"}, channel.receive, channel.send)
@@ -125,7 +125,7 @@ async def test_an_engine_that_does_not_start_fails_the_lifespan(make_channel: An
     assert str(app.startup_error) == "the disk is on fire"
 
 
-async def test_the_engine_lives_as_long_as_the_server(make_channel: Any, tmp_path: Any) -> None:
+async def test_engine_starts_and_closes_with_the_lifespan(make_channel: Any, tmp_path: Any) -> None:
     channel = make_channel({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     engine = Engine(backends={}, store=MemoryStore())
     app = App(engine, Settings(data_dir=tmp_path, store="memory:"))

@@ -10,17 +10,17 @@ KEYS = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"), ApiKey("schlüssel", "c"))
 
 
 @pytest.mark.parametrize("headers", [{}, {b"authorization": b"Bearer whatever"}])
-def test_without_keys_everyone_is_in_the_default_project(headers: dict[bytes, bytes]) -> None:
+def test_without_keys_requests_use_the_default_project(headers: dict[bytes, bytes]) -> None:
     assert Authenticator(()).authenticate(headers) == "default"
 
 
 @pytest.mark.parametrize("origin", [b"http://localhost:8484", b"https://LOCALHOST:8484"])
-def test_without_keys_a_page_of_the_server_itself_is_let_in(origin: bytes) -> None:
+def test_without_keys_same_origin_page_is_allowed(origin: bytes) -> None:
     assert Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin}) == "default"
 
 
 @pytest.mark.parametrize("origin", [b"http://evil.example", b"http://localhost:3000", b"null", b"localhost:8484", b""])
-def test_without_keys_a_page_of_another_origin_is_refused(origin: bytes) -> None:
+def test_without_keys_other_origin_page_is_refused(origin: bytes) -> None:
     with pytest.raises(OriginNotAllowed, match="set api_keys"):
         Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin})
     assert Authenticator(KEYS).authenticate({b"origin": origin, b"authorization": b"Bearer sk-ada"}) == "a"
@@ -35,24 +35,24 @@ def test_without_keys_a_page_of_another_origin_is_refused(origin: bytes) -> None
         ("Bearer schlüssel", "c"),
     ],
 )
-def test_a_key_opens_its_own_project(header: str, project: str) -> None:
+def test_key_selects_its_project(header: str, project: str) -> None:
     assert Authenticator(KEYS).authenticate({b"authorization": header.encode()}) == project
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "sk-ada", "Basic sk-ada"])
-def test_a_missing_key_is_refused_with_the_way_to_send_it(header: str) -> None:
+def test_missing_key_error_explains_the_header(header: str) -> None:
     with pytest.raises(InvalidApiKey, match="Authorization: Bearer KEY"):
         Authenticator(KEYS).authenticate({b"authorization": header.encode()})
 
 
 @pytest.mark.parametrize("key", ["sk-adas", "sk-ad", "SK-ADA", "sk-ada sk-bob", "\x00"])
-def test_an_unknown_key_is_refused_and_not_repeated(key: str) -> None:
+def test_unknown_key_is_refused_and_not_repeated(key: str) -> None:
     with pytest.raises(InvalidApiKey) as caught:
         Authenticator(KEYS).authenticate({b"authorization": f"Bearer {key}".encode()})
     assert caught.value.message == "The API key is not valid."
 
 
-def test_a_wrong_key_gets_401_with_a_challenge(guarded: Any) -> None:
+def test_wrong_key_gets_401_with_a_challenge(guarded: Any) -> None:
     answer = guarded.ask("GET", "/v1/models", headers={"Authorization": "Bearer wrong"})
     assert (answer.status, answer.headers["www-authenticate"], answer.json) == (
         401,
@@ -94,11 +94,11 @@ def test_health_needs_no_key(guarded: Any, path: str) -> None:
         ("GET", "/v1/models/scripted"),
     ],
 )
-def test_everything_else_needs_one(guarded: Any, method: str, path: str) -> None:
+def test_all_other_paths_need_a_key(guarded: Any, method: str, path: str) -> None:
     assert guarded.ask(method, path).status == 401
 
 
-def test_another_project_does_not_see_a_response(guarded: Any) -> None:
+def test_response_is_hidden_from_another_project(guarded: Any) -> None:
     ada, bob = guarded.client("sk-ada"), guarded.client("sk-bob")
     response = ada.responses.create(model="scripted", input="hi")
     assert guarded.ask("GET", f"/v1/responses/{response.id}", headers={"Authorization": "Bearer sk-bob"}).status == 404

@@ -12,15 +12,15 @@ from antiphon.stream.sse import SseDecoder
 GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
 
 
-def begin(running: Any, asked: str = "wait") -> str:
-    answer = running.ask("POST", "/v1/responses", {"model": "scripted", "input": asked, "background": True})
+def start_background(running: Any, text: str = "wait") -> str:
+    answer = running.ask("POST", "/v1/responses", {"model": "scripted", "input": text, "background": True})
     assert (answer.status, answer.json["status"], answer.json["background"]) == (200, "queued", True)
     response_id: str = answer.json["id"]
     return response_id
 
 
 def read(running: Any, response_id: str, query: str = "") -> list[bytes]:
-    """The events as they came, which must end in [DONE]."""
+    """Read the events of a stream. It must end with [DONE]."""
     answer = running.ask("GET", f"/v1/responses/{response_id}?stream=true{query}")
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
     *events, done = answer.body.split(b"\n\n")[:-1]
@@ -28,22 +28,22 @@ def read(running: Any, response_id: str, query: str = "") -> list[bytes]:
     return events
 
 
-def test_a_background_response_is_queued_at_once_and_told_afterwards(server: Any) -> None:
-    response_id = begin(server, "hello")
+def test_background_response_is_queued_then_completed(server: Any) -> None:
+    response_id = start_background(server, "hello")
     events = [json.loads(event.partition(b"data: ")[2]) for event in read(server, response_id)]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events][:3] == ["response.created", "response.queued", "response.in_progress"]
     assert events[-1]["response"] == server.ask("GET", f"/v1/responses/{response_id}").json
 
 
-def test_a_stream_goes_on_after_any_number_with_the_same_bytes(server: Any) -> None:
-    response_id = begin(server, "hello")
+def test_stream_resumes_after_any_number_with_the_same_bytes(server: Any) -> None:
+    response_id = start_background(server, "hello")
     whole = read(server, response_id)
     for number in range(len(whole) + 1):
         assert read(server, response_id, f"&starting_after={number}") == whole[number + 1 :]
 
 
-def test_the_stream_of_the_create_call_and_the_one_read_later_are_the_same(server: Any) -> None:
+def test_create_stream_equals_the_stream_read_later(server: Any) -> None:
     body = {"model": "scripted", "input": "hello", "background": True, "stream": True}
     answer = server.ask("POST", "/v1/responses", body)
     created = json.loads(SseDecoder().feed(answer.body)[0].data)
@@ -51,9 +51,9 @@ def test_the_stream_of_the_create_call_and_the_one_read_later_are_the_same(serve
     assert answer.body == again.body
 
 
-def test_whoever_waits_for_a_free_slot_is_told_so_at_once(serve: Callable[..., Any]) -> None:
+def test_queued_event_is_sent_before_a_slot_is_free(serve: Callable[..., Any]) -> None:
     running = serve(GATED, background_slots=1)
-    begin(running)
+    start_background(running)
     running.wait_for(lambda: running.backend.reached("gate"))
     data = json.dumps({"model": "scripted", "input": "wait", "background": True, "stream": True}).encode()
     with running.connect() as client:
@@ -61,17 +61,17 @@ def test_whoever_waits_for_a_free_slot_is_told_so_at_once(serve: Callable[..., A
         received = b""
         while b"event: response.queued" not in received or not received.endswith(b"\n\n\r\n"):
             received += client.recv(65536)
-    told = received.partition(b"\r\n\r\n")[2].partition(b"\r\n")[2].removesuffix(b"\n\n\r\n").split(b"\n\n")
+    events = received.partition(b"\r\n\r\n")[2].partition(b"\r\n")[2].removesuffix(b"\n\n\r\n").split(b"\n\n")
     response_id = received.partition(b'"id":"')[2].partition(b'"')[0].decode()
     assert running.ask("GET", f"/v1/responses/{response_id}").json["status"] == "queued"
     for _ in range(2):
         running.do(lambda: running.backend.release("gate"))
     whole = read(running, response_id)
-    assert (len(told), told) == (2, whole[:2])
+    assert (len(events), events) == (2, whole[:2])
     assert [json.loads(event.partition(b"data: ")[2])["sequence_number"] for event in whole] == list(range(len(whole)))
 
 
-def test_the_run_goes_on_when_the_client_leaves_its_stream(serve: Callable[..., Any]) -> None:
+def test_run_continues_when_the_streaming_client_disconnects(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
     data = json.dumps({"model": "scripted", "input": "wait", "background": True, "stream": True}).encode()
     with running.connect() as client:
@@ -89,9 +89,9 @@ def test_the_run_goes_on_when_the_client_leaves_its_stream(serve: Callable[..., 
     )
 
 
-def test_whoever_waits_for_more_is_told_that_somebody_is_there(serve: Callable[..., Any]) -> None:
+def test_resumed_stream_sends_headers_before_the_next_event(serve: Callable[..., Any]) -> None:
     running = serve(GATED, keepalive_seconds=0.01)
-    response_id = begin(running)
+    response_id = start_background(running)
     running.wait_for(lambda: running.backend.reached("gate"))
     with running.connect() as client:
         client.sendall(
@@ -107,9 +107,9 @@ def test_whoever_waits_for_more_is_told_that_somebody_is_there(serve: Callable[.
     assert b'"delta":"last"' in received
 
 
-def test_cancelling_ends_the_run_and_is_the_same_again(serve: Callable[..., Any]) -> None:
+def test_cancel_ends_the_run_and_is_idempotent(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
-    response_id = begin(running)
+    response_id = start_background(running)
     running.wait_for(lambda: running.backend.reached("gate"))
     first = running.ask("POST", f"/v1/responses/{response_id}/cancel")
     assert (first.status, first.json["status"], running.backend.cancelled) == (200, "cancelled", 1)
@@ -117,7 +117,7 @@ def test_cancelling_ends_the_run_and_is_the_same_again(serve: Callable[..., Any]
     assert running.ask("GET", f"/v1/responses/{response_id}").json == first.json
 
 
-def test_cancelling_works_on_a_stream_whose_client_is_there(serve: Callable[..., Any]) -> None:
+def test_cancel_ends_a_stream_with_a_connected_client(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
     with running.client() as client, client.responses.create(model="scripted", input="wait", stream=True) as stream:
         response_id = next(stream).response.id
@@ -127,7 +127,7 @@ def test_cancelling_works_on_a_stream_whose_client_is_there(serve: Callable[...,
     assert (cancelled["status"], last.type, last.response.status) == ("cancelled", "response.incomplete", "cancelled")
 
 
-def test_cancelling_what_is_not_there_is_not_found(server: Any) -> None:
+def test_cancel_of_an_unknown_response_is_not_found(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses/resp_0/cancel")
     assert (answer.status, answer.json["error"]["param"]) == (404, "response_id")
 
@@ -145,17 +145,17 @@ def test_cancelling_what_is_not_there_is_not_found(server: Any) -> None:
         ("stream=true&include=everything", "include"),
     ],
 )
-def test_a_wrong_query_is_refused_by_name(server: Any, query: str, param: str) -> None:
-    answer = server.ask("GET", f"/v1/responses/{begin(server, 'hello')}?{query}")
+def test_invalid_query_names_the_parameter(server: Any, query: str, param: str) -> None:
+    answer = server.ask("GET", f"/v1/responses/{start_background(server, 'hello')}?{query}")
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
 
-def test_a_number_without_a_stream_is_told_to_be_left_aside(server: Any) -> None:
-    answer = server.ask("GET", f"/v1/responses/{begin(server, 'hello')}?starting_after=3")
+def test_starting_after_without_stream_is_ignored_with_a_warning(server: Any) -> None:
+    answer = server.ask("GET", f"/v1/responses/{start_background(server, 'hello')}?starting_after=3")
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: starting_after")
 
 
-def test_another_projects_stream_is_not_found(guarded: Any) -> None:
+def test_stream_of_another_project_is_not_found(guarded: Any) -> None:
     ada, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-ada", "sk-bob"))
     body = {"model": "scripted", "input": "hello", "background": True}
     response_id = guarded.ask("POST", "/v1/responses", body, headers=ada).json["id"]

@@ -1,4 +1,4 @@
-"""`POST /v1/responses/compact`, and its item on its way back."""
+"""`POST /v1/responses/compact`, and the use of its item as input."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ SCRIPT = {
 }
 RULE = {"role": "developer", "content": "Be kind."}
 TASK = {"role": "user", "content": "Build a bridge."}
-# More than the assumed window has room for, so that some of it is summarised.
+# Larger than the assumed context window, so that a part is summarised.
 LONG: list[Any] = [RULE, TASK, *({"role": "assistant", "content": f"Beam {n}. {'word ' * 4000}"} for n in range(40))]
 
 
@@ -33,8 +33,8 @@ def compact(running: LiveServer, body: dict[str, Any], *, key: str = "any") -> A
     return running.ask("POST", "/v1/responses/compact", body, headers={"Authorization": f"Bearer {key}"})
 
 
-def ask(running: LiveServer, asked: list[Any], *, key: str = "any") -> Any:
-    body = {"model": "scripted", "input": asked}
+def ask(running: LiveServer, items: list[Any], *, key: str = "any") -> Any:
+    body = {"model": "scripted", "input": items}
     return running.ask("POST", "/v1/responses", body, headers={"Authorization": f"Bearer {key}"})
 
 
@@ -42,7 +42,7 @@ def say(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def text_of(answer: Any) -> str:
+def get_text(answer: Any) -> str:
     assert answer.status == 200, answer.body
     text: str = answer.json["output"][-1]["content"][0]["text"]
     return text
@@ -58,10 +58,10 @@ def test_items_that_share_an_id_are_all_compacted(running: LiveServer) -> None:
         path = "/v1/responses/compact" if "store" not in body else "/v1/responses"
         made = running.ask("POST", path, {"model": "scripted", **body})
         assert (made.status, made.headers.get("x-antiphon-warnings")) == (200, None)
-        assert text_of(ask(running, [made.json["output"][-1], say("count")])) == "4"
+        assert get_text(ask(running, [made.json["output"][-1], say("count")])) == "4"
 
 
-def test_it_answers_with_what_to_go_on_with(running: LiveServer) -> None:
+def test_compact_returns_the_window_to_continue_with(running: LiveServer) -> None:
     answer = compact(running, {"model": "scripted", "input": LONG})
     compacted = answer.json
     openresponses.validate_compaction(compacted)
@@ -76,15 +76,15 @@ def test_it_answers_with_what_to_go_on_with(running: LiveServer) -> None:
     assert compacted["usage"]["output_tokens"] == len(NOTES.split())
 
 
-def test_its_output_is_the_next_input_and_nothing_is_doubled(running: LiveServer) -> None:
+def test_compact_output_works_as_input_without_duplicates(running: LiveServer) -> None:
     output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
-    assert text_of(ask(running, [*output, say("recall")])) == "It was to be red."
-    whole = int(text_of(ask(running, [*output, say("count")])))
-    alone = int(text_of(ask(running, [output[-1], say("count")])))
-    assert whole == alone + 1  # the rule, which only clients keep
+    assert get_text(ask(running, [*output, say("recall")])) == "It was to be red."
+    whole = int(get_text(ask(running, [*output, say("count")])))
+    alone = int(get_text(ask(running, [output[-1], say("count")])))
+    assert whole == alone + 1  # the rule is retained for clients only
 
 
-def test_it_is_not_a_response(running: LiveServer) -> None:
+def test_compaction_is_not_stored_as_a_response(running: LiveServer) -> None:
     compacted = compact(running, {"model": "scripted", "input": LONG}).json
     assert not compacted["id"].startswith("resp_")
     assert running.ask("GET", f"/v1/responses/{compacted['id']}").status == 404
@@ -93,23 +93,23 @@ def test_it_is_not_a_response(running: LiveServer) -> None:
     assert (answer.status, running.ask("POST", "/v1/responses", body).status) == (200, 400)
 
 
-def test_it_compacts_what_a_response_has_left(running: LiveServer) -> None:
+def test_compact_of_a_previous_response(running: LiveServer) -> None:
     first = ask(running, LONG[:3]).json
     body = {"model": "scripted", "previous_response_id": first["id"]}
     output = compact(running, body).json["output"]
-    assert text_of(ask(running, [*output, say("count")])) == "5"
+    assert get_text(ask(running, [*output, say("count")])) == "5"
 
 
-def test_an_earlier_compaction_is_compacted_with_the_rest(running: LiveServer) -> None:
+def test_earlier_compaction_is_compacted_again(running: LiveServer) -> None:
     output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
     again = compact(running, {"model": "scripted", "input": [*output, *LONG[2:]]}).json["output"]
     assert [item["type"] for item in again] == ["message", "message", "compaction"]
-    assert text_of(ask(running, [*again, say("recall")])) == "It was to be red."
+    assert get_text(ask(running, [*again, say("recall")])) == "It was to be red."
 
 
-@pytest.mark.parametrize("asked", [{}, {"input": None}, {"input": []}, {"instructions": "Be kind."}])
-def test_nothing_becomes_one_compaction(running: LiveServer, asked: dict[str, Any]) -> None:
-    answer = compact(running, {"model": "scripted"} | asked)
+@pytest.mark.parametrize("items", [{}, {"input": None}, {"input": []}, {"instructions": "Be kind."}])
+def test_compact_of_no_items_is_one_compaction_item(running: LiveServer, items: dict[str, Any]) -> None:
+    answer = compact(running, {"model": "scripted"} | items)
     assert (answer.status, [item["type"] for item in answer.json["output"]]) == (200, ["compaction"])
 
 
@@ -134,44 +134,44 @@ def test_nothing_becomes_one_compaction(running: LiveServer, asked: dict[str, An
         ),
     ],
 )
-def test_what_cannot_be_compacted_is_refused_by_name(
+def test_compact_error_names_the_parameter(
     running: LiveServer, body: dict[str, Any], status: int, param: str, code: str
 ) -> None:
     answer = compact(running, body)
     assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (status, param, code)
 
 
-def test_a_field_that_nobody_knows_is_told(running: LiveServer) -> None:
+def test_compact_unknown_field_is_a_warning(running: LiveServer) -> None:
     answer = compact(running, {"model": "scripted", "input": "hi", "colour": "red"})
     assert (answer.status, "colour" in answer.headers["x-antiphon-warnings"]) == (200, True)
 
 
-def test_the_official_client_can_use_it(running: LiveServer) -> None:
+def test_official_client_compacts(running: LiveServer) -> None:
     with running.client() as client:
         compacted = client.responses.compact(model="scripted", input=LONG)
-        # Its type has no word for a user's message in an output, though its documentation has.
+        # The SDK's type does not allow a user message in an output, but the API does.
         passed_back = [item.to_dict(warnings=False) for item in compacted.output]
         answer = client.responses.create(model="scripted", input=[*passed_back, say("recall")])  # type: ignore[list-item]
     assert answer.output_text == "It was to be red."
 
 
-def test_another_project_cannot_open_it(serve: Callable[..., LiveServer]) -> None:
+def test_compaction_of_another_project_is_not_readable(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, api_keys=(ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b")))
     item = compact(running, {"model": "scripted", "input": LONG}, key="sk-ada").json["output"][-1]
-    assert text_of(ask(running, [item, say("recall")], key="sk-ada")) == "It was to be red."
+    assert get_text(ask(running, [item, say("recall")], key="sk-ada")) == "It was to be red."
     other = ask(running, [item, say("recall")], key="sk-bob")
-    assert (text_of(other), item["id"] in other.headers["x-antiphon-warnings"]) == ("I do not know.", True)
+    assert (get_text(other), item["id"] in other.headers["x-antiphon-warnings"]) == ("I do not know.", True)
 
 
-def test_one_that_was_tampered_with_is_left_out_and_told(running: LiveServer) -> None:
+def test_tampered_compaction_is_omitted_with_a_warning(running: LiveServer) -> None:
     item = compact(running, {"model": "scripted", "input": LONG}).json["output"][-1]
     middle = len(item["encrypted_content"]) // 2
     changed = item["encrypted_content"][:middle] + "AAAA" + item["encrypted_content"][middle + 4 :]
     answer = ask(running, [item | {"encrypted_content": changed}, say("recall")])
-    assert (text_of(answer), item["id"] in answer.headers["x-antiphon-warnings"]) == ("I do not know.", True)
+    assert (get_text(answer), item["id"] in answer.headers["x-antiphon-warnings"]) == ("I do not know.", True)
 
 
-def test_a_server_without_state_compacts_too(serve: Callable[..., LiveServer]) -> None:
+def test_stateless_server_compacts(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, stateless=True)
     output = compact(running, {"model": "scripted", "input": LONG}).json["output"]
-    assert text_of(ask(running, [*output, say("recall")])) == "It was to be red."
+    assert get_text(ask(running, [*output, say("recall")])) == "It was to be red."

@@ -1,4 +1,4 @@
-"""Conversations over HTTP, down to the bytes that the SDK does not show."""
+"""Conversations over HTTP, including details that the SDK does not show."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def texts_of(page: dict[str, Any]) -> list[str]:
     return [item["content"][0]["text"] for item in page["data"]]
 
 
-def test_a_conversation_begins_with_its_items_and_metadata(server: Any) -> None:
+def test_conversation_is_created_with_items_and_metadata(server: Any) -> None:
     made = begin(server, items=say("one", "two"), metadata={"topic": "demo"})
     assert made == {
         "id": made["id"],
@@ -33,14 +33,14 @@ def test_a_conversation_begins_with_its_items_and_metadata(server: Any) -> None:
     assert texts_of(server.ask("GET", f"{path}/items?order=asc").json) == ["one", "two"]
 
 
-def test_a_conversation_begins_empty_without_a_body(server: Any) -> None:
+def test_conversation_without_a_body_is_empty(server: Any) -> None:
     made = server.ask("POST", "/v1/conversations")
     assert (made.status, made.json["metadata"]) == (200, {})
     page = server.ask("GET", f"/v1/conversations/{made.json['id']}/items").json
     assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
-def test_an_update_replaces_the_metadata(server: Any) -> None:
+def test_update_replaces_the_metadata(server: Any) -> None:
     made = begin(server, metadata={"a": "1", "b": "2"})
     path = f"/v1/conversations/{made['id']}"
     updated = server.ask("POST", path, {"metadata": {"c": "3"}})
@@ -48,7 +48,7 @@ def test_an_update_replaces_the_metadata(server: Any) -> None:
     assert server.ask("GET", path).json == updated.json
 
 
-def test_a_deleted_conversation_is_gone(server: Any) -> None:
+def test_deleted_conversation_is_not_found(server: Any) -> None:
     path = f"/v1/conversations/{(made := begin(server, items=say('one')))['id']}"
     answer = server.ask("DELETE", path)
     assert (answer.status, answer.json) == (
@@ -64,7 +64,7 @@ def test_a_deleted_conversation_is_gone(server: Any) -> None:
         }
 
 
-def test_added_items_are_answered_as_a_list_and_keep_their_order(server: Any) -> None:
+def test_added_items_are_returned_in_order(server: Any) -> None:
     path = f"/v1/conversations/{begin(server, items=say('one'))['id']}/items"
     page = server.ask("POST", f"{path}?include[]=message.input_image.image_url", {"items": say("two", "three")}).json
     ids = [item["id"] for item in page["data"]]
@@ -81,7 +81,7 @@ def test_added_items_are_answered_as_a_list_and_keep_their_order(server: Any) ->
     }
 
 
-def test_an_item_is_found_and_taken_out_by_its_id(server: Any) -> None:
+def test_item_is_retrieved_and_deleted_by_id(server: Any) -> None:
     made = begin(server)
     path = f"/v1/conversations/{made['id']}/items"
     (item,) = server.ask("POST", path, {"items": say("one")}).json["data"]
@@ -92,7 +92,7 @@ def test_an_item_is_found_and_taken_out_by_its_id(server: Any) -> None:
         assert (answer.status, answer.json["error"]["param"]) == (404, "item_id")
 
 
-def test_an_item_is_found_whatever_its_id_is_made_of(server: Any) -> None:
+def test_item_id_may_contain_any_characters(server: Any) -> None:
     conversations = server.client().conversations
     made = conversations.create()
     for item_id in ("a/b", "%2F", "50%", "ä?b#c", "../x"):
@@ -103,7 +103,7 @@ def test_an_item_is_found_whatever_its_id_is_made_of(server: Any) -> None:
 
 
 @pytest.mark.parametrize("item_id", [5, {}, [1], True])
-def test_an_id_that_is_no_text_is_refused_wherever_it_comes_in(server: Any, item_id: Any) -> None:
+def test_item_id_that_is_not_unicode_is_refused(server: Any, item_id: Any) -> None:
     path = f"/v1/conversations/{begin(server)['id']}/items"
     items = [*say("one"), {"type": "acme:note", "id": item_id}]
     for where, body, param in (
@@ -122,14 +122,14 @@ def test_an_id_that_is_no_text_is_refused_wherever_it_comes_in(server: Any, item
     assert server.ask("GET", path).json["data"] == []
 
 
-def test_a_reference_to_an_empty_id_is_refused_by_its_place(server: Any) -> None:
+def test_reference_to_an_empty_id_names_its_param_path(server: Any) -> None:
     for path, name in (("/v1/conversations", "items"), ("/v1/responses", "input")):
         body = {name: [*say("one"), *refer_to({"id": ""})]}
         answer = server.ask("POST", path, body | ({"model": "scripted"} if name == "input" else {}))
         assert (answer.status, answer.json["error"]["param"]) == (400, f"{name}[1].id")
 
 
-def test_a_response_reads_and_adds_to_its_conversation(server: Any) -> None:
+def test_response_reads_and_extends_its_conversation(server: Any) -> None:
     made = begin(server, items=say("my name is ada"))
     body = {"model": "scripted", "input": "recall", "conversation": made["id"]}
     answer = server.ask("POST", "/v1/responses", body)
@@ -143,17 +143,17 @@ def refer_to(*items: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "item_reference", "id": item["id"]} for item in items]
 
 
-def test_references_stand_for_the_stored_items(server: Any) -> None:
+def test_references_resolve_to_the_stored_items(server: Any) -> None:
     response = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hello"}).json
-    asked = server.ask("GET", f"/v1/responses/{response['id']}/input_items").json["data"]
+    input_items = server.ask("GET", f"/v1/responses/{response['id']}/input_items").json["data"]
     other = server.ask("GET", f"/v1/conversations/{begin(server, items=say('one'))['id']}/items").json["data"]
-    stored = [*asked, *response["output"], *other]
+    stored = [*input_items, *response["output"], *other]
     path = f"/v1/conversations/{begin(server, items=refer_to(*stored[:1]))['id']}/items"
     assert server.ask("POST", path, {"items": [*say("new"), *refer_to(*stored[1:])]}).json["data"][1:] == stored[1:]
     assert texts_of(server.ask("GET", f"{path}?order=asc").json) == ["hello", "new", "You said: hello", "one"]
 
 
-def test_a_reference_to_nothing_is_not_found_by_its_place(server: Any, guarded: Any) -> None:
+def test_unknown_reference_names_its_param_path(server: Any, guarded: Any) -> None:
     ada, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-ada", "sk-bob"))
     theirs = guarded.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}, headers=bob).json["output"][0]
     body = {"items": [*say("one"), *refer_to(theirs)]}
@@ -183,23 +183,23 @@ def test_a_reference_to_nothing_is_not_found_by_its_place(server: Any, guarded: 
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "invalid_value"),
     ],
 )
-def test_a_wrong_conversation_is_refused_by_name(server: Any, body: dict[str, Any], param: str, code: str) -> None:
+def test_invalid_conversation_names_the_parameter(server: Any, body: dict[str, Any], param: str, code: str) -> None:
     answer = server.ask("POST", "/v1/conversations", body)
     assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (400, param, code)
 
 
-def test_an_update_must_say_what_to(server: Any) -> None:
+def test_update_requires_metadata(server: Any) -> None:
     answer = server.ask("POST", f"/v1/conversations/{begin(server)['id']}", {})
     assert (answer.status, answer.json["error"]["param"]) == (400, "metadata")
 
 
 @pytest.mark.parametrize("body", [{}, {"items": None}, {"items": say(*["x"] * 21)}])
-def test_wrong_items_are_refused_by_name(server: Any, body: dict[str, Any]) -> None:
+def test_invalid_items_name_the_parameter(server: Any, body: dict[str, Any]) -> None:
     answer = server.ask("POST", f"/v1/conversations/{begin(server)['id']}/items", body)
     assert (answer.status, answer.json["error"]["param"]) == (400, "items")
 
 
-def test_an_item_that_is_there_already_is_refused(server: Any) -> None:
+def test_duplicate_item_is_refused(server: Any) -> None:
     path = f"/v1/conversations/{begin(server)['id']}/items"
     (item,) = server.ask("POST", path, {"items": say("one")}).json["data"]
     answer = server.ask("POST", path, {"items": [*say("two"), item]})
@@ -208,17 +208,17 @@ def test_an_item_that_is_there_already_is_refused(server: Any) -> None:
 
 
 @pytest.mark.parametrize(("query", "param"), [("limit=0", "limit"), ("order=up", "order"), ("after=msg_0", "after")])
-def test_a_wrong_page_is_refused_by_name(server: Any, query: str, param: str) -> None:
+def test_invalid_page_names_the_parameter(server: Any, query: str, param: str) -> None:
     answer = server.ask("GET", f"/v1/conversations/{begin(server)['id']}/items?{query}")
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
 
-def test_unknown_fields_are_told_in_a_header(server: Any) -> None:
+def test_unknown_fields_are_listed_in_a_header(server: Any) -> None:
     answer = server.ask("POST", "/v1/conversations", {"items": [{"role": "user", "content": "x", "foo": 1}], "bar": 2})
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: bar, items[0].foo")
 
 
-def test_another_project_sees_no_conversation(guarded: Any) -> None:
+def test_conversation_is_hidden_from_another_project(guarded: Any) -> None:
     ada, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-ada", "sk-bob"))
     made = guarded.ask("POST", "/v1/conversations", {}, headers=ada).json
     path = f"/v1/conversations/{made['id']}"

@@ -1,4 +1,4 @@
-"""kill -9: what was accepted is ended, and what was shown stays true."""
+"""Crash recovery: after SIGKILL accepted responses are completed, and events already sent stay valid."""
 
 import contextlib
 import http.client
@@ -31,47 +31,47 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.kill()
 
 
-def speak(words: list[str], *, slowly: float, to_the_end: bool) -> list[dict[str, Any]]:
+def make_text_steps(words: list[str], *, delay: float, ends: bool) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     for word in words:
-        steps += [{"text": [word]}, {"delay": slowly}]
-    return steps if to_the_end else [*steps, {"wait": "for ever"}]
+        steps += [{"text": [word]}, {"delay": delay}]
+    return steps if ends else [*steps, {"wait": "for ever"}]
 
 
-def call(words: list[str], *, slowly: float, to_the_end: bool) -> list[dict[str, Any]]:
-    """The same words, some of them thought, some in the arguments of two calls at once."""
+def make_call_steps(words: list[str], *, delay: float, ends: bool) -> list[dict[str, Any]]:
+    """Emit some of the words as reasoning, and the others in the arguments of two parallel calls."""
     steps: list[dict[str, Any]] = []
     for number, word in enumerate(words):
         half = {"name": "look", "key": number % 2, "call_id": f"call_{number % 2}", "arguments": [word]}
-        steps += [{"reasoning": [word]} if number < 5 else {"tool_call": half}, {"delay": slowly}]
-    return steps if to_the_end else [*steps, {"wait": "for ever"}]
+        steps += [{"reasoning": [word]} if number < 5 else {"tool_call": half}, {"delay": delay}]
+    return steps if ends else [*steps, {"wait": "for ever"}]
 
 
 def make_script(life: int) -> dict[str, Any]:
-    """What the model says in the server's first, second and third life: further each time, but only then to the end."""
+    """Return the script of the server's first, second or third life. The model ends only in the third."""
     counted = [f" w{number}." for number in range(20 + 10 * life)]
     changing = [f" w{number}, in life {life}." for number in range(20 + 10 * life)]
-    manner: dict[str, Any] = {"slowly": 0.02, "to_the_end": life == 3}
+    options: dict[str, Any] = {"delay": 0.02, "ends": life == 3}
     return {
         "rules": [
-            {"user": "repeat", "answers": [speak(counted, **manner)]},
-            {"user": "change", "answers": [speak(changing, **manner)]},
-            {"user": "call", "answers": [call(counted, **manner)]},
+            {"user": "repeat", "answers": [make_text_steps(counted, **options)]},
+            {"user": "change", "answers": [make_text_steps(changing, **options)]},
+            {"user": "call", "answers": [make_call_steps(counted, **options)]},
         ]
     }
 
 
-# What is asked, and in which of the server's lives somebody watches.
+# The input, and the lives of the server in which a reader follows the response.
 KINDS = [("repeat", {1, 2}), ("repeat", set()), ("change", {1}), ("change", set()), ("call", {2})]
 
 
-def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(start: Start) -> None:
+def test_fifty_background_responses_survive_two_kills(start: Start) -> None:
     settings = {"background_slots": 60, "background_lease_seconds": 0.5}
     server = start(make_script(1), **settings)
-    asked = [KINDS[number % len(KINDS)] for number in range(50)]
-    responses = {server.start_background(words): (words, watched) for words, watched in asked}
+    requests = [KINDS[number % len(KINDS)] for number in range(50)]
+    responses = {server.start_background(words): (words, watched) for words, watched in requests}
     readers: dict[str, list[StreamReader]] = defaultdict(list)
-    # What the second life is waited for, the first one has not said, however long it lived.
+    # The marker of the second life is beyond the last word of the first.
     for life, marker in ((1, b" w8"), (2, b" w35")):
         for response_id, (_, watched) in responses.items():
             if life in watched:
@@ -84,13 +84,13 @@ def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(s
         for reader in (each for found in readers.values() for each in found):
             reader.join()
         server = start(make_script(life + 1), **settings)
-    # Asking for a response is not watching it.
+    # A status request does not count as a reader.
     wait_until(lambda: all(server.status(response_id) in FINAL_STATUSES for response_id in responses))
     for response_id, (words, watched) in responses.items():
-        told = server.read(response_id)
-        final = check_stream(told)
-        shown = [event for reader in readers[response_id] for event in reader.events]
-        assert shown == told[: len(shown)]
+        events = server.read(response_id)
+        final = check_stream(events)
+        received = [event for reader in readers[response_id] for event in reader.events]
+        assert received == events[: len(received)]
         diverged = words == "change" and watched
         assert (final["status"], (final["error"] or {}).get("code")) == (
             ("failed", "interrupted") if diverged else ("completed", None)
@@ -98,16 +98,16 @@ def test_fifty_background_responses_end_well_though_the_server_is_killed_twice(s
         assert final == server.ask("GET", f"/v1/responses/{response_id}")
 
 
-def check_stream(told: list[bytes]) -> dict[str, Any]:
-    """The numbers have no gap, and the events are a legal stream. Gives the response they end with."""
-    assert [json.loads(event)["sequence_number"] for event in told] == list(range(len(told)))
-    response = fold(codec.decode_event(event) for event in told)
+def check_stream(events: list[bytes]) -> dict[str, Any]:
+    """Check that the sequence numbers have no gap and the events are a valid stream. Return the final response."""
+    assert [json.loads(event)["sequence_number"] for event in events] == list(range(len(events)))
+    response = fold(codec.decode_event(event) for event in events)
     final: dict[str, Any] = json.loads(codec.encode(response))
-    assert final == json.loads(told[-1])["response"]
+    assert final == json.loads(events[-1])["response"]
     return final
 
 
-def test_a_response_that_was_only_queued_is_run_after_the_crash(start: Start) -> None:
+def test_queued_response_runs_after_the_crash(start: Start) -> None:
     settings = {"background_slots": 1, "background_lease_seconds": 0.1}
     script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}]}
     server = start(script, **settings)
@@ -118,10 +118,10 @@ def test_a_response_that_was_only_queued_is_run_after_the_crash(start: Start) ->
         assert check_stream(server.read(response_id))["output"][0]["content"][0]["text"] == text
 
 
-def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: Start) -> None:
-    """And it cancels what the first one works on, through the store they share."""
+def test_second_server_claims_runs_only_after_the_first_dies(start: Start) -> None:
+    """The second server can cancel a run of the first one through the shared store."""
     settings = {"background_lease_seconds": 2}
-    slow = speak([" first"] * 6, slowly=0.5, to_the_end=True)  # longer than a lease
+    slow = make_text_steps([" first"] * 6, delay=0.5, ends=True)  # longer than a lease
     script = {"rules": [{"user": "slow", "answers": [slow]}, {"user": "block", "answers": [[{"wait": "for ever"}]]}]}
     first = start(script, **settings)
     slowly, unwanted, orphaned = (
@@ -141,7 +141,7 @@ def test_a_second_server_leaves_the_first_one_its_runs_until_that_dies(start: St
     assert check_stream(second.read(orphaned))["output"][0]["content"][0]["text"] == "second"
 
 
-def test_two_servers_share_the_limits_and_the_second_takes_over(start: Start) -> None:
+def test_two_servers_share_limits_and_the_second_takes_over(start: Start) -> None:
     settings = {"background_lease_seconds": 2, "background_concurrency": 1, "background_starts_per_minute": 2}
     script = {"rules": [{"user": "block", "answers": [[{"wait": "for ever"}]]}], "default": "done"}
     first = start(script, **settings)
@@ -161,14 +161,14 @@ def test_two_servers_share_the_limits_and_the_second_takes_over(start: Start) ->
     assert second.status(late) == "queued"
 
 
-def test_a_server_without_the_model_leaves_the_runs_of_a_dead_one_to_whoever_has_it(start: Start) -> None:
-    settings = {"background_lease_seconds": 10}  # four of them are longer than any start takes
+def test_server_without_the_model_leaves_runs_to_one_that_has_it(start: Start) -> None:
+    settings = {"background_lease_seconds": 10}  # four lease periods are longer than any server start
     first = start({"default": [{"text": ["so "]}, {"wait": "for ever"}]}, **settings)
     response_id = first.start_background("hi")
     wait_until(lambda: first.status(response_id) == "in_progress")
     second = start({"models": ["another"]}, **settings)
     first.kill()
-    # Whoever has worked off what came later has seen what was left.
+    # A server that has completed a later run has seen the earlier one.
     later = second.ask("POST", "/v1/responses", {"model": "another", "input": "hi", "background": True})["id"]
     wait_until(lambda: second.status(later) == "completed")
     assert second.status(response_id) == "in_progress"
@@ -176,7 +176,7 @@ def test_a_server_without_the_model_leaves_the_runs_of_a_dead_one_to_whoever_has
     assert check_stream(third.read(response_id))["output"][0]["content"][0]["text"] == "so it goes"
 
 
-def test_a_stream_that_died_with_its_server_leaves_nothing_unfinished(start: Start) -> None:
+def test_killed_stream_leaves_no_unfinished_response(start: Start) -> None:
     script = {"default": [{"text": "first "}, {"wait": "for ever"}]}
     server = start(script)
     conversation = server.ask("POST", "/v1/conversations", {})["id"]

@@ -34,13 +34,13 @@ def ask(server: LiveServer, **headers: str) -> HttpResponse:
     return server.ask("POST", "/v1/responses", body, headers=sent)
 
 
-def test_reasoning_events_have_the_names_of_openai_unless_a_request_asks_for_the_others(server: LiveServer) -> None:
+def test_reasoning_events_use_openai_names_by_default(server: LiveServer) -> None:
     assert names(ask(server)) == OPENAI
     assert names(ask(server, x_antiphon_compat="open-responses")) == OPEN_RESPONSES
     assert names(ask(server, x_antiphon_compat="openai")) == OPENAI
 
 
-def test_a_server_can_have_the_names_of_open_responses_and_a_request_those_of_openai() -> None:
+def test_configured_dialect_is_overridden_by_the_request() -> None:
     server = LiveServer(SCRIPT, make_settings(compat="open-responses"))
     try:
         assert names(ask(server)) == OPEN_RESPONSES
@@ -49,7 +49,7 @@ def test_a_server_can_have_the_names_of_open_responses_and_a_request_those_of_op
         server.stop()
 
 
-def test_a_stream_that_is_read_again_has_the_names_its_reader_asks_for(server: LiveServer) -> None:
+def test_replayed_stream_uses_the_requested_dialect(server: LiveServer) -> None:
     body = {"model": "scripted", "input": "hi", "stream": True, "background": True}
     first = server.ask("POST", "/v1/responses", body)
     assert names(first) == OPENAI
@@ -58,7 +58,7 @@ def test_a_stream_that_is_read_again_has_the_names_its_reader_asks_for(server: L
     assert names(server.ask("GET", f"/v1/responses/{response_id}?stream=true", headers=headers)) == OPEN_RESPONSES
 
 
-def test_an_unknown_dialect_is_refused_by_the_name_of_the_header(server: LiveServer) -> None:
+def test_unknown_dialect_error_names_the_header(server: LiveServer) -> None:
     answer = ask(server, x_antiphon_compat="klingon")
     assert answer.status == 400
     assert answer.json == {
@@ -72,17 +72,17 @@ def test_an_unknown_dialect_is_refused_by_the_name_of_the_header(server: LiveSer
     assert server.backend.cancelled == 0
 
 
-def test_every_answer_says_who_served_it(server: LiveServer) -> None:
+def test_response_has_the_served_by_header(server: LiveServer) -> None:
     assert ask(server).headers["x-antiphon-served-by"] == "scripted/scripted"
     whole = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"})
     assert whole.headers["x-antiphon-served-by"] == whole.json["served_by"] == "scripted/scripted"
 
 
-def test_a_websocket_has_the_names_that_its_handshake_asks_for(server: LiveServer) -> None:
+def test_websocket_uses_the_dialect_of_its_handshake(server: LiveServer) -> None:
     for headers, expected in ({}, OPENAI), ({"x-antiphon-compat": "open-responses"}, OPEN_RESPONSES):
         with WebSocketClient(server, headers=headers) as client:
             client.socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "hi"}))
-            told = [json.loads(client.socket.recv())["type"]]
-            while told[-1] != "response.completed":
-                told.append(json.loads(client.socket.recv())["type"])
-        assert [name for name in told if name.startswith("response.reasoning")] == expected
+            types = [json.loads(client.socket.recv())["type"]]
+            while types[-1] != "response.completed":
+                types.append(json.loads(client.socket.recv())["type"])
+        assert [name for name in types if name.startswith("response.reasoning")] == expected

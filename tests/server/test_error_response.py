@@ -30,7 +30,7 @@ def make_response(**changes: Any) -> Response:
     return Response(**{"id": "resp_1", "created_at": 1, "model": "m"} | changes)
 
 
-def test_all_four_keys_are_there() -> None:
+def test_error_body_has_all_four_fields() -> None:
     assert json.loads(encode_error_body(ModelNotFound("No."))) == {
         "error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": "model_not_found"}
     }
@@ -47,11 +47,11 @@ def test_all_four_keys_are_there() -> None:
         (None, {"message": "The response failed.", "type": "server_error", "param": None, "code": "server_error"}),
     ],
 )
-def test_a_failed_response_without_output_is_an_error(error: ResponseError | None, body: dict[str, object]) -> None:
-    described = encode_failed_response(make_response(status="failed", error=error))
-    assert described is not None
-    status, told = described
-    assert (status, json.loads(told)) == (500, {"error": body})
+def test_failed_response_without_output_is_an_error(error: ResponseError | None, body: dict[str, object]) -> None:
+    encoded = encode_failed_response(make_response(status="failed", error=error))
+    assert encoded is not None
+    status, error_body = encoded
+    assert (status, json.loads(error_body)) == (500, {"error": body})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_failed_response_without_output_is_an_error(error: ResponseError | Non
     ],
     ids=lambda error: error.code,
 )
-def test_a_failed_response_has_the_status_that_its_error_would_have_had_before(error: AntiphonError) -> None:
+def test_failed_response_has_the_status_of_its_error(error: AntiphonError) -> None:
     failure = ResponseError(error.code or "", error.message, error.param, error.type)
     assert encode_failed_response(make_response(status="failed", error=failure)) == (
         error.status,
@@ -90,13 +90,13 @@ def test_a_failed_response_has_the_status_that_its_error_would_have_had_before(e
     ],
     ids=lambda value: getattr(value, "code", None),
 )
-def test_who_does_not_stream_is_told_what_the_stream_tells(failure: Failure, status: int) -> None:
+def test_plain_and_streamed_failure_have_the_same_error(failure: Failure, status: int) -> None:
     composer = Composer(make_response(), new_id=str, now=int)
     error, _ = composer.compose([failure])
     assert isinstance(error, Error)
-    described = encode_failed_response(composer.response)
-    assert described is not None
-    assert (described[0], json.loads(described[1])["error"]) == (status, json.loads(encode(error))["error"])
+    encoded = encode_failed_response(composer.response)
+    assert encoded is not None
+    assert (encoded[0], json.loads(encoded[1])["error"]) == (status, json.loads(encode(error))["error"])
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_who_does_not_stream_is_told_what_the_stream_tells(failure: Failure, sta
         make_response(status="failed", error=ERROR, output=[Message(role="assistant", content="So")]),
     ],
 )
-def test_every_other_response_is_an_answer(response: Response) -> None:
+def test_response_that_did_not_fail_is_no_error(response: Response) -> None:
     assert encode_failed_response(response) is None

@@ -1,4 +1,4 @@
-"""Whatever the document lets a client send, and whatever it does not, is answered as the document says, and in time."""
+"""Generated requests, valid and invalid by the OpenAPI document, get responses that the document describes."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ from antiphon.store.memory.store import MemoryStore
 from support.live_server import TIMEOUT, LiveServer, make_settings
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-# The same requests every time: what is found here must not depend on luck.
+# The same requests in every run.
 SETTINGS = settings(derandomize=True, database=None, max_examples=8, suppress_health_check=list(HealthCheck))
 
 _router = make_router(Engine(backends={}, store=MemoryStore()), make_settings())
@@ -38,18 +38,18 @@ def target() -> Iterator[LiveServer]:
     running.stop()
 
 
-def tame(case: Case, target: LiveServer) -> None:
-    """Lead a wild request to things that exist, where most wild ones would end at a 404."""
+def use_existing_objects(case: Case, target: LiveServer) -> None:
+    """Point a generated request at existing objects. Most generated ids would get a 404."""
     names = set(case.path_parameters)
     if "response_id" in names:
         made = target.ask("POST", "/v1/responses", {"model": "scripted", "input": "hello"}).json
         case.path_parameters["response_id"] = made["id"]
     if "conversation_id" in names:
         items = [{"role": "user", "content": "hello"}]
-        talk = target.ask("POST", "/v1/conversations", {"items": items}).json["id"]
-        case.path_parameters["conversation_id"] = talk
+        conversation_id = target.ask("POST", "/v1/conversations", {"items": items}).json["id"]
+        case.path_parameters["conversation_id"] = conversation_id
         if "item_id" in names:
-            page = target.ask("GET", f"/v1/conversations/{talk}/items").json
+            page = target.ask("GET", f"/v1/conversations/{conversation_id}/items").json
             case.path_parameters["item_id"] = page["first_id"]
     if "prompt_id" in names:
         case.path_parameters["prompt_id"] = target.ask("POST", "/v1/prompts", {"template": {}}).json["id"]
@@ -57,10 +57,10 @@ def tame(case: Case, target: LiveServer) -> None:
     if "model" in names:
         case.path_parameters["model"] = "scripted"
     if isinstance(case.body, dict):
-        tame_body(case)
+        use_existing_model(case)
 
 
-def tame_body(case: Case) -> None:
+def use_existing_model(case: Case) -> None:
     if case.path.startswith("/v1/responses"):
         for name in (*UNIMPLEMENTED, *WEBSOCKET_PARAMETERS, "prompt", "previous_response_id", "conversation"):
             case.body.pop(name, None)
@@ -74,7 +74,7 @@ def tame_body(case: Case) -> None:
 
 
 def simplify(case: Case, *, stream: bool) -> None:
-    """Leave of a wild body what the scripted model can answer."""
+    """Reduce a generated body to what the scripted model supports."""
     if isinstance(case.body, dict) and case.path.startswith("/v1/responses"):
         for name in ("tools", "tool_choice", "text", "include", "top_logprobs"):
             case.body.pop(name, None)
@@ -90,15 +90,15 @@ def call(case: Case, target: LiveServer) -> int:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_the_document_allows_is_answered_as_it_says(name: str, target: LiveServer) -> None:
+def test_valid_request_gets_a_documented_response(name: str, target: LiveServer) -> None:
     cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.POSITIVE)
     seen = set()
 
     @SETTINGS
-    @given(cases, st.sampled_from(["streamed", "simple", "tame", "wild"]))
+    @given(cases, st.sampled_from(["streamed", "simple", "existing", "generated"]))
     def send(case: Case, manner: str) -> None:
-        if manner != "wild":
-            tame(case, target)
+        if manner != "generated":
+            use_existing_objects(case, target)
         if manner in ("simple", "streamed"):
             simplify(case, stream=manner == "streamed")
         seen.add(call(case, target))
@@ -108,14 +108,14 @@ def test_what_the_document_allows_is_answered_as_it_says(name: str, target: Live
 
 
 @pytest.mark.parametrize("name", REFUSABLE)
-def test_what_the_document_does_not_allow_is_answered_as_it_says(name: str, target: LiveServer) -> None:
+def test_invalid_request_gets_a_documented_response(name: str, target: LiveServer) -> None:
     cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.NEGATIVE)
 
     @SETTINGS
     @given(cases, st.booleans())
-    def send(case: Case, lead: bool) -> None:
-        if lead:
-            tame(case, target)
+    def send(case: Case, existing: bool) -> None:
+        if existing:
+            use_existing_objects(case, target)
         call(case, target)
 
     send()

@@ -2,14 +2,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def test_a_running_server_is_live_and_ready(server: Any) -> None:
+def test_running_server_is_live_and_ready(server: Any) -> None:
     assert (server.ask("GET", "/healthz").json, server.ask("GET", "/readyz").json) == (
         {"status": "ok"},
         {"status": "ready"},
     )
 
 
-def test_a_closed_engine_is_live_but_not_ready(serve: Callable[..., Any]) -> None:
+def test_server_with_closed_engine_is_live_but_not_ready(serve: Callable[..., Any]) -> None:
     running = serve()
     running.wait_for(running.engine.close)
     answer = running.ask("GET", "/readyz")
@@ -20,10 +20,10 @@ def test_a_closed_engine_is_live_but_not_ready(serve: Callable[..., Any]) -> Non
     )
 
 
-def test_the_root_tells_where_things_are(server: Any) -> None:
+def test_root_lists_the_main_paths(server: Any) -> None:
     assert server.ask("GET", "/").json["responses"] == "/v1/responses"
 
 
-def test_head_is_answered_without_a_body(server: Any) -> None:
+def test_head_response_has_no_body(server: Any) -> None:
     answer = server.ask("HEAD", "/healthz")
     assert (answer.status, answer.headers["content-length"], answer.body) == (200, "15", b"")

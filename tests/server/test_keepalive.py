@@ -7,65 +7,65 @@ from antiphon.protocol.unions import Unknown
 from antiphon.server.http import HttpRequest, Message
 from antiphon.server.keepalive import Keepalive, encode_keepalive
 
-GAP = 0.004
-BEAT = encode_keepalive(7)
-SILENT = {"default": [{"text": ["first"]}, {"wait": "gate"}, {"text": ["last"]}]}
+INTERVAL = 0.004
+KEEPALIVE = encode_keepalive(7)
+IDLE = {"default": [{"text": ["first"]}, {"wait": "gate"}, {"text": ["last"]}]}
 
 
-class SlowWire:
-    """A client that reads nothing until it is let to."""
+class SlowClient:
+    """A client that reads only while `reading` is set."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.reading = asyncio.Event()
-        self.asked = asyncio.Event()
-        self.http_request = make_exchange(self.send)
+        self.send_called = asyncio.Event()
+        self.http_request = make_http_request(self.send)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.body":
-            self.asked.set()
+            self.send_called.set()
             await self.reading.wait()
             self.bodies.append(message["body"])
 
 
-def make_exchange(send: Any) -> HttpRequest:
+def make_http_request(send: Any) -> HttpRequest:
     async def receive() -> Message:
-        raise AssertionError("nobody listens")
+        raise AssertionError("nothing is received")
 
     return HttpRequest({"method": "GET", "path": "/", "query_string": b"", "headers": []}, receive, send)
 
 
-async def see_looks(keepalive: Keepalive) -> list[bytes]:
-    """What a silent stream sends until its second sign of life: every stream has been looked at often enough then."""
+async def run_idle_stream(keepalive: Keepalive) -> list[bytes]:
+    """Return the chunks of an idle stream up to its second keepalive. All streams have been checked by then."""
     bodies: list[bytes] = []
-    two = asyncio.Event()
+    second = asyncio.Event()
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
             bodies.append(message["body"])
-        if bodies.count(BEAT) == 2:
-            two.set()
+        if bodies.count(KEEPALIVE) == 2:
+            second.set()
 
-    http_request = make_exchange(send)
+    http_request = make_http_request(send)
     with keepalive.watch(http_request, after=7):
         await http_request.write(b"hello")
-        await two.wait()
+        await second.wait()
     return bodies
 
 
-def test_a_silent_stream_gives_signs_of_life_in_events_of_their_own(serve: Callable[..., Any]) -> None:
-    running = serve(SILENT, keepalive_seconds=0.01)
+def test_idle_stream_gets_keepalive_events(serve: Callable[..., Any]) -> None:
+    running = serve(IDLE, keepalive_seconds=0.01)
     with running.client() as client:
         stream = client.responses.create(model="scripted", input="x", stream=True)
-        told = []
+        received = []
         for event in stream:
-            told.append((event.type, event.sequence_number))
+            received.append((event.type, event.sequence_number))
             if event.type == "keepalive":
                 running.do(lambda: running.backend.release("gate"))
-    signs = [(before, number) for (_, before), (kind, number) in pairwise(told) if kind == "keepalive"]
-    assert signs
-    assert all(before == number for before, number in signs)
-    assert [kind for kind, _ in told if kind != "keepalive"] == [
+    keepalives = [(before, number) for (_, before), (kind, number) in pairwise(received) if kind == "keepalive"]
+    assert keepalives
+    assert all(before == number for before, number in keepalives)
+    assert [kind for kind, _ in received if kind != "keepalive"] == [
         "response.created",
         "response.in_progress",
         "response.output_item.added",
@@ -79,69 +79,69 @@ def test_a_silent_stream_gives_signs_of_life_in_events_of_their_own(serve: Calla
     ]
 
 
-async def test_a_sign_of_life_is_an_event_with_data() -> None:
-    sign = b'event: keepalive\ndata: {"type":"keepalive","sequence_number":7}\n\n'
-    assert await see_looks(Keepalive(GAP)) == [b"hello", sign, sign]
+async def test_keepalive_is_an_event_with_data() -> None:
+    keepalive = b'event: keepalive\ndata: {"type":"keepalive","sequence_number":7}\n\n'
+    assert await run_idle_stream(Keepalive(INTERVAL)) == [b"hello", keepalive, keepalive]
 
 
-async def test_it_repeats_the_number_of_the_last_event() -> None:
-    slow = SlowWire()
+async def test_keepalive_repeats_the_last_sequence_number() -> None:
+    slow = SlowClient()
     slow.reading.set()
-    with Keepalive(GAP).watch(slow.http_request) as activity:
+    with Keepalive(INTERVAL).watch(slow.http_request) as activity:
         await slow.http_request.write(b"hello")
-        slow.asked.clear()
+        slow.send_called.clear()
         activity.last_event = Unknown(b'{"type":"acme.tick","sequence_number":41}')
-        await slow.asked.wait()
+        await slow.send_called.wait()
         await slow.http_request.finish(b"end")
     assert slow.bodies == [b"hello", encode_keepalive(41), b"end"]
 
 
-async def test_a_stream_that_has_not_begun_gets_none(make_channel: Any) -> None:
-    keepalive, channel = Keepalive(GAP), make_channel()
+async def test_stream_that_has_not_started_gets_no_keepalive(make_channel: Any) -> None:
+    keepalive, channel = Keepalive(INTERVAL), make_channel()
     with keepalive.watch(channel.make_request()):
-        await see_looks(keepalive)
+        await run_idle_stream(keepalive)
     assert channel.sent == []
 
 
-async def test_a_stream_that_is_over_gets_none(make_channel: Any) -> None:
-    keepalive, channel = Keepalive(GAP), make_channel()
+async def test_finished_stream_gets_no_keepalive(make_channel: Any) -> None:
+    keepalive, channel = Keepalive(INTERVAL), make_channel()
     http_request = channel.make_request()
     with keepalive.watch(http_request, after=7):
         await http_request.write(b"hello")
-    await see_looks(keepalive)
+    await run_idle_stream(keepalive)
     assert [message.get("body") for message in channel.sent] == [None, b"hello"]
 
 
-async def test_without_a_gap_there_are_none(make_channel: Any) -> None:
+async def test_interval_zero_disables_keepalive(make_channel: Any) -> None:
     channel = make_channel()
     http_request = channel.make_request()
     with Keepalive(0).watch(http_request, after=7):
         await http_request.write(b"hello")
-        await see_looks(Keepalive(GAP))
+        await run_idle_stream(Keepalive(INTERVAL))
     assert [message.get("body") for message in channel.sent] == [None, b"hello"]
 
 
-async def test_a_client_that_does_not_read_gets_none_on_top() -> None:
-    keepalive, slow = Keepalive(GAP), SlowWire()
+async def test_client_that_does_not_read_gets_no_keepalive() -> None:
+    keepalive, slow = Keepalive(INTERVAL), SlowClient()
     with keepalive.watch(slow.http_request, after=7):
         writing = asyncio.create_task(slow.http_request.write(b"hello"))
-        await see_looks(keepalive)
+        await run_idle_stream(keepalive)
         slow.reading.set()
         await writing
     assert slow.bodies == [b"hello"]
 
 
-async def test_what_is_written_next_waits_for_the_sign_of_life_before_it() -> None:
-    keepalive, slow = Keepalive(GAP), SlowWire()
+async def test_next_write_waits_for_the_keepalive() -> None:
+    keepalive, slow = Keepalive(INTERVAL), SlowClient()
     slow.reading.set()
     with keepalive.watch(slow.http_request, after=7):
         await slow.http_request.write(b"hello")
         slow.reading.clear()
-        slow.asked.clear()
-        await slow.asked.wait()
+        slow.send_called.clear()
+        await slow.send_called.wait()
     ending = asyncio.create_task(slow.http_request.finish(b"end"))
-    await see_looks(keepalive)
+    await run_idle_stream(keepalive)
     assert slow.bodies == [b"hello"]
     slow.reading.set()
     await ending
-    assert slow.bodies == [b"hello", BEAT, b"end"]
+    assert slow.bodies == [b"hello", KEEPALIVE, b"end"]

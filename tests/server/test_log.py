@@ -34,14 +34,14 @@ def make_record(message: object, **extra: object) -> logging.LogRecord:
     return record
 
 
-def test_a_request_as_text() -> None:
+def test_request_is_logged_as_text() -> None:
     assert TextFormatter().format(make_record(LINE)) == (
         "2001-09-09T01:46:40.500Z info POST /v1/responses 200 1.5ms 70B request_id=req_1 response_id=resp_1 "
         "project=default model=small stream warnings='ignored: top_k'"
     )
 
 
-def test_a_request_as_json() -> None:
+def test_request_is_logged_as_json() -> None:
     assert json.loads(JsonFormatter().format(make_record(LINE))) == {
         "time": "2001-09-09T01:46:40.500Z",
         "level": "info",
@@ -61,7 +61,7 @@ def test_a_request_as_json() -> None:
 
 
 class Collector(logging.Handler):
-    """Hands over the access lines; the server writes one only after its answer has left."""
+    """Collects access lines. The server writes a line only after it has sent the response."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Collector(logging.Handler):
         self._lines.put(record.msg)
 
     def find(self, request_id: str) -> AccessLine:
-        """The line of this request: those of earlier ones may come first."""
+        """Return the line of this request. Lines of earlier requests may come first."""
         while (line := self._lines.get(timeout=TIMEOUT)).request_id != request_id:
             pass
         return line
@@ -87,7 +87,7 @@ class Collector(logging.Handler):
         ({"input": "fail later", "stream": True}, 200),
     ],
 )
-def test_a_response_that_failed_is_told_by_its_code(
+def test_failed_response_is_logged_with_its_code(
     server: Any, request_fields: dict[str, Any], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "antiphon.access")
@@ -101,7 +101,7 @@ def test_a_response_that_failed_is_told_by_its_code(
     assert (line.status, line.error) == (status, "model_error")
 
 
-def test_a_client_cannot_forge_a_line_or_a_field() -> None:
+def test_client_cannot_forge_a_log_line_or_field() -> None:
     line = AccessLine("req_1", "GET", "/\ninfo GET / 200", 404, 1.5, 70, model="a project=b")
     assert (
         TextFormatter()
@@ -110,7 +110,7 @@ def test_a_client_cannot_forge_a_line_or_a_field() -> None:
     )
 
 
-def test_other_messages_keep_what_they_are_about() -> None:
+def test_log_record_shows_its_request_and_response_id() -> None:
     record = make_record("it failed", request_id="req_1", other="left out")
     assert TextFormatter().format(record) == "2001-09-09T01:46:40.500Z info it failed request_id=req_1"
     assert json.loads(JsonFormatter().format(record)) == {
@@ -122,7 +122,7 @@ def test_other_messages_keep_what_they_are_about() -> None:
     }
 
 
-def test_a_traceback_is_one_field_of_json_and_lines_of_text() -> None:
+def test_traceback_is_one_json_field_or_lines_of_text() -> None:
     record = make_record("it failed")
     try:
         raise ValueError("why")
@@ -149,7 +149,7 @@ logging.getLogger("somebody").warning("theirs, loud")
     ("level", "messages"),
     [("info", ["ours", "ours, loud", "theirs, loud"]), ("warning", ["ours, loud", "theirs, loud"])],
 )
-def test_the_settings_decide_what_is_logged(level: str, messages: list[str], tmp_path: Path) -> None:
+def test_settings_decide_what_is_logged(level: str, messages: list[str], tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, level, "json"], capture_output=True, check=True, cwd=tmp_path)
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stderr.splitlines()]
     assert ([line["message"] for line in lines], done.stdout) == (messages, b"")

@@ -9,7 +9,7 @@ from antiphon.backends.scripted.script import Script
 from support.live_server import LiveServer, make_settings
 
 
-def test_the_models_are_listed(server: Any) -> None:
+def test_models_are_listed(server: Any) -> None:
     assert server.ask("GET", "/v1/models").json == {
         "data": [
             {"id": "scripted", "created": 0, "owned_by": "scripted", "object": "model"},
@@ -24,7 +24,7 @@ class Windowed(ScriptedBackend):
         return [msgspec.structs.replace(model, context_window=4096) for model in super().models()]
 
 
-def test_the_window_of_a_model_is_told_where_it_is_known() -> None:
+def test_known_context_window_is_listed() -> None:
     running = LiveServer({}, make_settings(), backend=Windowed("scripted", Script()))
     try:
         assert running.ask("GET", "/v1/models/scripted").json == {
@@ -38,13 +38,13 @@ def test_the_window_of_a_model_is_told_where_it_is_known() -> None:
         running.stop()
 
 
-def test_the_sdk_finds_a_model_with_a_slash_in_its_name(server: Any) -> None:
+def test_sdk_finds_a_model_with_a_slash_in_its_name(server: Any) -> None:
     with server.client() as client:
         assert [model.id for model in client.models.list()] == ["scripted", "family/member"]
         assert client.models.retrieve("family/member").owned_by == "scripted"
 
 
-def test_an_unknown_model_is_not_found(server: Any) -> None:
+def test_unknown_model_is_not_found(server: Any) -> None:
     answer = server.ask("GET", "/v1/models/nobody")
     assert (answer.status, answer.json) == (
         404,

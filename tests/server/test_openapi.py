@@ -1,4 +1,4 @@
-"""The document says what the server does: nothing less, nothing more."""
+"""The OpenAPI document and the server agree."""
 
 import json
 import re
@@ -26,44 +26,44 @@ from support import strategies
 from support.live_server import make_settings
 
 
-def route(**changes: Any) -> Router:
+def make_test_router(**changes: Any) -> Router:
     settings = make_settings(**changes)
     return make_router(Engine(backends={}, store=MemoryStore()), settings)
 
 
-ROUTER = route()
+ROUTER = make_test_router()
 DOCUMENT = make_openapi_document(ROUTER, requires_key=False)
 
 
-def validator(name: str) -> Draft202012Validator:
-    """What checks an instance against a component of the document."""
+def make_validator(name: str) -> Draft202012Validator:
+    """Return a validator for a component of the document."""
     return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]})
 
 
-VALIDATORS = {name: validator(name) for name in DOCUMENT["components"]["schemas"]}
+VALIDATORS = {name: make_validator(name) for name in DOCUMENT["components"]["schemas"]}
 
 
-def faults(name: str, value: Any) -> list[str]:
+def list_errors(name: str, value: Any) -> list[str]:
     return [error.message for error in VALIDATORS[name].iter_errors(value)]
 
 
-def wired(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     return json.loads(codec.encode(value))
 
 
-def test_the_document_is_public_json_and_the_same_every_time(guarded: Any) -> None:
+def test_document_is_public_and_constant(guarded: Any) -> None:
     first, second = guarded.ask("GET", "/openapi.json"), guarded.ask("GET", "/openapi.json")
     assert (first.status, first.headers["content-type"], first.body) == (200, "application/json", second.body)
     assert first.json == make_openapi_document(ROUTER, requires_key=True)
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_the_document_is_valid(guarded: bool) -> None:
+def test_document_is_valid_openapi(guarded: bool) -> None:
     document = make_openapi_document(ROUTER, requires_key=guarded)
     assert [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
 
 
-def test_every_component_is_a_valid_schema_that_something_refers_to() -> None:
+def test_every_component_is_a_valid_schema_and_is_referenced() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
@@ -72,8 +72,8 @@ def test_every_component_is_a_valid_schema_that_something_refers_to() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"stateless": True}])
-def test_every_route_is_documented_and_nothing_else(changes: dict[str, Any]) -> None:
-    router = route(**changes)
+def test_document_lists_exactly_the_routes(changes: dict[str, Any]) -> None:
+    router = make_test_router(**changes)
     documented = {
         (method.upper(), path)
         for path, operations in make_openapi_document(router, requires_key=False)["paths"].items()
@@ -86,13 +86,13 @@ def operations(document: dict[str, Any]) -> dict[str, Any]:
     return {described["operationId"]: described for path in document["paths"].values() for described in path.values()}
 
 
-def test_every_operation_has_its_own_id_and_a_summary() -> None:
+def test_every_operation_has_a_unique_id_and_a_summary() -> None:
     described = operations(DOCUMENT)
     assert len(described) == len(ROUTER.entries)
     assert all(operation["summary"] for operation in described.values())
 
 
-def test_a_key_is_required_where_the_server_has_keys() -> None:
+def test_key_is_required_if_the_server_has_keys() -> None:
     security = {
         guarded: operations(make_openapi_document(ROUTER, requires_key=guarded))["listModels"]["security"]
         for guarded in (False, True)
@@ -101,7 +101,7 @@ def test_a_key_is_required_where_the_server_has_keys() -> None:
     assert operations(make_openapi_document(ROUTER, requires_key=True))["checkLife"]["security"] == []
 
 
-def test_an_operation_lists_the_statuses_it_answers_with() -> None:
+def test_operation_lists_its_statuses() -> None:
     described = operations(make_openapi_document(ROUTER, requires_key=True))
     statuses = {name: " ".join(described[name]["responses"]) for name in ("createResponse", "getItem", "checkLife")}
     assert statuses == {
@@ -135,31 +135,31 @@ BODIES: dict[type, Callable[[bytes], Any]] = {
 @pytest.mark.parametrize("body", BODIES)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_every_request_that_we_can_make_fits(body: type, data: st.DataObject) -> None:
+def test_generated_requests_match_the_document(body: type, data: st.DataObject) -> None:
     value = data.draw(strategies.instances(body))
-    assert faults(body.__name__, wired(value)) == []
+    assert list_errors(body.__name__, to_json(value)) == []
 
 
 @settings(max_examples=40)
 @given(strategies.responses())
-def test_every_response_fits(response: Any) -> None:
-    assert faults("Response", wired(response)) == []
+def test_generated_responses_match_the_document(response: Any) -> None:
+    assert list_errors("Response", to_json(response)) == []
 
 
 @settings(max_examples=100)
 @given(strategies.all_events())
-def test_every_event_fits(event: Any) -> None:
-    assert faults("Event", wired(event)) == []
+def test_generated_events_match_the_document(event: Any) -> None:
+    assert list_errors("Event", to_json(event)) == []
 
 
 @settings(max_examples=40)
 @given(st.lists(strategies.all_items(), max_size=3))
-def test_every_page_of_items_fits(items: list[Any]) -> None:
-    assert faults("ItemPage", wired(make_page(items, has_more=False))) == []
+def test_generated_item_pages_match_the_document(items: list[Any]) -> None:
+    assert list_errors("ItemPage", to_json(make_page(items, has_more=False))) == []
 
 
 def has_whole_floats(value: Any) -> bool:
-    """1.0 is an integer to a JSON schema, but not to us."""
+    """Return True if a float stands for an integer. JSON Schema accepts 1.0 as an integer; the codec does not."""
     if isinstance(value, dict | list):
         return any(map(has_whole_floats, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) and value.is_integer()
@@ -192,10 +192,10 @@ def is_accepted(body: type, value: Any) -> bool:
 @pytest.mark.parametrize("body", BODIES)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_the_codec_takes_what_the_document_allows_and_nothing_else(body: type, data: st.DataObject) -> None:
+def test_codec_accepts_exactly_the_documented_requests(body: type, data: st.DataObject) -> None:
     value = data.draw(strategies.damaged(strategies.instances(body)))
     assume(not has_whole_floats(value) and " - at " not in json.dumps(value))
-    found = faults(body.__name__, complete(value))
+    found = list_errors(body.__name__, complete(value))
     assert is_accepted(body, value) == (not found), found
 
 
@@ -209,7 +209,7 @@ def test_the_codec_takes_what_the_document_allows_and_nothing_else(body: type, d
         (True, {"tool_choice": {"type": "tool", "name": "f"}}),
         (True, {"tool_choice": {"type": "tool", "function": {"name": "f"}}}),
         (True, {"tools": [{"type": "function", "name": "f", "function": None}]}),
-        (True, {"tools": [{"type": "tool", "function": {"name": "f"}}]}),  # of a type that we do not know
+        (True, {"tools": [{"type": "tool", "function": {"name": "f"}}]}),  # of an unknown type
         (True, {"tool_choice": "required"}),
         (True, {"metadata": {"k" * 64: "v" * 512}}),
         (False, {"input": [{"role": "robot", "content": "hi"}]}),
@@ -225,17 +225,17 @@ def test_the_codec_takes_what_the_document_allows_and_nothing_else(body: type, d
         (False, {"include": ["everything"]}),
     ],
 )
-def test_codec_and_document_agree_on_the_corners(accepted: bool, value: Any) -> None:
-    assert (is_accepted(CreateRequest, value), not faults("CreateRequest", value)) == (accepted, accepted)
+def test_codec_and_document_agree_on_edge_cases(accepted: bool, value: Any) -> None:
+    assert (is_accepted(CreateRequest, value), not list_errors("CreateRequest", value)) == (accepted, accepted)
 
 
-def test_a_conversation_takes_no_more_items_at_once_than_the_document_says() -> None:
+def test_codec_and_document_agree_on_the_item_limit() -> None:
     bodies = [{"items": [{"role": "user", "content": "hi"}] * number} for number in (20, 21)]
-    assert [is_accepted(AddItems, body) for body in bodies] == [not faults("AddItems", body) for body in bodies]
+    assert [is_accepted(AddItems, body) for body in bodies] == [not list_errors("AddItems", body) for body in bodies]
     assert not is_accepted(AddItems, bodies[1])
 
 
-def test_what_the_sdk_sends_and_gets_fits(server: Any) -> None:
+def test_sdk_requests_and_responses_match_the_document(server: Any) -> None:
     client = server.client()
     made = client.responses.create(model="scripted", input="hello")
     talk = client.conversations.create()
@@ -257,15 +257,15 @@ def test_what_the_sdk_sends_and_gets_fits(server: Any) -> None:
         (None, "DeletedConversation"): client.conversations.with_raw_response.delete(talk.id),
     }
     found = {
-        (sent, got): ([] if sent is None else faults(sent, json.loads(raw.http_request.content or b"{}")))
-        + faults(got, json.loads(raw.text))
+        (sent, got): ([] if sent is None else list_errors(sent, json.loads(raw.http_request.content or b"{}")))
+        + list_errors(got, json.loads(raw.text))
         for (sent, got), raw in exchanges.items()
     }
     assert found == {kinds: [] for kinds in exchanges}
 
 
-def test_what_the_sdk_streams_fits(server: Any) -> None:
+def test_sdk_streams_match_the_document(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "weather", "stream": True})
     lines = [line.removeprefix(b"data: ") for line in answer.body.splitlines() if line.startswith(b"data: {")]
     assert len(lines) > 5
-    assert [faults("Event", json.loads(line)) for line in lines] == [[]] * len(lines)
+    assert [list_errors("Event", json.loads(line)) for line in lines] == [[]] * len(lines)

@@ -14,9 +14,10 @@ import pytest
 from antiphon.config import Settings
 from antiphon.errors import ConfigError
 from antiphon.server.process import bind_socket
+from support import live_server
 
-TIMEOUT = 20
-CHILD = Path(__file__).with_name("child.py")
+TIMEOUT = 60
+SERVER_PROCESS = Path(live_server.__file__).with_name("server_process.py")
 GATED = {"rules": [{"user": "wait", "answers": [[{"text": "first "}, {"wait": "gate"}, {"text": "last"}]]}]}
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -27,7 +28,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     children: list[subprocess.Popen[str]] = []
 
     def start_child(*, port: int = 0, grace: float = 0, store: str = "memory:") -> subprocess.Popen[str]:
-        command = [sys.executable, str(CHILD), str(port), str(grace), store, json.dumps(GATED)]
+        command = [sys.executable, str(SERVER_PROCESS), str(port), str(grace), store, json.dumps(GATED)]
         child = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         children.append(child)
         return child
@@ -39,8 +40,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @contextlib.contextmanager
-def begin_stream(child: subprocess.Popen[str]) -> Iterator[http.client.HTTPResponse]:
-    """A stream whose model has said its first word, and waits."""
+def start_stream(child: subprocess.Popen[str]) -> Iterator[http.client.HTTPResponse]:
+    """Open a stream whose model has sent its first delta, and waits."""
     assert child.stdout is not None
     url = child.stdout.readline().strip()
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=TIMEOUT)
@@ -54,17 +55,15 @@ def begin_stream(child: subprocess.Popen[str]) -> Iterator[http.client.HTTPRespo
 
 
 def read_rest(response: http.client.HTTPResponse) -> list[str]:
-    """The names of the events that are still to come, and the last line of data."""
+    """Return the names of the remaining events and the last data line."""
     lines = response.read().decode().splitlines()
     return [line.removeprefix("event: ") for line in lines if line.startswith("event: ")] + [lines[-2]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_streams_with_a_terminal_event_and_the_process_with_success(
-    start: Start, number: signal.Signals
-) -> None:
+def test_signal_ends_streams_and_exits_with_0(start: Start, number: signal.Signals) -> None:
     child = start(grace=0)
-    with begin_stream(child) as response:
+    with start_stream(child) as response:
         child.send_signal(number)
         rest = read_rest(response)
     assert rest[-3:] == ["error", "response.failed", "data: [DONE]"]
@@ -72,16 +71,16 @@ def test_a_signal_ends_the_streams_with_a_terminal_event_and_the_process_with_su
     assert "Traceback" not in child.communicate()[1]
 
 
-def test_a_second_signal_ends_the_process_at_once(start: Start) -> None:
+def test_second_signal_exits_at_once(start: Start) -> None:
     child = start(grace=1000)
-    with begin_stream(child):
+    with start_stream(child):
         child.send_signal(signal.SIGTERM)
         child.send_signal(signal.SIGINT)
-        # Which of the two is the second is up to the system.
+        # The system decides which of the two signals is delivered first.
         assert child.wait(TIMEOUT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
-def test_a_stream_that_finishes_in_time_is_left_alone(serve: Callable[..., Any]) -> None:
+def test_stream_that_finishes_within_the_grace_period_completes(serve: Callable[..., Any]) -> None:
     running = serve(GATED, shutdown_grace_seconds=TIMEOUT)
     with running.client() as client, client.responses.stream(model="scripted", input="wait") as stream:
         deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
@@ -91,7 +90,7 @@ def test_a_stream_that_finishes_in_time_is_left_alone(serve: Callable[..., Any])
         assert "".join(deltas) == " last"
 
 
-def test_a_plain_answer_under_way_is_told_of_the_shutdown(serve: Callable[..., Any]) -> None:
+def test_plain_response_in_progress_gets_a_shutdown_error(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
     body = json.dumps({"model": "scripted", "input": "wait"}).encode()
     with running.connect() as client:
@@ -108,7 +107,7 @@ def test_a_plain_answer_under_way_is_told_of_the_shutdown(serve: Callable[..., A
     )
 
 
-def test_a_port_in_use_is_one_line_and_a_failure(start: Start) -> None:
+def test_port_in_use_fails_with_one_line(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         child = start(port=port)
@@ -120,20 +119,20 @@ def test_a_port_in_use_is_one_line_and_a_failure(start: Start) -> None:
     )
 
 
-def test_an_engine_that_does_not_start_is_one_line_and_a_failure(start: Start, tmp_path: Path) -> None:
+def test_engine_start_error_fails_with_one_line(start: Start, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     child = start(store="sqlite:///folder")
     out, err = child.communicate(timeout=TIMEOUT)
     assert (child.returncode, out, len(err.splitlines())) == (1, "", 1)
 
 
-def test_an_address_that_is_not_ours_is_refused_by_name(tmp_path: Path) -> None:
+def test_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     settings = Settings(host="192.0.2.1", port=8484, data_dir=tmp_path, store="memory:")
     with pytest.raises(ConfigError, match=r"^Cannot listen on port 8484 of 192\.0\.2\.1: "):
         bind_socket(settings)
 
 
-def test_an_ipv6_address_can_be_listened_on(serve: Callable[..., Any]) -> None:
+def test_ipv6_address_is_supported(serve: Callable[..., Any]) -> None:
     running = serve(host="::1")
     assert running.url == f"http://[::1]:{running.port}"
     with running.client() as client:

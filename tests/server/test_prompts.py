@@ -14,7 +14,7 @@ def define(server: Any, **body: Any) -> dict[str, Any]:
     return prompt
 
 
-def test_a_prompt_is_defined_and_retrieved_by_version_or_the_newest(server: Any) -> None:
+def test_prompt_is_retrieved_by_version_or_the_newest(server: Any) -> None:
     first = define(server)
     assert first == {
         "id": first["id"],
@@ -34,7 +34,7 @@ def test_a_prompt_is_defined_and_retrieved_by_version_or_the_newest(server: Any)
     )
 
 
-def test_a_deleted_prompt_is_gone(server: Any) -> None:
+def test_deleted_prompt_is_not_found(server: Any) -> None:
     made = define(server)
     path = f"/v1/prompts/{made['id']}"
     answer = server.ask("DELETE", path)
@@ -52,7 +52,7 @@ def test_a_deleted_prompt_is_gone(server: Any) -> None:
         )
 
 
-def test_one_version_cannot_be_deleted_by_itself(server: Any) -> None:
+def test_single_version_cannot_be_deleted(server: Any) -> None:
     made = define(server)
     path = f"/v1/prompts/{made['id']}"
     answer = server.ask("DELETE", f"{path}?version=1")
@@ -70,17 +70,17 @@ def test_one_version_cannot_be_deleted_by_itself(server: Any) -> None:
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: force")
 
 
-def test_an_unknown_version_is_not_found(server: Any) -> None:
+def test_unknown_version_is_not_found(server: Any) -> None:
     answer = server.ask("GET", f"/v1/prompts/{define(server)['id']}?version=2")
     assert (answer.status, answer.json["error"]["param"]) == (404, "prompt_id")
 
 
-def test_the_sdk_answers_from_a_prompt(server: Any) -> None:
+def test_sdk_creates_a_response_from_a_prompt(server: Any) -> None:
     made = define(server)
-    asked = {"id": made["id"], "variables": {"who": "Ada"}}
-    response = server.client().responses.create(prompt=asked, input="Hello")
+    reference = {"id": made["id"], "variables": {"who": "Ada"}}
+    response = server.client().responses.create(prompt=reference, input="Hello")
     assert (response.instructions, response.output_text) == ("Speak like Ada.", "You said: Hello")
-    assert response.prompt.model_dump(exclude_none=True) == asked
+    assert response.prompt.model_dump(exclude_none=True) == reference
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_the_sdk_answers_from_a_prompt(server: Any) -> None:
         ({"template": {"stream": True}}, "template.stream", "invalid_value"),
     ],
 )
-def test_a_wrong_definition_is_refused_by_name(server: Any, body: dict[str, Any], param: str, code: str) -> None:
+def test_invalid_definition_names_the_parameter(server: Any, body: dict[str, Any], param: str, code: str) -> None:
     answer = server.ask("POST", "/v1/prompts", body)
     assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (400, param, code)
 
 
 @pytest.mark.parametrize("depth", [90, 300, 900, 100_000])
-def test_a_deeply_nested_template_or_variable_is_no_server_error(server: Any, depth: int) -> None:
+def test_deeply_nested_template_or_variable_is_no_server_error(server: Any, depth: int) -> None:
     deep = b'{"a":' * depth + b"1" + b"}" * depth
     assert server.ask("POST", "/v1/prompts", b'{"template":{"client_metadata":' + deep + b"}}").status in (200, 400)
     made = define(server)["id"].encode()
@@ -109,12 +109,12 @@ def test_a_deeply_nested_template_or_variable_is_no_server_error(server: Any, de
     assert server.ask("POST", "/v1/responses", body).status == 400
 
 
-def test_unknown_fields_are_told_in_a_header(server: Any) -> None:
+def test_unknown_fields_are_listed_in_a_header(server: Any) -> None:
     answer = server.ask("POST", "/v1/prompts", {"template": {}, "name": "greeting"})
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: name")
 
 
-def test_another_project_sees_no_prompt(guarded: Any) -> None:
+def test_prompt_is_hidden_from_another_project(guarded: Any) -> None:
     ada, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-ada", "sk-bob"))
     made = guarded.ask("POST", "/v1/prompts", {"template": TEMPLATE}, headers=ada).json
     path = f"/v1/prompts/{made['id']}"
@@ -124,5 +124,5 @@ def test_another_project_sees_no_prompt(guarded: Any) -> None:
     assert guarded.ask("GET", path, headers=ada).json == made
 
 
-def test_a_stateless_server_keeps_no_prompts(serve: Any) -> None:
+def test_stateless_server_has_no_prompts(serve: Any) -> None:
     assert serve(stateless=True).ask("GET", "/v1/prompts").status == 404

@@ -20,7 +20,7 @@ from antiphon.server.query import ItemQuery, NoQuery, PageQuery, ResponseQuery, 
         (b"stream=false&include_obfuscation=true", ResponseQuery(include_obfuscation=True)),
     ],
 )
-def test_a_query_is_read_into_its_struct(make_channel: Any, text: bytes, query: Any) -> None:
+def test_query_is_parsed_into_its_struct(make_channel: Any, text: bytes, query: Any) -> None:
     assert read_query(make_channel().make_request(query=text), type(query)) == query
 
 
@@ -37,7 +37,7 @@ def test_a_query_is_read_into_its_struct(make_channel: Any, text: bytes, query: 
         (b"&".join([b"a=1"] * 101), None),
     ],
 )
-def test_a_wrong_query_is_refused_by_name(make_channel: Any, text: bytes, param: str | None) -> None:
+def test_invalid_query_names_the_parameter(make_channel: Any, text: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_query(make_channel().make_request(query=text), PageQuery)
     assert caught.value.param == param
@@ -47,17 +47,17 @@ def test_a_wrong_query_is_refused_by_name(make_channel: Any, text: bytes, param:
     ("text", "wants"),
     [(b"", False), (b"include=message.input_image.image_url", False), (b"include=reasoning.encrypted_content", True)],
 )
-def test_a_query_tells_whether_it_wants_seals(make_channel: Any, text: bytes, wants: bool) -> None:
+def test_include_requests_encrypted_reasoning(make_channel: Any, text: bytes, wants: bool) -> None:
     assert read_query(make_channel().make_request(query=text), ItemQuery).wants_seals == wants
 
 
-def test_where_nothing_can_be_asked_for_everything_is_noted(make_channel: Any) -> None:
+def test_operation_without_parameters_ignores_all_with_a_warning(make_channel: Any) -> None:
     http_request = make_channel().make_request(query=b"limit=3&depth=2")
     read_query(http_request, NoQuery)
     assert http_request.warnings == ["ignored: limit, depth"]
 
 
-def test_unknown_parameters_are_noted(make_channel: Any) -> None:
+def test_unknown_parameters_are_ignored_with_a_warning(make_channel: Any) -> None:
     http_request = make_channel().make_request(query=b"limit=3&depth=2&stream=true")
     assert read_query(http_request, PageQuery) == PageQuery(limit=3)
     assert http_request.warnings == ["ignored: depth, stream"]

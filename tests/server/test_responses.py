@@ -21,13 +21,13 @@ def client(server: Any) -> Any:
 
 
 def post(body: dict[str, Any]) -> bytes:
-    """A create request as bytes."""
+    """Return a create request as bytes."""
     data = json.dumps(body).encode()
     return b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
 
 
 def read_events(body: bytes) -> list[dict[str, Any]]:
-    """The events of a whole stream, which must end in [DONE]."""
+    """Parse the events of a whole stream. It must end with [DONE]."""
     decoder = SseDecoder()
     messages = decoder.feed(body) + decoder.close()
     assert messages[-1].data == b"[DONE]"
@@ -38,18 +38,18 @@ def read_events(body: bytes) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_plain_answer(client: OpenAI) -> None:
+def test_response_without_streaming(client: OpenAI) -> None:
     response = client.responses.create(model="scripted", input="hello there")
     assert (response.status, response.output_text, response.model) == ("completed", "You said: hello there", "scripted")
 
 
-def test_an_answer_and_its_stored_form_are_the_same_and_open_responses(server: Any) -> None:
+def test_response_equals_its_stored_form_and_matches_open_responses(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "metadata": {"a": "b"}})
     openresponses.validate_response(answer.json)
     assert server.ask("GET", f"/v1/responses/{answer.json['id']}").json == answer.json
 
 
-def test_the_stream_ends_in_the_response_that_is_kept(client: OpenAI) -> None:
+def test_stream_ends_with_the_stored_response(client: OpenAI) -> None:
     with client.responses.stream(model="scripted", input="hello there") as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
@@ -57,28 +57,28 @@ def test_the_stream_ends_in_the_response_that_is_kept(client: OpenAI) -> None:
     assert client.responses.retrieve(final.id).output_text == text
 
 
-def test_a_chain_remembers(client: OpenAI) -> None:
+def test_previous_response_is_part_of_the_history(client: OpenAI) -> None:
     first = client.responses.create(model="scripted", input="my name is ada")
     second = client.responses.create(model="scripted", input="thanks", previous_response_id=first.id)
     third = client.responses.create(model="scripted", input="recall", previous_response_id=second.id)
     assert third.output_text == "Your name is ada."
 
 
-def test_a_tool_call_and_its_output(client: OpenAI) -> None:
+def test_tool_call_and_its_output(client: OpenAI) -> None:
     tool: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}
-    asked = client.responses.create(model="scripted", input="weather?", tools=[tool])
-    (call,) = asked.output
+    first = client.responses.create(model="scripted", input="weather?", tools=[tool])
+    (call,) = first.output
     assert call.type == "function_call"
-    told = client.responses.create(
+    second = client.responses.create(
         model="scripted",
-        previous_response_id=asked.id,
+        previous_response_id=first.id,
         input=[{"type": "function_call_output", "call_id": call.call_id, "output": "mild"}],
         tools=[tool],
     )
-    assert told.status == "completed"
+    assert second.status == "completed"
 
 
-def test_the_wire_of_a_stream(server: Any) -> None:
+def test_stream_bytes_are_server_sent_events(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "a b", "stream": True})
     assert (answer.status, answer.headers["content-type"], answer.headers["cache-control"]) == (
         200,
@@ -99,7 +99,7 @@ def test_the_wire_of_a_stream(server: Any) -> None:
     ]
 
 
-def test_a_deleted_response_is_gone(server: Any, client: OpenAI) -> None:
+def test_deleted_response_is_not_found(server: Any, client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input="hi")
     answer = server.ask("DELETE", f"/v1/responses/{made.id}")
     assert (answer.status, answer.json) == (200, {"id": made.id, "object": "response", "deleted": True})
@@ -112,12 +112,12 @@ def test_a_deleted_response_is_gone(server: Any, client: OpenAI) -> None:
         }
 
 
-def test_a_response_that_was_not_to_be_stored_is_not_found(server: Any, client: OpenAI) -> None:
+def test_unstored_response_is_not_found(server: Any, client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input="hi", store=False)
     assert server.ask("GET", f"/v1/responses/{made.id}").status == 404
 
 
-def test_a_stored_response_is_not_streamed(server: Any, client: OpenAI) -> None:
+def test_stored_foreground_response_cannot_be_streamed(server: Any, client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input="hi")
     answer = server.ask("GET", f"/v1/responses/{made.id}?stream=true")
     assert (answer.status, answer.json["error"]["param"]) == (400, "stream")
@@ -126,7 +126,7 @@ def test_a_stored_response_is_not_streamed(server: Any, client: OpenAI) -> None:
 INPUT: Any = [{"role": "user", "content": f"line {number}"} for number in range(5)]
 
 
-def test_input_items_come_newest_first_and_in_pages(client: OpenAI) -> None:
+def test_input_items_are_paged_newest_first(client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input=INPUT)
     first = client.responses.input_items.list(made.id, limit=2)
     texts = [[part.text for part in item.content] for item in client.responses.input_items.list(made.id, limit=2)]
@@ -134,7 +134,7 @@ def test_input_items_come_newest_first_and_in_pages(client: OpenAI) -> None:
     assert texts == [[f"line {number}"] for number in (4, 3, 2, 1, 0)]
 
 
-def test_an_input_item_page_tells_its_ends(server: Any, client: OpenAI) -> None:
+def test_input_item_page_has_first_and_last_id(server: Any, client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input=INPUT)
     path = f"/v1/responses/{made.id}/input_items"
     whole = server.ask("GET", f"{path}?order=asc").json
@@ -163,20 +163,20 @@ def test_an_input_item_page_tells_its_ends(server: Any, client: OpenAI) -> None:
         ("after=%ff", None),
     ],
 )
-def test_a_wrong_query_is_refused_by_name(server: Any, client: OpenAI, query: str, param: str | None) -> None:
+def test_invalid_query_names_the_parameter(server: Any, client: OpenAI, query: str, param: str | None) -> None:
     made = client.responses.create(model="scripted", input="hi")
     answer = server.ask("GET", f"/v1/responses/{made.id}/input_items?{query}")
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
 
-def test_an_include_is_taken_and_an_unknown_query_parameter_is_told(server: Any, client: OpenAI) -> None:
+def test_include_is_accepted_and_unknown_query_parameter_is_a_warning(server: Any, client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input="hi")
     path = f"/v1/responses/{made.id}/input_items?include[]=message.input_image.image_url&depth=2"
     answer = server.ask("GET", path)
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: depth")
 
 
-def test_input_tokens_are_counted_over_all_that_the_model_would_read(server: Any, client: OpenAI) -> None:
+def test_input_tokens_count_the_whole_model_input(server: Any, client: OpenAI) -> None:
     made = client.responses.create(model="scripted", input="one two three")
     body = {"model": "scripted", "input": "four", "instructions": "Be kind.", "previous_response_id": made.id}
     answer = server.ask("POST", "/v1/responses/input_tokens", body | {"personality": "friendly"})
@@ -198,24 +198,24 @@ def test_input_tokens_are_counted_over_all_that_the_model_would_read(server: Any
         ({"model": "scripted", "input": "hi", "previous_response_id": "resp_0"}, 400, "previous_response_id"),
     ],
 )
-def test_what_cannot_be_counted_is_refused_by_name(server: Any, body: dict[str, Any], status: int, param: str) -> None:
+def test_count_error_names_the_parameter(server: Any, body: dict[str, Any], status: int, param: str) -> None:
     answer = server.ask("POST", "/v1/responses/input_tokens", body)
     assert (answer.status, answer.json["error"]["param"]) == (status, param)
 
 
-@pytest.mark.parametrize("asked", [{}, {"input": None}, {"input": []}, {"input": ""}])
-def test_what_is_continued_needs_no_input(server: Any, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{}, {"input": None}, {"input": []}, {"input": ""}])
+def test_continuation_needs_no_input(server: Any, fields: dict[str, Any]) -> None:
     first = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "my name is ada"}).json
     items = [{"role": "user", "content": "hello"}]
     conversation = server.ask("POST", "/v1/conversations", {"items": items}).json
     for continued in ({"previous_response_id": first["id"]}, {"conversation": conversation["id"]}):
-        body = {"model": "scripted"} | asked | continued
+        body = {"model": "scripted"} | fields | continued
         assert server.ask("POST", "/v1/responses/input_tokens", body).status == 200
         assert server.ask("POST", "/v1/responses", body).json["status"] == "completed"
 
 
 @pytest.mark.parametrize("empty", [[], ""])
-def test_an_empty_input_with_nothing_else_to_answer_is_refused(server: Any, empty: Any) -> None:
+def test_empty_input_without_instructions_or_history_is_refused(server: Any, empty: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": empty})
     assert (answer.status, answer.json["error"]) == (
         400,
@@ -228,7 +228,7 @@ def test_an_empty_input_with_nothing_else_to_answer_is_refused(server: Any, empt
     )
 
 
-def test_unknown_fields_are_told_in_a_header(server: Any) -> None:
+def test_unknown_fields_are_listed_in_a_header(server: Any) -> None:
     body = {"model": "scripted", "input": [{"role": "user", "content": "hi", "foo": 1}], "top_k": 3}
     answer = server.ask("POST", "/v1/responses", body)
     assert answer.status == 200
@@ -254,7 +254,7 @@ def test_unknown_fields_are_told_in_a_header(server: Any) -> None:
         ({"model": "scripted", "input": "refuse"}, 400, None, "too_hot"),
     ],
 )
-def test_what_can_be_refused_is_refused_before_the_first_byte(
+def test_invalid_streaming_request_is_refused_before_the_stream(
     server: Any, stream: bool, body: dict[str, Any], status: int, param: str | None, code: str
 ) -> None:
     answer = server.ask("POST", "/v1/responses", body | {"stream": stream})
@@ -269,12 +269,12 @@ def test_what_can_be_refused_is_refused_before_the_first_byte(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b"null", b"[" * 100_000, b"\x00", b'"x"'])
-def test_a_body_that_is_not_a_request_is_refused(server: Any, body: bytes) -> None:
+def test_invalid_body_is_refused(server: Any, body: bytes) -> None:
     answer = server.ask("POST", "/v1/responses", body)
     assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_a_failure_with_nothing_to_show_is_an_error(server: Any) -> None:
+def test_failure_without_output_is_an_error(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "fail at once"})
     assert (answer.status, answer.json) == (
         500,
@@ -282,12 +282,12 @@ def test_a_failure_with_nothing_to_show_is_an_error(server: Any) -> None:
     )
 
 
-def test_a_failure_with_output_is_a_failed_response(server: Any) -> None:
+def test_failure_with_output_is_a_failed_response(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "fail later"})
     assert (answer.status, answer.json["status"], answer.json["error"]["code"]) == (200, "failed", "model_error")
 
 
-def test_a_failure_after_the_first_byte_is_an_event(server: Any) -> None:
+def test_failure_during_the_stream_is_an_event(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "fail later", "stream": True})
     error, failed = read_events(answer.body)[-2:]
     assert (answer.status, error["type"], error["error"]["code"], failed["type"]) == (
@@ -299,7 +299,7 @@ def test_a_failure_after_the_first_byte_is_an_event(server: Any) -> None:
     assert server.ask("GET", f"/v1/responses/{failed['response']['id']}").json["status"] == "failed"
 
 
-def test_the_sdk_raises_what_it_is_told(client: OpenAI) -> None:
+def test_sdk_raises_the_error(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.responses.create(model="nobody", input="hi")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
@@ -315,7 +315,7 @@ GATED = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("half", [False, True], ids=["closed", "half-closed"])
-def test_the_model_stops_when_the_client_leaves(serve: Callable[..., Any], stream: bool, half: bool) -> None:
+def test_model_stops_when_the_client_disconnects(serve: Callable[..., Any], stream: bool, half: bool) -> None:
     running = serve(GATED)
     with running.connect() as client:
         client.sendall(post({"model": "scripted", "input": "wait", "stream": stream}))
@@ -325,15 +325,15 @@ def test_the_model_stops_when_the_client_leaves(serve: Callable[..., Any], strea
     assert running.backend.cancelled == 1
 
 
-def test_what_a_client_has_left_is_stopped_within_a_second_and_stored_as_cancelled(serve: Callable[..., Any]) -> None:
+def test_disconnected_response_is_stopped_and_stored_as_cancelled(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
     seconds, received = 60.0, b""
-    for _ in range(3):  # a busy machine may stand still for a second, but hardly each time
+    for _ in range(10):  # a busy machine may delay a single attempt by more than a second
         if seconds >= 1:
-            received = begin_and_leave(running)
-            left = time.monotonic()
+            received = start_and_disconnect(running)
+            disconnected = time.monotonic()
             running.wait_for(running.backend.cancellation.wait)
-            seconds = time.monotonic() - left
+            seconds = time.monotonic() - disconnected
             running.do(running.backend.cancellation.clear)
     assert seconds < 1
     response_id = received.partition(b'"id":"')[2].partition(b'"')[0].decode()
@@ -342,8 +342,8 @@ def test_what_a_client_has_left_is_stopped_within_a_second_and_stored_as_cancell
     assert [part["text"] for part in stored["output"][0]["content"]] == ["first "]
 
 
-def begin_and_leave(running: Any) -> bytes:
-    """What a client has received that leaves while the model waits."""
+def start_and_disconnect(running: Any) -> bytes:
+    """Return the bytes that a client received before it disconnects while the model waits."""
     received = b""
     with running.connect() as client:
         client.sendall(post({"model": "scripted", "input": "wait", "stream": True}))
@@ -353,7 +353,7 @@ def begin_and_leave(running: Any) -> bytes:
     return received
 
 
-def test_the_first_words_arrive_while_the_model_still_thinks(serve: Callable[..., Any]) -> None:
+def test_first_delta_arrives_before_the_model_ends(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
     with running.client() as client, client.responses.stream(model="scripted", input="wait") as stream:
         deltas = (event.delta for event in stream if event.type == "response.output_text.delta")
@@ -362,18 +362,17 @@ def test_the_first_words_arrive_while_the_model_still_thinks(serve: Callable[...
         assert "".join(deltas) == " last"
 
 
-def test_a_slow_reader_holds_the_model_back(serve: Callable[..., Any]) -> None:
+def test_slow_reader_holds_the_model_back(serve: Callable[..., Any]) -> None:
     running = serve(GATED)
     with running.connect() as client:
         client.sendall(post({"model": "scripted", "input": "flood", "stream": True}))
         assert client.recv(12) == b"HTTP/1.1 200"
-        # 30 MB are on offer, in one go. Answering somebody else shows that the loop is free: if the flood is not at its
-        # end, it waits for its reader.
+        # The model emits 30 MB at once. The response to another request shows that the event loop is free: the model
+        # has not reached its end, so it waits for the reader.
         assert running.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"}).status == 200
         with pytest.raises(TimeoutError):
             running.wait_for(lambda: reach_now(running, "end"))
-    # With unread data, closing is a reset: the server hears of it although it cannot send. If the system has just taken
-    # more of the flood, that comes to its end unheard.
+    # A close with unread data resets the connection, so the server notices it although it cannot send.
     running.wait_for(running.backend.cancellation.wait)
 
 

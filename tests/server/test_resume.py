@@ -1,4 +1,4 @@
-"""However often its reader leaves and comes back, a stream is the same stream."""
+"""A stream is the same, however often its reader disconnects and resumes."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,8 @@ from support.live_server import LiveServer, make_settings
 from support.turns import turns
 
 
-class Teller(ScriptedBackend):
-    """Says whatever it was given for a message, and waits in the middle of it."""
+class PausingBackend(ScriptedBackend):
+    """Emits the deltas registered for a message, and pauses in the middle."""
 
     def __init__(self) -> None:
         super().__init__("scripted", Script())
@@ -33,27 +33,27 @@ class Teller(ScriptedBackend):
         self.pauses: dict[str, asyncio.Event] = {}
 
     async def stream(self, turn: Turn) -> Deltas:
-        return self._tell(TurnContext(turn).user)
+        return self._emit(TurnContext(turn).user)
 
-    async def _tell(self, name: str) -> Deltas:
-        said, middle = self.turns[name]
-        for number, delta in enumerate(said):
+    async def _emit(self, name: str) -> Deltas:
+        deltas, middle = self.turns[name]
+        for number, delta in enumerate(deltas):
             if number == middle:
                 await self.pauses.setdefault(name, asyncio.Event()).wait()
             yield [delta]
             await asyncio.sleep(0)
 
-    def go_on(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         self.pauses.setdefault(name, asyncio.Event()).set()
 
 
 @pytest.fixture(scope="module")
-def teller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server whose log grows event by event."""
+def pausing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server that writes its event log one event at a time."""
     store = SqliteStore(tmp_path_factory.mktemp("resume") / "store.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_writer, "FLUSH_SECONDS", 0)
-        running = LiveServer({}, make_settings(), store, backend=Teller())
+        running = LiveServer({}, make_settings(), store, backend=PausingBackend())
         yield running
         running.stop()
 
@@ -63,33 +63,33 @@ names = map(str, itertools.count())
 
 @settings(max_examples=100)
 @given(turns, st.integers(0, 30), st.lists(st.integers(0, 12), max_size=6))
-def test_the_pieces_of_a_stream_cut_anywhere_join_to_the_whole(
-    teller: Any, said: list[Delta], middle: int, sizes: list[int]
+def test_stream_cut_anywhere_resumes_without_loss(
+    pausing_server: Any, deltas: list[Delta], middle: int, sizes: list[int]
 ) -> None:
     name = next(names)
-    teller.backend.turns[name] = said, min(middle, len(said) - 1)
-    asked = {"model": "scripted", "input": name, "background": True}
-    response_id = teller.ask("POST", "/v1/responses", asked).json["id"]
+    pausing_server.backend.turns[name] = deltas, min(middle, len(deltas) - 1)
+    body = {"model": "scripted", "input": name, "background": True}
+    response_id = pausing_server.ask("POST", "/v1/responses", body).json["id"]
     joined: list[bytes] = []
     for size in sizes:
-        joined += read_piece(teller, response_id, len(joined), size)
-        teller.do(lambda: teller.backend.go_on(name))  # from here on, the stream is read while it grows
-    teller.do(lambda: teller.backend.go_on(name))
-    joined += read_piece(teller, response_id, len(joined), None)
-    assert joined == read_piece(teller, response_id, 0, None)
+        joined += read_piece(pausing_server, response_id, len(joined), size)
+        pausing_server.do(lambda: pausing_server.backend.resume(name))  # from here on the stream is read while it grows
+    pausing_server.do(lambda: pausing_server.backend.resume(name))
+    joined += read_piece(pausing_server, response_id, len(joined), None)
+    assert joined == read_piece(pausing_server, response_id, 0, None)
     fold(codec.decode_event(event) for event in joined)
     for cut in {0, len(joined) // 2, len(joined)}:
-        assert read_piece(teller, response_id, cut, None) == joined[cut:]
+        assert read_piece(pausing_server, response_id, cut, None) == joined[cut:]
 
 
 def read_piece(running: Any, response_id: str, begin: int, size: int | None) -> list[bytes]:
-    """So many events from this number on, or all; fewer only if the stream ends. Then the connection is cut."""
-    place = f"&starting_after={begin - 1}" if begin else ""
-    # Before the pause there are three events at least; whoever wants more might wait for it to end.
+    """Read `size` events from a sequence number on, or all, and close the connection."""
+    cursor = f"&starting_after={begin - 1}" if begin else ""
+    # At least three events precede the pause. A reader of more could wait for its end.
     size = min(size, 3) if begin == 0 and size is not None else size
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
     with contextlib.closing(connection):
-        connection.request("GET", f"/v1/responses/{response_id}?stream=true{place}")
+        connection.request("GET", f"/v1/responses/{response_id}?stream=true{cursor}")
         with connection.getresponse() as response:
             assert response.status == 200
             return list(itertools.islice(read_events(response), size))

@@ -53,7 +53,7 @@ def router() -> Router:
         ("GET", "/files/a/b", rest, ("a/b",), True),
     ],
 )
-def test_a_request_finds_its_handler(
+def test_request_finds_its_handler(
     router: Router, make_channel: Any, method: str, path: str, handler: Any, params: tuple[str, ...], public: bool
 ) -> None:
     http_request = make_channel().make_request(method, path)
@@ -70,7 +70,7 @@ def test_a_request_finds_its_handler(
         ("GET", b"/things/%C3%A4", one, ("ä",)),
     ],
 )
-def test_an_encoded_slash_is_part_of_its_segment(
+def test_encoded_slash_is_part_of_its_segment(
     router: Router, make_channel: Any, method: str, raw_path: bytes, handler: Any, params: tuple[str, ...]
 ) -> None:
     http_request = make_channel().make_request(method, unquote(raw_path.decode()), raw_path=raw_path)
@@ -86,7 +86,7 @@ def test_an_encoded_slash_is_part_of_its_segment(
         ({"operation": Operation(id="a", summary="A.", query_type=PageQuery)}, True),
     ],
 )
-def test_a_route_knows_whether_its_query_is_read(make_channel: Any, options: dict[str, Any], reads: bool) -> None:
+def test_route_with_query_type_reads_the_query(make_channel: Any, options: dict[str, Any], reads: bool) -> None:
     router = Router()
     router.add("GET", "/things", plain, **options)
     assert router.find(make_channel().make_request("GET", "/things")).reads_query == reads
@@ -95,12 +95,12 @@ def test_a_route_knows_whether_its_query_is_read(make_channel: Any, options: dic
 @pytest.mark.parametrize(
     "path", ["/", "/thing", "/things/", "/things//parts", "/things/7/8", "/things/7/parts/8/9", "/files/", "//things"]
 )
-def test_an_unknown_path_is_not_found(router: Router, make_channel: Any, path: str) -> None:
+def test_unknown_path_is_not_found(router: Router, make_channel: Any, path: str) -> None:
     with pytest.raises(NotFound, match=f"Unknown path: {path}"):
         router.find(make_channel().make_request("GET", path))
 
 
-def test_a_wrong_method_is_refused_with_the_right_ones(router: Router, make_channel: Any) -> None:
+def test_wrong_method_error_lists_the_allowed_methods(router: Router, make_channel: Any) -> None:
     http_request = make_channel().make_request("PUT", "/things/7")
     with pytest.raises(MethodNotAllowed):
         router.find(http_request)

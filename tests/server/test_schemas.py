@@ -30,17 +30,17 @@ PETS: OpenUnion[Any] = OpenUnion(
 )
 
 
-class Ask(Wire):
+class Request(Wire):
     pet: union_field(lambda: PETS, text=True, nullable=True) = None
 
 
-class Told(Wire):
+class Reply(Wire):
     pet: union_field(lambda: PETS, words=("none",))
     count: int = always(0)
     note: str | None = None
 
 
-COMPONENTS = Components(read=[Ask], sent=[Told])
+COMPONENTS = Components(read=[Request], sent=[Reply])
 
 
 def fits(kind: type[Struct], value: Any) -> bool:
@@ -48,21 +48,21 @@ def fits(kind: type[Struct], value: Any) -> bool:
     return Draft202012Validator(schema).is_valid(value)
 
 
-def test_a_type_is_described_with_all_it_holds() -> None:
+def test_schema_of_a_type_includes_nested_types() -> None:
     assert set(COMPONENTS.schemas) == {
-        "Ask",
+        "Request",
         "Cat",
         "CratedCat",
         "Dog",
         "InputPet",
         "Pet",
-        "Told",
+        "Reply",
         "UnknownPet",
         "UntaggedCat",
         "UntaggedDog",
     }
-    assert COMPONENTS.describe(Ask, read=True) == {"$ref": "#/components/schemas/Ask"}
-    assert COMPONENTS.describe(list[Told]) == {"type": "array", "items": {"$ref": "#/components/schemas/Told"}}
+    assert COMPONENTS.describe(Request, read=True) == {"$ref": "#/components/schemas/Request"}
+    assert COMPONENTS.describe(list[Reply]) == {"type": "array", "items": {"$ref": "#/components/schemas/Reply"}}
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_a_type_is_described_with_all_it_holds() -> None:
         ({}, False, False),
     ],
 )
-def test_an_open_field_is_read_leniently_and_sent_strictly(pet: Any, is_read: bool, is_sent: bool) -> None:
-    assert (fits(Ask, {"pet": pet}), fits(Told, {"pet": pet, "count": 0})) == (is_read, is_sent)
+def test_union_field_is_lenient_when_read_and_strict_when_sent(pet: Any, is_read: bool, is_sent: bool) -> None:
+    assert (fits(Request, {"pet": pet}), fits(Reply, {"pet": pet, "count": 0})) == (is_read, is_sent)
 
 
-def test_what_is_only_sent_has_all_fields_that_are_always_there() -> None:
-    assert (COMPONENTS.schemas["Told"]["required"], COMPONENTS.schemas["Dog"]["required"]) == (
+def test_sent_type_requires_all_fields_that_are_always_present() -> None:
+    assert (COMPONENTS.schemas["Reply"]["required"], COMPONENTS.schemas["Dog"]["required"]) == (
         ["pet", "count"],
         ["type", "id"],
     )

@@ -1,4 +1,4 @@
-"""`--stateless`: the behaviour that the lines S3.1 to S3.7 and S3.12 to S3.17 ask for. The names say which."""
+"""`--stateless`: the behaviour of contract lines S3.1 to S3.7 and S3.12 to S3.17. Test names cite the line."""
 
 import json
 import logging
@@ -47,12 +47,12 @@ def server() -> Iterator[LiveServer]:
     running.stop()
 
 
-def ask(server: Any, asked: Any = "hello", **fields: Any) -> Any:
-    return server.ask("POST", "/v1/responses", {"model": "scripted", "input": asked} | fields)
+def ask(server: Any, input_items: Any = "hello", **fields: Any) -> Any:
+    return server.ask("POST", "/v1/responses", {"model": "scripted", "input": input_items} | fields)
 
 
-def stream(server: Any, asked: Any = "hello", **fields: Any) -> list[dict[str, Any]]:
-    answer = ask(server, asked, stream=True, **fields)
+def stream(server: Any, input_items: Any = "hello", **fields: Any) -> list[dict[str, Any]]:
+    answer = ask(server, input_items, stream=True, **fields)
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
     messages = SseDecoder().feed(answer.body)
     assert messages[-1].data == b"[DONE]"
@@ -61,7 +61,7 @@ def stream(server: Any, asked: Any = "hello", **fields: Any) -> list[dict[str, A
     return events
 
 
-def test_s3_1_a_response_is_json_or_a_stream(server: Any) -> None:
+def test_s3_1_response_is_json_or_a_stream(server: Any) -> None:
     answer = ask(server)
     assert (answer.status, answer.headers["content-type"], answer.json["status"]) == (
         200,
@@ -77,7 +77,7 @@ def test_s3_2_validation_comes_first(server: Any, streamed: bool) -> None:
     assert (answer.status, answer.headers["content-type"]) == (400, "application/json")
 
 
-def test_s3_3_a_missing_model_is_refused(server: Any) -> None:
+def test_s3_3_missing_model_is_refused(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"input": "hello"})
     error = answer.json["error"]
     assert (answer.status, error["type"], error["param"], error["code"]) == (
@@ -116,7 +116,7 @@ def test_s3_3_instructions_alone_are_enough(server: Any) -> None:
         ),
     ],
 )
-def test_s3_4_what_needs_state_is_refused_with_the_way_to_do_without(
+def test_s3_4_stateful_parameter_is_refused_with_a_hint(
     server: Any, fields: dict[str, Any], name: str, param: str
 ) -> None:
     answer = ask(server, **fields)
@@ -145,7 +145,7 @@ def test_s3_4_nothing_is_stored(server: Any) -> None:
     assert (error["code"], error["message"]) == ("unknown_url", message)
 
 
-def test_s3_4_the_history_in_the_input_array_is_read(server: Any) -> None:
+def test_s3_4_history_in_the_input_array_is_used(server: Any) -> None:
     history = [
         {"role": "user", "content": "call f"},
         {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
@@ -155,12 +155,12 @@ def test_s3_4_the_history_in_the_input_array_is_read(server: Any) -> None:
     assert ask(server, history).json["output"][0]["content"][0]["text"] == "You said: and now?"
 
 
-def test_s3_5_an_unknown_model_is_not_found(server: Any) -> None:
+def test_s3_5_unknown_model_is_not_found(server: Any) -> None:
     answer = ask(server, model="nobody")
     assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
-def test_s3_6_a_server_error_is_500_and_in_the_log(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_s3_6_server_error_is_500_and_logged(server: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "antiphon")
     answer = ask(server, "crash")
     assert (answer.status, answer.json["error"]["code"]) == (500, "server_error")
@@ -168,11 +168,9 @@ def test_s3_6_a_server_error_is_500_and_in_the_log(server: Any, caplog: pytest.L
     assert "a secret of the inside" in caplog.text
 
 
-@pytest.mark.parametrize(("asked", "message"), [("break", "No."), ("crash", "The server had an internal error")])
-def test_s3_7_a_broken_stream_ends_in_a_failed_response_that_takes_everything_back(
-    server: Any, asked: str, message: str
-) -> None:
-    error, last = stream(server, asked)[-2:]
+@pytest.mark.parametrize(("input_items", "message"), [("break", "No."), ("crash", "The server had an internal error")])
+def test_s3_7_broken_stream_ends_with_an_empty_failed_response(server: Any, input_items: str, message: str) -> None:
+    error, last = stream(server, input_items)[-2:]
     response = last["response"]
     assert (last["type"], response["status"], response["output"], response["usage"]) == (
         "response.failed",
@@ -199,7 +197,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_s3_12_only_functions_are_kept_and_what_is_dropped_is_listed(server: Any) -> None:
+def test_s3_12_only_functions_are_used_and_dropped_tools_are_listed(server: Any) -> None:
     others = [{"type": kind} | fields for kind, fields in OTHERS.items()]
     answer = ask(server, tools=[*others, FUNCTION])
     assert [tool["name"] for tool in answer.json["tools"]] == ["f"]
@@ -224,13 +222,13 @@ CALL = [
 ]
 
 
-def test_s3_13_the_order_of_events(server: Any) -> None:
-    told = [event["type"] for event in stream(server, "both", tools=[FUNCTION])]
-    told.remove("response.function_call_arguments.delta")  # there are two
-    assert told == ["response.created", "response.in_progress", *TEXT, *CALL, "response.completed"]
+def test_s3_13_order_of_events(server: Any) -> None:
+    types = [event["type"] for event in stream(server, "both", tools=[FUNCTION])]
+    types.remove("response.function_call_arguments.delta")  # there are two
+    assert types == ["response.created", "response.in_progress", *TEXT, *CALL, "response.completed"]
 
 
-def test_s3_14_a_message_is_closed_before_a_call_and_the_output_is_what_was_done(server: Any) -> None:
+def test_s3_14_message_is_closed_before_a_call(server: Any) -> None:
     events = stream(server, "both", tools=[FUNCTION])
     items = [(event["type"], event["output_index"]) for event in events if "output_item" in event["type"]]
     assert items == [
@@ -243,7 +241,7 @@ def test_s3_14_a_message_is_closed_before_a_call_and_the_output_is_what_was_done
     assert events[-1]["response"]["output"] == done
 
 
-def test_s3_15_what_has_no_effect_is_accepted_and_listed(server: Any) -> None:
+def test_s3_15_parameter_without_effect_is_accepted_and_listed(server: Any) -> None:
     answer = ask(
         server,
         store=True,
@@ -260,16 +258,16 @@ def test_s3_15_what_has_no_effect_is_accepted_and_listed(server: Any) -> None:
     )
 
 
-def test_s3_15_what_happens_anyway_is_not_listed(server: Any) -> None:
+def test_s3_15_default_behaviour_is_not_listed(server: Any) -> None:
     answer = ask(server, store=False, include=[], background=False, reasoning={})
     assert (answer.status, answer.headers.get("x-antiphon-warnings")) == (200, None)
 
 
-def test_s3_15_a_background_response_that_is_not_to_be_stored_is_accepted_too(server: Any) -> None:
+def test_s3_15_unstored_background_response_is_accepted(server: Any) -> None:
     assert ask(server, store=False, background=True).json["status"] == "completed"
 
 
-def test_s3_16_neither_reasoning_nor_annotations_are_shown(server: Any) -> None:
+def test_s3_16_reasoning_and_annotations_are_omitted(server: Any) -> None:
     events = stream(server, "think")
     assert [event["type"] for event in events] == [
         "response.created",
@@ -299,18 +297,18 @@ def test_s3_17_ids_differ(server: Any) -> None:
     assert len(set(ids)) == 6
 
 
-def test_s3_17_without_a_prefix_the_ids_are_the_usual_ones(serve: Any) -> None:
+def test_s3_17_ids_without_a_prefix_are_the_standard_ones(serve: Any) -> None:
     running = serve(stateless=True)
     assert re.fullmatch(r"resp_[0-9a-f]{44}", ask(running).json["id"])
 
 
-def test_the_sdk_is_told_what_to_do_instead(server: Any) -> None:
+def test_sdk_error_of_a_stateless_server_has_the_hint(server: Any) -> None:
     with server.client() as client, pytest.raises(openai.BadRequestError, match=HINT) as caught:
         client.responses.create(model="scripted", input="hi", previous_response_id="resp_1")
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "previous_response_id")
 
 
-def test_input_tokens_are_counted_without_state_too(server: Any) -> None:
+def test_stateless_server_counts_input_tokens(server: Any) -> None:
     count = {"model": "scripted", "input": "one two"}
     assert server.ask("POST", "/v1/responses/input_tokens", count).json["input_tokens"] == 2
     refused = server.ask("POST", "/v1/responses/input_tokens", count | {"previous_response_id": "resp_1"})

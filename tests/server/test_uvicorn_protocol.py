@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.server import uvicorn_protocol
 from antiphon.server.uvicorn_protocol import HeadBufferingTransport
+from support.live_server import TIMEOUT
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -19,8 +20,8 @@ def read_all(client: socket.socket) -> bytes:
     return received
 
 
-def read_answer(client: socket.socket) -> tuple[int, Any]:
-    """One answer, and not a byte of the one behind it: that may come together with it."""
+def read_response(client: socket.socket) -> tuple[int, Any]:
+    """Read one response, and no byte of a pipelined one behind it."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = client.recv(1)
@@ -35,9 +36,9 @@ def read_answer(client: socket.socket) -> tuple[int, Any]:
 
 
 def connect_with(running: Any, data: bytes) -> socket.socket:
-    """A client whose first bytes are there when the server first looks: it holds the server's loop until it has sent.
+    """Connect and send before the server can accept: the client blocks the server's event loop meanwhile.
 
-    On a busy machine, there may be any time between connecting and sending.
+    Otherwise a busy machine could delay the data for any time after the connect.
     """
     clients: list[socket.socket] = []
 
@@ -50,7 +51,7 @@ def connect_with(running: Any, data: bytes) -> socket.socket:
 
 
 def send_in_turn(running: Any, client: socket.socket, *parts: tuple[Callable[[Any], Any], bytes]) -> None:
-    """Send each part as soon as this is true of the connection. The server's own loop does it, so it is not late."""
+    """Send each part when its condition is true of a connection. The server's own loop sends it without delay."""
 
     async def send() -> None:
         left = list(parts)
@@ -62,11 +63,11 @@ def send_in_turn(running: Any, client: socket.socket, *parts: tuple[Callable[[An
     running.wait_for(send)
 
 
-def is_there(_: Any) -> bool:
+def is_connected(_: Any) -> bool:
     return True
 
 
-def lacks_body(connection: Any) -> bool:
+def is_body_incomplete(connection: Any) -> bool:
     return bool(connection._body_is_open)
 
 
@@ -81,10 +82,10 @@ def has_no_pipeline(connection: Any) -> bool:
 @pytest.mark.parametrize(
     "garbage", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"]
 )
-def test_what_is_not_http_gets_an_error_in_the_usual_shape(server: Any, garbage: bytes) -> None:
+def test_invalid_http_gets_the_standard_error_body(server: Any, garbage: bytes) -> None:
     with server.connect() as client:
         client.sendall(garbage)
-        assert read_answer(client) == (
+        assert read_response(client) == (
             400,
             {
                 "error": {
@@ -98,15 +99,15 @@ def test_what_is_not_http_gets_an_error_in_the_usual_shape(server: Any, garbage:
         assert client.recv(1) == b""
 
 
-def test_garbage_behind_an_answered_request_is_an_error_of_its_own(server: Any) -> None:
+def test_garbage_after_a_response_gets_its_own_error(server: Any) -> None:
     with server.connect() as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert read_answer(client) == (200, {"status": "ok"})
+        assert read_response(client) == (200, {"status": "ok"})
         client.sendall(b"garbage\r\n\r\n")
-        assert read_answer(client)[0] == 400
+        assert read_response(client)[0] == 400
 
 
-def test_endless_headers_are_cut_off(server: Any) -> None:
+def test_too_large_headers_are_refused(server: Any) -> None:
     with server.connect() as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nx-filler: ")
         for _ in range(100):
@@ -115,53 +116,53 @@ def test_endless_headers_are_cut_off(server: Any) -> None:
             except (BrokenPipeError, ConnectionResetError):
                 break
         else:
-            pytest.fail("the server took 6 MB of headers")
+            pytest.fail("the server accepted 6 MB of headers")
 
 
 @pytest.fixture
-def impatient(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A server that waits for a head only for a moment."""
+def head_timeout_server(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server with a short timeout for the head of a request."""
     monkeypatch.setattr(uvicorn_protocol, "_HEAD_TIMEOUT_SECONDS", 0.05)
     return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.2}, {"text": "Done."}]]}]})
 
 
-def test_a_head_that_does_not_come_to_its_end_is_given_up(impatient: Any) -> None:
-    with connect_with(impatient, b"GET /healthz HT") as client:
-        assert read_answer(client)[0] == 408
+def test_incomplete_head_times_out(head_timeout_server: Any) -> None:
+    with connect_with(head_timeout_server, b"GET /healthz HT") as client:
+        assert read_response(client)[0] == 408
         assert client.recv(1) == b""
 
 
-def test_a_second_head_that_does_not_come_to_its_end_is_given_up_too(impatient: Any) -> None:
-    with connect_with(impatient, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as client:
-        assert read_answer(client) == (200, {"status": "ok"})
+def test_incomplete_second_head_times_out(head_timeout_server: Any) -> None:
+    with connect_with(head_timeout_server, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as client:
+        assert read_response(client) == (200, {"status": "ok"})
         client.sendall(b"GET /healthz HT")
-        assert read_answer(client)[0] == 408
+        assert read_response(client)[0] == 408
 
 
-def test_a_connection_on_which_nothing_comes_is_closed(impatient: Any) -> None:
-    with impatient.connect() as client:
+def test_silent_connection_is_closed(head_timeout_server: Any) -> None:
+    with head_timeout_server.connect() as client:
         assert client.recv(1) == b""
 
 
-def test_an_answer_is_not_cut_off_by_a_slow_request_behind_it(impatient: Any) -> None:
+def test_slow_pipelined_request_does_not_end_the_response_before(head_timeout_server: Any) -> None:
     body = json.dumps({"model": "scripted", "input": "long"}).encode()
     request = b"POST /v1/responses HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with connect_with(impatient, request) as client:
+    with connect_with(head_timeout_server, request) as client:
         client.sendall(b"GET /healthz HT")
-        status, answer = read_answer(client)
+        status, answer = read_response(client)
         assert (status, answer["status"]) == (200, "completed")
-        assert read_answer(client)[0] == 408
+        assert read_response(client)[0] == 408
 
 
 @pytest.fixture
-def strict(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A server that waits for the rest of a body only for a moment."""
+def body_timeout_server(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server with a short timeout for the body of a request."""
     monkeypatch.setattr(uvicorn_protocol, "_BODY_TIMEOUT_SECONDS", 0.1)
     return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.25}, {"text": "Done."}]]}]})
 
 
 HEAD = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
-LATE = {
+TIMED_OUT = {
     "error": {
         "message": "The request did not arrive in time.",
         "type": "invalid_request_error",
@@ -172,48 +173,52 @@ LATE = {
 
 
 @pytest.mark.parametrize("begun", [b"", b'{"model":'])
-def test_a_body_that_does_not_come_to_its_end_is_given_up(strict: Any, begun: bytes) -> None:
-    with strict.connect() as client:
+def test_incomplete_body_times_out(body_timeout_server: Any, begun: bytes) -> None:
+    with body_timeout_server.connect() as client:
         client.sendall(HEAD + begun)
-        assert read_answer(client) == (408, LATE)
+        assert read_response(client) == (408, TIMED_OUT)
         assert client.recv(1) == b""
 
 
-def test_a_body_of_a_later_request_is_given_up_too(strict: Any) -> None:
-    with strict.connect() as client:
+def test_incomplete_body_of_a_later_request_times_out(body_timeout_server: Any) -> None:
+    with body_timeout_server.connect() as client:
         for _ in range(2):
             body = b'{"model": "scripted", "input": "hi"}'
             head = HEAD.replace(b"1000", b"%d" % len(body))
-            send_in_turn(strict, client, (is_there, head), (lacks_body, body))
-            assert read_answer(client)[0] == 200
+            send_in_turn(body_timeout_server, client, (is_connected, head), (is_body_incomplete, body))
+            assert read_response(client)[0] == 200
         client.sendall(HEAD)
-        assert read_answer(client) == (408, LATE)
+        assert read_response(client) == (408, TIMED_OUT)
 
 
-def test_a_connection_whose_refused_body_stops_coming_is_closed_without_another_answer(strict: Any) -> None:
-    with strict.connect() as client:
+def test_incomplete_refused_body_closes_without_a_second_response(body_timeout_server: Any) -> None:
+    with body_timeout_server.connect() as client:
         client.sendall(HEAD.replace(b"/v1/responses", b"/nowhere"))
-        assert read_answer(client)[0] == 404
-        client.sendall(b"{")  # which ends uvicorn's own waiting
+        assert read_response(client)[0] == 404
+        client.sendall(b"{")  # more data ends uvicorn's own timeout
         assert client.recv(1) == b""
 
 
-def test_a_model_may_take_longer_than_a_body(strict: Any) -> None:
+def test_body_timeout_does_not_limit_the_model(body_timeout_server: Any) -> None:
     body = b'{"model": "scripted", "input": "long"}'
-    with strict.connect() as client:
+    with body_timeout_server.connect() as client:
         head = HEAD.replace(b"1000", b"%d" % len(body))
-        send_in_turn(strict, client, (is_there, head), (lacks_body, body))
-        assert read_answer(client)[0] == 200
+        send_in_turn(body_timeout_server, client, (is_connected, head), (is_body_incomplete, body))
+        assert read_response(client)[0] == 200
 
 
-def test_a_body_that_is_not_read_yet_is_waited_for(strict: Any) -> None:
+def test_unread_pipelined_body_does_not_time_out(body_timeout_server: Any) -> None:
     body = b'{"model": "scripted", "input": "long"}'
     request = HEAD.replace(b"1000", b"%d" % len(body)) + body
-    with strict.connect() as client:
+    with body_timeout_server.connect() as client:
         send_in_turn(
-            strict, client, (is_there, request + request[:-1]), (has_pipeline, b""), (has_no_pipeline, request[-1:])
+            body_timeout_server,
+            client,
+            (is_connected, request + request[:-1]),
+            (has_pipeline, b""),
+            (has_no_pipeline, request[-1:]),
         )
-        assert [read_answer(client)[0] for _ in range(2)] == [200, 200]
+        assert [read_response(client)[0] for _ in range(2)] == [200, 200]
 
 
 def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
@@ -228,7 +233,7 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     assert answers.endswith(b'{"status":"ok"}')
 
 
-def test_an_answer_is_one_write() -> None:
+def test_response_is_one_write() -> None:
     written: list[bytes] = []
 
     class Recorder(asyncio.Transport):
@@ -238,14 +243,14 @@ def test_an_answer_is_one_write() -> None:
         def close(self) -> None:
             written.append(b"closed")
 
-    outlet = HeadBufferingTransport(Recorder())
+    transport = HeadBufferingTransport(Recorder())
     for data in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"two"):
-        outlet.write(data)
-    outlet.close()
+        transport.write(data)
+    transport.close()
     assert written == [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\none", b"two", b"closed"]
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(server: Any) -> None:
+def test_expect_header_gets_100_continue(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     with server.connect() as client:
         client.sendall(
@@ -253,11 +258,11 @@ def test_a_client_that_asks_first_is_told_to_go_on(server: Any) -> None:
         )
         assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(body)
-        assert read_answer(client)[0] == 200
+        assert read_response(client)[0] == 200
 
 
-def test_heads_alone_keep_the_connection(server: Any) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+def test_head_requests_keep_the_connection_open(server: Any) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT)
     for _ in range(2):
         connection.request("HEAD", "/healthz")
         with connection.getresponse() as response:
@@ -268,7 +273,7 @@ def test_heads_alone_keep_the_connection(server: Any) -> None:
     connection.close()
 
 
-def test_a_body_in_small_pieces_is_a_body(server: Any) -> None:
+def test_body_in_small_pieces_is_read(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     with server.connect() as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -276,11 +281,11 @@ def test_a_body_in_small_pieces_is_a_body(server: Any) -> None:
         for byte in body:
             client.sendall(b"1\r\n%c\r\n" % byte)
         client.sendall(b"0\r\n\r\n")
-        status, response = read_answer(client)
+        status, response = read_response(client)
     assert (status, response["status"]) == (200, "completed")
 
 
-def test_an_offer_of_http_2_is_declined_and_the_request_answered(server: Any) -> None:
+def test_http2_upgrade_offer_is_ignored(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     with server.connect() as client:
         client.sendall(
@@ -288,13 +293,13 @@ def test_an_offer_of_http_2_is_declined_and_the_request_answered(server: Any) ->
             b"HTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n"
             b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
-        assert read_answer(client)[0] == 200
+        assert read_response(client)[0] == 200
 
 
-def test_a_websocket_follows_answers_on_the_same_connection(server: Any) -> None:
+def test_websocket_upgrade_after_responses_on_one_connection(server: Any) -> None:
     with server.connect() as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert read_answer(client) == (200, {"status": "ok"})
+        assert read_response(client) == (200, {"status": "ok"})
         client.sendall(
             b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -302,7 +307,7 @@ def test_a_websocket_follows_answers_on_the_same_connection(server: Any) -> None
         assert client.recv(13) == b"HTTP/1.1 101 "
 
 
-def test_a_broken_handshake_is_refused(server: Any) -> None:
+def test_invalid_handshake_is_refused(server: Any) -> None:
     with server.connect() as client:
         client.sendall(b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         assert client.recv(13) == b"HTTP/1.1 400 "

@@ -1,4 +1,4 @@
-"""Whatever a client sends in a text frame is answered, and the connection goes on."""
+"""Any text message is answered, and the connection stays open."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def client() -> Iterator[WebSocketClient]:
 
 @settings(max_examples=150)
 @given(MESSAGES)
-def test_every_message_is_answered_and_the_connection_goes_on(client: WebSocketClient, message: str) -> None:
+def test_every_message_is_answered_and_keeps_the_connection(client: WebSocketClient, message: str) -> None:
     client.send(message)
     answer = client.read()
     while answer["type"] not in (*TERMINAL, "error", "response.steer.failed"):

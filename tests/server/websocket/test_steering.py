@@ -32,8 +32,8 @@ def client(running: LiveServer) -> Iterator[WebSocketClient]:
         yield client
 
 
-def begin(running: LiveServer, client: WebSocketClient, text: str = "slowly", **options: Any) -> str:
-    """Create a response that waits in its middle, and give its id."""
+def start_response(running: LiveServer, client: WebSocketClient, text: str = "slowly", **options: Any) -> str:
+    """Create a response whose model waits at a gate, and return its id."""
     client.create(text, **options)
     response_id: str = client.until("response.created", options.get("stream_id"))["response"]["id"]
     running.wait_for(lambda: running.backend.reached("gate"))
@@ -50,11 +50,13 @@ def fail(client: WebSocketClient, *arguments: Any, **options: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("options", [{}, {"store": False}, {"store": False, "stream_id": "a"}])
-def test_a_response_makes_room_for_what_the_client_says_and_a_successor_answers_it(
+def test_steered_response_ends_and_a_successor_answers(
     running: LiveServer, client: WebSocketClient, options: dict[str, Any]
 ) -> None:
     lane = options.get("stream_id")
-    response_id = begin(running, client, instructions="Be brief.", temperature=0.5, tools=[FUNCTION], **options)
+    response_id = start_response(
+        running, client, instructions="Be brief.", temperature=0.5, tools=[FUNCTION], **options
+    )
     client.steer(response_id, "turn left")
     accepted = client.until("response.steer.accepted", lane)
     steered = client.finish(lane)
@@ -72,15 +74,15 @@ def test_a_response_makes_room_for_what_the_client_says_and_a_successor_answers_
     assert (running.backend.cancelled, get_text(client.ask(previous_response_id=successor["id"]))) == (1, "5 hi")
 
 
-def test_the_successor_comes_before_what_waits(running: LiveServer, client: WebSocketClient) -> None:
-    response_id = begin(running, client)
+def test_successor_runs_before_waiting_requests(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client)
     client.create("wait")
     client.steer(response_id)
     assert [get_text(client.finish()[-1]["response"]) for _ in range(3)] == ["One ", "3 turn left", "1 wait"]
 
 
-def test_a_successor_can_be_steered_again(running: LiveServer, client: WebSocketClient) -> None:
-    first = begin(running, client)
+def test_successor_can_be_steered_again(running: LiveServer, client: WebSocketClient) -> None:
+    first = start_response(running, client)
     client.steer(first, "slowly please")
     client.finish()
     second = client.until("response.created")["response"]["id"]
@@ -90,17 +92,15 @@ def test_a_successor_can_be_steered_again(running: LiveServer, client: WebSocket
     assert get_text(client.finish()[-1]["response"]) == "5 turn left"
 
 
-def test_reasoning_that_was_cut_off_does_not_keep_the_successor_from_its_answer(
-    running: LiveServer, client: WebSocketClient
-) -> None:
-    response_id = begin(running, client, "think", store=False)
+def test_successor_works_after_interrupted_reasoning(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, "think", store=False)
     client.steer(response_id)
     assert client.finish()[-1]["response"]["output"][0]["type"] == "reasoning"
     assert get_text(client.finish()[-1]["response"]) == "2 turn left"
 
 
-def test_a_call_is_not_cut_off_and_the_input_goes_with_its_output(running: LiveServer, client: WebSocketClient) -> None:
-    response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
+def test_steering_input_waits_for_the_tool_call_output(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
     client.steer(response_id, "turn left")
     client.steer(response_id, [{"role": "user", "content": [{"type": "input_text", "text": "and stop"}]}])
     accepted = [client.until("response.steer.accepted", "a")["steer"] for _ in range(2)]
@@ -121,17 +121,15 @@ def test_a_call_is_not_cut_off_and_the_input_goes_with_its_output(running: LiveS
     output = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
     client.create(output, previous_response_id=response_id, stream_id="a")
     made = client.finish("a")[-1]["response"]
-    # the question, a message, the call; then what was said, and the output
+    # the question, a message, the call; then the steering input, and the output
     assert get_text(made) == "6 and stop"
     items = running.ask("GET", f"/v1/responses/{made['id']}/input_items?order=asc").json["data"]
     assert [item["type"] for item in items] == ["message", "message", "function_call_output"]
     assert client.ask(store=False, stream_id="a")["status"] == "completed"
 
 
-def test_the_input_goes_with_the_outputs_on_whichever_lane_they_come(
-    running: LiveServer, client: WebSocketClient
-) -> None:
-    response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
+def test_pending_steering_input_joins_the_outputs_on_any_lane(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
     client.steer(response_id, "turn left")
     release(running)
     [required] = client.until("response.steer.pending", "a")["required_input"]
@@ -140,10 +138,8 @@ def test_the_input_goes_with_the_outputs_on_whichever_lane_they_come(
     assert get_text(made) == "5 turn left"
 
 
-def test_a_continuation_on_another_lane_waits_for_what_is_said_to_a_response(
-    running: LiveServer, client: WebSocketClient
-) -> None:
-    response_id = begin(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
+def test_continuation_on_another_lane_waits_for_steering_input(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, "call", tools=[FUNCTION], store=False, stream_id="a")
     call = client.until("response.output_item.added", "a")["item"]
     while call["type"] != "function_call":
         call = client.until("response.output_item.added", "a")["item"]
@@ -152,13 +148,13 @@ def test_a_continuation_on_another_lane_waits_for_what_is_said_to_a_response(
     output = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
     client.create(output, stream_id="b", previous_response_id=response_id, store=False)
     client.send({"type": "nothing"})
-    assert client.next()["status"] == 400  # so what came before it has been read
+    assert client.next()["status"] == 400  # so the messages before it have been read
     release(running)
     assert get_text(client.finish("b")[-1]["response"]) == "5 turn left"
 
 
-def test_input_that_waits_goes_back_when_its_continuation_fails(running: LiveServer, client: WebSocketClient) -> None:
-    response_id = begin(running, client, "call", tools=[FUNCTION], store=False)
+def test_pending_input_is_returned_when_its_continuation_fails(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, "call", tools=[FUNCTION], store=False)
     client.steer(response_id, "turn left")
     accepted = client.until("response.steer.accepted")["steer"]
     release(running)
@@ -169,8 +165,8 @@ def test_input_that_waits_goes_back_when_its_continuation_fails(running: LiveSer
     assert failed["steer"] == {**accepted, "input": "turn left"}
 
 
-def test_input_goes_back_when_no_successor_can_be_created(running: LiveServer, client: WebSocketClient) -> None:
-    response_id = begin(running, client, stream_id="a")
+def test_input_is_returned_when_no_successor_can_be_created(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, stream_id="a")
     client.steer(response_id, "bad")
     accepted = client.until("response.steer.accepted", "a")["steer"]
     assert client.finish("a")[-1]["type"] == "response.incomplete"
@@ -187,8 +183,8 @@ def test_input_goes_back_when_no_successor_can_be_created(running: LiveServer, c
     }
 
 
-def test_input_goes_back_when_the_response_fails(running: LiveServer, client: WebSocketClient) -> None:
-    response_id = begin(running, client, "call", tools=[FUNCTION])
+def test_input_is_returned_when_the_response_fails(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, "call", tools=[FUNCTION])
     client.steer(response_id)
     client.until("response.steer.accepted")
     running.do(running.engine.stop_runs)
@@ -196,18 +192,18 @@ def test_input_goes_back_when_the_response_fails(running: LiveServer, client: We
     assert client.next()["error"]["code"] == "response_not_active"
 
 
-def test_what_runs_on_other_lanes_is_left_alone(running: LiveServer, client: WebSocketClient) -> None:
-    steered = begin(running, client, stream_id="a")
-    begin(running, client, stream_id="b")
+def test_steering_does_not_affect_other_lanes(running: LiveServer, client: WebSocketClient) -> None:
+    steered = start_response(running, client, stream_id="a")
+    start_response(running, client, stream_id="b")
     client.steer(steered)
     assert client.finish("a")[-1]["type"] == "response.incomplete"
     release(running)
     assert get_text(client.finish("b")[-1]["response"]) == "One two."
 
 
-def test_a_response_that_is_not_there_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
+def test_unknown_response_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
     with WebSocketClient(running) as other:
-        elsewhere = begin(running, other)
+        elsewhere = start_response(running, other)
         for response_id in ("resp_1", elsewhere):
             assert fail(client, response_id, "kept") == {
                 "type": "response.steer.failed",
@@ -221,12 +217,12 @@ def test_a_response_that_is_not_there_cannot_be_steered(running: LiveServer, cli
             }
 
 
-def test_a_response_that_has_ended_cannot_be_steered(client: WebSocketClient) -> None:
+def test_ended_response_cannot_be_steered(client: WebSocketClient) -> None:
     assert fail(client, client.ask()["id"])["error"]["code"] == "response_already_completed"
 
 
-def test_a_response_that_has_failed_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
-    response_id = begin(running, client, "fail")
+def test_failed_response_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
+    response_id = start_response(running, client, "fail")
     release(running)
     assert client.finish()[-1]["type"] == "response.failed"
     assert fail(client, response_id)["error"]["code"] == "response_not_active"
@@ -243,8 +239,8 @@ def test_a_response_that_has_failed_cannot_be_steered(running: LiveServer, clien
         [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "mp3"}}]}],
     ],
 )
-def test_only_what_a_user_says_can_steer(running: LiveServer, client: WebSocketClient, given: Any) -> None:
-    response_id = begin(running, client)
+def test_only_user_messages_can_steer(running: LiveServer, client: WebSocketClient, given: Any) -> None:
+    response_id = start_response(running, client)
     failed = fail(client, response_id, given)
     assert (failed["error"]["code"], failed["steer"]) == (
         "invalid_input",
@@ -255,23 +251,23 @@ def test_only_what_a_user_says_can_steer(running: LiveServer, client: WebSocketC
     )
 
 
-def test_a_steering_message_without_a_target_or_input_is_an_error(client: WebSocketClient) -> None:
+def test_steering_message_without_target_or_input_is_an_error(client: WebSocketClient) -> None:
     for message in ({"input": "x"}, {"previous_response_id": "resp_1"}):
         client.send({"type": "response.steer", **message})
     assert [client.next()["error"]["param"] for _ in range(2)] == ["previous_response_id", "input"]
 
 
-def test_a_response_of_a_conversation_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
+def test_response_of_a_conversation_cannot_be_steered(running: LiveServer, client: WebSocketClient) -> None:
     conversation = running.ask("POST", "/v1/conversations", {}).json["id"]
-    response_id = begin(running, client, conversation=conversation)
+    response_id = start_response(running, client, conversation=conversation)
     assert fail(client, response_id)["error"]["code"] == "steering_not_supported"
 
 
-def test_only_so_much_input_waits(
+def test_number_of_steering_messages_is_limited(
     running: LiveServer, client: WebSocketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_STEERS", 1)
-    response_id = begin(running, client, "call", tools=[FUNCTION])
+    response_id = start_response(running, client, "call", tools=[FUNCTION])
     client.steer(response_id)
     client.until("response.steer.accepted")
     assert fail(client, response_id)["error"]["code"] == "too_many_pending_steers"

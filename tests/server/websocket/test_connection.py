@@ -36,10 +36,10 @@ def client(running: LiveServer) -> Any:
         yield client
 
 
-# The way in
+# Opening
 
 
-def test_a_get_request_without_an_upgrade_is_told_what_to_do(server: Any) -> None:
+def test_get_without_an_upgrade_explains_what_to_send(server: Any) -> None:
     answer = server.ask("GET", "/v1/responses")
     assert (answer.status, answer.headers["upgrade"]) == (426, "websocket")
     assert answer.json == {
@@ -59,11 +59,11 @@ def refuse_upgrade(running: LiveServer, path: str, **headers: str) -> tuple[int,
     return response.status_code, json.loads(response.body)["error"]["code"], response.headers
 
 
-def test_there_is_no_websocket_anywhere_else(server: Any) -> None:
+def test_websocket_on_another_path_is_refused(server: Any) -> None:
     assert refuse_upgrade(server, "/v1/models")[:2] == (404, "unknown_url")
 
 
-def test_a_websocket_needs_a_key_like_everything_else(guarded: Any) -> None:
+def test_websocket_needs_a_key(guarded: Any) -> None:
     status, code, headers = refuse_upgrade(guarded, "/v1/responses")
     assert (status, code, headers["www-authenticate"]) == (401, "invalid_api_key", 'Bearer realm="antiphon"')
     assert refuse_upgrade(guarded, "/v1/responses", Authorization="Bearer sk-wrong")[0] == 401
@@ -71,13 +71,13 @@ def test_a_websocket_needs_a_key_like_everything_else(guarded: Any) -> None:
         client.ask()
 
 
-def test_without_keys_a_page_of_another_origin_gets_no_websocket(server: Any) -> None:
+def test_websocket_from_another_origin_is_refused_without_keys(server: Any) -> None:
     assert refuse_upgrade(server, "/v1/responses", Origin="http://evil.example")[:2] == (403, "origin_not_allowed")
     with WebSocketClient(server, headers={"Origin": f"http://127.0.0.1:{server.port}"}) as client:
         client.ask()
 
 
-def test_a_websocket_belongs_to_the_project_of_its_key(guarded: Any) -> None:
+def test_websocket_belongs_to_the_project_of_its_key(guarded: Any) -> None:
     with WebSocketClient(guarded, key="sk-ada") as ada, WebSocketClient(guarded, key="sk-bob") as bob:
         made = ada.ask()
         assert ada.ask(previous_response_id=made["id"])["previous_response_id"] == made["id"]
@@ -87,9 +87,7 @@ def test_a_websocket_belongs_to_the_project_of_its_key(guarded: Any) -> None:
 # Responses
 
 
-def test_the_events_are_those_of_a_stream_and_nothing_follows_the_last(
-    running: LiveServer, client: WebSocketClient
-) -> None:
+def test_websocket_events_equal_stream_events(running: LiveServer, client: WebSocketClient) -> None:
     for text, options in (("hi", {}), ("weather", {"tools": [FUNCTION]}), ("fail", {})):
         client.create(text, **options)
         body = {"model": "scripted", "input": text, "stream": True, **options}
@@ -100,7 +98,7 @@ def test_the_events_are_those_of_a_stream_and_nothing_follows_the_last(
     assert client.next()["type"] == "response.created"
 
 
-def test_requests_without_a_lane_run_one_after_the_other(running: LiveServer, client: WebSocketClient) -> None:
+def test_requests_without_a_lane_run_in_order(running: LiveServer, client: WebSocketClient) -> None:
     client.create("slowly")
     client.create("hi")
     client.until("response.output_text.delta")
@@ -108,7 +106,7 @@ def test_requests_without_a_lane_run_one_after_the_other(running: LiveServer, cl
     assert [get_text(client.finish()[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
 
 
-def test_lanes_run_beside_each_other_and_their_events_name_them(running: LiveServer, client: WebSocketClient) -> None:
+def test_lanes_run_concurrently_and_events_name_their_lane(running: LiveServer, client: WebSocketClient) -> None:
     client.create("slowly", stream_id="a")
     client.create("hi", stream_id="a")
     client.create("hi", stream_id="b")
@@ -120,12 +118,12 @@ def test_lanes_run_beside_each_other_and_their_events_name_them(running: LiveSer
     assert [get_text(client.finish("a")[-1]["response"]) for _ in range(2)] == ["One two.", "1"]
 
 
-def test_a_lane_may_continue_what_was_said_on_another(client: WebSocketClient) -> None:
+def test_lane_may_continue_a_response_of_another_lane(client: WebSocketClient) -> None:
     first = client.ask(store=False, stream_id="a")
     assert get_text(client.ask(previous_response_id=first["id"], store=False, stream_id='"b"')) == "3"
 
 
-def test_stream_is_implied_and_may_be_said(client: WebSocketClient) -> None:
+def test_stream_parameter_is_optional(client: WebSocketClient) -> None:
     assert get_text(client.ask(stream=True)) == "1"
 
 
@@ -133,7 +131,7 @@ def test_stream_is_implied_and_may_be_said(client: WebSocketClient) -> None:
     ("options", "param"),
     [({"stream": False}, "stream"), ({"background": True}, "background"), ({"stream_id": "x" * 257}, "stream_id")],
 )
-def test_what_has_no_place_in_a_message_is_refused_by_name(client: WebSocketClient, options: Any, param: str) -> None:
+def test_parameter_not_allowed_on_a_websocket_is_refused(client: WebSocketClient, options: Any, param: str) -> None:
     client.create(**options)
     error = client.next()
     assert (error["status"], error["error"]["param"]) == (400, param)
@@ -142,7 +140,7 @@ def test_what_has_no_place_in_a_message_is_refused_by_name(client: WebSocketClie
 # Errors
 
 
-def test_an_error_has_a_status_and_its_lane_and_the_connection_goes_on(client: WebSocketClient) -> None:
+def test_error_has_status_and_lane_and_keeps_the_connection(client: WebSocketClient) -> None:
     assert client.refuse(temperature=3, stream_id="a") == {
         "type": "error",
         "status": 400,
@@ -168,12 +166,12 @@ def test_an_error_has_a_status_and_its_lane_and_the_connection_goes_on(client: W
     assert get_text(client.ask()) == "1"
 
 
-def test_an_error_without_a_code_of_its_own_gets_that_of_its_kind(client: WebSocketClient) -> None:
+def test_error_without_a_code_gets_its_type_as_code(client: WebSocketClient) -> None:
     lone = [{"type": "function_call_output", "call_id": "call_1", "output": "x"}]
     assert client.refuse(lone)["error"]["code"] == "invalid_request_error"
 
 
-def test_the_inside_of_the_server_stays_inside(client: WebSocketClient) -> None:
+def test_websocket_error_hides_internal_details(client: WebSocketClient) -> None:
     client.create("crash at once")
     client.create("crash later")
     at_once, later = client.finish()[-1], client.finish()[-1]
@@ -181,12 +179,10 @@ def test_the_inside_of_the_server_stays_inside(client: WebSocketClient) -> None:
     assert (later["type"], "secret" in str([at_once, later])) == ("response.failed", False)
 
 
-# Memory
+# Continuation
 
 
-def test_a_response_that_is_not_stored_can_be_continued_on_its_connection_alone(
-    running: LiveServer, client: WebSocketClient
-) -> None:
+def test_unstored_response_continues_only_on_its_connection(running: LiveServer, client: WebSocketClient) -> None:
     first = client.ask(store=False)
     second = client.ask(store=False, previous_response_id=first["id"])
     assert get_text(second) == "3"
@@ -202,7 +198,7 @@ def test_a_response_that_is_not_stored_can_be_continued_on_its_connection_alone(
     assert get_text(client.ask(previous_response_id=first["id"])) == "3"
 
 
-def test_items_that_share_an_id_are_all_remembered(client: WebSocketClient) -> None:
+def test_session_retains_items_that_share_an_id(client: WebSocketClient) -> None:
     shared = [{"id": "m", "role": "user", "content": text} for text in ("one", "two")]
     first = client.ask(shared, store=False)
     assert (get_text(first), get_text(client.ask(store=False, previous_response_id=first["id"]))) == ("2", "4")
@@ -210,14 +206,14 @@ def test_items_that_share_an_id_are_all_remembered(client: WebSocketClient) -> N
     assert get_text(client.ask(whole, store=False, previous_response_id=first["id"])) == "4"
 
 
-def test_a_stored_response_can_be_continued_from_anywhere(running: LiveServer, client: WebSocketClient) -> None:
+def test_stored_response_continues_on_any_connection(running: LiveServer, client: WebSocketClient) -> None:
     first = client.ask()
     with WebSocketClient(running) as other:
         assert get_text(other.ask(previous_response_id=first["id"])) == "3"
     assert running.ask("GET", f"/v1/responses/{first['id']}").json == first
 
 
-def test_a_stored_response_on_an_unstored_one_goes_on_here_until_it_is_deleted(
+def test_stored_continuation_of_an_unstored_response_until_deleted(
     running: LiveServer, client: WebSocketClient
 ) -> None:
     first = client.ask(store=False)
@@ -237,9 +233,7 @@ def test_a_stored_response_on_an_unstored_one_goes_on_here_until_it_is_deleted(
     ],
     ids=["refused", "invalid", "unsupported", "failed"],
 )
-def test_a_failed_continuation_forgets_what_it_was_to_continue(
-    client: WebSocketClient, failing: dict[str, Any]
-) -> None:
+def test_failed_continuation_evicts_the_previous_response(client: WebSocketClient, failing: dict[str, Any]) -> None:
     lost, stored = client.ask(store=False), client.ask()
     for previous in (lost, stored):
         client.create(**{"text": "hi", **failing}, previous_response_id=previous["id"])
@@ -248,12 +242,12 @@ def test_a_failed_continuation_forgets_what_it_was_to_continue(
     assert get_text(client.ask(previous_response_id=stored["id"])) == "3"
 
 
-def test_a_continuation_has_the_tools_of_an_unstored_response(client: WebSocketClient) -> None:
+def test_continuation_has_the_tools_of_an_unstored_response(client: WebSocketClient) -> None:
     first = client.ask(tools=[FUNCTION], store=False)
     assert client.ask(previous_response_id=first["id"], store=False)["tools"] == first["tools"] != []
 
 
-def test_a_stateless_server_remembers_within_a_connection(serve: Callable[..., LiveServer]) -> None:
+def test_stateless_server_continues_within_a_connection(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, stateless=True)
     with WebSocketClient(running) as client, WebSocketClient(running) as other:
         first = client.ask()
@@ -264,7 +258,7 @@ def test_a_stateless_server_remembers_within_a_connection(serve: Callable[..., L
 # Preparing without generating
 
 
-def test_a_request_that_generates_nothing_prepares_the_next_one(client: WebSocketClient) -> None:
+def test_generate_false_prepares_the_next_request(client: WebSocketClient) -> None:
     client.create("hi", generate=False, store=False, tools=[FUNCTION])
     events = client.finish()
     prepared = events[-1]["response"]
@@ -274,12 +268,12 @@ def test_a_request_that_generates_nothing_prepares_the_next_one(client: WebSocke
     assert (get_text(after), after["tools"]) == ("2", prepared["tools"])
 
 
-def test_a_request_that_generates_nothing_is_checked_all_the_same(client: WebSocketClient) -> None:
+def test_generate_false_is_validated(client: WebSocketClient) -> None:
     assert client.refuse(generate=False, model="other")["error"]["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize("name", ["generate", "stream_id"])
-def test_what_belongs_to_a_websocket_is_refused_elsewhere(server: Any, name: str) -> None:
+def test_websocket_parameter_is_refused_over_http(server: Any, name: str) -> None:
     value: Any = {"generate": False, "stream_id": "a"}[name]
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", name: value})
     assert answer.json["error"] == {
@@ -290,34 +284,34 @@ def test_what_belongs_to_a_websocket_is_refused_elsewhere(server: Any, name: str
     }
 
 
-# Signs of life
+# Keepalive
 
 
-def test_a_silent_lane_gets_signs_of_life(serve: Callable[..., LiveServer]) -> None:
+def test_idle_lane_gets_keepalive_events(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, keepalive_seconds=0.05)
     with WebSocketClient(running) as client:
         client.create("slowly", stream_id="a")
         before = client.until("response.output_text.delta", "a")
-        while (beat := client.next("a"))["type"] != "keepalive":
-            before = beat
-        assert beat == {"type": "keepalive", "sequence_number": before["sequence_number"], "stream_id": "a"}
+        while (event := client.next("a"))["type"] != "keepalive":
+            before = event
+        assert event == {"type": "keepalive", "sequence_number": before["sequence_number"], "stream_id": "a"}
         running.do(lambda: running.backend.release("gate"))
         assert client.finish("a")[-1]["type"] == "response.completed"
 
 
-def test_signs_of_life_are_as_far_apart_as_they_should_be(serve: Callable[..., LiveServer]) -> None:
+def test_keepalive_events_respect_the_interval(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, keepalive_seconds=0.2)
     with WebSocketClient(running) as client:
-        began = time.monotonic()
         client.create("slowly")
         client.until("keepalive")
-        for _ in range(3):
-            assert client.next()["type"] == "keepalive"
-        # They may come late, but not early: four gaps, less what is lost by counting in elapsed_ms.
-        assert time.monotonic() - began > 3 * 0.2
+        first = time.monotonic()
+        for _ in range(4):
+            client.until("keepalive")
+        # They may come late, but not early. One of the four intervals allows for the delay of the first event.
+        assert time.monotonic() - first > 3 * 0.2
 
 
-def test_an_idle_connection_is_pinged(serve: Callable[..., LiveServer]) -> None:
+def test_idle_connection_is_pinged(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, keepalive_seconds=0.05)
     with running.connect() as raw:
         raw.sendall(
@@ -325,7 +319,7 @@ def test_an_idle_connection_is_pinged(serve: Callable[..., LiveServer]) -> None:
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         received = b""
-        while received.count(b"\x89\x04") < 2:  # it goes on although none is answered
+        while received.count(b"\x89\x04") < 2:  # pings continue although no pong is sent
             received += raw.recv(4096)
     assert received.startswith(b"HTTP/1.1 101 ")
 
@@ -333,9 +327,7 @@ def test_an_idle_connection_is_pinged(serve: Callable[..., LiveServer]) -> None:
 # The log
 
 
-def test_the_log_has_a_line_for_each_response_and_one_for_the_connection(
-    running: LiveServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_has_a_line_per_response_and_per_connection(running: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "antiphon.access")
     with WebSocketClient(running) as client:
         made = client.ask(stream_id="a", top_k=3)
@@ -344,8 +336,8 @@ def test_the_log_has_a_line_for_each_response_and_one_for_the_connection(
         client.finish()
     running.stop()
     lines = [record.msg for record in caplog.records if record.name == "antiphon.access"]
-    told = [(line.method, line.status, line.model, line.error, line.warnings) for line in lines]
-    assert told == [
+    logged = [(line.method, line.status, line.model, line.error, line.warnings) for line in lines]
+    assert logged == [
         ("WS", 200, "scripted", None, ["ignored: top_k"]),
         ("WS", 404, "other", "model_not_found", []),
         ("WS", 200, "scripted", "model_error", []),

@@ -1,4 +1,4 @@
-"""How much a WebSocket takes, how long it lives, and how it ends."""
+"""Limits of a WebSocket connection, its expiry, and its shutdown."""
 
 import json
 import socket
@@ -32,22 +32,22 @@ def client(running: LiveServer) -> Iterator[WebSocketClient]:
         yield client
 
 
-def test_only_so_many_requests_wait(
+def test_number_of_waiting_requests_is_limited(
     running: LiveServer, client: WebSocketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_WAITING", 2)
-    kept = client.ask(store=False)
+    stored = client.ask(store=False)
     client.create("slowly")
     client.until("response.output_text.delta")
     for _ in range(3):
-        client.create("hi", previous_response_id=kept["id"], store=False)
+        client.create("hi", previous_response_id=stored["id"], store=False)
     error = client.until_error()
     assert list_codes([error]) == [(429, "too_many_waiting_requests")]
     running.do(lambda: running.backend.release("gate"))
     assert [get_text(client.finish()[-1]["response"]) for _ in range(3)] == ["One two.", "3", "3"]
 
 
-def test_only_so_much_waits(serve: Callable[..., LiveServer]) -> None:
+def test_size_of_waiting_requests_is_limited(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, max_body_bytes=2000)
     with WebSocketClient(running) as client:
         client.create("slowly")
@@ -57,11 +57,11 @@ def test_only_so_much_waits(serve: Callable[..., LiveServer]) -> None:
         assert list_codes([client.until_error()]) == [(429, "too_many_waiting_requests")]
 
 
-def test_only_so_many_lanes_are_in_use(
+def test_number_of_lanes_is_limited(
     running: LiveServer, client: WebSocketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_LANES", 1)
-    for lane in "abc":  # one that is done with makes room
+    for lane in "abc":  # an idle lane is removed
         client.ask(stream_id=lane)
     client.create("slowly", stream_id="a")
     client.until("response.output_text.delta", "a")
@@ -69,13 +69,13 @@ def test_only_so_many_lanes_are_in_use(
     running.do(lambda: running.backend.release("gate"))
 
 
-def test_a_message_that_is_too_large_ends_the_connection(serve: Callable[..., LiveServer]) -> None:
+def test_too_large_message_closes_the_connection(serve: Callable[..., LiveServer]) -> None:
     with WebSocketClient(serve(SCRIPT, max_body_bytes=1000)) as client:
         client.create("x" * 1000)
-        assert closing_code(client) == 1009
+        assert read_close_code(client) == 1009
 
 
-def closing_code(client: WebSocketClient) -> int | None:
+def read_close_code(client: WebSocketClient) -> int | None:
     with pytest.raises(ConnectionClosed) as closed:
         while True:
             client.read()
@@ -86,15 +86,15 @@ def closing_code(client: WebSocketClient) -> int | None:
 def stuck(
     serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[LiveServer, WebSocketClient]]:
-    """A client that does not read what its model says, once the way to it is full."""
+    """A client that does not read, once the buffers to it are full."""
     paused = threading.Event()
 
-    class Watched(WebSocketProtocol):
+    class WatchedProtocol(WebSocketProtocol):
         def pause_writing(self) -> None:
             super().pause_writing()
             paused.set()
 
-    monkeypatch.setattr(process, "WebSocketProtocol", Watched)
+    monkeypatch.setattr(process, "WebSocketProtocol", WatchedProtocol)
     step = [{"text": ["x" * 2**18]}, {"wait": "step"}]
     running = serve({"rules": [{"user": "go", "answers": [step * PIECES]}]})
     for _ in range(PIECES):
@@ -108,33 +108,31 @@ def stuck(
 PIECES = 64
 
 
-def test_a_slow_reader_makes_the_model_wait(stuck: tuple[LiveServer, WebSocketClient]) -> None:
-    """It is asked for its next words only when there is room for them, so nothing piles up."""
+def test_slow_websocket_reader_holds_the_model_back(stuck: tuple[LiveServer, WebSocketClient]) -> None:
+    """The model emits its next delta only when there is room for it, so no data accumulates."""
     running, client = stuck
-    said, before = 0, -1
-    while said != before:  # the client may just have made some room
-        before = said
+    emitted, before = 0, -1
+    while emitted != before:  # the client may just have read some data
+        before = emitted
         for _ in range(3 * PIECES):
             running.do(lambda: None)
-        said = running.backend._gates["step"].arrivals._value
-    assert said < PIECES - 1
+        emitted = running.backend._gates["step"].arrivals._value
+    assert emitted < PIECES - 1
     (transport,) = (each.transport for each in running.server.server_state.connections)
     assert transport.get_write_buffer_size() < 2**20
     assert len(get_text(client.finish()[-1]["response"])) == PIECES * 2**18
 
 
-def test_pings_of_a_client_that_reads_nothing_pile_up_nowhere(stuck: tuple[LiveServer, WebSocketClient]) -> None:
+def test_pongs_do_not_accumulate_for_a_client_that_reads_nothing(stuck: tuple[LiveServer, WebSocketClient]) -> None:
     running, client = stuck
     (connection,) = running.server.server_state.connections
     pings = (b"\x89\xe4" + bytes(4 + 100)) * 20_000
     running.do(lambda: connection.data_received(pings))
     assert connection.transport.get_write_buffer_size() < 2**20
-    client.socket.socket.shutdown(socket.SHUT_RDWR)  # it would wait for a farewell that it does not read
+    client.socket.socket.shutdown(socket.SHUT_RDWR)  # its close would wait for a close frame that it does not read
 
 
-def test_a_message_in_small_pieces_takes_no_more_room_than_a_whole_one(
-    running: LiveServer, client: WebSocketClient
-) -> None:
+def test_fragmented_message_takes_no_extra_memory(running: LiveServer, client: WebSocketClient) -> None:
     message = json.dumps({"type": "response.create", "model": "scripted", "input": "x" * 1000})
     (connection,) = running.server.server_state.connections
 
@@ -148,7 +146,7 @@ def test_a_message_in_small_pieces_takes_no_more_room_than_a_whole_one(
     assert get_text(client.finish()[-1]["response"]) == "1"
 
 
-def test_a_slow_reader_hears_later_that_its_response_was_cancelled(
+def test_slow_reader_gets_the_end_of_a_cancelled_response(
     stuck: tuple[LiveServer, WebSocketClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, client = stuck
@@ -161,10 +159,10 @@ def test_a_slow_reader_hears_later_that_its_response_was_cancelled(
     assert client.finish()[-1]["type"] == "response.completed"
 
 
-# The way out
+# Expiry and shutdown
 
 
-def test_a_connection_has_an_end(serve: Callable[..., LiveServer]) -> None:
+def test_connection_expires(serve: Callable[..., LiveServer]) -> None:
     with WebSocketClient(serve(SCRIPT, websocket_max_seconds=0.05)) as client:
         assert client.next() == {
             "type": "error",
@@ -176,10 +174,10 @@ def test_a_connection_has_an_end(serve: Callable[..., LiveServer]) -> None:
                 "param": None,
             },
         }
-        assert closing_code(client) == 1001
+        assert read_close_code(client) == 1001
 
 
-def test_a_response_that_runs_at_the_end_may_finish_and_those_that_wait_are_refused(
+def test_expiry_lets_the_running_response_finish_and_refuses_the_rest(
     serve: Callable[..., LiveServer],
 ) -> None:
     running = serve(SCRIPT)
@@ -192,7 +190,9 @@ def test_a_response_that_runs_at_the_end_may_finish_and_those_that_wait_are_refu
         for _ in range(2):
             running.wait_for(lambda: running.backend.reached("gate"))
         client.send({"type": "nothing"})
-        assert list_codes([client.until_error()]) == [(400, "invalid_value")]  # so what came before it has been read
+        assert list_codes([client.until_error()]) == [
+            (400, "invalid_value")
+        ]  # so the messages before it have been read
         (connected,) = running.server._app._websockets._connections
         running.do(connected._expire)
         while (event := client.next("a"))["type"] != "error":
@@ -202,10 +202,10 @@ def test_a_response_that_runs_at_the_end_may_finish_and_those_that_wait_are_refu
             running.do(lambda: running.backend.release("gate"))
         assert client.finish()[-1]["type"] == client.finish("a")[-1]["type"] == "response.completed"
         assert list_codes([client.next()]) == [(400, "websocket_connection_limit_reached")]
-        assert closing_code(client) == 1001
+        assert read_close_code(client) == 1001
 
 
-def test_a_stopping_server_ends_what_runs_and_closes(serve: Callable[..., LiveServer]) -> None:
+def test_shutdown_ends_running_responses_and_closes(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT)
     with WebSocketClient(running) as idle, WebSocketClient(running) as busy:
         idle.ask()
@@ -221,10 +221,10 @@ def test_a_stopping_server_ends_what_runs_and_closes(serve: Callable[..., LiveSe
                 assert list_codes(last[-1:]) == [(503, "server_unavailable")]
                 last = busy.finish(lane)
             assert (last[-1]["type"], last[-1]["response"]["error"]["code"]) == ("response.failed", "server_shutdown")
-        assert [closing_code(each) for each in (idle, busy)] == [1001, 1001]
+        assert [read_close_code(each) for each in (idle, busy)] == [1001, 1001]
 
 
-def test_a_stopping_server_lets_a_response_finish_in_time(serve: Callable[..., LiveServer]) -> None:
+def test_shutdown_lets_a_response_finish_in_time(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, shutdown_grace_seconds=TIMEOUT)
     with WebSocketClient(running) as client:
         client.create("slowly")
@@ -232,10 +232,10 @@ def test_a_stopping_server_lets_a_response_finish_in_time(serve: Callable[..., L
         running.server.should_exit = True
         running.do(lambda: running.backend.release("gate"))
         assert get_text(client.finish()[-1]["response"]) == "One two."
-        assert closing_code(client) == 1001
+        assert read_close_code(client) == 1001
 
 
-def test_a_client_that_leaves_stops_every_lane(running: LiveServer) -> None:
+def test_client_disconnect_stops_every_lane(running: LiveServer) -> None:
     with WebSocketClient(running) as client:
         ids = []
         for lane in (None, "a", "b"):

@@ -1,4 +1,4 @@
-"""What the acceptance suite of Open Responses asks of a WebSocket, each message checked against its document."""
+"""The WebSocket cases of the Open Responses acceptance suite. Each message is validated against its schema."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,8 +15,8 @@ SCRIPT = {
 }
 
 
-class Judged(WebSocketClient):
-    """A client that takes nothing that is not in the document."""
+class ValidatingClient(WebSocketClient):
+    """A client that validates each message against the schemas of Open Responses."""
 
     def read(self) -> dict[str, Any]:
         event = super().read()
@@ -33,8 +33,8 @@ def running(serve: Callable[..., LiveServer]) -> LiveServer:
 
 
 @pytest.fixture
-def client(running: LiveServer) -> Iterator[Judged]:
-    with Judged(running) as client:
+def client(running: LiveServer) -> Iterator[ValidatingClient]:
+    with ValidatingClient(running) as client:
         yield client
 
 
@@ -50,42 +50,42 @@ def not_found(client: WebSocketClient, response: dict[str, Any]) -> tuple[int, s
 NOT_FOUND = (400, "previous_response_not_found", "previous_response_id")
 
 
-def test_a_response_is_told_on_a_websocket(client: WebSocketClient) -> None:
+def test_websocket_streams_a_response(client: WebSocketClient) -> None:
     client.create(message("hi"))
     events = client.finish()
     assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
     openresponses.validate_response(events[-1]["response"])
 
 
-def test_turns_follow_each_other_on_one_connection(client: WebSocketClient) -> None:
+def test_turns_continue_on_one_connection(client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=True)
     second = client.ask(message("two"), store=True, previous_response_id=first["id"])
     assert (get_text(second), second["previous_response_id"]) == ("3", first["id"])
 
 
-def test_a_turn_that_is_not_stored_goes_on_with_new_input_alone(client: WebSocketClient) -> None:
+def test_unstored_turn_continues_with_new_input_only(client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=False)
     assert get_text(client.ask(message("two"), store=False, previous_response_id=first["id"])) == "3"
 
 
-def test_a_new_connection_does_not_see_what_was_not_stored(running: LiveServer, client: WebSocketClient) -> None:
+def test_unstored_response_is_unknown_on_a_new_connection(running: LiveServer, client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=False)
-    with Judged(running) as later:
+    with ValidatingClient(running) as later:
         assert not_found(later, first) == NOT_FOUND
 
 
-def test_an_unknown_previous_response_is_an_error_with_a_status(client: WebSocketClient) -> None:
+def test_unknown_previous_response_is_an_error_with_a_status(client: WebSocketClient) -> None:
     assert not_found(client, {"id": "resp_unknown"}) == NOT_FOUND
 
 
-def test_a_failed_continuation_evicts_what_it_named(client: WebSocketClient) -> None:
+def test_failed_continuation_evicts_its_previous_response(client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=False)
     output = [{"type": "function_call_output", "call_id": "call_unknown", "output": "x"}]
     assert client.refuse(output, store=False, previous_response_id=first["id"])["status"] == 400
     assert not_found(client, first) == NOT_FOUND
 
 
-def test_a_second_request_waits_for_the_first(running: LiveServer, client: WebSocketClient) -> None:
+def test_second_request_waits_for_the_first(running: LiveServer, client: WebSocketClient) -> None:
     client.create(message("slowly"))
     client.create(message("hi"))
     running.wait_for(lambda: running.backend.reached("gate"))
@@ -96,21 +96,21 @@ def test_a_second_request_waits_for_the_first(running: LiveServer, client: WebSo
     assert ids == sorted(ids)
 
 
-def test_an_error_leaves_the_connection_open(client: WebSocketClient) -> None:
+def test_error_leaves_the_connection_open(client: WebSocketClient) -> None:
     client.create(message("hi"), model=None)
     assert client.next()["error"]["code"] == "missing_required_parameter"
     assert client.ask(message("hi"))["status"] == "completed"
 
 
-def test_a_compacted_window_is_taken_as_new_input(running: LiveServer, client: WebSocketClient) -> None:
-    asked = {"model": "scripted", "input": message("one") + message("two")}
-    answer = running.ask("POST", "/v1/responses/compact", asked)
+def test_compacted_window_works_as_new_input(running: LiveServer, client: WebSocketClient) -> None:
+    body = {"model": "scripted", "input": message("one") + message("two")}
+    answer = running.ask("POST", "/v1/responses/compact", body)
     assert (answer.status, answer.json["output"][-1]["type"]) == (200, "compaction")
     made = client.ask([*answer.json["output"], *message("three")], store=False)
     assert made["status"] == "completed"
     assert client.ask(message("four"), store=False, previous_response_id=made["id"])["status"] == "completed"
 
 
-def test_a_connection_that_is_too_old_is_told_so(serve: Callable[..., LiveServer]) -> None:
-    with Judged(serve(SCRIPT, websocket_max_seconds=0.01)) as client:
+def test_expired_connection_gets_an_error(serve: Callable[..., LiveServer]) -> None:
+    with ValidatingClient(serve(SCRIPT, websocket_max_seconds=0.01)) as client:
         assert client.next()["error"]["code"] == "websocket_connection_limit_reached"

@@ -1,4 +1,4 @@
-"""A server in a process of its own: `child.py PORT GRACE STORE SCRIPT`. It says its URL when it is ready."""
+"""A server process: `server_process.py PORT GRACE STORE SCRIPT`. It prints its URL when it is ready."""
 
 import json
 import sys

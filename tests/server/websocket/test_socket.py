@@ -1,4 +1,4 @@
-"""The ways out of a WebSocket, with and without the server's short one."""
+"""Reads and writes of a WebSocket, with and without the server's `write_now`."""
 
 import asyncio
 from typing import Any
@@ -11,8 +11,8 @@ from antiphon.server.websocket.socket import UpgradeRequest, WebSocket
 from antiphon.server.websocket.uvicorn_protocol import encode_frames
 
 
-class Server:
-    """A server's side, which can be made to wait or to refuse."""
+class FakeServer:
+    """The server side of ASGI. It can wait or raise."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -34,22 +34,22 @@ class Server:
         return self.room.is_set()
 
 
-async def test_any_server_is_sent_a_text_message_for_each_line() -> None:
-    server = Server()
+async def test_each_line_is_sent_as_a_text_message() -> None:
+    server = FakeServer()
     server.room.set()
     await WebSocket(server.receive, server.send).write([b"one", b"two"])
     assert server.sent == ["one", "two"]
 
 
-async def test_the_short_way_is_taken_when_there_is_room() -> None:
-    server = Server()
+async def test_write_now_is_used_when_there_is_room() -> None:
+    server = FakeServer()
     server.room.set()
     await WebSocket(server.receive, server.send, write_now=server.write).write([b"one", b"two"])
     assert server.sent == [[b"one", b"two"]]
 
 
-async def test_the_order_holds_while_the_client_reads_slowly() -> None:
-    server = Server()
+async def test_writes_keep_their_order_while_the_client_reads_slowly() -> None:
+    server = FakeServer()
     socket = WebSocket(server.receive, server.send, write_now=server.write)
     writing = [asyncio.create_task(socket.write([str(n).encode(), b"."])) for n in range(3)]
     await asyncio.sleep(0)
@@ -61,8 +61,8 @@ async def test_the_order_holds_while_the_client_reads_slowly() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(), RuntimeError("after the close")])
-async def test_a_closed_connection_has_no_client(error: Exception) -> None:
-    server = Server()
+async def test_write_to_a_closed_connection_raises_client_disconnected(error: Exception) -> None:
+    server = FakeServer()
     server.room.set()
     server.error = error
     with pytest.raises(ClientDisconnected):
@@ -76,19 +76,19 @@ async def test_a_closed_connection_has_no_client(error: Exception) -> None:
         ({"websocket.http.response": {}}, ["websocket.http.response.start", "websocket.http.response.body"]),
     ],
 )
-async def test_a_request_is_refused_as_well_as_the_server_can(extensions: Any, sent: list[str]) -> None:
+async def test_upgrade_is_refused_with_or_without_http_response_support(extensions: Any, sent: list[str]) -> None:
     messages: list[Any] = []
 
     async def send(message: Any) -> None:
         messages.append(message)
 
     scope = {"type": "websocket", "path": "/", "query_string": b"", "headers": [], "extensions": extensions}
-    await UpgradeRequest(scope, Server().receive, send).respond_error(NotFound("Unknown path: /."))
+    await UpgradeRequest(scope, FakeServer().receive, send).respond_error(NotFound("Unknown path: /."))
     assert [message["type"] for message in messages] == sent
 
 
-async def test_a_binary_message_is_told_from_text() -> None:
-    server = Server()
+async def test_binary_message_is_read_as_bytes() -> None:
+    server = FakeServer()
     assert await WebSocket(server.receive, server.send).read() == b"x"
 
 
@@ -96,5 +96,5 @@ async def test_a_binary_message_is_told_from_text() -> None:
     ("size", "head"),
     [(125, b"\x81\x7d"), (126, b"\x81\x7e\x00\x7e"), (65536, b"\x81\x7f\x00\x00\x00\x00\x00\x01\x00\x00")],
 )
-def test_a_frame_says_how_long_it_is(size: int, head: bytes) -> None:
+def test_frame_header_has_the_length(size: int, head: bytes) -> None:
     assert encode_frames([b"x" * size, b""]) == head + b"x" * size + b"\x81\x00"

@@ -1,4 +1,4 @@
-"""What goes wrong in a turn of an agent over HTTP, and the streams that tell of a turn."""
+"""Errors and event streams of agent turns over HTTP."""
 
 import http.client
 import json
@@ -52,7 +52,7 @@ def execute(target: AgentServer) -> Execute:
     ],
 )
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-def test_an_error_is_an_envelope_with_its_status(
+def test_agent_error_is_an_envelope_with_the_status(
     execute: Execute, accept: str, body: dict[str, Any], status: int, kind: str, param: str | None
 ) -> None:
     answer = execute(accept=accept, ConversationId="conv_1", **body)
@@ -67,14 +67,14 @@ def test_an_error_is_an_envelope_with_its_status(
     assert envelope["ErrorMessage"] == raw["error"]["message"]
 
 
-def test_a_body_that_is_no_json_is_an_envelope_too(target: AgentServer) -> None:
+def test_agent_invalid_json_is_an_envelope(target: AgentServer) -> None:
     headers = {"Authorization": "Bearer sk-ada"}
     for body in (b"{", b"[]", b'{"a":' * 5000, b"\xff"):
         answer = target.running.ask("POST", PATH, body, headers=headers)
         assert (answer.status, answer.json["Kind"]) == (400, "error")
 
 
-def test_an_error_after_tools_have_run_says_what_they_came_to(execute: Execute) -> None:
+def test_error_after_tools_ran_includes_their_results(execute: Execute) -> None:
     answer = execute(Instruction="then fail")
     made = answer.json
     (ran,) = made["ToolCalls"]
@@ -88,12 +88,12 @@ def test_an_error_after_tools_have_run_says_what_they_came_to(execute: Execute) 
     assert (second.status, second.json["Kind"]) == (200, "ok")
 
 
-@pytest.mark.parametrize("asked", [{"Stream": True}, {"accept": "text/event-stream"}])
-def test_a_stream_tells_what_happens_and_ends_with_the_envelope(execute: Execute, asked: dict[str, Any]) -> None:
-    *progress, result = read_events(execute(Instruction="define it", **asked))
+@pytest.mark.parametrize("options", [{"Stream": True}, {"accept": "text/event-stream"}])
+def test_agent_stream_reports_progress_and_ends_with_the_envelope(execute: Execute, options: dict[str, Any]) -> None:
+    *progress, result = read_events(execute(Instruction="define it", **options))
     assert {name for name, _ in progress} == {"progress"}
-    told = [event for _, event in progress]
-    assert told == [
+    events = [event for _, event in progress]
+    assert events == [
         {"Type": "turn.started", "Number": 1},
         {"Type": "text.delta", "Text": "Let"},
         {"Type": "text.delta", "Text": " me"},
@@ -108,22 +108,25 @@ def test_a_stream_tells_what_happens_and_ends_with_the_envelope(execute: Execute
     assert (result[0], result[1]["Text"]) == ("result", "It is a call and its answer.")
 
 
-def test_a_stream_tells_reasoning_too(execute: Execute) -> None:
-    told = [event for _, event in read_events(execute(Instruction="think", Stream=True))[:-1]]
-    assert [each for each in told if each["Type"].endswith("delta")] == [
+def test_agent_stream_includes_reasoning(execute: Execute) -> None:
+    events = [event for _, event in read_events(execute(Instruction="think", Stream=True))[:-1]]
+    assert [each for each in events if each["Type"].endswith("delta")] == [
         {"Type": "reasoning.delta", "Text": "Hm."},
         {"Type": "text.delta", "Text": "One"},
         {"Type": "text.delta", "Text": " two"},
     ]
 
 
-def test_stream_false_and_a_client_that_takes_json_win_over_the_header(execute: Execute) -> None:
-    for asked in ({"Stream": False, "accept": "text/event-stream"}, {"accept": "application/json, text/event-stream"}):
-        answer = execute(Instruction="hello", **asked)
+def test_stream_false_or_accept_json_overrides_accept_event_stream(execute: Execute) -> None:
+    for options in (
+        {"Stream": False, "accept": "text/event-stream"},
+        {"accept": "application/json, text/event-stream"},
+    ):
+        answer = execute(Instruction="hello", **options)
         assert answer.headers["content-type"] == "application/json"
 
 
-def test_a_client_that_leaves_stops_the_model(serve: Any) -> None:
+def test_agent_client_disconnect_stops_the_model(serve: Any) -> None:
     running = serve({"default": [{"text": "One "}, {"wait": "never"}]})
     with running.connect() as connection:
         body = b'{"Instruction": "hello", "Stream": true}'
@@ -137,31 +140,31 @@ def test_a_client_that_leaves_stops_the_model(serve: Any) -> None:
     running.wait_for(running.backend.cancellation.wait)
 
 
-def test_a_silent_stream_gets_signs_of_life(serve: Any) -> None:
+def test_idle_agent_stream_gets_keepalive_events(serve: Any) -> None:
     running = serve({"default": [{"text": "One "}, {"wait": "gate"}, {"text": "two"}]}, keepalive_seconds=0.05)
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
     with closing(connection):
         connection.request("POST", PATH, json.dumps({"Instruction": "hello", "Stream": True}))
-        told = []
+        events = []
         for line in connection.getresponse():
-            told.append(line)
+            events.append(line)
             if line == b"event: keepalive\n":
                 running.do(lambda: running.backend.release("gate"))
-    assert b"event: keepalive\n" in told
-    assert json.loads(told[-2].removeprefix(b"data: "))["Text"] == "One two"
+    assert b"event: keepalive\n" in events
+    assert json.loads(events[-2].removeprefix(b"data: "))["Text"] == "One two"
 
 
-def test_arguments_that_are_nested_too_deeply_are_the_models_to_mend(serve: Any) -> None:
+def test_deeply_nested_arguments_are_returned_to_the_model(serve: Any) -> None:
     made = {"tool_call": {"name": "look_up", "call_id": "call_1", "arguments": "[" * 100_000}}
     running = serve({"rules": [{"answers": [[made], "I see."]}]}, agent_tools=(TOOLS,))
     answer = running.ask("POST", PATH, {"Instruction": "hello"})
     assert (answer.status, answer.json["Kind"], answer.json["Text"]) == (200, "ok", "I see.")
 
 
-@pytest.mark.parametrize("asked", [{"Stream": True}, {"Stream": False}])
-def test_what_nobody_has_thought_of_is_an_envelope_too(serve: Any, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"Stream": True}, {"Stream": False}])
+def test_unexpected_error_is_an_envelope(serve: Any, options: dict[str, Any]) -> None:
     running = serve({"default": [{"crash": "the power went out"}]})
-    answer = running.ask("POST", PATH, {"Instruction": "hello", "ConversationId": "conv_1", **asked})
+    answer = running.ask("POST", PATH, {"Instruction": "hello", "ConversationId": "conv_1", **options})
     made = answer.json
     assert (answer.status, made["Kind"], made["ErrorCode"], made["ConversationId"]) == (
         500,

@@ -1,4 +1,4 @@
-"""The law of lanes: however they are interleaved, each tells what it would tell alone."""
+"""Interleaved lanes produce the same events as lanes that run alone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +19,8 @@ def gate(lane: str | None, turn: str) -> str:
     return f"{lane}-{turn}"
 
 
-def answer(lane: str | None, turn: str) -> list[dict[str, Any]]:
-    """Some words between gates, and an end of the turn's kind."""
+def make_answer(lane: str | None, turn: str) -> list[dict[str, Any]]:
+    """Return a script: text between gates, and the end of this kind of turn."""
     ends = {
         "text": [{"text": "done."}],
         "call": [{"reasoning": "so"}, {"tool_call": {"name": "f", "arguments": {"lane": lane}}}],
@@ -33,7 +33,7 @@ def answer(lane: str | None, turn: str) -> list[dict[str, Any]]:
 
 
 SCRIPT = {
-    "rules": [{"user": gate(lane, turn), "answers": [answer(lane, turn)]} for lane in LANES for turn in TURNS],
+    "rules": [{"user": gate(lane, turn), "answers": [make_answer(lane, turn)]} for lane in LANES for turn in TURNS],
 }
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
 
@@ -52,27 +52,27 @@ def ask(client: WebSocketClient, lane: str | None, turn: str) -> None:
 
 @pytest.fixture(scope="module")
 def alone(running: LiveServer) -> dict[str | None, list[Any]]:
-    """What each lane tells when nothing else goes on."""
-    told: dict[str | None, list[Any]] = {}
+    """The events of each lane when no other lane runs."""
+    events: dict[str | None, list[Any]] = {}
     with WebSocketClient(running) as client:
         for lane in LANES:
-            told[lane] = []
+            events[lane] = []
             for turn in TURNS:
                 for _ in range(GATES):
                     running.do(lambda lane=lane, turn=turn: running.backend.release(gate(lane, turn)))
                 ask(client, lane, turn)
-                told[lane].append(normalise(client.finish(lane)))
-    return told
+                events[lane].append(normalise(client.finish(lane)))
+    return events
 
 
-# Each step asks for a lane's next turn, or lets a lane take its next step: only the order differs.
+# Each step requests a lane's next turn, or releases a lane's next gate. Only the order differs.
 ASKS = [("ask", lane) for lane in LANES for _ in TURNS]
 STEPS = [("step", lane) for lane in LANES for _ in TURNS for _ in range(GATES)]
 
 
 @settings(max_examples=60)
 @given(st.permutations(ASKS + STEPS))
-def test_lanes_tell_the_same_in_any_order_as_alone(
+def test_interleaved_lanes_produce_the_events_of_separate_runs(
     running: LiveServer, alone: dict[str | None, list[Any]], order: list[tuple[str, str | None]]
 ) -> None:
     asks = {lane: iter(TURNS) for lane in LANES}
