@@ -25,7 +25,7 @@ SEARCHING = Unknown(b'{"type":"response.web_search_call.searching","item_id":"ws
 
 def test_passthrough_item_keeps_events_under_new_id() -> None:
     begun = Unknown(b'{"type":"web_search_call","id":"ws_up","status":"in_progress"}')
-    turn = (d.Text("a"), d.OpenItem(3, begun, "ws"), d.ItemEvent(SEARCHING, 3), d.CloseItem(3, SEARCH))
+    turn = (d.Text("a"), d.OpenItem(3, begun, "ws"), d.ItemPassthrough(SEARCHING, 3), d.CloseItem(3, SEARCH))
     assert compose(*turn)[-3:] == [
         events.OutputItemAdded(8, 1, Unknown(b'{"type":"web_search_call","id":"ws_2","status":"in_progress"}')),
         Unknown(
@@ -38,7 +38,7 @@ def test_passthrough_item_keeps_events_under_new_id() -> None:
 
 def test_item_event_without_key_gets_id_of_open_message() -> None:
     event = Unknown(b'{"type":"acme.glow","item_id":"msg_up","item":{"id":"msg_up","n":1}}')
-    assert compose(d.Text("a"), d.ItemEvent(event))[-1] == Unknown(
+    assert compose(d.Text("a"), d.ItemPassthrough(event))[-1] == Unknown(
         b'{"type":"acme.glow","item_id":"msg_1","item":{"id":"msg_1","n":1},"sequence_number":5}'
     )
 

@@ -39,7 +39,7 @@ _searching = Unknown(b'{"type":"response.web_search_call.searching","item_id":"w
 def _carry(key: str) -> list[d.Delta]:
     """A hosted tool's item from its beginning to its end."""
     begun = Unknown(b'{"type":"web_search_call","id":"ws_up","status":"in_progress"}')
-    return [d.OpenItem(key, begun, "ws"), d.ItemEvent(_searching, key), d.CloseItem(key, _search)]
+    return [d.OpenItem(key, begun, "ws"), d.ItemPassthrough(_searching, key), d.CloseItem(key, _search)]
 
 
 carried = st.uuids().map(str).map(_carry)
@@ -47,7 +47,7 @@ borders = st.one_of(
     st.builds(d.Phase, st.sampled_from(["commentary", "final_answer"])),
     st.just(d.CloseItem()),
     st.builds(d.CloseItem, keys),
-    st.just(d.ItemEvent(Unknown(b'{"type":"acme.glow","item_id":"msg_up","output_index":7}'))),
+    st.just(d.ItemPassthrough(Unknown(b'{"type":"acme.glow","item_id":"msg_up","output_index":7}'))),
 )
 endings = st.one_of(
     st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter", "cancelled"])), st.builds(d.Failure, words)

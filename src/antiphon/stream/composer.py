@@ -301,7 +301,7 @@ class Composer:
         self._passthrough_items[delta.key] = draft
         return composed + draft.announce()
 
-    def _forward_item_event(self, delta: deltas.ItemEvent) -> list[Unknown]:
+    def _forward_item_event(self, delta: deltas.ItemPassthrough) -> list[Unknown]:
         draft = self._find_open(delta.key) or self._passthrough_items.get(delta.key or "")
         return [rewrite_event(delta.event, self._numbers, draft)]
 
@@ -405,7 +405,7 @@ class Composer:
         deltas.NewPart: _end_part,
         deltas.Amend: _amend,
         deltas.OpenItem: _open_item,
-        deltas.ItemEvent: _forward_item_event,
+        deltas.ItemPassthrough: _forward_item_event,
         deltas.CloseItem: _close_item,
         deltas.Served: _set_served_by,
         deltas.TokenUsage: _set_usage,

@@ -3,6 +3,9 @@
 A backend yields batches of deltas, and the composer turns them into the events of the Responses API. Items follow from
 the order: `Text` after a `ToolCall` starts a new message, and `Text` after `Reasoning` starts the answer. Most backends
 need only `Text`, `Reasoning`, `ToolCall`, `TokenUsage` and `Finish`.
+
+Some deltas have the same name as the item or content part they add to. Modules that use both import this one as
+`deltas`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -117,7 +120,7 @@ class Amend(_Delta):
 
 
 class OpenItem(_Delta):
-    """The start of an item whose events the backend forwards from its upstream, with `ItemEvent` and `CloseItem`.
+    """The start of an item whose events the backend forwards from its upstream, with `ItemPassthrough` and `CloseItem`.
 
     Used for hosted tools and unknown item types. The composer gives the item a new id that starts with `prefix`.
     """
@@ -127,7 +130,7 @@ class OpenItem(_Delta):
     prefix: str = "item"
 
 
-class ItemEvent(_Delta):
+class ItemPassthrough(_Delta):
     """An upstream event about an open item. The composer replaces its ids, output index and sequence number.
 
     `key` is as in `Amend`.
@@ -205,7 +208,7 @@ Delta = (
     | NewPart
     | Amend
     | OpenItem
-    | ItemEvent
+    | ItemPassthrough
     | CloseItem
     | Served
     | TokenUsage

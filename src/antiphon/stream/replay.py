@@ -20,7 +20,7 @@ _KEYED_TYPES = (
     deltas.CustomToolCall,
     deltas.Amend,
     deltas.OpenItem,
-    deltas.ItemEvent,
+    deltas.ItemPassthrough,
     deltas.CloseItem,
 )
 _ITEM_TYPES = (deltas.WholeItem, deltas.OpenItem, deltas.CloseItem)
@@ -197,7 +197,7 @@ class _Normalizer:
                 return self._normalize_call(delta)
             case deltas.OpenItem() | deltas.CloseItem() | deltas.WholeItem():
                 return self._normalize_item(delta)
-            case deltas.Passthrough() | deltas.ItemEvent():
+            case deltas.Passthrough() | deltas.ItemPassthrough():
                 # Ids and sequence numbers differ in each run: compare the type only.
                 return [deltas.Passthrough(Unknown(delta.event.type.encode()))]
             case deltas.Phase() | deltas.Amend():

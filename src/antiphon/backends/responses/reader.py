@@ -220,7 +220,7 @@ class ResponsesReader:
             or (event.output_index is not None and event.output_index == output_index)
         ]
         self._unmatched = [each for each in self._unmatched if each not in matching]
-        return [deltas.ItemEvent(Unknown(data), item.key) for _, data in matching]
+        return [deltas.ItemPassthrough(Unknown(data), item.key) for _, data in matching]
 
     def _read_item_done(self, event: wire.UpstreamEvent) -> Sequence[Delta]:
         fields = wire.read_item(event.item)
@@ -248,7 +248,7 @@ class ResponsesReader:
             return ()
         if item is None or (item.kind in ("message", "reasoning") and item is not self._current.item):
             return (deltas.Passthrough(Unknown(data)),)
-        return (deltas.ItemEvent(Unknown(data), None if item is self._current.item else item.key),)
+        return (deltas.ItemPassthrough(Unknown(data), None if item is self._current.item else item.key),)
 
     # Responses
 

@@ -170,7 +170,7 @@ class SealedReasoning(Stage):
 
 _REASONING_DELTAS = frozenset({deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal})
 # Deltas that do not end a stretch of reasoning.
-_BETWEEN_REASONING = (deltas.TokenUsage, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemEvent)
+_BETWEEN_REASONING = (deltas.TokenUsage, deltas.Passthrough, deltas.NewPart, deltas.Amend, deltas.ItemPassthrough)
 
 
 class _ReasoningCollector:

@@ -53,7 +53,7 @@ _MAX_SHRINKS = 8
 _KEY = "compaction"
 _START_DELTAS: Sequence[Delta] = (
     deltas.OpenItem(_KEY, Compaction(""), "cmp"),
-    deltas.ItemEvent(Unknown(codec.encode(events.CompactionCompacting(0, "", 0))), _KEY),
+    deltas.ItemPassthrough(Unknown(codec.encode(events.CompactionCompacting(0, "", 0))), _KEY),
 )
 
 
