@@ -44,4 +44,9 @@ def test_generations_have_expected_traits(
     name: str, thinking: str, off: str, sampling: bool, json_schema: bool
 ) -> None:
     traits = find_traits(name)
-    assert (traits.thinking, traits.off, traits.sampling, traits.json_schema) == (thinking, off, sampling, json_schema)
+    assert (traits.thinking, traits.thinking_off, traits.takes_sampling, traits.json_schema) == (
+        thinking,
+        off,
+        sampling,
+        json_schema,
+    )

@@ -15,7 +15,7 @@ from antiphon.backends.anthropic_messages.request import (
     list_ignored_params,
     translate_request,
 )
-from antiphon.backends.anthropic_messages.traits import Traits, find_traits
+from antiphon.backends.anthropic_messages.traits import ModelTraits, find_traits
 from antiphon.backends.base import Capabilities, Turn, read_options
 from antiphon.backends.upstream_backend import UpstreamBackend
 from antiphon.errors import InvalidRequest
@@ -94,10 +94,10 @@ class AnthropicMessagesBackend(UpstreamBackend):
     def _list_ignored_params(self, request: CreateRequest, model: str) -> list[str]:
         return list_ignored_params(request, self._find_traits(model))
 
-    def _find_traits(self, model: str) -> Traits:
+    def _find_traits(self, model: str) -> ModelTraits:
         traits = find_traits(self._options.like or model)
         rejects_sampling = self._options.version >= _NO_SAMPLING_SINCE
-        return msgspec.structs.replace(traits, sampling=traits.sampling and not rejects_sampling)
+        return msgspec.structs.replace(traits, takes_sampling=traits.takes_sampling and not rejects_sampling)
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> AnthropicMessagesBackend:

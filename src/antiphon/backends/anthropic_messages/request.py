@@ -8,7 +8,7 @@ import msgspec
 
 from antiphon.backends.anthropic_messages.messages import Block, MessagesBuilder, encode_tool_name, write_text
 from antiphon.backends.anthropic_messages.schema import restrict_schema
-from antiphon.backends.anthropic_messages.traits import Traits
+from antiphon.backends.anthropic_messages.traits import ModelTraits
 from antiphon.backends.base import Turn, list_hint_parameters
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
@@ -42,7 +42,7 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def translate_request(
-    turn: Turn, traits: Traits, *, default_max_tokens: int | None = None, include_thinking: bool = True
+    turn: Turn, traits: ModelTraits, *, default_max_tokens: int | None = None, include_thinking: bool = True
 ) -> MessagesRequest:
     """Translate a turn. Without `include_thinking`, the model's earlier thinking is left out."""
     request = turn.request
@@ -72,7 +72,7 @@ def translate_request(
     )
 
 
-def list_ignored_params(request: CreateRequest, traits: Traits) -> list[str]:
+def list_ignored_params(request: CreateRequest, traits: ModelTraits) -> list[str]:
     """Return the parameters that have no effect on this model, as far as the request alone shows."""
     sampling = [name for name in ("temperature", "top_p") if getattr(request, name) not in (None, 1)]
     effort = request.reasoning.effort if request.reasoning is not None else None
@@ -80,7 +80,7 @@ def list_ignored_params(request: CreateRequest, traits: Traits) -> list[str]:
     # Not every model can think if a call is forced.
     thinks = wants_thinking and traits.thinking != "none" and request.tool_choice in (None, "auto")
     # The body has only the first of the two.
-    ignored = sampling if thinks or not traits.sampling else sampling[1:]
+    ignored = sampling if thinks or not traits.takes_sampling else sampling[1:]
     if wants_thinking and traits.thinking == "none":
         ignored = [*ignored, "reasoning.effort"]
     return [*ignored, *(name for name in list_hint_parameters(request) if name == "client_metadata")]
@@ -102,14 +102,14 @@ class _OutputLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _choose_limits(
-    request: CreateRequest, traits: Traits, *, forced: bool, resumable: bool, default_max_tokens: int | None
+    request: CreateRequest, traits: ModelTraits, *, forced: bool, resumable: bool, default_max_tokens: int | None
 ) -> _OutputLimits:
     """Choose the limits for a turn.
 
     With `forced`, the model must call a tool, and some models cannot think then. Without `resumable`, the turn answers
     calls that began without thinking, and models with a budget reject thinking there.
     """
-    usual = min(default_max_tokens or traits.answer, traits.longest)
+    usual = min(default_max_tokens or traits.default_max_tokens, traits.highest_max_tokens)
     plain = _OutputLimits(max_tokens=request.max_output_tokens or usual)
     effort = request.reasoning.effort if request.reasoning is not None else None
     if effort == "none":
@@ -120,25 +120,25 @@ def _choose_limits(
         return _choose_budget(request, traits, effort or "medium", usual) if resumable and not forced else plain
     level = _NEAREST_EFFORTS.get(effort, effort) if effort and effort not in traits.efforts else effort
     # Newer models omit their thinking from the answer unless a display is set.
-    thinking = {"type": "adaptive", "display": "summarized"} if traits.forced or not forced else None
+    thinking = {"type": "adaptive", "display": "summarized"} if traits.can_think_if_forced or not forced else None
     return msgspec.structs.replace(plain, thinking=thinking, effort=level)
 
 
-def _choose_budget(request: CreateRequest, traits: Traits, effort: str, usual: int) -> _OutputLimits:
+def _choose_budget(request: CreateRequest, traits: ModelTraits, effort: str, usual: int) -> _OutputLimits:
     budget = _BUDGETS[effort]
-    max_tokens = request.max_output_tokens or min(usual + budget, traits.longest)
+    max_tokens = request.max_output_tokens or min(usual + budget, traits.highest_max_tokens)
     budget = min(budget, max_tokens - _MIN_ANSWER_TOKENS)
     if budget < _MIN_BUDGET:
         return _OutputLimits(max_tokens=max_tokens)
     return _OutputLimits(max_tokens=max_tokens, thinking={"type": "enabled", "budget_tokens": budget})
 
 
-def _disable_thinking(plain: _OutputLimits, traits: Traits) -> _OutputLimits:
-    if traits.off == "omit":
+def _disable_thinking(plain: _OutputLimits, traits: ModelTraits) -> _OutputLimits:
+    if traits.thinking_off == "omit":
         return plain
-    if traits.off == "never":
+    if traits.thinking_off == "never":
         return msgspec.structs.replace(plain, effort=traits.efforts[0])
-    return msgspec.structs.replace(plain, thinking={"type": traits.off})
+    return msgspec.structs.replace(plain, thinking={"type": traits.thinking_off})
 
 
 # Tools
@@ -190,7 +190,7 @@ def _write_tool(tool: FunctionTool, *, strict: bool) -> JsonObject:
 # Output format, sampling and account fields
 
 
-def _find_schema(request: CreateRequest, traits: Traits) -> JsonObject | None:
+def _find_schema(request: CreateRequest, traits: ModelTraits) -> JsonObject | None:
     """Return the output schema; None if there is none or the API cannot enforce it."""
     text_format = request.text.format if request.text is not None else None
     if not isinstance(text_format, JsonSchemaFormat) or not traits.json_schema:
@@ -222,12 +222,12 @@ def _write_format_prompts(request: CreateRequest, schema: JsonObject | None) -> 
     return [block for prompt in prompts for block in write_text(prompt)]
 
 
-def _write_sampling(request: CreateRequest, traits: Traits, limits: _OutputLimits) -> JsonObject:
+def _write_sampling(request: CreateRequest, traits: ModelTraits, limits: _OutputLimits) -> JsonObject:
     """Return `temperature` or `top_p`.
 
     The API's highest temperature is 1. It takes one of the two fields, and neither together with thinking.
     """
-    if limits.is_thinking or not traits.sampling:
+    if limits.is_thinking or not traits.takes_sampling:
         return {}
     if request.temperature is not None and request.temperature != 1:
         return {"temperature": min(request.temperature, 1.0)}
