@@ -9,7 +9,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Preparer
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer, make_secret
-from antiphon.engine.serve.routing import Router
+from antiphon.engine.serve.routing import ModelRouter
 from antiphon.protocol.content import InputText, OutputText
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import CreateRequest
@@ -27,7 +27,7 @@ async def measure(folder: Path, *, rounds: int) -> dict[int, list[tuple[float, f
     store = SqliteStore(folder / "chains.db")
     await store.open()
     preparer = Preparer(
-        router=Router({"scripted": create("scripted", {}, folder)}, {}),
+        router=ModelRouter({"scripted": create("scripted", {}, folder)}, {}),
         store=store,
         prompts=Prompts(store),
         policy=Policy(),

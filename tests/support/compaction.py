@@ -11,7 +11,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compaction_item import CompactionContent, unseal_content
 from antiphon.engine.serve.compaction.compactor import Compactor
 from antiphon.engine.serve.compaction.expansion import expand_compactions, strip_compaction
-from antiphon.engine.serve.routing import Candidate, Route
+from antiphon.engine.serve.routing import Candidate, ModelRoute
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Message
@@ -100,8 +100,8 @@ class CountingBackend:
             self.open -= 1
 
     @property
-    def route(self) -> Route:
-        return Route([Candidate("test", self, self.models()[0])])
+    def route(self) -> ModelRoute:
+        return ModelRoute([Candidate("test", self, self.models()[0])])
 
 
 def make_turn(items: Sequence[Item | Unknown], **fields: Any) -> Turn:

@@ -18,7 +18,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     dead process on this machine are taken over within a second.
     `background_limits`: limits on background responses, shared by all processes that use the store.
     `first_delta_seconds`: time after which a stream begins although its model has not answered.
-    `models`: names for models, see `serve.routing.Router`.
+    `models`: names for models, see `serve.routing.ModelRouter`.
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """

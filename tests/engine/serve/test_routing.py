@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.base import Backend, Capabilities, Model, Turn
-from antiphon.engine.serve.routing import Router
+from antiphon.engine.serve.routing import ModelRouter
 from antiphon.errors import (
     AntiphonError,
     ConfigError,
@@ -57,15 +57,15 @@ class Station:
         yield [Text(self._name), Finish()]
 
 
-def make_router(*stations: tuple[str, Backend], names: Mapping[str, Sequence[str]] | None = None) -> Router:
-    return Router(dict(stations), names or {})
+def make_router(*stations: tuple[str, Backend], names: Mapping[str, Sequence[str]] | None = None) -> ModelRouter:
+    return ModelRouter(dict(stations), names or {})
 
 
 def turn(model: str) -> Turn:
     return Turn(request=CreateRequest(model=model), items=[])
 
 
-async def ask(router: Router, model: str) -> tuple[str, str]:
+async def ask(router: ModelRouter, model: str) -> tuple[str, str]:
     """Return the backend that answered and the one that the route reports."""
     serving = await router.find(model).start(turn(model))
     produced = [delta async for batch in serving.deltas for delta in batch]
@@ -169,7 +169,7 @@ FUNCTION, SEARCH, FILES = FunctionTool("f"), WebSearchTool(), FileSearchTool(["v
 PICTURE = Message("user", [InputImage(image_url="data:image/png;base64,aGk=")])
 
 
-def make_stations(**able: Any) -> Router:
+def make_stations(**able: Any) -> ModelRouter:
     """A route with an unavailable backend and a fallback."""
     down = Station("a", error=UpstreamError("down"), any_tool=True, images=True, logprobs=True)
     return make_router(("a", down), ("b", Station("b", **able)), names={"m": ["a/x", "b/y"]})

@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
-from antiphon.engine.background.event_writer import EventLog, EventWriter, end_log, read_log
+from antiphon.engine.background.event_writer import EventWriter, LoggedEvents, end_log, read_log
 from antiphon.engine.prepare.prepare import Accepted
 from antiphon.engine.respond.ids import Mint
 from antiphon.engine.respond.persistence import conversation_for
@@ -149,7 +149,7 @@ class Attempt:
             id=claimed.response_id, created_at=int(time.time()), status="queued", model=claimed.model, background=True
         )
 
-    async def _load_log(self) -> EventLog:
+    async def _load_log(self) -> LoggedEvents:
         """Return the events of earlier attempts that a reader may have seen."""
         project, response_id = self._claimed.project, self._claimed.response_id
         if self._claimed.attempt == 1 or await self._store.drop_events(project, response_id, owner=self._owner):
@@ -210,7 +210,7 @@ class Attempt:
             log = read_log(await self._store.read_events(self._claimed.project, self._claimed.response_id, -1))
         await self._fail(GIVEN_UP, log)
 
-    async def _fail(self, reason: Failure, log: EventLog | None) -> None:
+    async def _fail(self, reason: Failure, log: LoggedEvents | None) -> None:
         """End a response whose log cannot be continued."""
         ended, last = end_log(self._begin_response(), log or read_log([]), None if self._cancelled else reason)
         await self._store_final(ended, None if log is None else (log.next, [encode_json_line(event) for event in last]))

@@ -17,8 +17,7 @@ from antiphon.protocol import codec, events
 from antiphon.protocol.events import Event
 from antiphon.protocol.response import Response, ResponseError
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import EventLog as StoredEventLog
-from antiphon.store.base import LeaseLost
+from antiphon.store.base import EventLog, LeaseLost
 from antiphon.stream.deltas import Failure
 from antiphon.stream.sse import encode_json_line
 
@@ -30,7 +29,7 @@ FLUSH_SECONDS = 0.02
 RETRY_SECONDS = 1.0
 
 
-class EventLog(NamedTuple):
+class LoggedEvents(NamedTuple):
     """The events of earlier attempts, up to the first one that cannot be read, and the next sequence number."""
 
     events: list[Event | Unknown]
@@ -41,7 +40,7 @@ class EventLog(NamedTuple):
         return len(self.events) < self.next
 
 
-def read_log(rows: Iterable[tuple[int, bytes]]) -> EventLog:
+def read_log(rows: Iterable[tuple[int, bytes]]) -> LoggedEvents:
     """Decode the rows of the store: the sequence number and payload of each event."""
     decoded: list[Event | Unknown] = []
     following = 0
@@ -50,7 +49,7 @@ def read_log(rows: Iterable[tuple[int, bytes]]) -> EventLog:
             with suppress(ValueError):  # the log then has a gap
                 decoded.append(codec.decode_event(payload))
         following = number + 1
-    return EventLog(decoded, following)
+    return LoggedEvents(decoded, following)
 
 
 def make_queued_events(response: Response) -> list[Event]:
@@ -62,7 +61,7 @@ def make_queued_events(response: Response) -> list[Event]:
     return [events.Created(0, queued), events.Queued(1, queued)]
 
 
-def end_log(response: Response, log: EventLog, reason: Failure | None) -> tuple[Response, list[Event]]:
+def end_log(response: Response, log: LoggedEvents, reason: Failure | None) -> tuple[Response, list[Event]]:
     """Return the final response and last events of a run whose log cannot be continued.
 
     The response has the completed output items of the log. Without a reason, it is cancelled.
@@ -85,7 +84,7 @@ class EventWriter:
     `changed` is set, and replaced, when the log has grown or is complete.
     """
 
-    def __init__(self, store: StoredEventLog, *, project: str, response_id: str, owner: str) -> None:
+    def __init__(self, store: EventLog, *, project: str, response_id: str, owner: str) -> None:
         self._store = store
         self._project = project
         self._response_id = response_id

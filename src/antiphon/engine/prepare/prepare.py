@@ -38,7 +38,7 @@ from antiphon.engine.serve.compaction.expansion import (
     expand_compactions,
     repair_before_trigger,
 )
-from antiphon.engine.serve.routing import Candidate, Route, Router
+from antiphon.engine.serve.routing import Candidate, ModelRoute, ModelRouter
 from antiphon.engine.serve.sealed_reasoning import drop_unreadable_seals
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText
@@ -58,7 +58,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     turn: Turn
-    route: Route
+    route: ModelRoute
     input: Items
     mint: Mint
     created_at: int
@@ -77,7 +77,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 class Preparer:
     """Prepares requests for the models of a router, on the state in a store."""
 
-    def __init__(self, *, router: Router, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer) -> None:
+    def __init__(self, *, router: ModelRouter, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer) -> None:
         self._router = router
         self._store = store
         self._prompts = prompts

@@ -19,18 +19,16 @@ from collections.abc import Mapping, Sequence
 
 from antiphon.backends.base import Backend, Model
 from antiphon.engine.policy import Policy
-from antiphon.engine.prepare.prepare import Accepted, Prepared, Preparer
+from antiphon.engine.prepare.prepare import Prepared, Preparer
 from antiphon.engine.prompts import Prompts
-from antiphon.engine.respond.session import Session
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compactor import CompactedTurn, Compactor
 from antiphon.engine.serve.first_delta import wait_for_start
-from antiphon.engine.serve.routing import ModelStatus, Router, Serving
+from antiphon.engine.serve.routing import ModelRouter, ModelStatus, Serving
 from antiphon.engine.serve.sealed_reasoning import SealedReasoning
 from antiphon.engine.serve.strict_output import StrictOutput
 from antiphon.engine.serve.tool_emulation.emulator import Emulator
 from antiphon.engine.serve.truncation import Truncation
-from antiphon.protocol.request import CreateRequest
 from antiphon.store.base import Store
 from antiphon.stream.deltas import Delta
 
@@ -48,8 +46,9 @@ class Pipeline:
         self, backends: Mapping[str, Backend], *, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer
     ) -> None:
         self._backends = {name: add_stages(name, backend, sealer) for name, backend in backends.items()}
-        self._router = Router(self._backends, policy.models, unsupported=policy.unsupported_tools)
-        self._preparer = Preparer(router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer)
+        self._router = ModelRouter(self._backends, policy.models, unsupported=policy.unsupported_tools)
+        preparer = Preparer(router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer)
+        self.prepare = preparer.prepare
         self._compactor = Compactor(sealer)
 
     async def start(self) -> None:
@@ -67,18 +66,6 @@ class Pipeline:
     def classify(self, model: str) -> ModelStatus:
         """Return the status of a model name in this process."""
         return self._router.classify(model)
-
-    async def prepare(
-        self,
-        request: CreateRequest,
-        *,
-        project: str,
-        session: Session | None = None,
-        repair: bool = False,
-        accepted: Accepted | None = None,
-    ) -> Prepared:
-        """Prepare a request. See `Preparer.prepare`."""
-        return await self._preparer.prepare(request, project=project, session=session, repair=repair, accepted=accepted)
 
     async def serve(
         self, prepared: Prepared, *, first_delta_seconds: float | None = None, replayed: Sequence[Delta] = ()

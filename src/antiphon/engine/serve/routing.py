@@ -75,7 +75,7 @@ class Serving(msgspec.Struct, frozen=True):
         return Served(self.candidate.model.id, self.candidate.name) if self.candidate is not None else None
 
 
-class Route(msgspec.Struct, frozen=True):
+class ModelRoute(msgspec.Struct, frozen=True):
     """The candidates for a model, in order. Requests are prepared for the first candidate's capabilities."""
 
     candidates: Sequence[Candidate]
@@ -159,7 +159,7 @@ def adapt(
     return turn, [*warnings, *left_out]
 
 
-class Router:
+class ModelRouter:
     """Finds the route of a model among all backends and the names that the settings define.
 
     `names` maps a name, or a pattern with `*`, to targets: `backend`, or `backend/model` to use another model name.
@@ -177,7 +177,7 @@ class Router:
         self._unsupported = unsupported
         self._names = {name: [_parse_target(name, target, backends) for target in names[name]] for name in names}
         self._patterns = [name for name in names if "*" in name]
-        self._listed: dict[str, Route] = {}
+        self._listed: dict[str, ModelRoute] = {}
         self._lists: list[Sequence[Model]] = []
 
     def models(self) -> list[Model]:
@@ -190,7 +190,7 @@ class Router:
         listed = (route.first.model for route in self._index().values())
         return list({model.id: model for model in (*listed, *named)}.values())
 
-    def find(self, model: str) -> Route:
+    def find(self, model: str) -> ModelRoute:
         """Return the route of a model. Raises ModelNotFound."""
         targets = self._names.get(model)
         if targets is None:
@@ -198,7 +198,7 @@ class Router:
             targets = self._names[pattern] if pattern is not None else None
         if targets is not None:
             candidates = [self._make_candidate(backend, there or model) for backend, there in targets]
-            return Route(candidates, self._unsupported)
+            return ModelRoute(candidates, self._unsupported)
         listed = self._index().get(model)
         if listed is not None:
             return listed
@@ -208,7 +208,7 @@ class Router:
             raise ModelNotFound(
                 f"The model '{model}' does not exist. Available models: {known or 'none'}.", param="model"
             )
-        return Route([candidate])
+        return ModelRoute([candidate])
 
     def classify(self, model: str) -> ModelStatus:
         """Return the status of a model name. A name in the settings counts as listed."""
@@ -218,13 +218,13 @@ class Router:
             return "unknown"
         return "listed" if model in self._names or any(each.is_listed for each in route.candidates) else "unlisted"
 
-    def _index(self) -> dict[str, Route]:
+    def _index(self) -> dict[str, ModelRoute]:
         lists = [backend.models() for backend in self._backends.values()]
         if lists != self._lists:  # cheap while a backend returns the same list object
-            listed: dict[str, Route] = {}
+            listed: dict[str, ModelRoute] = {}
             for (name, backend), models in zip(self._backends.items(), lists, strict=True):
                 for model in models:
-                    listed.setdefault(model.id, Route([Candidate(name, backend, model)]))
+                    listed.setdefault(model.id, ModelRoute([Candidate(name, backend, model)]))
             self._lists, self._listed = lists, listed
         return self._listed
 

@@ -32,7 +32,7 @@ from antiphon.engine.serve.compaction.window import (
     measure_window,
     shrink_window,
 )
-from antiphon.engine.serve.routing import Route, Serving
+from antiphon.engine.serve.routing import ModelRoute, Serving
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec, events
 from antiphon.protocol.items import Compaction, Item, Message
@@ -78,11 +78,11 @@ class Compactor:
         self._sealer = sealer
         self._summariser = Summariser(timeout=summary_timeout)
 
-    async def compact(self, route: Route, turn: Turn) -> CompactedTurn:
+    async def compact(self, route: ModelRoute, turn: Turn) -> CompactedTurn:
         """Compact the whole turn. Raises ContextLengthExceeded if instructions and tools fill the window."""
         return await self._compact(route, turn, await measure_window(route, turn))
 
-    async def start(self, route: Route, turn: Turn, *, replayed: Sequence[Delta] = ()) -> Deltas | None:
+    async def start(self, route: ModelRoute, turn: Turn, *, replayed: Sequence[Delta] = ()) -> Deltas | None:
         """Start a turn that has to be compacted first. Return None if the turn needs no compaction.
 
         `replayed` are the deltas of an earlier attempt at the turn. A compaction among them is used again.
@@ -98,14 +98,14 @@ class Compactor:
         emitted = next((delta.item for delta in replayed if isinstance(delta, deltas.CloseItem)), None)
         return self._stream(route, turn, window, emitted if isinstance(emitted, Compaction) else None)
 
-    async def _exceeds_threshold(self, route: Route, turn: Turn) -> bool:
+    async def _exceeds_threshold(self, route: ModelRoute, turn: Turn) -> bool:
         if not turn.request.context_management:
             return False
         found = find_last_compaction(turn.items, self._sealer, project=turn.project)
         return await exceeds_threshold(route, turn, found[1].list_items() if found is not None else None)
 
     async def _stream(
-        self, route: Route, turn: Turn, window: ContextWindow, emitted: Compaction | None
+        self, route: ModelRoute, turn: Turn, window: ContextWindow, emitted: Compaction | None
     ) -> AsyncGenerator[Sequence[Delta], None]:
         yield _START_DELTAS
         if emitted is None:
@@ -133,13 +133,13 @@ class Compactor:
             async for batch in answer:
                 yield [_add_usage(delta, compacted.usage) for delta in batch]
 
-    async def _start_answer(self, route: Route, turn: Turn, compacted: CompactedTurn) -> Serving:
+    async def _start_answer(self, route: ModelRoute, turn: Turn, compacted: CompactedTurn) -> Serving:
         """Start the answer to the compacted turn."""
         expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
         return await route.start(msgspec.structs.replace(turn, items=expanded.items))
 
     async def _start_shrinking(
-        self, route: Route, turn: Turn, compacted: CompactedTurn
+        self, route: ModelRoute, turn: Turn, compacted: CompactedTurn
     ) -> tuple[CompactedTurn, Serving | Exception]:
         """Start the answer. While the model refuses the length, compact again for a smaller window."""
         left = _MAX_SHRINKS
@@ -156,7 +156,7 @@ class Compactor:
             again = await self._compact(route, turn, smaller)
             compacted = msgspec.structs.replace(again, usage=again.usage + compacted.usage)
 
-    async def _compact(self, route: Route, turn: Turn, window: ContextWindow) -> CompactedTurn:
+    async def _compact(self, route: ModelRoute, turn: Turn, window: ContextWindow) -> CompactedTurn:
         """Compact for this window, or for a smaller one if the model refuses its size."""
         for _ in range(_MAX_SHRINKS):
             try:
@@ -170,7 +170,7 @@ class Compactor:
         return await self._compact_for(window, route, turn, use_model=False)
 
     async def _compact_for(
-        self, window: ContextWindow, route: Route, turn: Turn, *, use_model: bool = True
+        self, window: ContextWindow, route: ModelRoute, turn: Turn, *, use_model: bool = True
     ) -> CompactedTurn:
         """Compact for this window. Without `use_model` the summary consists of extracts.
 
@@ -205,7 +205,7 @@ class Compactor:
 
 
 async def _select_fitting(
-    route: Route, turn: Turn, items: list[Item | Unknown], window: ContextWindow, *, limit: int
+    route: ModelRoute, turn: Turn, items: list[Item | Unknown], window: ContextWindow, *, limit: int
 ) -> SelectedItems:
     """Select the items to retain, and reduce the size limits until their token count fits `limit`."""
     hard = window.room * CHARACTERS_PER_TOKEN
@@ -220,7 +220,7 @@ async def _select_fitting(
     return SelectedItems([], [], items)
 
 
-async def _set_summary(route: Route, turn: Turn, content: CompactionContent, summary: str, *, limit: int) -> None:
+async def _set_summary(route: ModelRoute, turn: Turn, content: CompactionContent, summary: str, *, limit: int) -> None:
     """Set the summary, clipped until the content fits `limit`."""
     content.summary = summary
     while content.summary:

@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon.backends.base import Turn
 from antiphon.engine.serve.compaction.clipping import clip_text
-from antiphon.engine.serve.routing import Route
+from antiphon.engine.serve.routing import ModelRoute
 from antiphon.errors import ContextLengthExceeded, ModelError
 from antiphon.protocol import codec, items
 from antiphon.protocol.content import InputText, extract_text
@@ -63,7 +63,7 @@ class Summariser:
         self._timeout = timeout
 
     async def summarise(
-        self, route: Route, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
+        self, route: ModelRoute, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
     ) -> Summary:
         """Return a summary of at most about `tokens` tokens, or extracts if the model writes none.
 
@@ -91,7 +91,7 @@ class Summariser:
         return Summary(_EXTRACTS + write_transcript(conversation, size), Usage(0, 0, 0), None)
 
     async def _make_turn(
-        self, route: Route, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
+        self, route: ModelRoute, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
     ) -> Turn:
         """Return the turn that requests the summary, with as much of the conversation as fits the window."""
         original = turn.request

@@ -7,7 +7,7 @@ import msgspec
 
 from antiphon.backends.base import Turn
 from antiphon.engine.serve.compaction.expansion import is_never_compacted
-from antiphon.engine.serve.routing import Route
+from antiphon.engine.serve.routing import ModelRoute
 from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
@@ -44,20 +44,20 @@ class ContextWindow(msgspec.Struct, frozen=True):
         return self.fixed + int(self.room * _USABLE_SHARE)
 
 
-async def count_conversation(route: Route, turn: Turn, conversation: Sequence[Item | Unknown]) -> int:
+async def count_conversation(route: ModelRoute, turn: Turn, conversation: Sequence[Item | Unknown]) -> int:
     """Count the tokens of the turn with this conversation instead of its own."""
     fixed = [item for item in turn.items if is_never_compacted(item)]
     return await route.count_tokens(msgspec.structs.replace(turn, items=[*fixed, *conversation]))
 
 
-async def measure_window(route: Route, turn: Turn) -> ContextWindow:
+async def measure_window(route: ModelRoute, turn: Turn) -> ContextWindow:
     """Measure the window. Raises ContextLengthExceeded if instructions and tools leave no room in it."""
     known = _find_known_size(route)
     return await _measure(route, turn, size=known or ASSUMED_WINDOW, is_guess=known is None)
 
 
 async def shrink_window(
-    route: Route, turn: Turn, window: ContextWindow, refusal: ContextLengthExceeded
+    route: ModelRoute, turn: Turn, window: ContextWindow, refusal: ContextLengthExceeded
 ) -> ContextWindow | None:
     """Return a smaller window after the model refused a turn that should fit. None if no room would be left."""
     found = _REPORTED_SIZE.search(refusal.message.replace(",", ""))
@@ -70,7 +70,7 @@ async def shrink_window(
         return None
 
 
-async def _measure(route: Route, turn: Turn, *, size: int, is_guess: bool) -> ContextWindow:
+async def _measure(route: ModelRoute, turn: Turn, *, size: int, is_guess: bool) -> ContextWindow:
     fixed = await count_conversation(route, turn, [])
     spare = size - fixed
     room = spare - min(turn.request.max_output_tokens or spare // 4, spare // 2)
@@ -84,7 +84,7 @@ async def _measure(route: Route, turn: Turn, *, size: int, is_guess: bool) -> Co
     return ContextWindow(size, fixed, room, min(room, wanted), is_guess)
 
 
-async def exceeds_threshold(route: Route, turn: Turn, retained: Sequence[Item | Unknown] | None) -> bool:
+async def exceeds_threshold(route: ModelRoute, turn: Turn, retained: Sequence[Item | Unknown] | None) -> bool:
     """Return True if the turn exceeds the threshold of its request.
 
     `retained` are the items of an earlier compaction. If they alone exceed the threshold, the turn counts only when
@@ -102,16 +102,16 @@ async def exceeds_threshold(route: Route, turn: Turn, retained: Sequence[Item | 
     )
 
 
-def _find_threshold(route: Route, turn: Turn) -> int:
+def _find_threshold(route: ModelRoute, turn: Turn) -> int:
     thresholds = [each.compact_threshold for each in turn.request.context_management or ()]
     return min([each for each in thresholds if each is not None] or [int(_find_size(route) * DEFAULT_THRESHOLD)])
 
 
-def _find_size(route: Route) -> int:
+def _find_size(route: ModelRoute) -> int:
     return _find_known_size(route) or ASSUMED_WINDOW
 
 
-def _find_known_size(route: Route) -> int | None:
+def _find_known_size(route: ModelRoute) -> int | None:
     # The smallest window: every candidate must be able to serve the turn.
     known = [candidate.model.context_window for candidate in route.candidates]
     return min((window for window in known if window is not None), default=None)
