@@ -1,4 +1,4 @@
-"""A server that everyone may use who leaves nothing running on it, and what was collected, for the manifest."""
+"""Servers and agent stages for the behaviour tests, and the collected test ids for the manifest."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -15,20 +15,21 @@ from support.live_server import LiveServer, make_settings
 COLLECTED = pytest.StashKey[set[str]]()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and -m take some of them away
+@pytest.hookimpl(tryfirst=True)  # before -k and -m deselect tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[COLLECTED] = {item.nodeid for item in items}
 
 
 @pytest.fixture(scope="session")
 def collected(request: pytest.FixtureRequest) -> set[str]:
-    """The ids of all tests of this run; nothing if only single tests were asked for."""
-    asked_for_some = any("::" in argument for argument in request.config.args)
-    return set() if asked_for_some else request.config.stash[COLLECTED]
+    """Return the ids of all collected tests, or none if single tests were requested."""
+    is_partial = any("::" in argument for argument in request.config.args)
+    return set() if is_partial else request.config.stash[COLLECTED]
 
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[LiveServer]:
+    """A shared server. Tests that use it leave nothing running on it."""
     running = LiveServer(SCRIPT, make_settings())
     yield running
     running.stop()
@@ -44,7 +45,7 @@ def guarded() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
-    """Starts a server with a script on an SQLite file, which is the same each time in one test."""
+    """Start servers with a script. All servers of one test share one SQLite file."""
     started: list[LiveServer] = []
 
     def start(script: dict[str, Any] | None = None, **changes: Any) -> LiveServer:
@@ -59,7 +60,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
 
 @pytest.fixture
 async def stage() -> AsyncIterator[OurStage]:
-    """For agents on a model in this process."""
+    """A stage for agents with a model in this process."""
     async with open_stage("in process") as opened:
         assert isinstance(opened, OurStage)
         yield opened
@@ -67,7 +68,7 @@ async def stage() -> AsyncIterator[OurStage]:
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[TheirStage]:
-    """For agents on a server that is not ours."""
+    """A stage for agents with a model of another server."""
     async with open_stage("upstream") as opened:
         assert isinstance(opened, TheirStage)
         yield opened

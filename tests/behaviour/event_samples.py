@@ -1,4 +1,4 @@
-"""An event of every type, with nothing but what it must have."""
+"""An event of every type, with only its required fields."""
 
 from typing import Any
 

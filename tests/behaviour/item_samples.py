@@ -1,4 +1,4 @@
-"""One item of every type, as a client would send it, with more than it must have."""
+"""One item of every type as a client sends it, with optional fields."""
 
 from typing import Any
 
@@ -222,7 +222,7 @@ _PAIRS = {
 
 
 def in_company(kind: str) -> list[Json]:
-    """The item, with the call or the output that belongs to it."""
+    """Return the item with the call or the output that belongs to it."""
     for call, output in _PAIRS.items():
         if kind in (call, output):
             return [ITEMS[call], ITEMS[output]]

@@ -1,4 +1,4 @@
-"""One of everything else on the wire: parts, annotations, tools, choices and parameters."""
+"""Samples of parts, annotations, tools, tool choices and parameters."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ TOOLS: dict[str, Json] = {
     "web_search_preview_2025_03_11": {"type": "web_search_preview_2025_03_11"},
 }
 
-# What the model says to call each of them, and the item that the client gets of it.
+# By tool: the model's function call, and the type of the item that the client gets.
 CALLED: dict[str, tuple[Json, str]] = {
     "custom": ({"name": "draw", "arguments": {"input": "aa"}}, "custom_tool_call"),
     "namespace": ({"name": "n__look_up", "arguments": {}}, "function_call"),
@@ -80,7 +80,7 @@ CALLED: dict[str, tuple[Json, str]] = {
     "apply_patch": ({"name": "apply_patch", "arguments": {"type": "delete_file", "path": "a"}}, "apply_patch_call"),
 }
 
-# What `tool_choice` is in each of its forms; where it is not listed, the form is nothing but its type.
+# The forms of `tool_choice`. A form that is not listed has only its type.
 CHOICES: dict[str, Any] = {
     "none": "none",
     "auto": "auto",
@@ -92,7 +92,7 @@ CHOICES: dict[str, Any] = {
 }
 
 SCHEMA: Json = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
-# Each value is another one than the default.
+# No value is the default.
 PARAMETERS: dict[str, Any] = {
     "access_programs": {"cyber": "standard"},
     "background": True,

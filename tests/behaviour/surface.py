@@ -1,4 +1,4 @@
-"""The names that the manifest must have: those of the lists beside the repository, or those of our own types."""
+"""The names that the manifest must have: from the lists beside the repository, or from the types in src."""
 
 import re
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from antiphon.protocol.items import ITEMS, OutputItem
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS
 
 SHARED = Path(__file__).parents[3] / "shared"
-# Beyond the API's own list: what Codex sends, and what belongs to the message of a WebSocket.
+# Parameters that are not in the list: those that Codex sends, and those of a WebSocket message.
 OUR_PARAMETERS = {"client_metadata", "type", "generate", "stream_id"}
-# The SDK has it outside of the union that the list was read off.
+# The SDK does not have it in the union from which the list was made.
 OUR_PARTS = {"input_audio"}
 
 
@@ -22,7 +22,7 @@ def _tags(union: Any) -> set[str]:
     return {member.__struct_config__.tag for member in get_args(union)}
 
 
-# What our own types know. Endpoints are compared with the OpenAPI document (test_endpoints.py).
+# The names in the types of src. test_endpoints.py compares endpoints with the OpenAPI document.
 OWN: dict[str, Callable[[], set[str]]] = {
     "parameters": lambda: set(request.CreateRequest.__struct_encode_fields__),
     "input_items": lambda: set(ITEMS.members),
@@ -46,7 +46,7 @@ def _section(title: str) -> str:
 
 
 def _first_cells(title: str) -> set[str]:
-    """The names in the first cells of a section's table; a cell may hold several, divided by slashes."""
+    """Return the names in the first column of a section's table. A cell may have several, separated by slashes."""
     cells = re.findall(r"^\| `([^`]+)`", _section(title), re.MULTILINE)
     return {name for cell in cells for name in re.split(r" / ", cell)}
 
@@ -74,7 +74,7 @@ def _read_outcomes(label: str) -> set[str]:
 
 
 def _read_rules() -> set[str]:
-    """SEM-2.3 is the third rule of section 2; where a section is plain text, we have numbered its rules ourselves."""
+    """Return the rules: SEM-2.3 is the third rule of section 2. Sections without a list are numbered by hand."""
     text = (SHARED / "protocol" / "semantics.md").read_text(encoding="utf-8")
     listed = {"SEM-2.0", "SEM-4.1", "SEM-4.2", "SEM-7.1", "SEM-9.1", "SEM-9.2", "SEM-9.3", "SEM-11.1", "SEM-11.2"}
     listed |= {"SEM-14.1", "SEM-15.1"}

@@ -1,4 +1,4 @@
-"""What the acceptance suite of Open Responses asks of a server over HTTP, each answer judged by its OpenAPI document.
+"""The HTTP cases of the acceptance suite of Open Responses, validated with its OpenAPI document.
 
 The suite's WebSocket cases are in tests/server, with the rest of that transport.
 """
@@ -43,29 +43,29 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
 
 
-def test_a_basic_response_is_complete(server: LiveServer) -> None:
+def test_basic_response_is_complete(server: LiveServer) -> None:
     response = ask(server, input=[{"type": "message", "role": "user", "content": "Say hello in three words."}])
     assert text_of(response)
     assert response["output"][0]["role"] == "assistant"
 
 
-def test_a_streamed_response_is_a_legal_ladder_of_events(server: LiveServer) -> None:
+def test_streamed_response_has_valid_events(server: LiveServer) -> None:
     body = {"model": "scripted", "input": "Count to five.", "stream": True}
     events = read_events(server.ask("POST", "/v1/responses", body))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1]["type"] == "response.completed"
-    spoken = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
-    assert spoken == text_of(events[-1]["response"]) != ""
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert text == text_of(events[-1]["response"]) != ""
 
 
-def test_a_system_prompt_is_taken_as_a_message_and_as_instructions(server: LiveServer) -> None:
+def test_system_prompt_is_accepted_as_message_and_instructions(server: LiveServer) -> None:
     messages = [{"role": "system", "content": "Talk like a pirate."}, {"role": "user", "content": "Say hello."}]
     assert text_of(ask(server, input=messages))
     assert ask(server, input="Say hello.", instructions="Talk like a pirate.")["instructions"] == "Talk like a pirate."
 
 
-def test_a_tool_is_called_and_its_output_taken(server: LiveServer) -> None:
+def test_tool_is_called_and_its_output_accepted(server: LiveServer) -> None:
     response = ask(server, input="call", tools=[WEATHER])
     call = next(item for item in response["output"] if item["type"] == "function_call")
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"celsius": 18}'}
@@ -73,12 +73,12 @@ def test_a_tool_is_called_and_its_output_taken(server: LiveServer) -> None:
     assert after["output"]
 
 
-def test_an_image_is_read(server: LiveServer) -> None:
+def test_image_input_is_accepted(server: LiveServer) -> None:
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": PIXEL}]
     assert text_of(ask(server, input=[{"role": "user", "content": parts}]))
 
 
-def test_a_conversation_of_several_turns_is_read_in_order(server: LiveServer) -> None:
+def test_conversation_of_several_turns_is_accepted(server: LiveServer) -> None:
     turns = [
         {"role": "user", "content": "My name is Ada."},
         {"role": "assistant", "content": "Hello, Ada."},
@@ -89,7 +89,7 @@ def test_a_conversation_of_several_turns_is_read_in_order(server: LiveServer) ->
     assert ask(server, input="Who am I?", previous_response_id=first["id"])["previous_response_id"] == first["id"]
 
 
-def test_the_phase_of_an_assistants_message_is_kept(server: LiveServer) -> None:
+def test_phase_of_an_assistant_message_is_stored(server: LiveServer) -> None:
     turns = [
         {"role": "user", "content": "Look it up."},
         {"role": "assistant", "content": "I am looking.", "phase": "commentary"},
@@ -97,12 +97,12 @@ def test_the_phase_of_an_assistants_message_is_kept(server: LiveServer) -> None:
         {"role": "user", "content": "Thanks."},
     ]
     response = ask(server, input=turns)
-    kept = server.ask("GET", f"/v1/responses/{response['id']}/input_items?order=asc").json["data"]
-    assert [item.get("phase") for item in kept] == [None, "commentary", "final_answer", None]
+    stored = server.ask("GET", f"/v1/responses/{response['id']}/input_items?order=asc").json["data"]
+    assert [item.get("phase") for item in stored] == [None, "commentary", "final_answer", None]
     assert not any("phase" in item for item in response["output"])
 
 
-def test_a_conversation_is_compacted_and_gone_on_with(server: LiveServer) -> None:
+def test_compacted_conversation_can_be_continued(server: LiveServer) -> None:
     turns = [
         {"role": "user", "content": "My name is Ada."},
         {"role": "assistant", "content": "Hello, Ada."},
@@ -116,6 +116,6 @@ def test_a_conversation_is_compacted_and_gone_on_with(server: LiveServer) -> Non
     assert text_of(ask(server, input=[*window, {"role": "user", "content": "Where do I live?"}]))
 
 
-def test_compacting_needs_a_model(server: LiveServer) -> None:
+def test_compact_requires_a_model(server: LiveServer) -> None:
     answer = server.ask("POST", "/v1/responses/compact", {"input": "hi"})
     assert (answer.status, answer.json["error"]["param"]) == (400, "model")

@@ -1,7 +1,6 @@
-"""Complaints about servers that translate to Chat Completions: what gets lost on that bridge. Nothing does here.
+"""Complaints about servers that translate to Chat Completions: C42, D43 to D52, E53, E54, E58, G67 to G69.
 
-What the model's server says, and what it is asked, is on a loopback socket: `upstream`. C42, D43 to D52, E53, E54, E58,
-and G67 to G69 once more.
+The upstream is a server on a loopback socket.
 """
 
 import asyncio
@@ -26,12 +25,12 @@ def call(call_id: str) -> Json:
     return {"type": "function_call", "call_id": call_id, "name": "look_up", "arguments": "{}"}
 
 
-def output(call_id: str, said: Any) -> Json:
-    return {"type": "function_call_output", "call_id": call_id, "output": said}
+def output(call_id: str, content: Any) -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": content}
 
 
 def shape(response: Json) -> list[tuple[str, ...]]:
-    """Each item as its type and what it says."""
+    """Return each item as its type and its text, or its type, name and arguments."""
     return [
         (item["type"], item["name"], item["arguments"])
         if item["type"] == "function_call"
@@ -40,7 +39,7 @@ def shape(response: Json) -> list[tuple[str, ...]]:
     ]
 
 
-async def test_pain_c_42_a_model_that_does_not_reason_is_not_asked_to() -> None:
+async def test_pain_c_42_reasoning_is_not_sent_to_a_model_without_it() -> None:
     """BerriAI/litellm#38842"""
     async with bridge(recorded("text")) as it:
         response = await it.ask("hi", reasoning={"effort": "high", "summary": "auto"})
@@ -58,24 +57,24 @@ async def test_pain_c_42_a_model_that_does_not_reason_is_not_asked_to() -> None:
         ("index_always_zero", [("function_call", "one", '{"x":1}'), ("function_call", "two", '{"y":2}')]),
     ],
 )
-async def test_pain_d_43_calls_and_their_arguments_are_never_lost(name: str, expected: list[Any]) -> None:
+async def test_pain_d_43_calls_and_arguments_are_not_lost(name: str, expected: list[Any]) -> None:
     """BerriAI/litellm#17246, #27144, #18238, #36262"""
     async with bridge(recorded(name), recorded(name)) as it:
         response = await it.ask("hi", tools=[LOOK_UP])
         events = await it.stream("hi", tools=[LOOK_UP])
     assert shape(response) == shape(events[-1]["response"]) == expected
-    told = of_type(events, "response.function_call_arguments.done")
-    assert [event["arguments"] for event in told] == [item[2] for item in expected if item[0] == "function_call"]
+    done = of_type(events, "response.function_call_arguments.done")
+    assert [event["arguments"] for event in done] == [item[2] for item in expected if item[0] == "function_call"]
 
 
-async def test_pain_d_44_a_server_that_speaks_chat_is_asked_nothing_else() -> None:
+async def test_pain_d_44_chat_server_gets_only_chat_requests() -> None:
     """BerriAI/litellm#13130"""
     async with bridge(recorded("text")) as it:
         await it.ask("hi")
         assert [request.path for request in it.upstream.requests] == ["/v1/chat/completions"]
 
 
-async def test_pain_d_45_a_refused_key_is_told_as_such() -> None:
+async def test_pain_d_45_rejected_key_is_an_authentication_error() -> None:
     """BerriAI/litellm#41385"""
     refused = json_of({"error": {"message": "Incorrect API key provided: sk-secret-123456"}}, 401)
     async with bridge(refused, api_key="sk-secret-123456") as it:
@@ -85,7 +84,7 @@ async def test_pain_d_45_a_refused_key_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("chat_is_up", [True, False])
-async def test_pain_d_45_one_that_only_speaks_chat_steps_in_and_says_what_is_wrong(chat_is_up: bool) -> None:
+async def test_pain_d_45_chat_fallback_serves_or_reports_its_error(chat_is_up: bool) -> None:
     """BerriAI/litellm#41385"""
     refused = json_of({"error": {"message": "No such key."}}, 401)
     async with serve([refused]) as first, serve([recorded("text") if chat_is_up else refused]) as second:
@@ -99,8 +98,8 @@ async def test_pain_d_45_one_that_only_speaks_chat_steps_in_and_says_what_is_wro
             answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", {"model": "best", "input": "hi"})
         finally:
             await asyncio.to_thread(running.stop)
-        asked = [request.path for each in (first, second) for request in each.requests]
-    assert asked == ["/v1/responses", "/v1/chat/completions"]
+        paths = [request.path for each in (first, second) for request in each.requests]
+    assert paths == ["/v1/responses", "/v1/chat/completions"]
     if chat_is_up:
         assert (answer.status, answer.json["status"], answer.json["served_by"]) == (200, "completed", "two/m")
     else:
@@ -108,7 +107,7 @@ async def test_pain_d_45_one_that_only_speaks_chat_steps_in_and_says_what_is_wro
         assert answer.json["error"]["message"].endswith("No such key.")
 
 
-async def test_pain_d_46_system_messages_are_at_the_beginning_wherever_they_came() -> None:
+async def test_pain_d_46_system_messages_are_moved_to_the_start() -> None:
     """ai-dynamo/dynamo#10206, vllm-project/vllm#41114, ogx-ai/ogx#6069, BerriAI/litellm#39852,
     ggml-org/llama.cpp#20215"""
     history = [say("user", "one"), say("developer", "B"), say("assistant", "two"), say("system", "C"), say("user", "3")]
@@ -122,7 +121,7 @@ async def test_pain_d_46_system_messages_are_at_the_beginning_wherever_they_came
         ]
 
 
-async def test_pain_d_47_a_picture_in_an_output_reaches_the_model() -> None:
+async def test_pain_d_47_image_in_a_tool_output_reaches_the_model() -> None:
     """ggml-org/llama.cpp#23542, #23380, #23890, #23465"""
     seen = [{"type": "input_text", "text": "done"}, {"type": "input_image", "image_url": PICTURE}]
     async with bridge(recorded("text")) as it:
@@ -139,19 +138,19 @@ async def test_pain_d_47_a_picture_in_an_output_reaches_the_model() -> None:
         ]
 
 
-async def test_pain_d_48_every_one_of_several_parallel_calls_arrives() -> None:
+async def test_pain_d_48_all_parallel_calls_arrive() -> None:
     """vllm-project/vllm#57791"""
     async with bridge(recorded("interleaved_calls")) as it:
         response = await it.ask("hi", tools=[LOOK_UP])
     assert shape(response) == [("function_call", "one", '{"x":1}'), ("function_call", "two", '{"y":2}')]
 
 
-async def test_pain_d_49_a_schema_is_asked_for_and_reasoning_stays_out_of_the_answer() -> None:
+async def test_pain_d_49_schema_is_sent_and_reasoning_is_not_in_the_answer() -> None:
     """vllm-project/vllm#44012"""
-    asked = {"type": "json_schema", "name": "sum", "schema": {"type": "object"}, "strict": True}
+    schema_format = {"type": "json_schema", "name": "sum", "schema": {"type": "object"}, "strict": True}
     answer = streamed({"reasoning": "Two and two."}, {"content": '{"sum":'}, {"content": " 4}"})
     async with bridge(answer) as it:
-        response = await it.ask("2+2?", text={"format": asked})
+        response = await it.ask("2+2?", text={"format": schema_format})
         assert it.sent[0]["response_format"] == {
             "type": "json_schema",
             "json_schema": {"name": "sum", "schema": {"type": "object"}, "strict": True},
@@ -159,41 +158,41 @@ async def test_pain_d_49_a_schema_is_asked_for_and_reasoning_stays_out_of_the_an
     assert shape(response) == [("reasoning", "Two and two."), ("message", '{"sum": 4}')]
 
 
-@pytest.mark.parametrize("said", ["Sure! The number is 4.", '{"number": 4}', '```json\n{"number": 4}\n```'])
-async def test_pain_d_49_an_answer_that_does_not_fit_is_no_success(said: str) -> None:
+@pytest.mark.parametrize("text", ["Sure! The number is 4.", '{"number": 4}', '```json\n{"number": 4}\n```'])
+async def test_pain_d_49_output_that_violates_the_schema_fails(text: str) -> None:
     """vllm-project/vllm#44012"""
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
-    asked = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
-    answer = streamed({"reasoning": "Two and two."}, {"content": said[:4]}, {"content": said[4:]})
+    text_options = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
+    answer = streamed({"reasoning": "Two and two."}, {"content": text[:4]}, {"content": text[4:]})
     async with bridge(answer, answer, answer) as it:
-        events = await it.stream("2+2?", text=asked)
-        # Where nobody listens it can be asked for once more, and is not told.
-        whole = await it.post("/v1/responses", {"model": "m", "input": "2+2?", "text": asked})
+        events = await it.stream("2+2?", text=text_options)
+        # Without a stream, the request is repeated and the first answer is not sent.
+        whole = await it.post("/v1/responses", {"model": "m", "input": "2+2?", "text": text_options})
         assert len(it.sent) == 3
     failed = events[-1]["response"]
     assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_output")
     assert (whole.status, whole.json["error"]["code"]) == (500, "invalid_output")
-    # It is told as it comes nevertheless.
-    assert [event["delta"] for event in of_type(events, "response.output_text.delta")] == [said[:4], said[4:]]
+    # The stream has the text as it came.
+    assert [event["delta"] for event in of_type(events, "response.output_text.delta")] == [text[:4], text[4:]]
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_pain_d_49_an_answer_that_does_not_fit_is_asked_for_once_more(stored: bool) -> None:
+async def test_pain_d_49_output_that_violates_the_schema_is_retried_once(stored: bool) -> None:
     """vllm-project/vllm#44012"""
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
-    asked = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
+    text_options = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
     wrong = streamed({"reasoning": "Two and two."}, {"content": "It is 4."})
     async with bridge(wrong, streamed({"content": '{"sum": 4}'})) as it:
-        response = await it.ask("2+2?", text=asked, store=stored)
-        said, wish = it.sent[1]["messages"][-2:]
+        response = await it.ask("2+2?", text=text_options, store=stored)
+        answer, correction = it.sent[1]["messages"][-2:]
         assert it.sent[1]["response_format"] == it.sent[0]["response_format"]
     assert shape(response) == [("message", '{"sum": 4}')]
     assert response["usage"]["total_tokens"] == 16
-    assert (said["role"], said["content"], wish["role"]) == ("assistant", "It is 4.", "user")
-    assert wish["content"].startswith("This answer is not what was asked for: not valid JSON")
+    assert (answer["role"], answer["content"], correction["role"]) == ("assistant", "It is 4.", "user")
+    assert correction["content"].startswith("This answer is not what was asked for: not valid JSON")
 
 
-async def test_pain_d_50_a_conversation_goes_on() -> None:
+async def test_pain_d_50_conversation_continues() -> None:
     """praxis-proxy/ai#665"""
     async with bridge(recorded("text"), recorded("text")) as it:
         made = (await it.post("/v1/conversations", {})).json["id"]
@@ -207,7 +206,7 @@ async def test_pain_d_50_a_conversation_goes_on() -> None:
         assert "conversation" not in it.sent[1]
 
 
-async def test_pain_d_51_what_is_the_default_anyway_is_accepted() -> None:
+async def test_pain_d_51_explicit_defaults_are_accepted() -> None:
     """stdapi-ai/stdapi.ai#160"""
     async with bridge(recorded("text")) as it:
         response = await it.ask("hi", truncation="disabled", store=True, background=False, service_tier="auto")
@@ -215,7 +214,7 @@ async def test_pain_d_51_what_is_the_default_anyway_is_accepted() -> None:
     assert (response["status"], response["truncation"]) == ("completed", "disabled")
 
 
-async def test_pain_d_52_a_call_keeps_its_id_both_ways() -> None:
+async def test_pain_d_52_call_id_is_unchanged_in_both_directions() -> None:
     """agent0ai/agent-zero#1724"""
     odd = "chatcmpl-tool-0a1b2c:функция/1"
     made = {"tool_calls": [{"index": 0, "id": odd, "function": {"name": "look_up", "arguments": "{}"}}]}
@@ -223,11 +222,11 @@ async def test_pain_d_52_a_call_keeps_its_id_both_ways() -> None:
         first = await it.ask("hi", tools=[LOOK_UP])
         assert first["output"][0]["call_id"] == odd
         await it.ask([output(odd, "ok")], previous_response_id=first["id"], tools=[LOOK_UP])
-        asked, answered = it.sent[1]["messages"][1:]
-    assert (asked["tool_calls"][0]["id"], answered["tool_call_id"]) == (odd, odd)
+        sent_call, sent_output = it.sent[1]["messages"][1:]
+    assert (sent_call["tool_calls"][0]["id"], sent_output["tool_call_id"]) == (odd, odd)
 
 
-async def test_pain_e_53_reasoning_that_led_to_a_call_is_passed_back() -> None:
+async def test_pain_e_53_reasoning_before_a_call_is_returned() -> None:
     """maximhq/bifrost#7320"""
     async with bridge(recorded("reasoning_then_call"), recorded("text"), model="deepseek-v4-pro") as it:
         first = await it.ask("hi", tools=[LOOK_UP])
@@ -236,7 +235,7 @@ async def test_pain_e_53_reasoning_that_led_to_a_call_is_passed_back() -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_pain_e_53_what_the_server_has_signed_is_passed_back_unchanged(stored: bool) -> None:
+async def test_pain_e_53_upstream_signature_is_returned_unchanged(stored: bool) -> None:
     """maximhq/bifrost#7320"""
     fields = {"tools": [LOOK_UP], "store": stored, "include": ["reasoning.encrypted_content"]}
     outputs = [output("fc_a", "ok"), output("fc_b", "ok")]
@@ -263,17 +262,19 @@ async def test_pain_e_53_what_the_server_has_signed_is_passed_back_unchanged(sto
         ("llama-3", None),
     ],
 )
-async def test_pain_e_54_whether_reasoning_goes_back_depends_on_the_model(model: str, field: str | None) -> None:
+async def test_pain_e_54_return_of_reasoning_depends_on_the_model(model: str, field: str | None) -> None:
     """vercel/ai#14740"""
-    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    reasoning = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
     async with bridge(recorded("text"), model=model) as it:
-        await it.ask([say("user", "go"), thought, call("call_a"), output("call_a", "ok")])
-        spoken = it.sent[0]["messages"][1]
-    assert {name: spoken[name] for name in spoken if name.startswith("reasoning")} == ({field: "Hm."} if field else {})
+        await it.ask([say("user", "go"), reasoning, call("call_a"), output("call_a", "ok")])
+        message = it.sent[0]["messages"][1]
+    assert {name: message[name] for name in message if name.startswith("reasoning")} == (
+        {field: "Hm."} if field else {}
+    )
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking_tags"])
-async def test_pain_e_58_reasoning_is_streamed_wherever_the_server_puts_it(name: str) -> None:
+async def test_pain_e_58_reasoning_in_any_field_is_streamed(name: str) -> None:
     """BerriAI/litellm#20246"""
     async with bridge(recorded(name)) as it:
         events = await it.stream("2+2?")
@@ -286,7 +287,7 @@ async def test_pain_e_58_reasoning_is_streamed_wherever_the_server_puts_it(name:
 WORD = b'data: {"choices":[{"delta":{"content":"So "}}]}\n\n'
 
 
-async def test_pain_g_67_the_models_server_is_left_when_the_client_leaves() -> None:
+async def test_pain_g_67_upstream_request_ends_when_the_client_disconnects() -> None:
     """ggml-org/llama.cpp#24496, vllm-project/vllm#54947, cubist38/mlx-openai-server#269"""
     async with bridge(stream_of(WORD, STALL)) as it:
         async with it.client() as client:
@@ -299,17 +300,17 @@ async def test_pain_g_67_the_models_server_is_left_when_the_client_leaves() -> N
 
 
 @pytest.mark.parametrize(
-    "said",
+    "payload",
     [
         {"error": {"message": "Out of memory.", "code": 500}},
         {"object": "error", "message": "Out of memory.", "type": "InternalServerError", "code": 500},
         {"choices": [{"delta": {}, "finish_reason": "error"}]},
     ],
 )
-async def test_pain_g_68_an_error_in_the_stream_of_the_models_server_is_told_and_stored(said: Json) -> None:
+async def test_pain_g_68_error_in_the_upstream_stream_is_sent_and_stored(payload: Json) -> None:
     """vllm-project/semantic-router#3063, Wei-Shaw/sub2api#5289"""
     gate = asyncio.Event()
-    async with bridge(stream_of(WORD, gate, f"data: {json.dumps(said)}\n\n".encode())) as it:
+    async with bridge(stream_of(WORD, gate, f"data: {json.dumps(payload)}\n\n".encode())) as it:
         events = []
         async with it.client() as client:
             raw = await client.responses.with_raw_response.create(model="m", input="hi", stream=True)
@@ -324,7 +325,7 @@ async def test_pain_g_68_an_error_in_the_stream_of_the_models_server_is_told_and
 
 
 @pytest.mark.parametrize("reply", [stream_of(RESET), stream_of(), stream_of(b"data: [DONE]\n\n"), Reply(raw=RESET)])
-async def test_pain_g_69_a_models_server_that_says_nothing_is_no_success(reply: Reply) -> None:
+async def test_pain_g_69_empty_upstream_response_fails(reply: Reply) -> None:
     """BerriAI/litellm#33222"""
     async with bridge(reply) as it:
         answer = await it.post("/v1/responses", {"model": "m", "input": "hi"})
@@ -332,7 +333,7 @@ async def test_pain_g_69_a_models_server_that_says_nothing_is_no_success(reply: 
 
 
 @pytest.mark.parametrize("ending", [(RESET,), ()], ids=["reset", "closed"])
-async def test_pain_g_69_a_models_server_that_breaks_off_is_no_success(ending: Any) -> None:
+async def test_pain_g_69_truncated_upstream_stream_fails(ending: Any) -> None:
     """BerriAI/litellm#33222"""
     async with bridge(stream_of(WORD, *ending)) as it:
         failed = (await it.stream("hi"))[-1]

@@ -1,4 +1,4 @@
-"""Complaints of clients that speak the Responses API to every server (L): each is a test."""
+"""Complaints of clients that use the Responses API with every server: L83 to L86."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 from support.live_server import LiveServer
 from support.websocket_client import WebSocketClient
 
-# What Codex sends with every turn.
+# The request that Codex sends for every turn.
 CODEX: dict[str, Any] = {
     "model": "scripted",
     "input": [
@@ -29,19 +29,19 @@ CODEX: dict[str, Any] = {
 }
 
 
-def test_pain_l_83_the_path_that_clients_call_by_default_is_there(server: LiveServer) -> None:
+def test_pain_l_83_default_paths_of_clients_exist(server: LiveServer) -> None:
     response = server.client().responses.create(model="scripted", input="hi")
     assert response.status == "completed"
     assert "scripted" in [model.id for model in server.client().models.list()]
 
 
-def test_pain_l_85_a_client_that_continues_and_sends_the_whole_history_too_does_not_tell_it_twice(
+def test_pain_l_85_history_sent_with_a_continuation_is_not_duplicated(
     serve: Callable[..., LiveServer],
 ) -> None:
     client = serve({"default": "I have read {history} items."}).client()
     first = client.responses.create(model="scripted", input="one")
-    asked = client.responses.input_items.list(first.id).data
-    resent = [item.model_dump(exclude_none=True) for item in (*asked, *first.output)]
+    input_items = client.responses.input_items.list(first.id).data
+    resent = [item.model_dump(exclude_none=True) for item in (*input_items, *first.output)]
     again = client.responses.create(
         model="scripted",
         previous_response_id=first.id,
@@ -50,7 +50,7 @@ def test_pain_l_85_a_client_that_continues_and_sends_the_whole_history_too_does_
     assert again.output_text == "I have read 3 items."
 
 
-def test_pain_l_84_what_codex_sends_is_answered_as_responses(server: LiveServer) -> None:
+def test_pain_l_84_codex_request_is_answered(server: LiveServer) -> None:
     answer = server.ask("POST", "/v1/responses", CODEX)
     assert answer.status == 200
     assert "event: response.output_item.done" in answer.body.decode()
@@ -58,7 +58,7 @@ def test_pain_l_84_what_codex_sends_is_answered_as_responses(server: LiveServer)
     assert "web_search is not available here" in answer.headers["x-antiphon-warnings"]
 
 
-def test_pain_l_86_compaction_and_websocket_are_there(server: LiveServer) -> None:
+def test_pain_l_86_compaction_and_websocket_are_supported(server: LiveServer) -> None:
     compacted = server.ask("POST", "/v1/responses/compact", {"model": "scripted", "input": "hi"})
     assert (compacted.status, compacted.json["object"]) == (200, "response.compaction")
     with WebSocketClient(server) as client:

@@ -1,4 +1,4 @@
-"""Complaints F59 to F61 about servers of this kind: compaction that is missing or lost. None of them is true here."""
+"""Complaints F59 to F61: compaction that is missing or lost."""
 
 import json
 from typing import Any
@@ -8,19 +8,19 @@ import pytest
 from behaviour.upstreams import bridge, refuse, streamed
 from behaviour.wire import ask, of_type, say, stream, text_of
 
-# As Codex sends it: rules first, then what was said, and the trigger last.
+# As Codex sends it: instructions first, then the messages, and the trigger last.
 HISTORY = [say("developer", "You are a coding agent."), say("user", "my name is ada"), say("assistant", "hello ada")]
 TRIGGER = {"type": "compaction_trigger"}
 
 
-def test_pain_f_59_compacting_is_answered_and_the_session_goes_on(server: Any) -> None:
+def test_pain_f_59_session_continues_after_compaction(server: Any) -> None:
     """caozhiyuan/copilot-api#359"""
     answer = server.ask("POST", "/v1/responses/compact", {"model": "scripted", "input": HISTORY, "instructions": "x"})
     assert (answer.status, answer.json["object"]) == (200, "response.compaction")
     assert text_of(ask(server, [*answer.json["output"], say("user", "recall")])) == "Your name is ada."
 
 
-def test_pain_f_60_a_trigger_is_answered_with_exactly_one_compaction(server: Any) -> None:
+def test_pain_f_60_trigger_gives_exactly_one_compaction(server: Any) -> None:
     """router-for-me/CLIProxyAPI#4848, #5857"""
     for store in (True, False):
         events = stream(server, [*HISTORY, TRIGGER], store=store, tools=[], parallel_tool_calls=True)
@@ -30,11 +30,11 @@ def test_pain_f_60_a_trigger_is_answered_with_exactly_one_compaction(server: Any
         assert events[-1]["response"]["output"] == [done["item"]]
 
 
-def test_pain_f_61_a_compaction_is_no_empty_promise(server: Any) -> None:
+def test_pain_f_61_compaction_item_contains_the_history(server: Any) -> None:
     """QuantumNous/new-api#5965, qxcnm/Codex-Manager#48, lidge-jun/opencodex#2833"""
     (item,) = ask(server, [*HISTORY, TRIGGER], store=False)["output"]
     assert item["encrypted_content"]
-    # Codex puts its rules in front anew, and goes on from the item.
+    # Codex puts its instructions in front again and continues from the item.
     assert text_of(ask(server, [HISTORY[0], item, say("user", "recall")], store=False)) == "Your name is ada."
 
 
@@ -47,7 +47,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_pain_f_61_a_compaction_has_room_in_the_window_of_a_model_that_its_server_does_not_list(
+async def test_pain_f_61_compaction_fits_the_window_of_an_unlisted_model(
     known: bool,
 ) -> None:
     """QuantumNous/new-api#5965, qxcnm/Codex-Manager#48, lidge-jun/opencodex#2833"""
@@ -57,8 +57,8 @@ async def test_pain_f_61_a_compaction_has_room_in_the_window_of_a_model_that_its
     async with bridge(*([] if known else [refused]), *replies, **options) as it:
         compacted = await it.ask([*LONG, TRIGGER], store=False)
         response = await it.ask([*compacted["output"], say("user", "recall")], store=False)
-        *_, summed_up, read = it.sent
+        *_, summary_request, request = it.sent
     assert (response["status"], text_of(response)) == ("completed", "Hello ada.")
-    assert "Her name is ada." in json.dumps(read["messages"])
-    assert len(json.dumps(summed_up["messages"])) < 4 * WINDOW
-    assert len(json.dumps(read["messages"])) < 4 * WINDOW
+    assert "Her name is ada." in json.dumps(request["messages"])
+    assert len(json.dumps(summary_request["messages"])) < 4 * WINDOW
+    assert len(json.dumps(request["messages"])) < 4 * WINDOW

@@ -1,4 +1,4 @@
-"""Complaints about files (K): on any bridge, a file reaches the model, or is refused by its place."""
+"""Complaint K82: a file reaches the model on every backend, or is rejected with its path."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from behaviour.wire import Json
 
 NOTE = "data:text/plain;base64,aGk="
 PAPER = "data:application/pdf;base64,JVBERi0="
-ASKED = [
+INPUT = [
     {
         "role": "user",
         "content": [
@@ -46,17 +46,17 @@ def document(title: str, source: str, media_type: str, data: str) -> Json:
                 {"type": "file", "file": {"filename": "paper.pdf", "file_data": PAPER}},
             ],
         ),
-        ("responses", "input", ASKED[0]["content"]),
+        ("responses", "input", INPUT[0]["content"]),
     ],
 )
-async def test_pain_k_82_a_file_reaches_the_model_on_every_bridge(kind: str, field: str, read: list[Json]) -> None:
+async def test_pain_k_82_file_reaches_the_model_on_every_backend(kind: str, field: str, read: list[Json]) -> None:
     """ogx-ai/ogx#4206, vllm-project/vllm#46562, praxis-proxy/ai#397"""
-    answer, sent = await ask_through(kind, ASKED)
+    answer, sent = await ask_through(kind, INPUT)
     assert (answer.status, [message["content"] for body in sent for message in body[field]]) == (200, [read])
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "place", "code"),
+    ("kind", "file", "param", "code"),
     [
         ("chat_completions", {"file_id": "file_1"}, "input[0].content[0].file_id", "unsupported_parameter"),
         ("chat_completions", {"file_url": "https://a.example/a.pdf"}, "input[0].content[0].file_url",
@@ -66,10 +66,10 @@ async def test_pain_k_82_a_file_reaches_the_model_on_every_bridge(kind: str, fie
         ("responses", {"filename": "a.txt"}, "input[0].content[0]", "invalid_value"),
     ],
 )  # fmt: skip
-async def test_pain_k_82_a_file_that_cannot_reach_the_model_is_refused_by_its_place(
-    kind: str, file: dict[str, Any], place: str, code: str
+async def test_pain_k_82_unsupported_file_is_rejected_with_its_path(
+    kind: str, file: dict[str, Any], param: str, code: str
 ) -> None:
-    """cloud-apim/otoroshi-llm-extension#186: it was lost in silence."""
+    """cloud-apim/otoroshi-llm-extension#186: the file was dropped without an error."""
     answer, sent = await ask_through(kind, [{"role": "user", "content": [{"type": "input_file"} | file]}])
     error = answer.json["error"]
-    assert (answer.status, error["param"], error["code"], sent) == (400, place, code, [])
+    assert (answer.status, error["param"], error["code"], sent) == (400, param, code, [])

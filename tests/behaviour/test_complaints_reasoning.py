@@ -1,4 +1,4 @@
-"""Complaints about reasoning that clients carry (E): each is a test."""
+"""Complaints E55 to E57 about reasoning items that clients send back."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,32 +30,32 @@ def say(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def carry(server: LiveServer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reasoning as a client that throws away what it can read carries it, and the answer it led to."""
-    thought, answer = ask(server, say("think")).json["output"]
-    return {name: value for name, value in thought.items() if name != "content"}, answer
+def get_reasoning(server: LiveServer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a reasoning item without its readable content, and the answer after it."""
+    reasoning, answer = ask(server, say("think")).json["output"]
+    return {name: value for name, value in reasoning.items() if name != "content"}, answer
 
 
 def test_pain_e_57_encrypted_reasoning_reaches_the_model_again(serve: Callable[..., LiveServer]) -> None:
     server = serve(SCRIPT)
-    thought, answer = carry(server)
-    assert "plinth" not in thought["encrypted_content"]
-    assert ask(server, say("think"), thought, answer, say("recall")).json["output"][0]["content"][0]["text"] == (
+    reasoning, answer = get_reasoning(server)
+    assert "plinth" not in reasoning["encrypted_content"]
+    assert ask(server, say("think"), reasoning, answer, say("recall")).json["output"][0]["content"][0]["text"] == (
         "The word is plinth."
     )
 
 
-def test_pain_e_56_reasoning_that_cannot_be_opened_does_not_kill_the_session(serve: Callable[..., LiveServer]) -> None:
+def test_pain_e_56_undecryptable_reasoning_does_not_end_the_session(serve: Callable[..., LiveServer]) -> None:
     server = serve(SCRIPT)
-    thought, answer = carry(server)
-    stale = thought | {"encrypted_content": "gAAAAABsealed-by-somebody-else"}
-    told = ask(server, say("think"), stale, answer, say("recall"))
-    assert told.status == 200
-    assert told.json["output"][0]["content"][0]["text"] == "I do not know."
-    assert "cannot be opened here" in told.headers["x-antiphon-warnings"]
+    reasoning, answer = get_reasoning(server)
+    stale = reasoning | {"encrypted_content": "gAAAAABsealed-by-somebody-else"}
+    response = ask(server, say("think"), stale, answer, say("recall"))
+    assert response.status == 200
+    assert response.json["output"][0]["content"][0]["text"] == "I do not know."
+    assert "cannot be opened here" in response.headers["x-antiphon-warnings"]
 
 
-async def test_pain_e_55_reasoning_of_one_backend_is_no_error_at_another(tmp_path: Path) -> None:
+async def test_pain_e_55_reasoning_of_another_backend_is_accepted(tmp_path: Path) -> None:
     opaque = {"default": [{"reasoning": "The word is plinth."}, {"seal": "signed-by-one"}, {"text": "I have a word."}]}
     scripts = {"one": opaque, "two": SCRIPT}
     backends = {name: create_scripted(name, {"script": script}, tmp_path) for name, script in scripts.items()}
@@ -69,9 +69,9 @@ async def test_pain_e_55_reasoning_of_one_backend_is_no_error_at_another(tmp_pat
         return await run.drain()
 
     first = await answer("first", [say("think")])
-    thought = first.output[0]
-    assert isinstance(thought, Reasoning)
-    assert "signed-by-one" not in (thought.encrypted_content or "")
+    reasoning = first.output[0]
+    assert isinstance(reasoning, Reasoning)
+    assert "signed-by-one" not in (reasoning.encrypted_content or "")
     moved = await answer("second", [say("think"), *first.output, say("recall")])
     assert (moved.status, moved.output_text, moved.served_by) == ("completed", "The word is plinth.", "two/scripted")
     await engine.close()

@@ -1,5 +1,4 @@
-"""Complaints about servers in front of others that speak Responses, and about not knowing who has served: C42 and E56
-on that bridge, H71, H75, J81."""
+"""Complaints about servers with a Responses API upstream: C42, E56, H71, H75, J81."""
 
 import asyncio
 import json
@@ -15,17 +14,17 @@ from support.live_server import LiveServer, make_settings
 from support.upstream_server import json_of, serve, stream_of
 
 
-async def test_pain_c_42_a_server_that_refuses_reasoning_is_asked_without_and_not_twice() -> None:
+async def test_pain_c_42_rejected_reasoning_is_not_sent_again() -> None:
     """BerriAI/litellm#38842"""
     refused = refuse(
         "Unsupported parameter: 'reasoning.effort' is not supported with this model.",
         param="reasoning.effort",
         code="unsupported_parameter",
     )
-    # As Codex asks every model.
-    asked = {"reasoning": {"effort": "high", "summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    # Codex sends these to every model.
+    fields = {"reasoning": {"effort": "high", "summary": "auto"}, "include": ["reasoning.encrypted_content"]}
     async with bridge(refused, answered(), answered(), kind="responses") as it:
-        answers = [await it.post("/v1/responses", {"model": "m", "input": "hi"} | asked) for _ in range(2)]
+        answers = [await it.post("/v1/responses", {"model": "m", "input": "hi"} | fields) for _ in range(2)]
         sent = [("reasoning" in body, body["include"]) for body in it.sent]
     assert [answer.json["status"] for answer in answers] == ["completed", "completed"]
     assert sent == [(True, ["reasoning.encrypted_content"]), (False, []), (False, [])]
@@ -33,7 +32,7 @@ async def test_pain_c_42_a_server_that_refuses_reasoning_is_asked_without_and_no
     assert warnings == ["no effect on this model: reasoning"] * 2
 
 
-async def test_pain_c_42_a_server_that_has_no_encrypted_reasoning_is_not_asked_for_it() -> None:
+async def test_pain_c_42_rejected_encrypted_reasoning_is_not_requested_again() -> None:
     """BerriAI/litellm#38842"""
     refused = refuse("Encrypted content is not supported with this model.", param="include")
     async with bridge(refused, answered(), answered(), kind="responses") as it:
@@ -45,54 +44,64 @@ async def test_pain_c_42_a_server_that_has_no_encrypted_reasoning_is_not_asked_f
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_pain_e_56_reasoning_that_its_server_cannot_decrypt_any_more_does_not_kill_the_session(
+async def test_pain_e_56_reasoning_the_upstream_cannot_decrypt_is_dropped(
     stored: bool,
 ) -> None:
     """maximhq/bifrost#5892, Wei-Shaw/sub2api#3038, anomalyco/opencode#48864"""
     message = "The encrypted content gAAA...DQ== could not be verified."
     refused = refuse(message, code="invalid_encrypted_content")
-    thoughts = [{"type": "reasoning", "summary": [], "encrypted_content": each} for each in ("old key", "new key")]
+    reasoning_items = [
+        {"type": "reasoning", "summary": [], "encrypted_content": each} for each in ("old key", "new key")
+    ]
     fields: Json = {"reasoning": {"effort": "low"}, "store": stored}
     if not stored:
         fields["include"] = ["reasoning.encrypted_content"]
-    replies = [answered(thoughts[0]), refused, answered(thoughts[1]), answered()]
+    replies = [answered(reasoning_items[0]), refused, answered(reasoning_items[1]), answered()]
     async with bridge(*replies, kind="responses") as it:
         history: list[Any] = []
         previous = None
         for word in ("one", "two", "three"):
-            asked = [say("user", word)]
+            message = [say("user", word)]
             if stored:
-                response = await it.ask(asked, previous_response_id=previous, **fields)
+                response = await it.ask(message, previous_response_id=previous, **fields)
             else:
-                response = await it.ask([*history, *asked], **fields)
+                response = await it.ask([*history, *message], **fields)
             assert response["status"] == "completed"
-            previous, history = response["id"], [*history, *asked, *response["output"]]
+            previous, history = response["id"], [*history, *message, *response["output"]]
         sent = [
             [item["encrypted_content"] for item in body["input"] if item["type"] == "reasoning"] for body in it.sent
         ]
-    # What was sealed since is not lost with what was sealed before.
+    # Reasoning that was encrypted later is still sent.
     assert sent == [[], ["old key"], [], ["new key"]]
 
 
 MCP = {"type": "mcp", "server_label": "docs", "server_url": "https://mcp.example.org", "require_approval": "always"}
 
 
-async def test_pain_h_71_approvals_are_asked_for_by_who_runs_the_tool() -> None:
+async def test_pain_h_71_approval_request_of_the_upstream_is_forwarded() -> None:
     """ogx-ai/ogx#3443, smg-project/smg#159, vllm-project/agentic-api#145"""
     request = {"type": "mcp_approval_request", "id": "mcpr_up", "server_label": "docs", "name": "f", "arguments": "{}"}
     async with bridge(answered(request), answered(), kind="responses") as it:
         first = await it.ask("hi", tools=[MCP])
-        asked = first["output"][0]
-        approval = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+        request_item = first["output"][0]
+        approval = {"type": "mcp_approval_response", "approval_request_id": request_item["id"], "approve": True}
         await it.ask([approval], previous_response_id=first["id"], tools=[MCP])
         assert [body["tools"] for body in it.sent] == [[MCP], [MCP]]
-        shown, answer = (item for item in it.sent[1]["input"] if item["type"].startswith("mcp_"))
-    assert (asked["type"], asked["name"], asked["arguments"]) == ("mcp_approval_request", "f", "{}")
-    assert (shown["id"], answer["approval_request_id"], answer["approve"]) == (asked["id"], asked["id"], True)
+        sent_request, sent_approval = (item for item in it.sent[1]["input"] if item["type"].startswith("mcp_"))
+    assert (request_item["type"], request_item["name"], request_item["arguments"]) == (
+        "mcp_approval_request",
+        "f",
+        "{}",
+    )
+    assert (sent_request["id"], sent_approval["approval_request_id"], sent_approval["approve"]) == (
+        request_item["id"],
+        request_item["id"],
+        True,
+    )
 
 
 @pytest.mark.parametrize("server", ["vllm", "gemini"])
-async def test_pain_h_71_and_h_75_a_tool_of_an_mcp_server_that_nobody_runs_is_refused_by_name(server: str) -> None:
+async def test_pain_h_71_and_h_75_unsupported_mcp_tool_is_rejected_by_name(server: str) -> None:
     """BerriAI/litellm#13597, ogx-ai/ogx#3443"""
     async with bridge(server=server) as it:
         answer = await it.post("/v1/responses", {"model": "m", "input": "hi", "tools": [MCP]})
@@ -103,16 +112,16 @@ async def test_pain_h_71_and_h_75_a_tool_of_an_mcp_server_that_nobody_runs_is_re
 
 
 async def ask_all(backends: Any, models: Any, *names: str) -> list[Json]:
-    """The responses to one question, each by the model of another name."""
+    """Return the responses of several model names to one input."""
     running = await asyncio.to_thread(LiveServer, {}, make_settings(models=models), others=backends)
     try:
-        asked = ({"model": name, "input": "hi"} for name in names)
-        return [(await asyncio.to_thread(running.ask, "POST", "/v1/responses", body)).json for body in asked]
+        bodies = ({"model": name, "input": "hi"} for name in names)
+        return [(await asyncio.to_thread(running.ask, "POST", "/v1/responses", body)).json for body in bodies]
     finally:
         await asyncio.to_thread(running.stop)
 
 
-async def test_pain_j_81_an_alias_or_whoever_steps_in_does_not_hide_who_served() -> None:
+async def test_pain_j_81_served_by_names_the_backend_behind_an_alias_or_fallback() -> None:
     """BerriAI/litellm#25503"""
     down = json_of({"error": {"message": "Out of order."}}, 503)
     async with serve([down]) as first, serve([recorded("text")] * 3) as second:
@@ -126,11 +135,11 @@ async def test_pain_j_81_an_alias_or_whoever_steps_in_does_not_hide_who_served()
             for name, upstream in (("one", first), ("two", second))
         }
         models = {"best": ["one/m", "two/m"], "alias": ["two/m"], "any-*": ["two/m"]}
-        told = await ask_all(backends, models, "best", "alias", "any-thing")
-    assert [(each["model"], each["served_by"]) for each in told] == [("m", "two/m")] * 3
+        responses = await ask_all(backends, models, "best", "alias", "any-thing")
+    assert [(each["model"], each["served_by"]) for each in responses] == [("m", "two/m")] * 3
 
 
-async def test_pain_j_81_the_model_that_a_router_has_chosen_is_told() -> None:
+async def test_pain_j_81_served_by_names_the_model_chosen_by_a_router() -> None:
     """BerriAI/litellm#25503"""
     chunks = [
         {"model": "acme/model-1", "choices": [{"delta": {"content": "Hi."}}]},

@@ -1,4 +1,4 @@
-"""Complaints G62 to G70 about servers of this kind: long runs that are cut, stuck or unstoppable. None is true here."""
+"""Complaints G62 to G70: long runs that are cut off, hang or cannot be cancelled."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ def release(running: Any) -> None:
     running.do(lambda: running.backend.release("gate"))
 
 
-def test_pain_g_62_and_g_63_a_silent_model_is_covered_by_events_with_data(serve: Callable[..., Any]) -> None:
+def test_pain_g_62_and_g_63_keepalive_events_are_sent_while_waiting(serve: Callable[..., Any]) -> None:
     """Menci/Floway#498, openai/codex#31539, raullenchai/Rapid-MLX#1057; mudler/LocalAI#11076, antirez/ds4#151,
     vllm-project/vllm#54424"""
     running = serve(SILENT, keepalive_seconds=0.01)
@@ -36,7 +36,7 @@ def test_pain_g_62_and_g_63_a_silent_model_is_covered_by_events_with_data(serve:
     assert kinds[-1] == "response.completed"
 
 
-def test_pain_g_64_a_background_stream_is_resumed_without_a_gap(serve: Callable[..., Any]) -> None:
+def test_pain_g_64_background_stream_is_resumed_without_a_gap(serve: Callable[..., Any]) -> None:
     """BerriAI/litellm#26762"""
     running = serve(GATED)
     with running.client() as client:
@@ -53,7 +53,7 @@ def test_pain_g_64_a_background_stream_is_resumed_without_a_gap(serve: Callable[
     assert whole[-1]["response"] == get(running, f"/responses/{response_id}")
 
 
-def test_pain_g_65_a_background_response_is_followed_and_cancelled(serve: Callable[..., Any]) -> None:
+def test_pain_g_65_background_response_is_followed_and_cancelled(serve: Callable[..., Any]) -> None:
     """exo-explore/exo#1356, smg-project/smg#1214"""
     running = serve(GATED)
     queued = ask(running, "hi", background=True)
@@ -64,14 +64,14 @@ def test_pain_g_65_a_background_response_is_followed_and_cancelled(serve: Callab
     assert follow(running, queued["id"], 2)[-1]["response"] == cancelled
 
 
-def test_pain_g_66_background_and_stream_go_together(server: Any) -> None:
+def test_pain_g_66_background_response_is_streamed(server: Any) -> None:
     """praxis-proxy/ai#461"""
     events = stream(server, "hi", background=True)
     assert [events[1]["type"], events[-1]["type"]] == ["response.queued", "response.completed"]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_pain_g_67_the_model_stops_when_the_client_leaves(serve: Callable[..., Any], streamed: bool) -> None:
+def test_pain_g_67_model_stops_when_the_client_disconnects(serve: Callable[..., Any], streamed: bool) -> None:
     """ggml-org/llama.cpp#24496, vllm-project/vllm#54947, cubist38/mlx-openai-server#269"""
     running = serve(GATED)
     body = json.dumps({"model": "scripted", "input": "hi", "stream": streamed}).encode()
@@ -83,14 +83,14 @@ def test_pain_g_67_the_model_stops_when_the_client_leaves(serve: Callable[..., A
     assert running.backend.cancelled == 1
 
 
-def test_pain_g_68_an_error_midway_is_told_and_stored_as_failed(server: Any) -> None:
+def test_pain_g_68_error_in_a_stream_is_sent_and_stored(server: Any) -> None:
     """vllm-project/semantic-router#3063, Wei-Shaw/sub2api#5289"""
     error, failed = stream(server, "fail")[-2:]
     assert (error["type"], error["error"]["code"], failed["type"]) == ("error", "overloaded", "response.failed")
     assert get(server, f"/responses/{failed['response']['id']}") == failed["response"]
 
 
-def test_pain_g_69_an_answer_that_breaks_off_is_no_success(server: Any) -> None:
+def test_pain_g_69_truncated_answer_fails(server: Any) -> None:
     """BerriAI/litellm#33222"""
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "break at once"})
     assert (answer.status, answer.json["error"]["code"]) == (500, "model_error")
@@ -98,7 +98,7 @@ def test_pain_g_69_an_answer_that_breaks_off_is_no_success(server: Any) -> None:
     assert stream(server, "break at once")[-1]["type"] == "response.failed"
 
 
-def test_pain_g_70_a_foreground_stream_can_be_cancelled(serve: Callable[..., Any]) -> None:
+def test_pain_g_70_foreground_stream_is_cancelled(serve: Callable[..., Any]) -> None:
     """openai/openai-python#2643"""
     running = serve(GATED)
     with running.client() as client:

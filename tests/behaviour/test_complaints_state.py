@@ -1,4 +1,4 @@
-"""Complaints B16 to B29 about servers of this kind: state that is lost, late or ignored. None of them is true here."""
+"""Complaints B16 to B29: state that is lost, late or ignored."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +13,13 @@ STREAMS = 24
 
 
 @pytest.mark.parametrize("model", ["scripted", "another"])
-def test_pain_b_16_every_model_has_its_context(server: Any, model: str) -> None:
+def test_pain_b_16_every_model_gets_the_context(server: Any, model: str) -> None:
     """BerriAI/litellm#11204"""
     first = ask(server, "my name is ada", model=model)
     assert text_of(ask(server, "recall", model=model, previous_response_id=first["id"])) == "Your name is ada."
 
 
-def test_pain_b_17_a_response_can_be_continued_at_once(serve: Callable[..., Any]) -> None:
+def test_pain_b_17_response_is_continued_at_once(serve: Callable[..., Any]) -> None:
     """BerriAI/litellm#28587"""
     running = serve({"default": "{history}"})
     response: dict[str, Any] = {"id": None}
@@ -28,7 +28,7 @@ def test_pain_b_17_a_response_can_be_continued_at_once(serve: Callable[..., Any]
         assert text_of(response) == str(2 * turn + 1)
 
 
-def test_pain_b_18_a_streamed_id_is_found_and_its_input_is_whole(server: Any) -> None:
+def test_pain_b_18_streamed_response_is_found_with_its_whole_input(server: Any) -> None:
     """BerriAI/litellm#37956"""
     sent = [say("developer", "be brief"), say("user", "my name is ada"), say("assistant", "hello"), say("user", "hm")]
     events = stream(server, sent)
@@ -37,38 +37,38 @@ def test_pain_b_18_a_streamed_id_is_found_and_its_input_is_whole(server: Any) ->
     assert text_of(ask(server, "recall", previous_response_id=first["id"])) == "Your name is ada."
 
 
-def test_pain_b_19_a_response_keeps_its_id(server: Any) -> None:
+def test_pain_b_19_response_id_does_not_change(server: Any) -> None:
     """BerriAI/litellm#17204"""
     made = ask(server, "hi")
     assert [get(server, f"/responses/{made['id']}") for _ in range(2)] == [made, made]
 
 
-def test_pain_b_20_responses_are_stored_unless_told_otherwise(server: Any) -> None:
+def test_pain_b_20_responses_are_stored_by_default(server: Any) -> None:
     """BerriAI/litellm#26147"""
     made = ask(server, "hi")
     assert (made["store"], get(server, f"/responses/{made['id']}")) == (True, made)
 
 
-def test_pain_b_21_a_streamed_response_can_be_continued(server: Any) -> None:
+def test_pain_b_21_streamed_response_is_continued(server: Any) -> None:
     """lmstudio-ai/lmstudio-bug-tracker#1188"""
     events = stream(server, "my name is ada")
     again = stream(server, "recall", previous_response_id=events[-1]["response"]["id"])
     assert text_of(again[-1]["response"]) == "Your name is ada."
 
 
-def test_pain_b_22_a_previous_response_is_used_or_refused(server: Any) -> None:
+def test_pain_b_22_previous_response_is_used_or_rejected(server: Any) -> None:
     """Blaizzy/mlx-vlm#1046"""
     first = ask(server, "my name is ada")
     assert text_of(ask(server, "recall")) == "I do not know."
     assert text_of(ask(server, "recall", previous_response_id=first["id"])) == "Your name is ada."
-    assert refuse(server, {"previous_response_id": "resp_of_nobody"}) == (
+    assert refuse(server, {"previous_response_id": "resp_unknown"}) == (
         400,
         "previous_response_id",
         "previous_response_not_found",
     )
 
 
-def test_pain_b_23_a_chain_grows_without_resending_it(server: Any) -> None:
+def test_pain_b_23_chain_grows_without_resending_it(server: Any) -> None:
     """ollama/ollama#15954, ollama/ollama#15404"""
     first = ask(server, "count")
     second = ask(server, "count", previous_response_id=first["id"])
@@ -76,14 +76,14 @@ def test_pain_b_23_a_chain_grows_without_resending_it(server: Any) -> None:
     assert [text_of(each) for each in (first, second, third)] == ["1", "3", "5"]
 
 
-def test_pain_b_24_calls_and_their_outputs_stay_in_the_context(server: Any) -> None:
+def test_pain_b_24_calls_and_outputs_stay_in_the_context(server: Any) -> None:
     """vllm-project/vllm#43244"""
-    asked = ask(server, "call", tools=[FUNCTION])
-    output = {"type": "function_call_output", "call_id": asked["output"][0]["call_id"], "output": "found"}
-    told = ask(server, [output], previous_response_id=asked["id"])
-    counted = ask(server, "count", previous_response_id=told["id"])
+    called = ask(server, "call", tools=[FUNCTION])
+    output = {"type": "function_call_output", "call_id": called["output"][0]["call_id"], "output": "found"}
+    answered = ask(server, [output], previous_response_id=called["id"])
+    counted = ask(server, "count", previous_response_id=answered["id"])
     # The question, the call, its output, the answer and the new question.
-    assert (text_of(told), text_of(counted)) == ("It was found.", "5")
+    assert (text_of(answered), text_of(counted)) == ("It was found.", "5")
 
 
 def test_pain_b_25_state_survives_a_restart(serve: Callable[..., Any]) -> None:
@@ -98,7 +98,7 @@ def test_pain_b_25_state_survives_a_restart(serve: Callable[..., Any]) -> None:
     assert text_of(ask(after, "recall", conversation=conversation)) == "Your name is ada."
 
 
-def test_pain_b_26_what_one_store_keeps_every_store_keeps(server: Any, serve: Callable[..., Any]) -> None:
+def test_pain_b_26_every_store_keeps_the_same_data(server: Any, serve: Callable[..., Any]) -> None:
     """ogx-ai/ogx#4115"""
     for running in (server, serve(SCRIPT)):  # in memory, and on SQLite
         first = ask(running, "my name is ada")
@@ -107,7 +107,7 @@ def test_pain_b_26_what_one_store_keeps_every_store_keeps(server: Any, serve: Ca
         assert text_of(ask(running, "recall", previous_response_id=first["id"])) == "Your name is ada."
 
 
-def test_pain_b_27_many_streams_at_once_are_all_stored(serve: Callable[..., Any]) -> None:
+def test_pain_b_27_concurrent_streams_are_all_stored(serve: Callable[..., Any]) -> None:
     """ogx-ai/ogx#4048, ogx-ai/ogx#5344"""
     running = serve()
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -117,7 +117,7 @@ def test_pain_b_27_many_streams_at_once_are_all_stored(serve: Callable[..., Any]
     assert (stored, {response["status"] for response in ended}) == (ended, {"completed"})
 
 
-def test_pain_b_28_a_client_that_stores_nothing_sends_its_history(server: Any) -> None:
+def test_pain_b_28_unstored_session_continues_with_its_history(server: Any) -> None:
     """maximhq/bifrost#2441"""
     first = ask(server, "my name is ada", store=False)
     history = [say("user", "my name is ada"), *first["output"], say("user", "recall")]
@@ -129,9 +129,7 @@ def test_pain_b_28_a_client_that_stores_nothing_sends_its_history(server: Any) -
     )
 
 
-def test_pain_b_29_a_client_that_always_continues_is_served_or_told_how_to(
-    server: Any, serve: Callable[..., Any]
-) -> None:
+def test_pain_b_29_continuation_is_served_or_rejected_with_advice(server: Any, serve: Callable[..., Any]) -> None:
     """microsoft/vscode#317158"""
     first = ask(server, "my name is ada")
     assert text_of(ask(server, "recall", previous_response_id=first["id"])) == "Your name is ada."

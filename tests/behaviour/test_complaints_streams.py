@@ -1,4 +1,4 @@
-"""Complaints A1 to A15 about servers of this kind: broken event streams. None of them is true here."""
+"""Complaints A1 to A15: invalid event streams."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,90 +13,94 @@ Events = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def told(server: Any) -> Events:
+def events(server: Any) -> Events:
     """A stream with reasoning, text, two interleaved calls, a custom call and a refusal."""
     return stream(server, "everything")
 
 
-def added(told: Events) -> Events:
-    return of_type(told, "response.output_item.added")
+def added(events: Events) -> Events:
+    return of_type(events, "response.output_item.added")
 
 
-def test_pain_a_1_text_ends_with_its_own_done_event(told: Events) -> None:
+def test_pain_a_1_text_ends_with_its_own_done_event(events: Events) -> None:
     """ogx-ai/ogx#5309"""
-    (done,) = of_type(told, "response.output_text.done")
+    (done,) = of_type(events, "response.output_text.done")
     assert done["text"] == "Let me look that up."
 
 
-def test_pain_a_2_no_delta_comes_before_its_item(told: Events) -> None:
+def test_pain_a_2_no_delta_comes_before_its_item(events: Events) -> None:
     """BerriAI/litellm#22102"""
     announced: set[str] = set()
-    for event in told:
+    for event in events:
         if event["type"] == "response.output_item.added":
             announced.add(event["item"]["id"])
         assert event.get("item_id", event.get("item", {}).get("id")) in {None, *announced}
 
 
-def test_pain_a_3_a_message_after_reasoning_is_announced(told: Events) -> None:
+def test_pain_a_3_message_after_reasoning_has_an_added_event(events: Events) -> None:
     """BerriAI/litellm#41185"""
-    assert [event["item"]["type"] for event in added(told)][:2] == ["reasoning", "message"]
-    assert {event["item_id"] for event in of_type(told, "response.output_text.delta")} == {added(told)[1]["item"]["id"]}
+    assert [event["item"]["type"] for event in added(events)][:2] == ["reasoning", "message"]
+    assert {event["item_id"] for event in of_type(events, "response.output_text.delta")} == {
+        added(events)[1]["item"]["id"]
+    }
 
 
-def test_pain_a_4_every_event_of_an_item_has_its_id(told: Events) -> None:
+def test_pain_a_4_every_event_of_an_item_has_its_id(events: Events) -> None:
     """BerriAI/litellm#30071"""
-    ids = {event["output_index"]: event["item"]["id"] for event in added(told)}
-    of_items = [event for event in told if "output_index" in event]
+    ids = {event["output_index"]: event["item"]["id"] for event in added(events)}
+    of_items = [event for event in events if "output_index" in event]
     assert all(
         event.get("item_id", event.get("item", {}).get("id")) == ids[event["output_index"]] for event in of_items
     )
 
 
-def test_pain_a_5_a_summary_part_is_added_before_its_deltas(told: Events) -> None:
+def test_pain_a_5_summary_part_is_added_before_its_deltas(events: Events) -> None:
     """BerriAI/litellm#32777"""
     for index in (0, 1):
-        kinds = [event["type"] for event in told if event.get("summary_index") == index]
+        kinds = [event["type"] for event in events if event.get("summary_index") == index]
         assert kinds[0] == "response.reasoning_summary_part.added"
         assert kinds[-1] == "response.reasoning_summary_part.done"
         assert "response.reasoning_summary_text.delta" in kinds
 
 
-def test_pain_a_6_an_index_names_one_item_and_every_id_was_announced(told: Events) -> None:
+def test_pain_a_6_each_index_belongs_to_one_announced_item(events: Events) -> None:
     """BerriAI/litellm#36375"""
-    indexes = [event["output_index"] for event in added(told)]
+    indexes = [event["output_index"] for event in added(events)]
     assert sorted(indexes) == list(range(len(indexes)))
-    announced = {event["item"]["id"] for event in added(told)}
-    assert {item["id"] for item in told[-1]["response"]["output"]} == announced
+    announced = {event["item"]["id"] for event in added(events)}
+    assert {item["id"] for item in events[-1]["response"]["output"]} == announced
 
 
-def test_pain_a_7_numbers_format_and_usage_details_are_there(told: Events) -> None:
+def test_pain_a_7_numbers_format_and_usage_details_are_present(events: Events) -> None:
     """BerriAI/litellm#28899"""
-    response = told[-1]["response"]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    response = events[-1]["response"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert response["text"] == {"format": {"type": "text"}}
     assert {"input_tokens_details", "output_tokens_details"} <= set(response["usage"])
 
 
-def test_pain_a_8_ids_are_of_the_apis_kind_and_can_be_sent_back(server: Any, told: Events) -> None:
+def test_pain_a_8_ids_have_the_prefixes_of_the_api(server: Any, events: Events) -> None:
     """BerriAI/litellm#37946"""
     prefixes = {"message": "msg_", "function_call": "fc_", "reasoning": "rs_", "custom_tool_call": "ctc_"}
-    output = told[-1]["response"]["output"]
+    output = events[-1]["response"]["output"]
     assert all(item["id"].startswith(prefixes[item["type"]]) for item in output)
     calls = [item for item in output if "call_id" in item]
     answers = [{"type": f"{call['type']}_output", "call_id": call["call_id"], "output": "found"} for call in calls]
     assert ask(server, [*output, *answers])["status"] == "completed"
 
 
-def test_pain_a_9_streamed_ids_are_those_of_the_final_output(server: Any, told: Events) -> None:
+def test_pain_a_9_streamed_ids_equal_those_of_the_final_output(server: Any, events: Events) -> None:
     """vllm-project/vllm#56285"""
-    ended = sorted(of_type(told, "response.output_item.done"), key=lambda event: event["output_index"])
+    ended = sorted(of_type(events, "response.output_item.done"), key=lambda event: event["output_index"])
     done = [event["item"] for event in ended]
-    assert done == told[-1]["response"]["output"] == get(server, f"/responses/{told[0]['response']['id']}")["output"]
+    assert (
+        done == events[-1]["response"]["output"] == get(server, f"/responses/{events[0]['response']['id']}")["output"]
+    )
 
 
-def test_pain_a_10_a_strict_reader_needs_no_repair(server: Any, told: Events) -> None:
+def test_pain_a_10_strict_client_reads_the_stream(server: Any, events: Events) -> None:
     """vllm-project/vllm#42407"""
-    assert fold([decode_event(encode(event)) for event in told]).status == "completed"
+    assert fold([decode_event(encode(event)) for event in events]).status == "completed"
     with server.client() as client, client.responses.stream(model="scripted", input="everything") as read:
         assert [event.type for event in read][-1] == "response.completed"
         assert [item.type for item in read.get_final_response().output] == [
@@ -109,26 +113,26 @@ def test_pain_a_10_a_strict_reader_needs_no_repair(server: Any, told: Events) ->
         ]
 
 
-def test_pain_a_11_the_completed_event_has_its_id_and_output(told: Events) -> None:
+def test_pain_a_11_completed_event_has_id_and_output(events: Events) -> None:
     """Oaklight/llm-rosetta#56"""
-    last = told[-1]
-    assert (last["type"], last["response"]["id"]) == ("response.completed", told[0]["response"]["id"])
+    last = events[-1]
+    assert (last["type"], last["response"]["id"]) == ("response.completed", events[0]["response"]["id"])
     assert last["response"]["output"]
 
 
-def test_pain_a_12_indexes_count_the_reasoning_item_too(told: Events) -> None:
+def test_pain_a_12_indexes_include_the_reasoning_item(events: Events) -> None:
     """Oaklight/llm-rosetta#418"""
-    deltas = of_type(told, "response.reasoning_text.delta") + of_type(told, "response.output_text.delta")
+    deltas = of_type(events, "response.reasoning_text.delta") + of_type(events, "response.output_text.delta")
     assert sorted({event["output_index"] for event in deltas}) == [0, 1]
 
 
-def test_pain_a_13_the_output_is_in_the_order_of_its_indexes(told: Events) -> None:
+def test_pain_a_13_output_is_in_the_order_of_its_indexes(events: Events) -> None:
     """invergent-ai/surogate#175"""
-    by_index = [event["item"]["id"] for event in sorted(added(told), key=lambda event: event["output_index"])]
-    assert [item["id"] for item in told[-1]["response"]["output"]] == by_index
+    by_index = [event["item"]["id"] for event in sorted(added(events), key=lambda event: event["output_index"])]
+    assert [item["id"] for item in events[-1]["response"]["output"]] == by_index
 
 
-def test_pain_a_14_tokens_come_while_the_model_still_speaks(serve: Callable[..., Any]) -> None:
+def test_pain_a_14_tokens_are_sent_as_the_model_generates_them(serve: Callable[..., Any]) -> None:
     """langflow-ai/langflow#10295"""
     running = serve({"default": [{"text": ["first"]}, {"wait": "gate"}, {"text": [" last"]}]})
     with running.client() as client:
@@ -139,7 +143,7 @@ def test_pain_a_14_tokens_come_while_the_model_still_speaks(serve: Callable[...,
 
 
 @pytest.mark.parametrize("model", ["scripted", "another"])
-def test_pain_a_15_every_model_streams_what_it_says(server: Any, model: str) -> None:
+def test_pain_a_15_every_model_streams_its_text(server: Any, model: str) -> None:
     """sgl-project/sglang#9963"""
     events = stream(server, "hello there", model=model)
     deltas = "".join(event["delta"] for event in of_type(events, "response.output_text.delta"))

@@ -1,4 +1,4 @@
-"""What users of such servers complain about: the tools of Codex, on a model that only knows functions."""
+"""Complaints C30 to C41, D48 and D49: the tools of Codex with a model that supports only functions."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ PATCHED = {
 
 
 class Watched(LiveServer):
-    """A server whose model keeps what it was given."""
+    """A server whose model records its turns."""
 
     backend: Recorder
 
@@ -75,17 +75,17 @@ def called(response: Json) -> list[tuple[str, str | None, str]]:
     return [(item["type"], item.get("namespace"), item.get("name", "")) for item in response["output"]]
 
 
-def test_pain_c_30_the_tools_of_a_namespace_can_be_called(watch: Watch) -> None:
+def test_pain_c_30_tool_of_a_namespace_is_called(watch: Watch) -> None:
     server = watch(call("mcp__github__get_issue", {"number": 1}))
     assert called(ask(server, "hi", tools=[MCP])) == [("function_call", "mcp__github", "get_issue")]
 
 
 @pytest.mark.parametrize("tool", [MCP, PATCH_TOOL, {"type": "tool_search"}, {"type": "shell"}, {"type": "apply_patch"}])
-def test_pain_c_31_tools_that_are_no_functions_are_taken(watch: Watch, tool: Json) -> None:
+def test_pain_c_31_tools_other_than_functions_are_accepted(watch: Watch, tool: Json) -> None:
     assert ask(watch({"text": "Ok."}), "hi", tools=[tool])["status"] == "completed"
 
 
-def test_pain_c_32_no_tool_is_skipped_in_silence(watch: Watch) -> None:
+def test_pain_c_32_no_tool_is_dropped_silently(watch: Watch) -> None:
     server = watch({"text": "Ok."})
     ask(server, "hi", tools=[EXEC, MCP, PATCH_TOOL, {"type": "local_shell"}, {"type": "computer"}])
     assert [tool.name for tool in server.shown] == [
@@ -97,7 +97,7 @@ def test_pain_c_32_no_tool_is_skipped_in_silence(watch: Watch) -> None:
     ]
 
 
-def test_pain_c_33_a_tool_of_a_namespace_keeps_its_description_and_parameters(watch: Watch) -> None:
+def test_pain_c_33_namespace_tool_keeps_description_and_parameters(watch: Watch) -> None:
     server = watch({"text": "Ok."})
     ask(server, "hi", tools=[MCP])
     (tool,) = server.shown
@@ -108,7 +108,7 @@ def test_pain_c_33_a_tool_of_a_namespace_keeps_its_description_and_parameters(wa
     )
 
 
-def test_pain_c_34_a_freeform_patch_is_a_function_with_a_schema(watch: Watch) -> None:
+def test_pain_c_34_freeform_patch_tool_becomes_a_function(watch: Watch) -> None:
     server = watch(call("apply_patch", {"input": PATCH}))
     (item,) = ask(server, "hi", tools=[PATCH_TOOL])["output"]
     assert item | {"id": None} == PATCHED | {"id": None}
@@ -116,38 +116,38 @@ def test_pain_c_34_a_freeform_patch_is_a_function_with_a_schema(watch: Watch) ->
 
 
 @pytest.mark.parametrize("form", ["{patch}", '{{"input": {json}}}', '{{"patch": {json}}}', "{json}"])
-def test_pain_c_35_json_for_a_freeform_tool_comes_out_as_the_bare_text(watch: Watch, form: str) -> None:
+def test_pain_c_35_json_input_of_a_freeform_tool_becomes_plain_text(watch: Watch, form: str) -> None:
     written = form.format(patch=PATCH, json=json.dumps(PATCH))
     for tool in (PATCH_TOOL, PATCH_TOOL | {"format": {"type": "text"}}):
         server = watch(call("apply_patch", written))
         assert ask(server, "hi", tools=[tool])["output"][0]["input"] == PATCH
 
 
-def test_pain_c_36_apply_patch_is_there_for_any_model(watch: Watch) -> None:
+def test_pain_c_36_apply_patch_works_with_any_model(watch: Watch) -> None:
     server = watch(call("apply_patch", {"type": "create_file", "path": "a.txt", "diff": "+hi"}))
     (item,) = ask(server, "hi", tools=[{"type": "apply_patch"}])["output"]
     assert (item["type"], item["operation"]["path"]) == ("apply_patch_call", "a.txt")
 
 
-def test_pain_c_37_a_search_for_tools_may_stand_in_the_history(watch: Watch) -> None:
+def test_pain_c_37_tool_search_in_the_history_is_accepted(watch: Watch) -> None:
     server = watch({"text": "Ok."})
     history = [say("user", "hi"), ITEMS["tool_search_call"], ITEMS["tool_search_output"], say("user", "go on")]
     assert ask(server, history)["status"] == "completed"
     assert [tool.name for tool in server.shown] == ["look_up"]
 
 
-def test_pain_c_38_tools_that_come_with_the_input_keep_their_types(watch: Watch) -> None:
+def test_pain_c_38_additional_tools_keep_their_types(watch: Watch) -> None:
     server = watch(call("apply_patch", {"input": PATCH}))
-    brought = {"type": "additional_tools", "role": "developer", "tools": [EXEC, PATCH_TOOL, MCP]}
-    assert called(ask(server, [brought, say("user", "hi")])) == [("custom_tool_call", None, "apply_patch")]
+    additional = {"type": "additional_tools", "role": "developer", "tools": [EXEC, PATCH_TOOL, MCP]}
+    assert called(ask(server, [additional, say("user", "hi")])) == [("custom_tool_call", None, "apply_patch")]
 
 
-def test_pain_c_39_a_command_is_offered_and_called(watch: Watch) -> None:
+def test_pain_c_39_command_tool_is_called(watch: Watch) -> None:
     server = watch(call("exec_command", {"cmd": "ls"}))
     assert called(ask(server, "hi", tools=[EXEC])) == [("function_call", None, "exec_command")]
 
 
-def test_pain_c_40_what_codex_sends_is_taken_whole(watch: Watch) -> None:
+def test_pain_c_40_codex_request_is_accepted(watch: Watch) -> None:
     server = watch({"text": "Done."})
     output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "ok"}
     response = ask(
@@ -165,7 +165,7 @@ def test_pain_c_40_what_codex_sends_is_taken_whole(watch: Watch) -> None:
     assert response["status"] == "completed"
 
 
-def test_pain_c_41_one_tool_that_nobody_can_run_need_not_fail_the_request(watch: Watch) -> None:
+def test_pain_c_41_unsupported_tool_can_be_dropped(watch: Watch) -> None:
     search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
     assert refuse(watch(), {"tools": [EXEC, search]}) == (400, "tools[1]", "unsupported_tool")
     server = watch({"text": "Ok."}, settings={"unsupported_tools": "drop"})
@@ -174,7 +174,7 @@ def test_pain_c_41_one_tool_that_nobody_can_run_need_not_fail_the_request(watch:
     assert "tools[1]: file_search is not available here and was left out" in answer.headers["x-antiphon-warnings"]
 
 
-def test_pain_d_48_every_one_of_several_searches_is_carried_out(watch: Watch) -> None:
+def test_pain_d_48_all_tool_searches_are_executed(watch: Watch) -> None:
     tools = [EXEC | {"defer_loading": True}, MCP | {"tools": [GET | {"defer_loading": True}]}, {"type": "tool_search"}]
     searches = [call("tool_search", {"query": "command"}), call("tool_search", {"query": "issue"}, "call_2")]
     server = watch(*searches, rules=[{"last_item": "function_call_output", "answers": ["Found."]}])
@@ -183,7 +183,7 @@ def test_pain_d_48_every_one_of_several_searches_is_carried_out(watch: Watch) ->
     assert {tool.name for tool in server.shown} == {"exec_command", "mcp__github__get_issue"}
 
 
-def test_pain_d_49_a_schema_holds_when_the_model_reasons(watch: Watch) -> None:
+def test_pain_d_49_schema_is_enforced_with_reasoning(watch: Watch) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     server = watch(
         {"reasoning": "So many."},

@@ -1,4 +1,4 @@
-"""Complaints I76, I77 and B28: WebSockets that are turned away or forget. None of them is true here."""
+"""Complaints I76, I77 and B28: WebSockets that are rejected or lose their context."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from support.websocket_client import WebSocketClient, get_text
 CODEX = {"OpenAI-Beta": "responses_websockets=2026-02-06", "session-id": "s1", "x-codex-beta-features": "x"}
 
 
-def test_pain_i_76_an_upgrade_is_accepted_at_once_with_any_headers(guarded: Any) -> None:
+def test_pain_i_76_upgrade_is_accepted_with_any_headers(guarded: Any) -> None:
     """icebear0828/codex-proxy#681, headroomlabs-ai/headroom#79, BerriAI/litellm#22051"""
     for _ in range(3):
         with WebSocketClient(guarded, key="sk-ada", headers=CODEX) as client:
@@ -17,7 +17,7 @@ def test_pain_i_76_an_upgrade_is_accepted_at_once_with_any_headers(guarded: Any)
             assert (client.socket.response.status_code, client.ask("hi")["status"]) == (101, "completed")
 
 
-def test_pain_i_77_the_model_is_named_by_the_messages_and_a_warm_up_makes_no_call(server: Any) -> None:
+def test_pain_i_77_message_names_the_model_and_warm_up_makes_no_call(server: Any) -> None:
     """BerriAI/litellm#24959"""
     with WebSocketClient(server, headers=CODEX) as client:
         warm = client.ask("my name is ada", generate=False, store=False, tools=[FUNCTION])
@@ -26,7 +26,7 @@ def test_pain_i_77_the_model_is_named_by_the_messages_and_a_warm_up_makes_no_cal
         assert (again["model"], get_text(again)) == ("another", "Your name is ada.")
 
 
-def test_pain_b_28_the_second_message_of_a_client_that_stores_nothing_finds_the_first(server: Any) -> None:
+def test_pain_b_28_unstored_websocket_message_is_continued(server: Any) -> None:
     """maximhq/bifrost#2441"""
     with WebSocketClient(server) as client:
         first = client.ask("my name is ada", store=False)

@@ -1,18 +1,18 @@
-"""Which endpoints there are."""
+"""Implemented endpoints."""
 
 from typing import Any
 
 from manifest import names
 
 
-def plain(path: str) -> str:
+def shorten(path: str) -> str:
     return path.removeprefix("/v1").replace("{response_id}", "{id}").replace("{conversation_id}", "{id}")
 
 
-def test_the_implemented_ones_are_those_that_the_document_describes(server: Any) -> None:
+def test_implemented_endpoints_equal_the_openapi_document(server: Any) -> None:
     paths = server.ask("GET", "/openapi.json").json["paths"]
     described = {
-        f"{'WS' if '101' in operation['responses'] else method.upper()} {plain(path)}"
+        f"{'WS' if '101' in operation['responses'] else method.upper()} {shorten(path)}"
         for path, methods in paths.items()
         for method, operation in methods.items()
     }

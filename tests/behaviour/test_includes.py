@@ -1,4 +1,4 @@
-"""What becomes of each value of `include`."""
+"""Values of `include`."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from manifest import names
 
 
 @pytest.mark.parametrize("name", names("includes"))
-def test_it_is_taken(server: Any, name: str) -> None:
+def test_include_value_is_accepted(server: Any, name: str) -> None:
     response = ask(server, "hi", include=[name])
     for path in (f"/responses/{response['id']}", f"/responses/{response['id']}/input_items"):
         get(server, f"{path}?include={name}")
 
 
-def holding(name: str) -> list[dict[str, Any]]:
+def make_items(name: str) -> list[dict[str, Any]]:
     kind, *_ = name.split(".")
     if kind == "message":
         return [{"type": "message", "role": "user", "content": [PARTS["input_image"]]}]
@@ -25,15 +25,15 @@ def holding(name: str) -> list[dict[str, Any]]:
 
 
 def dig(item: dict[str, Any], path: list[str]) -> Any:
-    """The value at the end of a path; in a message, `input_image` stands for its first part."""
+    """Return the value at a path. In a message, `input_image` is its first part."""
     for key in path:
         item = item["content"][0] if key == "input_image" else item[key]
     return item
 
 
 @pytest.mark.parametrize("name", [name for name in names("includes", "implemented") if "logprobs" not in name])
-def test_it_is_there(server: Any, name: str) -> None:
-    sent = holding(name)
+def test_included_field_is_returned(server: Any, name: str) -> None:
+    sent = make_items(name)
     response = ask(server, sent, include=[name])
     page = get(server, f"/responses/{response['id']}/input_items?order=asc&include={name}")
     path = name.split(".")[1:]
@@ -44,39 +44,39 @@ def test_it_is_there(server: Any, name: str) -> None:
 SEALED = "include=reasoning.encrypted_content"
 
 
-def find_thought(items: list[dict[str, Any]]) -> dict[str, Any]:
+def find_reasoning(items: list[dict[str, Any]]) -> dict[str, Any]:
     (found,) = (item for item in items if item["type"] == "reasoning")
     return found
 
 
-def test_a_seal_can_be_asked_for_later_wherever_the_reasoning_is_found(server: Any) -> None:
+def test_encrypted_reasoning_can_be_included_later(server: Any) -> None:
     conversation = server.ask("POST", "/v1/conversations", {}).json["id"]
     response = ask(server, "think", conversation=conversation)
-    bare = find_thought(response["output"])
+    bare = find_reasoning(response["output"])
     assert bare.get("encrypted_content") is None
-    sealed = find_thought(get(server, f"/responses/{response['id']}?{SEALED}")["output"])
+    sealed = find_reasoning(get(server, f"/responses/{response['id']}?{SEALED}")["output"])
     assert sealed == bare | {"encrypted_content": sealed["encrypted_content"]}
     assert sealed["encrypted_content"]
     items = f"/conversations/{conversation}/items"
-    assert find_thought(get(server, f"{items}?{SEALED}")["data"]) == sealed
+    assert find_reasoning(get(server, f"{items}?{SEALED}")["data"]) == sealed
     assert get(server, f"{items}/{bare['id']}?{SEALED}") == sealed
-    brought = {"model": "scripted", "input": [bare, *response["output"][1:], {"role": "user", "content": "hi"}]}
-    again = server.ask("POST", "/v1/responses", brought).json
-    assert find_thought(get(server, f"/responses/{again['id']}/input_items?{SEALED}")["data"]) == sealed
+    body = {"model": "scripted", "input": [bare, *response["output"][1:], {"role": "user", "content": "hi"}]}
+    again = server.ask("POST", "/v1/responses", body).json
+    assert find_reasoning(get(server, f"/responses/{again['id']}/input_items?{SEALED}")["data"]) == sealed
     other = server.ask("POST", "/v1/conversations", {}).json["id"]
     added = server.ask("POST", f"/v1/conversations/{other}/items?{SEALED}", {"items": [bare]})
-    assert find_thought(added.json["data"]) == sealed
+    assert find_reasoning(added.json["data"]) == sealed
     for path in (f"/responses/{response['id']}", f"{items}/{bare['id']}"):
         found = get(server, path)
-        assert (find_thought(found["output"]) if "output" in found else found) == bare
+        assert (find_reasoning(found["output"]) if "output" in found else found) == bare
 
 
-def test_a_seal_can_be_asked_for_when_a_stream_is_read_again(server: Any) -> None:
+def test_encrypted_reasoning_can_be_included_in_a_replayed_stream(server: Any) -> None:
     response = ask(server, "think", background=True)
     path = f"/v1/responses/{response['id']}?stream=true"
     plain, sealed = (read_stream(server.ask("GET", each).body) for each in (path, f"{path}&{SEALED}"))
     stored = get(server, f"/responses/{response['id']}?{SEALED}")
-    seal = find_thought(stored["output"])["encrypted_content"]
+    seal = find_reasoning(stored["output"])["encrypted_content"]
     assert sealed[-1]["response"] == stored
     for event in plain:
         if event["type"] == "response.output_item.done" and event["item"]["type"] == "reasoning":
@@ -85,14 +85,14 @@ def test_a_seal_can_be_asked_for_when_a_stream_is_read_again(server: Any) -> Non
     assert sealed == plain
 
 
-def test_a_sealed_thought_that_was_fetched_later_can_be_carried(server: Any) -> None:
+def test_encrypted_reasoning_that_was_included_later_is_accepted(server: Any) -> None:
     response = ask(server, "think")
     sealed = get(server, f"/responses/{response['id']}?{SEALED}")["output"]
-    thought = {name: sealed[0][name] for name in ("type", "id", "summary", "encrypted_content")}
+    reasoning = {name: sealed[0][name] for name in ("type", "id", "summary", "encrypted_content")}
     rest = [sealed[1], {"role": "user", "content": "hi"}]
     right, wrong = (
         server.ask("POST", "/v1/responses", {"model": "scripted", "store": False, "input": [each, *rest]})
-        for each in (thought, thought | {"encrypted_content": "ant1.AAAA"})
+        for each in (reasoning, reasoning | {"encrypted_content": "ant1.AAAA"})
     )
     assert (right.status, right.headers.get("x-antiphon-warnings")) == (200, None)
     assert (wrong.status, "cannot be opened" in wrong.headers["x-antiphon-warnings"]) == (200, True)

@@ -1,4 +1,4 @@
-"""Items of every type: in as they are, and back as they were."""
+"""Items of every type are accepted and returned unchanged."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ SENT = [name for name in names("input_items", "implemented", "accepted") if name
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_it_goes_in_and_comes_back_as_it_was(server: Any, name: str) -> None:
+def test_input_is_returned_unchanged(server: Any, name: str) -> None:
     sent = [USER, *in_company(name)]
     assert list_input(server, ask(server, sent)) == sent
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_a_conversation_keeps_it_as_it_was(server: Any, name: str) -> None:
+def test_conversation_returns_the_item_unchanged(server: Any, name: str) -> None:
     sent = in_company(name)
     conversation = server.ask("POST", "/v1/conversations", {"items": sent}).json["id"]
     assert get(server, f"/conversations/{conversation}/items?order=asc")["data"] == sent
@@ -35,19 +35,19 @@ def test_a_conversation_keeps_it_as_it_was(server: Any, name: str) -> None:
     assert get(server, f"/conversations/{conversation}/items?order=asc")["data"][: len(sent)] == sent
 
 
-def test_an_item_of_an_unknown_type_comes_back_as_it_was(server: Any) -> None:
+def test_unknown_item_is_returned_unchanged(server: Any) -> None:
     sent = [USER, {"type": "acme:note", "id": "acme_1", "status": "completed", "n": [1, None]}]
     assert list_input(server, ask(server, sent)) == sent
 
 
-def test_a_reference_becomes_the_item_it_points_to(server: Any) -> None:
+def test_reference_is_replaced_by_its_item(server: Any) -> None:
     first = ask(server, "my name is ada")
-    (asked,) = list_input(server, first)
-    second = ask(server, [{"type": "item_reference", "id": asked["id"]}, {"id": first["output"][0]["id"]}, USER])
-    assert list_input(server, second) == [asked, first["output"][0], USER]
+    (input_item,) = list_input(server, first)
+    second = ask(server, [{"type": "item_reference", "id": input_item["id"]}, {"id": first["output"][0]["id"]}, USER])
+    assert list_input(server, second) == [input_item, first["output"][0], USER]
 
 
-def test_a_reference_to_what_was_not_stored_is_not_found(server: Any) -> None:
+def test_reference_to_an_unstored_item_is_not_found(server: Any) -> None:
     unstored = ask(server, "hi", store=False)["output"][0]["id"]
     body = {"model": "scripted", "input": [{"type": "item_reference", "id": unstored}]}
     answer = server.ask("POST", "/v1/responses", body)
@@ -58,28 +58,28 @@ def test_a_reference_to_what_was_not_stored_is_not_found(server: Any) -> None:
     )
 
 
-def test_sealed_reasoning_goes_in_without_being_looked_up(server: Any) -> None:
+def test_encrypted_reasoning_is_accepted_without_a_stored_item(server: Any) -> None:
     sealed = {"type": "reasoning", "id": "rs_of_elsewhere", "summary": [], "encrypted_content": "sealed"}
     assert ask(server, [USER, sealed, ITEMS["message"]], store=False)["status"] == "completed"
 
 
 @pytest.mark.parametrize("name", ["message", "function_call", "reasoning", "custom_tool_call"])
-def test_the_model_says_it(server: Any, name: str) -> None:
+def test_model_output_item_is_streamed(server: Any, name: str) -> None:
     events = stream(server, "everything")
-    told = [event["item"] for event in of_type(events, "response.output_item.done")]
-    assert name in [item["type"] for item in told]
-    assert events[-1]["response"]["output"] == told
+    items = [event["item"] for event in of_type(events, "response.output_item.done")]
+    assert name in [item["type"] for item in items]
+    assert events[-1]["response"]["output"] == items
 
 
 @pytest.mark.parametrize("name", names("output_items"))
-def test_a_whole_item_of_the_model_is_shown_and_kept(server: Any, name: str) -> None:
+def test_whole_item_of_the_model_is_sent_and_stored(server: Any, name: str) -> None:
     item = ITEMS[name]
     events = stream(server, f"item {name}!")
     assert of_type(events, "response.output_item.added")[0]["item"] == item
     response = events[-1]["response"]
     assert response["output"][0] == item
     assert get(server, f"/responses/{response['id']}") == response
-    (asked,) = list_input(server, response)
-    # What comes out can be sent back in.
-    sent = [asked, *in_company(name)]
+    (input_item,) = list_input(server, response)
+    # Output items are accepted as input.
+    sent = [input_item, *in_company(name)]
     assert list_input(server, ask(server, sent)) == sent

@@ -87,9 +87,9 @@ def test_every_behaviour_test_is_cited() -> None:
 
 # These tests compare the whole manifest with the server.
 WHOLE_MANIFEST_TESTS = {
-    "tests/behaviour/test_endpoints.py::test_the_implemented_ones_are_those_that_the_document_describes",
-    "tests/behaviour/test_events.py::test_nothing_else_is_told",
-    "tests/behaviour/test_parameters.py::test_a_parameter_that_nobody_knows_is_told_in_a_header",
+    "tests/behaviour/test_endpoints.py::test_implemented_endpoints_equal_the_openapi_document",
+    "tests/behaviour/test_events.py::test_no_other_event_is_sent",
+    "tests/behaviour/test_parameters.py::test_unknown_parameter_is_reported_in_a_header",
 }
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each parameter of a create call."""
+"""Parameters of a create call."""
 
 from typing import Any
 
@@ -10,54 +10,54 @@ from behaviour.upstreams import ask_through
 from behaviour.wire import ask, get, refuse
 from manifest import names
 
-TAKEN = [name for name in names("parameters", "implemented", "accepted") if name in PARAMETERS]
-ECHOED = [name for name in TAKEN if name in Response.__struct_encode_fields__]
+SUPPORTED = [name for name in names("parameters", "implemented", "accepted") if name in PARAMETERS]
+ECHOED = [name for name in SUPPORTED if name in Response.__struct_encode_fields__]
 
 
 @pytest.mark.parametrize("name", ECHOED)
-def test_a_parameter_is_echoed(server: Any, name: str) -> None:
+def test_parameter_is_echoed(server: Any, name: str) -> None:
     response = ask(server, "hi", **{name: PARAMETERS[name]})
     assert response[name] == ECHOES.get(name, PARAMETERS[name])
     if response["store"]:
         assert get(server, f"/responses/{response['id']}")[name] == response[name]
 
 
-@pytest.mark.parametrize("name", [name for name in TAKEN if name not in ECHOED])
-def test_a_parameter_without_an_echo_is_accepted(server: Any, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in SUPPORTED if name not in ECHOED])
+def test_parameter_without_an_echo_is_accepted(server: Any, name: str) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", name: PARAMETERS[name]})
     assert (answer.status, answer.headers.get("x-antiphon-warnings")) == (200, None)
 
 
 @pytest.mark.parametrize(
-    ("kind", "passed_on", "told"),
+    ("kind", "forwarded", "warning"),
     [
         ("anthropic_messages", None, "no effect on this model: client_metadata"),
         ("chat_completions", None, "no effect on this model: client_metadata"),
         ("responses", {"session": "s"}, None),
     ],
 )
-async def test_client_metadata_is_passed_on_or_told_to_have_no_effect(
-    kind: str, passed_on: Any, told: str | None
+async def test_client_metadata_is_forwarded_or_reported_as_ignored(
+    kind: str, forwarded: Any, warning: str | None
 ) -> None:
     answer, [sent] = await ask_through(kind, "hi", client_metadata={"session": "s"})
     assert (answer.status, sent.get("client_metadata"), answer.headers.get("x-antiphon-warnings")) == (
         200,
-        passed_on,
-        told,
+        forwarded,
+        warning,
     )
 
 
 @pytest.mark.parametrize("name", names("parameters", "refused"))
-def test_an_unsupported_parameter_is_refused_by_name(server: Any, name: str) -> None:
+def test_unsupported_parameter_is_rejected_by_name(server: Any, name: str) -> None:
     assert refuse(server, {name: PARAMETERS[name]}) == (400, name, "unsupported_parameter")
 
 
-def test_a_parameter_that_nobody_knows_is_told_in_a_header(server: Any) -> None:
+def test_unknown_parameter_is_reported_in_a_header(server: Any) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "acme": 1})
     assert (answer.status, answer.headers["x-antiphon-warnings"]) == (200, "ignored: acme")
 
 
-def test_tools_are_inherited_along_a_chain_unless_the_request_names_its_own(server: Any) -> None:
+def test_tools_are_inherited_unless_the_request_has_its_own(server: Any) -> None:
     first = ask(server, "hi", tools=[FUNCTION])
     inheriting = ask(server, "hi", previous_response_id=first["id"])
     without = ask(server, "hi", previous_response_id=inheriting["id"], tools=[])
@@ -68,6 +68,6 @@ FORMATS: dict[str, Any] = {"text": {"type": "text"}, "json_object": {"type": "js
 
 
 @pytest.mark.parametrize("name", names("formats", "implemented"))
-def test_a_format_is_taken_and_echoed(server: Any, name: str) -> None:
+def test_format_is_accepted_and_echoed(server: Any, name: str) -> None:
     blank = {"schema": None, "description": None} if name == "json_schema" else {}
     assert ask(server, "hi", text={"format": FORMATS[name]})["text"]["format"] == FORMATS[name] | blank

@@ -1,4 +1,4 @@
-"""Content parts and annotations of every type: in as they are, and back as they were."""
+"""Content parts and annotations of every type are accepted and returned unchanged."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ Item = dict[str, Any]
 CALL: Item = {"type": "computer_call", "id": "cu_1", "call_id": "c", "status": "completed", "pending_safety_checks": []}
 
 
-def say(role: str, part: Item) -> list[Item]:
+def make_message(role: str, part: Item) -> list[Item]:
     return [{"type": "message", "id": "msg_1", "role": role, "status": "completed", "content": [part]}]
 
 
-def hold(name: str) -> list[Item]:
-    """Items with this part in its place."""
+def make_items(name: str) -> list[Item]:
+    """Return items that contain this part."""
     part = PARTS[name]
     match name:
         case "computer_screenshot":
@@ -30,25 +30,25 @@ def hold(name: str) -> list[Item]:
         case "reasoning_text":
             return [{"type": "reasoning", "id": "rs_1", "status": "completed", "summary": [], "content": [part]}]
         case "output_text" | "refusal":
-            return say("assistant", part)
+            return make_message("assistant", part)
         case _:
-            return say("user", part)
+            return make_message("user", part)
 
 
 @pytest.mark.parametrize("name", [name for name in names("parts") if name not in ANNOTATIONS])
-def test_it_goes_in_and_comes_back_as_it_was(server: Any, name: str) -> None:
-    assert list_input(server, ask(server, hold(name))) == hold(name)
+def test_input_is_returned_unchanged(server: Any, name: str) -> None:
+    assert list_input(server, ask(server, make_items(name))) == make_items(name)
 
 
 @pytest.mark.parametrize("name", [name for name in names("parts") if name in ANNOTATIONS])
-def test_an_annotation_goes_in_and_comes_back_as_it_was(server: Any, name: str) -> None:
-    sent = say("assistant", {"type": "output_text", "text": "t", "annotations": [ANNOTATIONS[name]]})
+def test_annotation_is_returned_unchanged(server: Any, name: str) -> None:
+    sent = make_message("assistant", {"type": "output_text", "text": "t", "annotations": [ANNOTATIONS[name]]})
     assert list_input(server, ask(server, sent)) == sent
 
 
 @pytest.mark.parametrize("name", [name for name in names("parts") if name in ANNOTATIONS])
-def test_an_annotation_of_the_model_is_told_and_kept(server: Any, name: str) -> None:
+def test_annotation_of_the_model_is_sent_and_stored(server: Any, name: str) -> None:
     events = stream(server, f"cite {name}!")
-    (told,) = of_type(events, "response.output_text.annotation.added")
-    kept = get(server, f"/responses/{events[-1]['response']['id']}")["output"][0]["content"][0]["annotations"]
-    assert (told["annotation"], kept) == (ANNOTATIONS[name], [ANNOTATIONS[name]])
+    (event,) = of_type(events, "response.output_text.annotation.added")
+    stored = get(server, f"/responses/{events[-1]['response']['id']}")["output"][0]["content"][0]["annotations"]
+    assert (event["annotation"], stored) == (ANNOTATIONS[name], [ANNOTATIONS[name]])

@@ -1,4 +1,4 @@
-"""Every status that a response can come to, and why it is incomplete."""
+"""Statuses of a response, and the reasons for an incomplete one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ from manifest import names
 GATED = {"default": [{"text": "first "}, {"wait": "gate"}, {"text": "last"}]}
 
 
-def begin(running: Any) -> dict[str, Any]:
-    """A background response whose model is at work, as it was when it was created."""
+def start_background(running: Any) -> dict[str, Any]:
+    """Start a background response, wait until its model runs, and return the response as it was created."""
     queued = ask(running, "hi", background=True)
     running.wait_for(lambda: running.backend.reached("gate"))
     return queued
@@ -23,8 +23,8 @@ def cancel(running: Any, response: dict[str, Any]) -> dict[str, Any]:
     return cancelled
 
 
-def reach(name: str, server: Any, serve: Callable[..., Any]) -> dict[str, Any]:
-    """A response with this status."""
+def make_response(name: str, server: Any, serve: Callable[..., Any]) -> dict[str, Any]:
+    """Return a response with this status."""
     match name:
         case "completed" | "failed" | "incomplete":
             return ask(server, {"completed": "hi", "failed": "fail", "incomplete": "long"}[name])
@@ -32,26 +32,26 @@ def reach(name: str, server: Any, serve: Callable[..., Any]) -> dict[str, Any]:
             return ask(server, "hi", background=True)
         case _:
             running = serve(GATED)
-            queued = begin(running)
+            queued = start_background(running)
             found = get(running, f"/responses/{queued['id']}")
             ended = cancel(running, queued)
             return found if name == "in_progress" else ended
 
 
 @pytest.mark.parametrize("name", names("statuses"))
-def test_a_response_comes_to_it(server: Any, serve: Callable[..., Any], name: str) -> None:
-    response = reach(name, server, serve)
+def test_response_reaches_the_status(server: Any, serve: Callable[..., Any], name: str) -> None:
+    response = make_response(name, server, serve)
     assert response["status"] == name
-    told = {key: response[key] is not None for key in ("completed_at", "error", "incomplete_details")}
-    assert told == {
+    is_set = {key: response[key] is not None for key in ("completed_at", "error", "incomplete_details")}
+    assert is_set == {
         "completed_at": name == "completed",
         "error": name == "failed",
         "incomplete_details": name == "incomplete",
     }
 
 
-# To be steered takes a connection that stays open.
+# A steered response needs a WebSocket.
 @pytest.mark.parametrize("name", [name for name in names("reasons", "implemented") if name != "steered"])
-def test_an_incomplete_response_says_why(server: Any, name: str) -> None:
+def test_incomplete_response_has_a_reason(server: Any, name: str) -> None:
     response = ask(server, {"max_output_tokens": "long", "content_filter": "filter"}[name])
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": name})

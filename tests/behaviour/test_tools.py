@@ -1,4 +1,4 @@
-"""What becomes of each kind of tool, and of each form of `tool_choice`."""
+"""Tools of each type, and forms of `tool_choice`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from behaviour.wire import ask, refuse
 from manifest import names
 
 
-def test_a_function_is_offered_and_called(server: Any) -> None:
+def test_function_is_called(server: Any) -> None:
     response = ask(server, "call", tools=[FUNCTION])
     (call,) = response["output"]
     assert (response["status"], response["tools"], call["type"], call["name"]) == (
@@ -24,18 +24,18 @@ CLIENT_TOOLS = [name for name in names("tools", "implemented") if name != "funct
 
 
 @pytest.mark.parametrize("name", CLIENT_TOOLS)
-def test_a_tool_of_the_client_is_offered_and_called(server: Any, name: str) -> None:
+def test_client_tool_is_called(server: Any, name: str) -> None:
     response = ask(server, f"use {name}!", tools=[TOOLS[name]])
     assert (response["status"], [item["type"] for item in response["output"]]) == ("completed", [CALLED[name][1]])
 
 
 @pytest.mark.parametrize("name", names("tools", "refused"))
-def test_an_unsupported_tool_is_refused_by_its_place(server: Any, name: str) -> None:
+def test_unsupported_tool_is_rejected_with_its_path(server: Any, name: str) -> None:
     assert refuse(server, {"tools": [FUNCTION, TOOLS[name]]}) == (400, "tools[1]", "unsupported_tool")
 
 
 @pytest.mark.parametrize("name", names("tools", "planned"))
-def test_web_search_is_left_out_and_told(server: Any, name: str) -> None:
+def test_web_search_is_dropped_with_a_warning(server: Any, name: str) -> None:
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi", "tools": [FUNCTION, TOOLS[name]]})
     assert (answer.json["tools"], answer.headers["x-antiphon-warnings"]) == (
         [FUNCTION_ECHO],
@@ -44,16 +44,16 @@ def test_web_search_is_left_out_and_told(server: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names("choices", "implemented"))
-def test_a_choice_is_taken_and_echoed(server: Any, name: str) -> None:
+def test_tool_choice_is_accepted_and_echoed(server: Any, name: str) -> None:
     choice = CHOICES.get(name, {"type": name})
     offered = [FUNCTION, *(TOOLS[each] for each in ("custom", "shell", "apply_patch", "computer"))]
-    asked = {"none": "hi", "custom": "use custom!", "shell": "use shell!", "apply_patch": "use apply_patch!"}
-    wish = "use computer!" if name.startswith("computer") else asked.get(name, "call")
-    response = ask(server, wish, tools=offered, tool_choice=choice)
+    inputs = {"none": "hi", "custom": "use custom!", "shell": "use shell!", "apply_patch": "use apply_patch!"}
+    text = "use computer!" if name.startswith("computer") else inputs.get(name, "call")
+    response = ask(server, text, tools=offered, tool_choice=choice)
     assert (response["tool_choice"], response["status"]) == (choice, "completed")
 
 
 @pytest.mark.parametrize("name", names("choices", "refused"))
-def test_an_unsupported_choice_is_refused(server: Any, name: str) -> None:
+def test_unsupported_tool_choice_is_rejected(server: Any, name: str) -> None:
     choice = CHOICES.get(name, {"type": name})
     assert refuse(server, {"tools": [FUNCTION], "tool_choice": choice}) == (400, "tool_choice", "unsupported_tool")

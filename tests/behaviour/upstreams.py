@@ -1,4 +1,4 @@
-"""A server of ours in front of another one, of each kind: what it answers, and what it asks there."""
+"""A server in front of an upstream of each kind: its responses, and the requests it sends upstream."""
 
 import asyncio
 import json
@@ -14,21 +14,21 @@ from behaviour.wire import Json, read_stream
 from support.live_server import HttpResponse, LiveServer, make_settings
 from support.upstream_server import Reply, UpstreamServer, json_of, serve, stream_of
 
-# Each kind of backend, and where the recorded answers of its servers are.
+# By kind of backend: the folder with recorded responses of its servers.
 KINDS = {"anthropic_messages": "anthropic", "chat_completions": "chat", "responses": "responses"}
 _CORPUS = Path(__file__).parents[1] / "wire"
 NO_RETRIES = {"request_retries": 0, "stream_retries": 0}
 
 
-async def ask_through(kind: str, asked: Any, **fields: Any) -> tuple[HttpResponse, list[Json]]:
-    """The answer to this input on a model behind a server of this kind, and what that server was sent."""
+async def ask_through(kind: str, input_items: Any, **fields: Any) -> tuple[HttpResponse, list[Json]]:
+    """Send the input to a model behind an upstream of this kind. Return the answer and the upstream requests."""
     reply = stream_of((_CORPUS / KINDS[kind] / "text.sse").read_bytes())
     async with serve([reply]) as upstream:
         options = {"base_url": upstream.url, "models": ["m"]} | NO_RETRIES
         backend = create(kind, name="up", options=options, data_dir=Path("unused"))
         running = await asyncio.to_thread(LiveServer, {}, make_settings(), others={"up": backend})
         try:
-            body = {"model": "m", "input": asked} | fields
+            body = {"model": "m", "input": input_items} | fields
             answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", body)
         finally:
             await asyncio.to_thread(running.stop)
@@ -36,19 +36,19 @@ async def ask_through(kind: str, asked: Any, **fields: Any) -> tuple[HttpRespons
 
 
 def recorded(name: str) -> Reply:
-    """A recorded answer of a server that speaks Chat Completions."""
+    """A recorded response of a Chat Completions server."""
     return stream_of((_CORPUS / "chat" / f"{name}.sse").read_bytes())
 
 
 def streamed(*deltas: Json, finish: str = "stop") -> Reply:
-    """An answer of such a server, made of these deltas."""
+    """A response of a Chat Completions server with these deltas."""
     chunks: list[Json] = [{"choices": [{"delta": delta}]} for delta in deltas]
     chunks.append({"choices": [{"finish_reason": finish}], "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
     return stream_of(*(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks), b"data: [DONE]\n\n")
 
 
 def answered(*items: Json) -> Reply:
-    """An answer of a server that speaks Responses."""
+    """A response of a Responses API server."""
     words = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]}
     response = {"id": "resp_up", "object": "response", "status": "completed", "output": [*items, words]}
     event = {"type": "response.completed", "response": response}
@@ -61,7 +61,7 @@ def refuse(message: str, *, param: str | None = None, code: str | None = None) -
 
 
 class Bridge:
-    """A server of ours, and behind it the one with the model."""
+    """A server with an upstream behind it."""
 
     def __init__(self, running: LiveServer, upstream: UpstreamServer, model: str) -> None:
         self.upstream = upstream
@@ -71,14 +71,14 @@ class Bridge:
     async def post(self, path: str, body: Json) -> HttpResponse:
         return await asyncio.to_thread(self._running.ask, "POST", path, body)
 
-    async def ask(self, asked: Any, **fields: Any) -> Json:
-        answer = await self.post("/v1/responses", {"model": self._model, "input": asked} | fields)
+    async def ask(self, input_items: Any, **fields: Any) -> Json:
+        answer = await self.post("/v1/responses", {"model": self._model, "input": input_items} | fields)
         assert answer.status == 200, answer.body
         response: Json = answer.json
         return response
 
-    async def stream(self, asked: Any, **fields: Any) -> list[Json]:
-        answer = await self.post("/v1/responses", {"model": self._model, "input": asked, "stream": True} | fields)
+    async def stream(self, input_items: Any, **fields: Any) -> list[Json]:
+        answer = await self.post("/v1/responses", {"model": self._model, "input": input_items, "stream": True} | fields)
         return read_stream(answer.body)
 
     async def get(self, path: str) -> Json:
@@ -97,7 +97,7 @@ class Bridge:
 async def bridge(
     *replies: Reply, model: str = "m", kind: str = "chat_completions", **options: Any
 ) -> AsyncIterator[Bridge]:
-    """Our server in front of one that gives these replies, and lists no models."""
+    """Start a server in front of an upstream that sends these replies and lists no models."""
     async with serve(replies, fixed={"/v1/models": json_of({"data": []})}) as upstream:
         settings = {"base_url": upstream.url, "models": [model]} | NO_RETRIES | options
         backend = create(kind, name="up", options=settings, data_dir=Path("unused"))

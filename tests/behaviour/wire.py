@@ -1,4 +1,4 @@
-"""What these tests say to a server, and how they read what it says."""
+"""The script of the shared server, and helpers that send requests and read responses."""
 
 import json
 from typing import Any
@@ -58,12 +58,12 @@ SCRIPT: Json = {
 }
 
 
-def ask(server: LiveServer, asked: Any, *, key: str = "any", **fields: Any) -> Json:
-    """The response to this input, which must succeed."""
+def ask(server: LiveServer, input_items: Any, *, key: str = "any", **fields: Any) -> Json:
+    """Return the response to this input. It must succeed."""
     answer = server.ask(
         "POST",
         "/v1/responses",
-        {"model": "scripted", "input": asked} | fields,
+        {"model": "scripted", "input": input_items} | fields,
         headers={"Authorization": f"Bearer {key}"},
     )
     assert answer.status == 200, answer.body
@@ -72,7 +72,7 @@ def ask(server: LiveServer, asked: Any, *, key: str = "any", **fields: Any) -> J
 
 
 def refuse(server: LiveServer, fields: Json) -> tuple[int, str | None, str | None]:
-    """The status, the param and the code of the error that this request gets."""
+    """Return the status, param and code of the error for this request."""
     answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "hi"} | fields)
     return answer.status, answer.json["error"]["param"], answer.json["error"]["code"]
 
@@ -89,9 +89,9 @@ def list_input(server: LiveServer, response: Json) -> list[Json]:
     return items
 
 
-def stream(server: LiveServer, asked: Any, **fields: Any) -> list[Json]:
-    """The events of the response to this input."""
-    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": asked, "stream": True} | fields)
+def stream(server: LiveServer, input_items: Any, **fields: Any) -> list[Json]:
+    """Return the events of the response to this input."""
+    answer = server.ask("POST", "/v1/responses", {"model": "scripted", "input": input_items, "stream": True} | fields)
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream"), answer.body
     return read_stream(answer.body)
 

@@ -1,4 +1,4 @@
-"""A model with a window of any size that counts characters, and the words to compact turns with it."""
+"""A model with a configurable context window that counts characters, and helpers to compact turns with it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ def output(call_id: str, text: str) -> FunctionCallOutput:
 
 
 class CountingBackend:
-    """Reads `per_token` characters as one token, and answers with what it is told to say.
+    """A backend that counts `per_token` characters as one token and answers with the text `says`.
 
-    With `refuses`, nobody is told of its window until too much is read, and then in these words.
+    With `refuses`, it does not list its window, and rejects an input that is too long with this message.
     """
 
     capabilities = ALL_CAPABILITIES
@@ -71,8 +71,8 @@ class CountingBackend:
     async def close(self) -> None: ...
 
     def models(self) -> Sequence[Model]:
-        told = self._window if self._refuses is None else None
-        return [Model(id="counting", created=0, owned_by="test", context_window=told)]
+        listed = self._window if self._refuses is None else None
+        return [Model(id="counting", created=0, owned_by="test", context_window=listed)]
 
     async def count_tokens(self, turn: Turn) -> int:
         text = (turn.request.instructions or "") + "".join(codec.encode(item).decode() for item in turn.items)
@@ -92,7 +92,7 @@ class CountingBackend:
     async def _answer(self) -> Deltas:
         self.open += 1
         try:
-            yield []  # it has begun, and must be closed
+            yield []  # the stream has started and must be closed
             if self._says is None:
                 await asyncio.get_running_loop().create_future()
             yield [deltas.Text(str(self._says)), deltas.TokenUsage(Usage(10, 5, 15)), deltas.Finish()]
@@ -110,17 +110,17 @@ def make_turn(items: Sequence[Item | Unknown], **fields: Any) -> Turn:
 
 
 def lay_out(items: Sequence[Item | Unknown]) -> list[Item | Unknown]:
-    """The items of a turn as the engine has them, with the sign of the last compaction among them."""
+    """Return the items of a turn as the engine has them, with compactions expanded."""
     return expand_compactions(items, SEALER, project=PROJECT).items
 
 
 def with_items(turn: Turn, items: Sequence[Item | Unknown]) -> Turn:
-    """The turn as a model reads it if these are its items."""
+    """Return the turn as a model gets it, with these items."""
     return strip_compaction(msgspec.structs.replace(turn, items=lay_out(items)))
 
 
 async def compact(backend: CountingBackend, turn: Turn, *, summary_timeout: float = 5) -> tuple[Any, CompactionContent]:
-    """The compacted turn, and what is in the item."""
+    """Compact a turn. Return the result and the content of its compaction item."""
     compacted = await Compactor(SEALER, summary_timeout=summary_timeout).compact(backend.route, turn)
     memory = unseal_content(compacted.item, SEALER, project=PROJECT)
     assert memory is not None

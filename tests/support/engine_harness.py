@@ -1,4 +1,4 @@
-"""An engine on the scripted backend, and the words to talk to it: what the engine's tests share."""
+"""An engine with the scripted backend, and helpers to send requests to it."""
 
 import json
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from support import openresponses
 
 
 class Bench:
-    """A started engine with its script's backend and its store at hand."""
+    """An engine with its scripted backend and its store."""
 
     def __init__(self, script: dict[str, Any], store: Store, policy: Policy | None = None) -> None:
         self.backend: ScriptedBackend = create_scripted("test", {"script": script}, Path())
         self.store = store
-        # One server has one key, in all its processes.
+        # All engines have the same key, as all processes of one server do.
         sealer = Sealer([bytes(32)])
         self.engine = Engine(backends={"test": self.backend}, store=store, policy=policy, sealer=sealer)
 
-    async def ask(self, asked: Any = "hi", *, project: str = "default", **fields: Any) -> Run:
-        body = codec.encode({"model": "scripted", "input": asked} | fields)
+    async def ask(self, input_items: Any = "hi", *, project: str = "default", **fields: Any) -> Run:
+        body = codec.encode({"model": "scripted", "input": input_items} | fields)
         return await self.engine.create(codec.decode_request(body).request, project=project)
 
-    async def answer(self, asked: Any = "hi", *, project: str = "default", **fields: Any) -> Response:
-        """The final response, after its whole stream was judged."""
-        run = await self.ask(asked, project=project, **fields)
+    async def answer(self, input_items: Any = "hi", *, project: str = "default", **fields: Any) -> Response:
+        """Return the final response, after checking its whole stream."""
+        run = await self.ask(input_items, project=project, **fields)
         return judge([event async for batch in run.events() for event in batch])
 
 
 def judge(stream: Sequence[Event | Unknown]) -> Response:
-    """Every stream of these tests is legal, and within Open Responses if what it tells is."""
+    """Check that a stream is valid, and that its known events fit Open Responses. Return the final response."""
     response = fold(stream)
     if response.status != "cancelled":
         openresponses.validate_response(json.loads(codec.encode(response)))

@@ -1,4 +1,4 @@
-"""An engine on a scripted model that only knows functions. All that its tests see is checked by the SDK's types."""
+"""An engine with a scripted model that supports only functions. The SDK's types validate its items and events."""
 
 import json
 from typing import Any
@@ -21,12 +21,12 @@ from antiphon.stream.fold import fold
 Json = dict[str, Any]
 _ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-# Our error event is nested, since the SDK raises on nothing else; its own type is flat. A failure has codes of ours.
+# The SDK raises only on a nested error event, but its type is flat. A failure has codes that the SDK does not have.
 _OWN_EVENTS = {"error", "response.failed"}
 
 
 class Recorder(ScriptedBackend):
-    """Keeps the turns it was given."""
+    """A scripted backend that records its turns."""
 
     def __init__(self, script: Json) -> None:
         super().__init__("recorder", msgspec.convert({"native_tools": ["function"]} | script, Script))
@@ -38,7 +38,7 @@ class Recorder(ScriptedBackend):
 
 
 class Answer:
-    """A response with its events, as a client sees them, and what the model was given for it."""
+    """A response with its events as the client gets them, its warnings, and the turns of the model."""
 
     def __init__(self, response: Json, events: list[Json], warnings: list[str], turns: list[Turn]) -> None:
         self.response = response
@@ -48,21 +48,21 @@ class Answer:
 
     @property
     def output(self) -> list[Json]:
-        """The items, without the ids that are of our making."""
+        """The output items without their ids."""
         return [{name: value for name, value in item.items() if name != "id"} for item in self.response["output"]]
 
     @property
     def shown(self) -> list[str]:
-        """The names of the tools that the model saw at last."""
+        """The names of the tools in the last turn."""
         return [tool.name for tool in self.turns[-1].request.tools or ()]  # type: ignore[union-attr]  # functions have one
 
     @property
     def read(self) -> list[Json]:
-        """The items that the model read at last."""
+        """The items of the last turn."""
         read: list[Json] = json.loads(codec.encode(self.turns[-1].items))
         return read
 
-    def told(self, *kinds: str) -> list[Json]:
+    def get_events(self, *kinds: str) -> list[Json]:
         return [event for event in self.events if event["type"].removeprefix("response.") in kinds]
 
 
@@ -71,11 +71,11 @@ class EmulationBench:
         self.backend = Recorder(script)
         self.engine = Engine(backends={"test": self.backend}, store=MemoryStore(), policy=Policy(**policy))
 
-    async def ask(self, asked: Any = "hi", **fields: Any) -> Answer:
-        body = codec.encode({"model": "scripted", "input": asked} | fields)
+    async def ask(self, input_items: Any = "hi", **fields: Any) -> Answer:
+        body = codec.encode({"model": "scripted", "input": input_items} | fields)
         before = len(self.backend.turns)
         run = await self.engine.create(codec.decode_request(body).request, project="default")
-        stream = [_open(event) async for batch in run.events() for event in batch]
+        stream = [_decode(event) async for batch in run.events() for event in batch]
         response: Json = json.loads(codec.encode(fold(stream)))
         events: list[Json] = json.loads(codec.encode(stream))
         for item in response["output"]:
@@ -86,17 +86,17 @@ class EmulationBench:
         return Answer(response, events, run.warnings, self.backend.turns[before:])
 
 
-def _open(event: Any) -> Any:
-    """The events of a background response come as they were kept."""
+def _decode(event: Any) -> Any:
+    """Decode an event of a background response, which comes as stored bytes."""
     return codec.decode_event(event.raw) if isinstance(event, Unknown) else event
 
 
 def _echoes_schema(event: Json) -> bool:
-    """Open Responses has a response repeat `json_schema` with null for the schema; the SDK's type does not."""
+    """Return True if the event repeats a `json_schema` with a null schema, which the SDK's type does not allow."""
     text = event.get("response", {}).get("text") or {}
     return "schema" in (text.get("format") or {})
 
 
 def call(name: str, arguments: Any, call_id: str = "call_1") -> Json:
-    """A step of a script: the model calls a function."""
+    """Return a script step that calls a function."""
     return {"tool_call": {"name": name, "arguments": arguments, "call_id": call_id}}

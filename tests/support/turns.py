@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what a backend may say in a turn."""
+"""Hypothesis strategies for the deltas of a turn."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from antiphon.stream import deltas as d
 
 words = st.text(max_size=6)
 keys = st.integers(0, 3)
-speech = st.one_of(
+texts = st.one_of(
     st.builds(d.Text, words),
     st.builds(d.Text, words, st.just((content.LogProb("x", -1.0, [120]),))),
     st.builds(d.Refusal, words),
@@ -36,13 +36,13 @@ _search = items.WebSearchCall("ws_up", {"type": "search"}, "completed")
 _searching = Unknown(b'{"type":"response.web_search_call.searching","item_id":"ws_up","output_index":7}')
 
 
-def _carry(key: str) -> list[d.Delta]:
-    """A hosted tool's item from its beginning to its end."""
+def _make_hosted_item(key: str) -> list[d.Delta]:
+    """Return the deltas of a hosted tool's item."""
     begun = Unknown(b'{"type":"web_search_call","id":"ws_up","status":"in_progress"}')
     return [d.OpenItem(key, begun, "ws"), d.ItemPassthrough(_searching, key), d.CloseItem(key, _search)]
 
 
-carried = st.uuids().map(str).map(_carry)
+hosted_items = st.uuids().map(str).map(_make_hosted_item)
 borders = st.one_of(
     st.builds(d.Phase, st.sampled_from(["commentary", "final_answer"])),
     st.just(d.CloseItem()),
@@ -52,5 +52,5 @@ borders = st.one_of(
 endings = st.one_of(
     st.builds(d.Finish, st.sampled_from(["stop", "length", "content_filter", "cancelled"])), st.builds(d.Failure, words)
 )
-_chunks = (speech | calls | others | borders).map(lambda delta: [delta]) | carried
+_chunks = (texts | calls | others | borders).map(lambda delta: [delta]) | hosted_items
 turns = st.tuples(st.lists(_chunks, max_size=30), endings).map(lambda turn: [*itertools.chain(*turn[0]), turn[1]])

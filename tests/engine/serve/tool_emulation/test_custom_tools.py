@@ -18,7 +18,7 @@ async def test_the_text_of_a_call_streams(emulate: Any) -> None:
     bench = await emulate(call("draw", ['{"input', '": "a c', 'at\\n"}']))
     answer = await bench.ask(tools=[DRAW])
     assert answer.output == [drawing("a cat\n")]
-    assert [event["delta"] for event in answer.told("custom_tool_call_input.delta")] == ["a c", "at", "\n"]
+    assert [event["delta"] for event in answer.get_events("custom_tool_call_input.delta")] == ["a c", "at", "\n"]
     assert answer.response["tools"] == [DRAW]
 
 
@@ -58,7 +58,7 @@ async def test_text_that_fits_the_grammar_is_told_whole(emulate: Any) -> None:
     bench = await emulate(call("draw", ['{"input": "-', '->"}']))
     answer = await bench.ask(tools=[LINE])
     assert answer.output == [drawing("-->")]
-    assert [event["delta"] for event in answer.told("custom_tool_call_input.delta")] == ["-->"]
+    assert [event["delta"] for event in answer.get_events("custom_tool_call_input.delta")] == ["-->"]
 
 
 @pytest.mark.parametrize("written", ['{"input": "```\\n-->\\n```"}', '{"input": "{\\"line\\": \\"-->\\"}"}', "-->"])

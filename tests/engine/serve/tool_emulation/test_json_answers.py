@@ -50,7 +50,7 @@ async def test_a_wrong_answer_is_not_shown_and_gets_one_more_chance(emulate: Any
 async def test_an_answer_that_stays_wrong_fails_clearly(emulate: Any) -> None:
     bench = await emulate({"text": "One."}, lacks=LACKS)
     answer = await bench.ask(text=FORMAT)
-    (error,) = answer.told("error")
+    (error,) = answer.get_events("error")
     assert (answer.response["status"], answer.output, len(answer.turns), error["error"]["type"]) == (
         "failed",
         [],

@@ -40,7 +40,7 @@ async def test_a_call_comes_back_with_its_namespace(emulate: Any) -> None:
         },
     ]
     assert answer.shown == ["crm__get", "crm__put"]
-    assert answer.told("output_item.added")[0]["item"]["namespace"] == "crm"
+    assert answer.get_events("output_item.added")[0]["item"]["namespace"] == "crm"
 
 
 async def test_a_model_that_leaves_the_namespace_away_is_understood(emulate: Any) -> None:

@@ -1,7 +1,4 @@
-"""Complaints A1 to A13 once more, from the other side: a server that mangles its stream so, and ours in front of it.
-
-What our clients see is sound all the same, and nothing of what was said is lost.
-"""
+"""Complaints A1 to A13 with a malformed stream from the upstream: clients get a valid stream without lost output."""
 
 import asyncio
 import copy
@@ -21,11 +18,11 @@ from support.live_server import LiveServer, make_settings
 from support.upstream_server import Reply, serve, stream_of
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
-THOUGHT = {"type": "reasoning", "id": "rs_u", "summary": [{"type": "summary_text", "text": "Think hard."}]}
-WORDS = [{"type": "output_text", "text": "Hello you.", "annotations": []}]
-MESSAGE = {"type": "message", "id": "msg_u", "role": "assistant", "status": "completed", "content": WORDS}
+REASONING = {"type": "reasoning", "id": "rs_u", "summary": [{"type": "summary_text", "text": "Think hard."}]}
+TEXT = [{"type": "output_text", "text": "Hello you.", "annotations": []}]
+MESSAGE = {"type": "message", "id": "msg_u", "role": "assistant", "status": "completed", "content": TEXT}
 CALL = {"type": "function_call", "id": "fc_u", "call_id": "call_u", "name": "look_up", "status": "completed"}
-OUTPUT: list[Json] = [THOUGHT, MESSAGE, CALL | {"arguments": '{"q":1}'}]
+OUTPUT: list[Json] = [REASONING, MESSAGE, CALL | {"arguments": '{"q":1}'}]
 USAGE = {
     "input_tokens": 5,
     "input_tokens_details": {"cached_tokens": 2},
@@ -35,17 +32,17 @@ USAGE = {
 }
 
 
-def tell_item(index: int, begun: Json, name: str, pieces: Iterable[str], **place: int) -> Iterator[Json]:
-    """An item of the output as a good server tells it: announced, said in pieces, ended."""
-    about = {"item_id": begun["id"], "output_index": index} | place
+def make_item_events(index: int, begun: Json, name: str, pieces: Iterable[str], **part_index: int) -> Iterator[Json]:
+    """Yield the events of an output item as a correct server sends them."""
+    common = {"item_id": begun["id"], "output_index": index} | part_index
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     part = name.removesuffix("_text").replace("output", "content")
-    if place:
-        yield about | {"type": f"response.{part}_part.added", "part": {"type": name.removeprefix("reasoning_")}}
-    yield from (about | {"type": f"response.{name}.delta", "delta": piece} for piece in pieces)
-    yield about | {"type": f"response.{name}.done", "arguments" if not place else "text": "".join(pieces)}
-    if place:
-        yield about | {"type": f"response.{part}_part.done", "part": {}}
+    if part_index:
+        yield common | {"type": f"response.{part}_part.added", "part": {"type": name.removeprefix("reasoning_")}}
+    yield from (common | {"type": f"response.{name}.delta", "delta": piece} for piece in pieces)
+    yield common | {"type": f"response.{name}.done", "arguments" if not part_index else "text": "".join(pieces)}
+    if part_index:
+        yield common | {"type": f"response.{part}_part.done", "part": {}}
     yield {"type": "response.output_item.done", "output_index": index, "item": OUTPUT[index]}
 
 
@@ -54,9 +51,11 @@ def make_stream() -> list[Json]:
     ended = begun | {"status": "completed", "output": OUTPUT, "usage": USAGE, "text": {"format": {"type": "text"}}}
     events = [
         {"type": "response.created", "response": begun},
-        *tell_item(0, THOUGHT | {"summary": []}, "reasoning_summary_text", ["Think ", "hard."], summary_index=0),
-        *tell_item(1, MESSAGE | {"content": []}, "output_text", ["Hello ", "you."], content_index=0),
-        *tell_item(2, CALL | {"arguments": ""}, "function_call_arguments", ['{"q":', "1}"]),
+        *make_item_events(
+            0, REASONING | {"summary": []}, "reasoning_summary_text", ["Think ", "hard."], summary_index=0
+        ),
+        *make_item_events(1, MESSAGE | {"content": []}, "output_text", ["Hello ", "you."], content_index=0),
+        *make_item_events(2, CALL | {"arguments": ""}, "function_call_arguments", ['{"q":', "1}"]),
         {"type": "response.completed", "response": ended},
     ]
     return copy.deepcopy([event | {"sequence_number": number} for number, event in enumerate(events)])
@@ -66,7 +65,7 @@ Mangling = Callable[[list[Json]], list[Json]]
 
 
 def without(*kinds: str) -> Mangling:
-    """No events whose type ends so."""
+    """Drop the events whose type ends with one of these."""
     return lambda events: [event for event in events if not event["type"].endswith(kinds)]
 
 
@@ -75,7 +74,7 @@ def without_the_message(events: list[Json]) -> list[Json]:
 
 
 def rename(name: Callable[[str], str]) -> Mangling:
-    """Other ids, in every event and in the end."""
+    """Change the ids in every event and in the final response."""
 
     def mangle(events: list[Json]) -> list[Json]:
         for event in events:
@@ -98,7 +97,7 @@ def use_one_index(events: list[Json]) -> list[Json]:
 
 
 def forget_the_reasoning(events: list[Json]) -> list[Json]:
-    """Indexes that count only what comes after it."""
+    """Use indexes that do not count the reasoning item."""
     return [
         event | {"output_index": max(0, event["output_index"] - 1)} if "output_index" in event else event
         for event in events
@@ -147,45 +146,45 @@ def write(events: list[Json]) -> Reply:
     return stream_of(*(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events))
 
 
-def judge(told: list[Json]) -> list[Json]:
-    """The output of a stream that a strict reader needs not repair, and that is the same in every one of its events."""
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert fold([decode_event(encode(event)) for event in told]).status == "completed"
-    announced = of_type(told, "response.output_item.added")
+def check(events: list[Json]) -> list[Json]:
+    """Check that the stream is valid and that its events agree. Return its output."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert fold([decode_event(encode(event)) for event in events]).status == "completed"
+    announced = of_type(events, "response.output_item.added")
     ids = [event["item"]["id"] for event in announced]
     assert [event["output_index"] for event in announced] == list(range(len(ids)))
-    for event in told:
+    for event in events:
         if "output_index" in event:
             assert (event.get("item_id") or event["item"]["id"]) == ids[event["output_index"]]
-    output: list[Json] = told[-1]["response"]["output"]
-    assert [event["item"] for event in of_type(told, "response.output_item.done")] == output
+    output: list[Json] = events[-1]["response"]["output"]
+    assert [event["item"] for event in of_type(events, "response.output_item.done")] == output
     assert [item["id"] for item in output] == ids
     assert [name.partition("_")[0] for name in ids] == ["rs", "msg", "fc"]
     return output
 
 
 @pytest.mark.parametrize("name", MANGLED)
-async def test_pain_a_1_to_a_13_a_mangled_stream_is_told_as_it_should_be(name: str) -> None:
+async def test_pain_a_1_to_a_13_malformed_upstream_stream_is_repaired(name: str) -> None:
     mangled = write(MANGLED[name](make_stream()))
     async with serve([mangled, mangled, write(make_stream())]) as upstream:
         backend = create("up", {"base_url": upstream.url, "models": ["m"], "stream_retries": 0}, Path("unused"))
         running = await asyncio.to_thread(LiveServer, {}, make_settings(), others={"up": backend})
         try:
-            asked = {"model": "m", "input": "hi", "tools": [LOOK_UP]}
-            answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", asked | {"stream": True})
-            output = judge(read_stream(answer.body))
-            async with running.async_client() as client, client.responses.stream(**asked) as read:
+            body = {"model": "m", "input": "hi", "tools": [LOOK_UP]}
+            answer = await asyncio.to_thread(running.ask, "POST", "/v1/responses", body | {"stream": True})
+            output = check(read_stream(answer.body))
+            async with running.async_client() as client, client.responses.stream(**body) as read:
                 final = await read.get_final_response()
             replayed = [
                 say("user", "hi"),
                 *output,
                 {"type": "function_call_output", "call_id": "call_u", "output": "7"},
             ]
-            again = await asyncio.to_thread(running.ask, "POST", "/v1/responses", asked | {"input": replayed})
+            again = await asyncio.to_thread(running.ask, "POST", "/v1/responses", body | {"input": replayed})
         finally:
             await asyncio.to_thread(running.stop)
-    thought, message, call = output
-    assert [part["text"] for part in thought["summary"]] == ["Think hard."]
+    reasoning, message, call = output
+    assert [part["text"] for part in reasoning["summary"]] == ["Think hard."]
     assert [part["text"] for part in message["content"]] == ["Hello you."]
     assert (call["call_id"], call["name"], call["arguments"]) == ("call_u", "look_up", '{"q":1}')
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
