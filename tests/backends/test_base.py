@@ -14,7 +14,7 @@ class Options(Struct):
 
 
 class TestReadingOptions:
-    def test_good_options_become_the_struct(self) -> None:
+    def test_valid_options_become_the_struct(self) -> None:
         assert read_options({"threads": 2}, Options, name="local") == Options(threads=2)
 
     @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ class TestReadingOptions:
             ({"thread": 2}, "backends.local.thread: unknown option; known are: threads, sizes"),
         ],
     )
-    def test_a_wrong_option_is_named(self, options: dict[str, Any], message: str) -> None:
+    def test_wrong_option_is_named(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError) as raised:
             read_options(options, Options, name="local")
         assert raised.value.message == message
 
-    def test_a_missing_option_is_named(self) -> None:
+    def test_missing_option_is_named(self) -> None:
         class Needy(Struct):
             url: str
 
@@ -40,13 +40,13 @@ class TestReadingOptions:
 
 
 class TestListingHints:
-    def test_those_that_a_request_gives_are_named(self) -> None:
+    def test_set_hint_parameters_are_listed(self) -> None:
         given = {"user": "u", "service_tier": "flex", "text": {"verbosity": "low"}, "client_metadata": {"a": "b"}}
         body = codec.encode({"model": "m", "input": "hi", "top_p": 0.5} | given)
         named = ["client_metadata", "service_tier", "user", "text.verbosity"]
         assert list_hint_parameters(codec.decode_request(body).request) == named
 
     @pytest.mark.parametrize("usual", [{"service_tier": "auto"}, {"service_tier": "default"}, {"client_metadata": {}}])
-    def test_what_asks_for_nothing_is_none(self, usual: dict[str, object]) -> None:
+    def test_default_values_are_not_hints(self, usual: dict[str, object]) -> None:
         body = {"model": "m", "input": "hi"} | usual
         assert list_hint_parameters(codec.decode_request(codec.encode(body)).request) == []

@@ -41,12 +41,12 @@ def create(kind: str, options: dict[str, Any] | None = None) -> Any:
     return registry.create(kind, name="local", options=options or {}, data_dir=Path("data"))
 
 
-def test_a_backend_of_an_installed_package_is_made_with_its_name_options_and_data_dir(install: Any) -> None:
+def test_installed_backend_gets_name_options_and_data_dir(install: Any) -> None:
     install("antiphon_parrot", "parrot")
     assert create("parrot", {"volume": 11}).made_from == ("local", {"volume": 11}, Path("data"))
 
 
-def test_only_the_chosen_kind_is_imported(install: Any) -> None:
+def test_only_the_configured_kind_is_imported(install: Any) -> None:
     install("antiphon_parrot", "parrot")
     install("antiphon_broken", "broken", code="raise SystemError('imported')")
     create("parrot")
@@ -54,7 +54,7 @@ def test_only_the_chosen_kind_is_imported(install: Any) -> None:
     assert "antiphon_broken" not in sys.modules
 
 
-def test_an_unknown_kind_is_an_error_that_lists_the_installed_ones(install: Any) -> None:
+def test_unknown_kind_error_lists_installed_kinds(install: Any) -> None:
     install("antiphon_parrot", "parrot")
     install("antiphon_raven", "raven")
     with pytest.raises(ConfigError) as raised:
@@ -65,7 +65,7 @@ def test_an_unknown_kind_is_an_error_that_lists_the_installed_ones(install: Any)
     assert {"parrot", "raven"} <= set(registry.kinds())
 
 
-def test_a_package_that_fails_on_import_is_named_with_its_reason(install: Any) -> None:
+def test_failing_import_names_the_package_and_reason(install: Any) -> None:
     install("antiphon_broken", "broken", code="import a_module_that_is_missing")
     with pytest.raises(ConfigError) as raised:
         create("broken")
@@ -75,7 +75,7 @@ def test_a_package_that_fails_on_import_is_named_with_its_reason(install: Any) -
     )
 
 
-def test_a_factory_that_is_missing_or_not_callable_is_named(install: Any) -> None:
+def test_missing_or_uncallable_factory_is_named(install: Any) -> None:
     install("antiphon_empty", "empty", code="create = 3", factory="make")
     install("antiphon_number", "number", code="create = 3")
     with pytest.raises(ConfigError, match="'antiphon_empty:make' cannot be loaded: AttributeError"):
@@ -84,7 +84,7 @@ def test_a_factory_that_is_missing_or_not_callable_is_named(install: Any) -> Non
         create("number")
 
 
-def test_two_packages_that_claim_one_kind_are_both_named(install: Any) -> None:
+def test_two_packages_with_one_kind_are_both_named(install: Any) -> None:
     install("antiphon_parrot", "parrot")
     install("antiphon_parakeet", "parrot")
     with pytest.raises(ConfigError) as raised:
@@ -95,6 +95,6 @@ def test_two_packages_that_claim_one_kind_are_both_named(install: Any) -> None:
     )
 
 
-def test_the_built_in_kinds_come_through_the_same_door() -> None:
+def test_built_in_kinds_are_entry_points() -> None:
     assert {"embedded", "scripted"} <= set(registry.kinds())
     assert create("scripted").models()[0].id == "scripted"

@@ -56,7 +56,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     return context
 
 
-async def test_a_certificate_that_nobody_signed_is_not_accepted(tls: ssl.SSLContext) -> None:
+async def test_self_signed_certificate_is_rejected(tls: ssl.SSLContext) -> None:
     async with serve([json_of({})], tls=tls) as server:
         with pytest.raises(UpstreamError) as raised:
             await fetch(server.url)
@@ -66,12 +66,12 @@ async def test_a_certificate_that_nobody_signed_is_not_accepted(tls: ssl.SSLCont
     )
 
 
-async def test_verification_can_be_switched_off(tls: ssl.SSLContext) -> None:
+async def test_tls_verification_can_be_disabled(tls: ssl.SSLContext) -> None:
     async with serve([json_of({"data": []})], tls=tls) as server:
         assert await fetch(server.url, verify_tls=False) == {"data": []}
 
 
-async def test_a_server_without_tls_is_told_from_one_with_it() -> None:
+async def test_missing_tls_is_reported() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -83,14 +83,14 @@ async def test_a_server_without_tls_is_told_from_one_with_it() -> None:
             await fetch(f"https://127.0.0.1:{port}/v1")
 
 
-async def test_a_port_where_nothing_listens_is_told() -> None:
+async def test_refused_connection_is_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(UpstreamError, match=r"^The upstream refuses connections\.$"):
             await fetch(f"http://127.0.0.1:{unused.getsockname()[1]}/v1")
 
 
-async def test_a_connection_that_is_not_taken_is_not_waited_for() -> None:
+async def test_connect_timeout_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
         # The queue takes one more than it should; the third waits for an answer that does not come.
@@ -118,13 +118,13 @@ async def test_a_connection_that_is_not_taken_is_not_waited_for() -> None:
         ),
     ],
 )
-def test_every_way_to_fail_has_its_words_and_none_names_the_host(error: Exception, message: str) -> None:
+def test_network_errors_have_messages_without_the_host(error: Exception, message: str) -> None:
     mapped_network_errors = map_network_error(error)
     assert mapped_network_errors.message == message
     assert "private.example" not in message
 
 
-def test_a_certificate_for_another_name_does_not_tell_ours() -> None:
+def test_certificate_mismatch_hides_the_host() -> None:
     reason = ssl.SSLCertVerificationError(1, "failed")
     reason.verify_message = "Hostname mismatch, certificate is not valid for 'private.example'."
     mapped_network_errors = map_network_error(aiohttp.ClientConnectorCertificateError(KEY, reason))

@@ -11,7 +11,7 @@ URL = "http://127.0.0.1:8000/v1"
 
 
 class Special(UpstreamOptions, kw_only=True):
-    """What a kind of upstream adds."""
+    """The options of a backend kind."""
 
     flavour: str = "plain"
 
@@ -20,7 +20,7 @@ def make(**options: Any) -> UpstreamClient:
     return UpstreamClient("there", read_options({"base_url": URL} | options, Special, name="there"), headers={})
 
 
-def test_a_kind_has_the_common_options_and_its_own() -> None:
+def test_subclass_has_common_and_own_options() -> None:
     options = make(base_url=f"{URL}//", flavour="hot", idle_timeout=5).options
     assert options == Special(base_url=URL, flavour="hot", idle_timeout=5)
     assert (options.request_retries, options.stream_retries, options.verify_tls) == (4, 5, True)
@@ -54,19 +54,19 @@ def test_a_kind_has_the_common_options_and_its_own() -> None:
         ({"retries": 1}, "backends.there.retries: unknown option"),
     ],
 )
-def test_what_cannot_be_used_is_named(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         make(**options)
     assert raised.value.message.startswith(message)
     assert "secret" not in raised.value.message
 
 
-def test_the_address_is_required() -> None:
+def test_base_url_is_required() -> None:
     with pytest.raises(ConfigError, match="base_url"):
         read_options({}, Special, name="there")
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_hides_secrets() -> None:
     options = Special(base_url=URL, api_key="secret", headers={"X-Key": "secret"}, query={"key": "secret"})
     shown = repr(options)
     assert "secret" not in shown

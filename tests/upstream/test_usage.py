@@ -11,7 +11,7 @@ from antiphon.upstream.usage import estimate_usage, parse_usage
 
 
 @pytest.mark.parametrize(
-    ("told", "usage"),
+    ("payload", "usage"),
     [
         (None, None),
         ({}, None),
@@ -35,11 +35,11 @@ from antiphon.upstream.usage import estimate_usage, parse_usage
         ),
     ],
 )
-def test_usage_is_read_however_it_is_told(told: Any, usage: Usage | None) -> None:
-    assert parse_usage(told) == usage
+def test_usage_formats_are_parsed(payload: Any, usage: Usage | None) -> None:
+    assert parse_usage(payload) == usage
 
 
-def test_an_estimate_is_marked_and_grows_with_the_texts() -> None:
+def test_usage_estimate_is_marked_and_grows_with_text() -> None:
     short = estimate_usage(CreateRequest(), [Message("user", "hi")], "")
     long = estimate_usage(CreateRequest(), [Message("user", "hi" * 100)], "yes" * 100)
     assert short.estimated

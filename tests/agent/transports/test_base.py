@@ -54,17 +54,17 @@ def without_id(item: dict[str, Any]) -> dict[str, Any]:
         "one id for two",
     ],
 )
-def test_no_item_is_lost_and_none_is_doubled(events: list[dict[str, Any]], output: list[Any] | None) -> None:
+def test_items_are_neither_lost_nor_duplicated(events: list[dict[str, Any]], output: list[Any] | None) -> None:
     expected = [without_id(FIRST), without_id(SECOND)] if output is None else output
     assert gather(*events, COMPLETED).finish()["output"] == expected
 
 
-def test_the_output_of_the_last_event_counts_if_it_has_one() -> None:
+def test_output_of_the_terminal_event_counts() -> None:
     ended = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [SECOND]}}
     assert gather(done(FIRST, output_index=0), ended).finish()["output"] == [SECOND]
 
 
-def test_the_first_end_is_the_end() -> None:
+def test_first_terminal_event_counts() -> None:
     failed = {"type": "response.failed", "response": {"id": "r", "status": "failed", "error": {"message": "No."}}}
     assert gather(done(FIRST, output_index=0), COMPLETED, failed).finish()["output"] == [FIRST]
 
@@ -85,7 +85,7 @@ def test_the_first_end_is_the_end() -> None:
         ),
     ],
 )
-def test_what_goes_wrong_is_an_error_of_ours(event: dict[str, Any], kind: type[AntiphonError], message: str) -> None:
+def test_stream_errors_are_mapped(event: dict[str, Any], kind: type[AntiphonError], message: str) -> None:
     with pytest.raises(kind) as raised:
         gather(event).finish()
     assert raised.value.message == message

@@ -14,17 +14,17 @@ class Broken:
         raise LookupError(f"no backend for {request.model} of {project}")
 
 
-async def test_what_nobody_has_thought_of_is_a_server_error_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_is_a_logged_server_error(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ServerError) as raised:
         await LocalTransport(Broken()).stream({"model": "m", "input": "hi"})
     assert (raised.value.code, raised.value.message) == (
         "server_error",
-        "The model cannot be used: LookupError. The log says more.",
+        "The model cannot be used: LookupError. See the log.",
     )
     assert "no backend for m of default" in caplog.text
 
 
-async def test_a_backend_that_breaks_fails_the_run_which_can_be_resumed(here: Stage) -> None:
+async def test_broken_backend_fails_a_run_that_can_be_resumed(here: Stage) -> None:
     here.play(*[[{"crash": "the power went out"}]] * 3, "It is mild.")
     agent = here.agent()
     outcome = await agent.run("How is it?")

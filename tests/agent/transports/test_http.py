@@ -1,4 +1,4 @@
-"""The transport over HTTP: what is sent again, and what is told of a server that does not do what it should."""
+"""The transport over HTTP: what is sent again, and what is received of a server that does not do what it should."""
 
 import asyncio
 import gc
@@ -53,7 +53,7 @@ async def ask(upstream: UpstreamServer, **options: Any) -> dict[str, Any]:
     return collector.finish()
 
 
-async def test_a_request_has_its_key_its_headers_and_asks_for_a_stream() -> None:
+async def test_request_has_key_headers_and_stream_flag() -> None:
     async with serve([GOOD]) as upstream:
         await ask(upstream, api_key="sk-1", headers={"X-Team": "a"})
     (request,) = upstream.requests
@@ -69,7 +69,7 @@ async def test_a_request_has_its_key_its_headers_and_asks_for_a_stream() -> None
 
 
 @pytest.mark.parametrize("failure", [refuse(500), refuse(503), refuse(429), Reply(raw=RESET), Reply(raw=b"")])
-async def test_what_may_pass_is_asked_again_with_growing_delays(failure: Reply) -> None:
+async def test_transient_errors_are_retried_with_growing_delays(failure: Reply) -> None:
     waits = Waits()
     async with serve([failure, failure, failure, GOOD]) as upstream:
         assert (await ask(upstream, sleep=waits.sleep))["id"] == "r"
@@ -87,7 +87,7 @@ async def test_what_may_pass_is_asked_again_with_growing_delays(failure: Reply) 
         ({"Retry_After": "-5"}, 0.2),
     ],
 )
-async def test_it_waits_as_long_as_the_server_says(headers: dict[str, str], seconds: float) -> None:
+async def test_retry_waits_as_long_as_the_server_asks(headers: dict[str, str], seconds: float) -> None:
     waits = Waits()
     async with serve([refuse(429, **headers), GOOD]) as upstream:
         await ask(upstream, sleep=waits.sleep)
@@ -106,7 +106,7 @@ async def test_it_waits_as_long_as_the_server_says(headers: dict[str, str], seco
         (refuse(429, Retry_After="3600"), RateLimited),
     ],
 )
-async def test_what_will_not_pass_is_told_at_once(failure: Reply, kind: type[AntiphonError]) -> None:
+async def test_permanent_errors_are_raised_at_once(failure: Reply, kind: type[AntiphonError]) -> None:
     async with serve([failure]) as upstream:
         with pytest.raises(kind, match=r"^No\.$") as raised:
             await ask(upstream)
@@ -114,7 +114,7 @@ async def test_what_will_not_pass_is_told_at_once(failure: Reply, kind: type[Ant
     assert len(upstream.requests) == 1
 
 
-async def test_a_server_that_asks_for_an_hour_by_the_clock_is_not_waited_for() -> None:
+async def test_retry_after_date_in_an_hour_is_not_waited_for() -> None:
     late = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     async with serve([refuse(429, Retry_After=late)]) as upstream:
         with pytest.raises(RateLimited) as raised:
@@ -123,7 +123,7 @@ async def test_a_server_that_asks_for_an_hour_by_the_clock_is_not_waited_for() -
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_told_and_the_conversation_goes_nowhere_else(status: int) -> None:
+async def test_redirect_is_an_error_and_not_followed(status: int) -> None:
     async with serve([GOOD]) as elsewhere:
         moved = Reply(status=status, headers={"Location": f"{elsewhere.url}/responses"})
         async with serve([moved, GOOD]) as upstream:
@@ -136,7 +136,7 @@ async def test_a_redirect_is_told_and_the_conversation_goes_nowhere_else(status:
     assert (len(upstream.requests), elsewhere.requests) == (1, [])
 
 
-async def test_in_the_end_the_last_error_is_told() -> None:
+async def test_last_error_is_raised_after_all_retries() -> None:
     async with serve([refuse(500)] * 3) as upstream:
         with pytest.raises(UpstreamError, match=r"^No\.$"):
             await ask(upstream, retries=2, sleep=Waits().sleep)
@@ -170,8 +170,8 @@ async def test_in_the_end_the_last_error_is_told() -> None:
         (json_of({"id": "r", "status": "in_progress"}), UpstreamError, "is not finished: its status is in_progress"),
     ],
 )
-async def test_a_stream_that_breaks_off_is_not_asked_for_again(reply: Reply, kind: Any, reason: str) -> None:
-    """Whoever has read it knows what has come of it so far."""
+async def test_broken_stream_is_not_retried(reply: Reply, kind: Any, reason: str) -> None:
+    """The caller may have used a part of the stream."""
     count_idle_time(asyncio.get_running_loop())
     async with serve([reply, GOOD]) as upstream:
         with pytest.raises(kind, match=reason):
@@ -180,13 +180,13 @@ async def test_a_stream_that_breaks_off_is_not_asked_for_again(reply: Reply, kin
 
 
 @pytest.mark.parametrize("status", ["completed", "incomplete"])
-async def test_a_server_that_does_not_stream_is_understood(status: str) -> None:
+async def test_server_that_does_not_stream_is_supported(status: str) -> None:
     body = {"id": "r", "status": status, "output": [{"type": "message", "role": "assistant", "content": []}]}
     async with serve([json_of(body)]) as upstream:
         assert await ask(upstream) == body
 
 
-async def test_a_character_that_the_server_has_cut_in_two_is_whole() -> None:
+async def test_split_surrogate_pair_is_joined() -> None:
     halves = [
         b'data: {"type":"response.output_text.delta","delta":"\\u%b","item_id":"m","output_index":0,"content_index":0,'
         b'"logprobs":[],"sequence_number":%d}\n\n' % (half, number)
@@ -195,27 +195,27 @@ async def test_a_character_that_the_server_has_cut_in_two_is_whole() -> None:
     async with serve([stream_of(b"".join(halves) + COMPLETED)]) as upstream:
         transport = HttpTransport(upstream.url)
         async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:
-            told = [event async for batch in events for event in batch]
+            received = [event async for batch in events for event in batch]
         await transport.close()
-    assert "".join(event.delta for event in told[:-1]) == "\N{GRINNING FACE}"
+    assert "".join(event.delta for event in received[:-1]) == "\N{GRINNING FACE}"
 
 
-async def test_a_server_that_is_not_there_is_told() -> None:
+async def test_unreachable_server_is_an_upstream_error() -> None:
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # nobody else gets this port meanwhile, and nobody listens
+        unused.bind(("127.0.0.1", 0))  # the port is taken, but nothing listens on it
         transport = HttpTransport(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", retries=0)
         with pytest.raises(UpstreamError, match="The upstream refuses connections"):
             await transport.stream({"model": "m"})
         await transport.close()
 
 
-async def test_a_server_that_does_not_answer_is_told() -> None:
+async def test_unanswered_request_is_a_timeout() -> None:
     async with serve([Reply(raw=STALL)]) as upstream:
         with pytest.raises(UpstreamTimeout, match="The upstream did not answer in time"):
             await ask(upstream, idle_timeout=0.1, retries=0)
 
 
-async def test_closing_the_stream_hangs_up() -> None:
+async def test_closing_the_stream_closes_the_connection() -> None:
     async with serve([stream_of(COMPLETED, STALL)]) as upstream:
         transport = HttpTransport(upstream.url)
         events = await transport.stream({"model": "m"})
@@ -226,7 +226,7 @@ async def test_closing_the_stream_hangs_up() -> None:
         await transport.close()
 
 
-async def test_after_the_end_nobody_waits_for_the_server_to_hang_up() -> None:
+async def test_stream_ends_without_waiting_for_a_stalled_server() -> None:
     async with serve([stream_of(COMPLETED, STALL), GOOD, GOOD]) as upstream:
         transport = HttpTransport(upstream.url)
         for _ in range(3):
@@ -236,7 +236,7 @@ async def test_after_the_end_nobody_waits_for_the_server_to_hang_up() -> None:
     assert upstream.connections == 2
 
 
-async def test_one_after_the_other_event_loops_may_use_it() -> None:
+async def test_transport_works_in_successive_event_loops() -> None:
     async with serve([GOOD, GOOD]) as upstream:
         transport = HttpTransport(upstream.url)
 
@@ -254,7 +254,7 @@ async def test_one_after_the_other_event_loops_may_use_it() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_event_loops_at_once_may_use_it_and_whoever_ends_first_leaves_the_others_theirs(first: int) -> None:
+async def test_transport_works_in_concurrent_event_loops(first: int) -> None:
     gates = [asyncio.Event(), asyncio.Event()]
     async with serve([stream_of(b": hi\n\n", gate, COMPLETED) for gate in gates]) as upstream:
         transport = HttpTransport(upstream.url, retries=0)
@@ -276,7 +276,7 @@ async def test_event_loops_at_once_may_use_it_and_whoever_ends_first_leaves_the_
     gc.collect()
 
 
-async def test_an_event_loop_that_has_ended_is_forgotten() -> None:
+async def test_closed_event_loop_is_released() -> None:
     async with serve([GOOD, GOOD]) as upstream:
         transport = HttpTransport(upstream.url)
 
@@ -286,7 +286,7 @@ async def test_an_event_loop_that_has_ended_is_forgotten() -> None:
             return weakref.ref(asyncio.get_running_loop())
 
         with warnings.catch_warnings():
-            # Nobody has closed it there.
+            # The session is not closed in that loop.
             warnings.simplefilter("ignore", ResourceWarning)
             ended = await asyncio.to_thread(asyncio.run, ask_once())
             assert ended() is not None
@@ -296,7 +296,7 @@ async def test_an_event_loop_that_has_ended_is_forgotten() -> None:
         await transport.close()
 
 
-async def test_a_query_of_the_base_url_comes_after_the_path() -> None:
+async def test_base_url_query_comes_after_the_path() -> None:
     async with serve([GOOD]) as upstream:
         transport = HttpTransport(f"{upstream.url}/?api-version=preview")
         async with aclosing(await transport.stream({"model": "m", "input": "hi"})) as events:

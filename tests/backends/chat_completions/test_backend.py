@@ -45,7 +45,7 @@ async def listen(backend: ChatCompletionsBackend, turn: Turn) -> list[Delta]:
     return [delta async for batch in await backend.stream(turn) for delta in batch]
 
 
-async def test_a_turn_is_sent_and_its_answer_told() -> None:
+async def test_turn_is_sent_and_answer_streamed() -> None:
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, api_key="sk-up") as backend:
         told = await listen(backend, make_turn(temperature=0.5))
         (request,) = upstream.requests
@@ -60,7 +60,7 @@ async def test_a_turn_is_sent_and_its_answer_told() -> None:
     assert told == [Text("Hel"), Text("lo. Größe 🎈"), TokenUsage(Usage(5, 3, 8)), Finish("stop")]
 
 
-async def test_another_model_than_was_asked_is_named_before_its_first_words() -> None:
+async def test_other_served_model_is_announced_first() -> None:
     named = {"model": "acme/model-1"}
     chunks = [
         named | {"choices": [{"delta": {"role": "assistant"}}]},
@@ -73,13 +73,13 @@ async def test_another_model_than_was_asked_is_named_before_its_first_words() ->
     assert told[:3] == [Served("m", "up", "acme/model-1"), Text("Hi."), Text(" So.")]
 
 
-async def test_without_a_key_none_is_sent() -> None:
+async def test_no_key_sends_no_authorization() -> None:
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url) as backend:
         await listen(backend, make_turn())
         assert "authorization" not in upstream.requests[0].headers
 
 
-async def test_the_settings_can_add_to_every_request() -> None:
+async def test_extra_body_is_added_to_every_request() -> None:
     more = {"top_k": 5, "stream_options": None}
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, extra_body=more) as backend:
         await listen(backend, make_turn())
@@ -87,14 +87,14 @@ async def test_the_settings_can_add_to_every_request() -> None:
     assert (sent["top_k"], sent["stream_options"]) == (5, None)
 
 
-async def test_a_server_that_does_not_stream_is_understood() -> None:
+async def test_server_that_does_not_stream_is_supported() -> None:
     whole = json_of(json.loads(recorded("whole_completion").removeprefix(b"data: ")))
     async with serve([whole]) as upstream, running(upstream.url) as backend:
         told = await listen(backend, make_turn())
     assert told[-2:] == [TokenUsage(Usage(5, 3, 8)), Finish("stop")]
 
 
-async def test_usage_that_is_not_told_is_estimated() -> None:
+async def test_missing_usage_is_estimated() -> None:
     async with serve([stream_of(recorded("usage_missing"))]) as upstream, running(upstream.url) as backend:
         turn = make_turn()
         told = await listen(backend, turn)
@@ -113,13 +113,13 @@ async def test_usage_that_is_not_told_is_estimated() -> None:
         (stream_of(recorded("nothing_but_done")), UpstreamError),
     ],
 )
-async def test_what_goes_wrong_before_the_first_words_is_raised_at_once(reply: Any, kind: type[AntiphonError]) -> None:
+async def test_error_before_first_delta_is_raised_by_stream(reply: Any, kind: type[AntiphonError]) -> None:
     async with serve([reply]) as upstream, running(upstream.url) as backend:
         with pytest.raises(kind):
             await backend.stream(make_turn())
 
 
-async def test_an_error_within_the_stream_does_not_show_the_key() -> None:
+async def test_error_in_stream_hides_the_key() -> None:
     failing = stream_of(b'data: {"error": {"message": "Bad key my-secret-key.", "code": 500}}\n\n')
     async with serve([failing]) as upstream, running(upstream.url, api_key="my-secret-key") as backend:
         with pytest.raises(UpstreamError) as caught:
@@ -128,7 +128,7 @@ async def test_an_error_within_the_stream_does_not_show_the_key() -> None:
 
 
 @pytest.mark.parametrize("end", [RESET, HANG_UP, STALL])
-async def test_a_connection_that_breaks_between_calls_fails_though_they_had_a_reason(end: Act) -> None:
+async def test_connection_broken_between_calls_fails_despite_finish_reason(end: Act) -> None:
     call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
     chunk = {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
     broken = stream_of(b"data: " + json.dumps(chunk).encode() + b"\n\n", end)
@@ -137,7 +137,7 @@ async def test_a_connection_that_breaks_between_calls_fails_though_they_had_a_re
             await listen(backend, make_turn())
 
 
-async def test_leaving_hangs_up() -> None:
+async def test_closing_the_answer_closes_the_connection() -> None:
     begun = stream_of(b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\n', STALL)
     async with serve([begun]) as upstream, running(upstream.url) as backend:
         deltas = await backend.stream(make_turn())
@@ -146,7 +146,7 @@ async def test_leaving_hangs_up() -> None:
         await upstream.until_hang_ups()
 
 
-async def test_the_models_are_those_of_the_server_and_it_is_asked_for_any_other() -> None:
+async def test_models_are_listed_and_unlisted_ones_are_served() -> None:
     listed = {"/v1/models": json_of({"data": [{"id": "a", "created": 7, "owned_by": "x", "max_model_len": 100}]})}
     async with serve(fixed=listed) as upstream, running(upstream.url, models=None) as backend:
         assert list(backend.models()) == [Model(id="a", created=7, owned_by="x", context_window=100)]
@@ -156,14 +156,14 @@ async def test_the_models_are_those_of_the_server_and_it_is_asked_for_any_other(
         assert not backend.capabilities.any_model
 
 
-def test_a_server_without_schemas_says_so() -> None:
+def test_server_without_json_schema_lacks_the_capability() -> None:
     made = [
         create("up", {"base_url": url}, Path()) for url in ("https://api.deepseek.com", "https://api.openai.com/v1")
     ]
     assert [backend.capabilities.json_schema for backend in made] == [False, True]
 
 
-def test_an_option_that_there_is_none_of_is_refused() -> None:
+def test_unknown_option_is_rejected() -> None:
     with pytest.raises(ConfigError) as caught:
         create("up", {"base_url": "http://127.0.0.1/v1", "quirks": {"nope": 1}}, Path())
     assert caught.value.message == "backends.up.quirks: Object contains unknown field nope"

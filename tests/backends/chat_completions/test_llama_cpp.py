@@ -48,18 +48,18 @@ def say(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas if isinstance(delta, Text))
 
 
-async def test_its_model_is_listed_with_its_window(backend: ChatCompletionsBackend, llama: LlamaServer) -> None:
+async def test_llama_cpp_lists_model_with_context_window(backend: ChatCompletionsBackend, llama: LlamaServer) -> None:
     assert [(model.id, model.context_window) for model in backend.models()] == [("smollm2-135m", llama.context)]
 
 
-async def test_logprobs_are_told(backend: ChatCompletionsBackend) -> None:
+async def test_llama_cpp_sends_logprobs(backend: ChatCompletionsBackend) -> None:
     told = await ask(backend, "Say hello.", top_logprobs=2, max_output_tokens=3)
     probable = [logprob for delta in told if isinstance(delta, Text) for logprob in delta.logprobs]
     assert [(len(each.top_logprobs), each.logprob <= 0) for each in probable] == [(2, True)] * 3
     assert "".join(each.token for each in probable) == say(told)
 
 
-async def test_a_history_with_calls_is_read(backend: ChatCompletionsBackend) -> None:
+async def test_llama_cpp_accepts_history_with_calls(backend: ChatCompletionsBackend) -> None:
     history = [
         {"role": "user", "content": "How is the weather in Paris?"},
         {"role": "developer", "content": "Be brief."},

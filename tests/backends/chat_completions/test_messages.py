@@ -9,7 +9,7 @@ import pytest
 from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
 from antiphon.backends.chat_completions.request import make_body
 from antiphon.errors import InvalidRequest
-from backends.chat_completions.wording import (
+from support.chat_messages import (
     PICTURE,
     PLAIN,
     assistant,
@@ -29,7 +29,7 @@ from backends.chat_completions.wording import (
 # Messages
 
 
-def test_s3_8_a_conversation_keeps_its_order_and_roles() -> None:
+def test_s3_8_messages_keep_order_and_roles() -> None:
     items = [
         say("user", "one"),
         say("assistant", "two"),
@@ -48,11 +48,11 @@ def test_s3_8_a_conversation_keeps_its_order_and_roles() -> None:
     ]
 
 
-def test_s3_8_a_text_as_input_is_a_user_message() -> None:
+def test_s3_8_text_input_is_a_user_message() -> None:
     assert messages("hi") == [user("hi")]
 
 
-def test_system_and_developer_messages_are_merged_at_the_front_in_order() -> None:
+def test_system_messages_are_merged_at_the_front() -> None:
     items = [
         say("user", "one"),
         say("developer", "B"),
@@ -68,7 +68,7 @@ def test_system_and_developer_messages_are_merged_at_the_front_in_order() -> Non
     ]
 
 
-def test_system_messages_can_keep_their_places() -> None:
+def test_system_messages_can_stay_in_position() -> None:
     items = [say("user", "one"), say("developer", "B"), say("user", "two")]
     assert messages(items, Quirks(merge_system=False, system_role="developer"), instructions="A") == [
         {"role": "developer", "content": "A"},
@@ -78,7 +78,7 @@ def test_system_messages_can_keep_their_places() -> None:
     ]
 
 
-def test_a_model_without_a_system_role_reads_it_from_the_user() -> None:
+def test_system_text_becomes_user_text_without_system_role() -> None:
     items = [
         say("user", "one"),
         say("user", "two"),
@@ -93,7 +93,7 @@ def test_a_model_without_a_system_role_reads_it_from_the_user() -> None:
     ]
 
 
-def test_s3_9_parts_of_a_user_message() -> None:
+def test_s3_9_user_message_parts_are_translated() -> None:
     parts = [
         "look",
         {"type": "input_image", "image_url": PICTURE, "detail": "original"},
@@ -116,7 +116,7 @@ def test_s3_9_parts_of_a_user_message() -> None:
     ]
 
 
-def test_s3_9_text_alone_is_plain_text() -> None:
+def test_s3_9_text_only_content_is_a_string() -> None:
     items = [
         say("user", "one", "two"),
         say("assistant", "a", "b"),
@@ -125,14 +125,14 @@ def test_s3_9_text_alone_is_plain_text() -> None:
     assert messages(items) == [user("one\ntwo"), assistant("ab\n\nNo.")]
 
 
-def test_a_text_file_is_read_to_the_model() -> None:
+def test_text_file_is_sent_as_text() -> None:
     data = "data:text/markdown;charset=utf-8;base64," + base64.b64encode("# Größe".encode()).decode()
     assert messages([say("user", {"type": "input_file", "filename": "a.md", "file_data": data})]) == [
         user("[File: a.md]\n# Größe")
     ]
 
 
-def test_a_file_that_is_no_text_after_all_is_sent_as_it_is() -> None:
+def test_undecodable_text_file_is_sent_as_file() -> None:
     data = "data:text/plain;base64,/w=="
     sent = messages([say("user", {"type": "input_file", "file_data": data})])
     assert sent == [user([{"type": "file", "file": {"filename": "file", "file_data": data}}])]
@@ -146,13 +146,13 @@ def test_a_file_that_is_no_text_after_all_is_sent_as_it_is() -> None:
         ({"type": "input_image", "file_id": "file_1"}, "input[0].content[0].file_id"),
     ],
 )
-def test_what_the_server_could_not_fetch_is_refused(part: dict[str, Any], param: str) -> None:
+def test_unsupported_file_reference_is_rejected(part: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         messages([say("user", part)])
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
 
 
-def test_files_by_id_or_address_go_to_servers_that_take_them() -> None:
+def test_file_references_are_sent_to_supporting_servers() -> None:
     by_id = say("user", {"type": "input_file", "file_id": "file_1"})
     by_url = say("user", {"type": "input_file", "file_url": "https://example.com/a.pdf", "filename": "a.pdf"})
     assert messages([by_id, by_url], Quirks(file_ids=True, file_urls=True)) == [
@@ -161,7 +161,7 @@ def test_files_by_id_or_address_go_to_servers_that_take_them() -> None:
     ]
 
 
-def test_pictures_of_others_follow_in_a_user_message() -> None:
+def test_images_of_other_roles_follow_in_a_user_message() -> None:
     image = {"type": "input_image", "image_url": PICTURE}
     items = [say("developer", "Look:", image), say("assistant", "So.", image), say("user", "hi")]
     assert messages(items) == [
@@ -173,7 +173,7 @@ def test_pictures_of_others_follow_in_a_user_message() -> None:
     ]
 
 
-def test_an_item_that_nobody_knows_is_shown_as_it_is() -> None:
+def test_unknown_item_is_sent_as_json() -> None:
     assert messages([{"type": "acme:note", "id": "n_1", "x": 1}]) == [
         user('{"type": "acme:note", "id": "n_1", "x": 1}')
     ]
@@ -182,7 +182,7 @@ def test_an_item_that_nobody_knows_is_shown_as_it_is() -> None:
 # Calls and outputs
 
 
-def test_parallel_calls_are_one_message_and_their_outputs_follow_in_their_order() -> None:
+def test_parallel_calls_are_one_message_with_ordered_outputs() -> None:
     items = [
         say("user", "go"),
         say("assistant", "I look."),
@@ -201,12 +201,12 @@ def test_parallel_calls_are_one_message_and_their_outputs_follow_in_their_order(
     ]
 
 
-def test_text_between_a_call_and_its_output_joins_the_call() -> None:
+def test_text_between_call_and_output_joins_the_call() -> None:
     items = [call("call_a"), say("assistant", "Now I wait."), output("call_a")]
     assert messages(items) == [assistant("Now I wait.", chat_call("call_a")), tool("call_a")]
 
 
-def test_arguments_that_are_no_object_are_given_back_as_text_in_one() -> None:
+def test_invalid_arguments_in_history_are_wrapped() -> None:
     written = ['{ "a":1.0 }', '{"a', "[1]", ""]
     told = messages([call(f"c{n}", arguments) for n, arguments in enumerate(written)])[0]
     assert [each["function"]["arguments"] for each in told["tool_calls"]] == [
@@ -217,7 +217,7 @@ def test_arguments_that_are_no_object_are_given_back_as_text_in_one() -> None:
     ]
 
 
-def test_one_call_after_the_other_stays_so() -> None:
+def test_sequential_calls_stay_sequential() -> None:
     items = [call("call_a"), output("call_a"), call("call_b"), output("call_b")]
     assert messages(items) == [
         assistant(None, chat_call("call_a")),
@@ -227,7 +227,7 @@ def test_one_call_after_the_other_stays_so() -> None:
     ]
 
 
-def test_a_call_id_that_comes_again_is_told_apart() -> None:
+def test_repeated_call_id_is_made_unique() -> None:
     items = [call("call_0"), output("call_0", "one"), call("call_0"), output("call_0", "two")]
     assert messages(items) == [
         assistant(None, chat_call("call_0")),
@@ -237,7 +237,7 @@ def test_a_call_id_that_comes_again_is_told_apart() -> None:
     ]
 
 
-def test_two_calls_at_once_with_one_id_have_an_output_each() -> None:
+def test_parallel_calls_with_one_id_keep_their_outputs() -> None:
     items = [call("call_0"), call("call_0"), output("call_0", "one"), output("call_0", "two")]
     assert messages(items) == [
         assistant(None, chat_call("call_0"), chat_call("call_0_2")),
@@ -246,7 +246,7 @@ def test_two_calls_at_once_with_one_id_have_an_output_each() -> None:
     ]
 
 
-def test_a_call_without_an_output_is_told_as_such() -> None:
+def test_call_without_output_gets_a_placeholder() -> None:
     lost = "No output was recorded for this call. Whether it was carried out is not known."
     assert messages([call("call_a"), say("user", "well?")]) == [
         assistant(None, chat_call("call_a")),
@@ -255,13 +255,13 @@ def test_a_call_without_an_output_is_told_as_such() -> None:
     ]
 
 
-def test_an_output_without_a_call_is_told_with_its_name() -> None:
+def test_output_without_call_becomes_labelled_user_message() -> None:
     image = {"type": "input_image", "image_url": PICTURE}
     items = [output(None, "42", name="meter"), output("call_x", [image])]
     assert messages(items) == [user("[Output of meter]\n42"), user([text("[Output of call_x]"), picture()])]
 
 
-def test_pictures_in_outputs_follow_behind_all_outputs() -> None:
+def test_images_in_outputs_follow_all_outputs() -> None:
     image = {"type": "input_image", "image_url": PICTURE}
     items = [
         call("call_a"),
@@ -278,7 +278,7 @@ def test_pictures_in_outputs_follow_behind_all_outputs() -> None:
     ]
 
 
-def test_pictures_stay_in_outputs_where_the_server_takes_them() -> None:
+def test_images_stay_in_outputs_if_supported() -> None:
     image = {"type": "input_image", "image_url": PICTURE}
     turn = make_turn([call("call_a"), output("call_a", [image])])
     assert make_body(turn, Quirks(tool_images=True))["messages"][1] == tool("call_a", [picture()])
@@ -294,7 +294,7 @@ def test_pictures_stay_in_outputs_where_the_server_takes_them() -> None:
         ("nine", "call_abc", "ed01972d3"),
     ],
 )
-def test_a_call_id_has_the_form_that_the_server_wants(form: Any, call_id: str, sent: str) -> None:
+def test_call_id_has_the_form_required_by_the_server(form: Any, call_id: str, sent: str) -> None:
     told = messages([call(call_id), output(call_id)], Quirks(call_ids=form))
     assert (told[0]["tool_calls"][0]["id"], told[1]["tool_call_id"]) == (sent, sent)
 
@@ -324,30 +324,30 @@ REASONED = [
         ("always", ["First.", "Then.", "Again."]),
     ],
 )
-def test_reasoning_goes_back_as_the_rule_says(rule: Any, replayed: list[str | None]) -> None:
+def test_reasoning_is_replayed_by_rule(rule: Any, replayed: list[str | None]) -> None:
     body = make_body(make_turn(REASONED), Quirks(replay_reasoning=rule, reasoning_field="reasoning"))
     spoken = [message for message in body["messages"] if message["role"] == "assistant"]
     assert [message.get("reasoning") for message in spoken] == replayed
 
 
-def test_a_call_without_reasoning_says_so_where_it_must() -> None:
+def test_call_without_reasoning_gets_an_empty_field() -> None:
     body = make_body(make_turn([call("call_a"), output("call_a")]), Quirks(replay_reasoning="calls"))
     assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_content="")
 
 
-def test_reasoning_alone_is_a_message_only_where_it_is_sent() -> None:
+def test_reasoning_alone_is_sent_only_if_replayed() -> None:
     turn = make_turn([think("Hm.")])
     assert make_body(turn, PLAIN)["messages"] == []
     assert make_body(turn, Quirks(replay_reasoning="always"))["messages"] == [assistant("", reasoning_content="Hm.")]
 
 
-def test_a_summary_stands_in_for_reasoning_that_was_not_shown() -> None:
+def test_summary_replaces_hidden_reasoning() -> None:
     item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Sum."}]}
     body = make_body(make_turn([item, say("assistant", "two")]), Quirks(replay_reasoning="always"))
     assert body["messages"] == [assistant("two", reasoning_content="Sum.")]
 
 
-def test_details_go_back_as_they_came() -> None:
+def test_reasoning_details_are_returned_unchanged() -> None:
     details = [{"type": "reasoning.encrypted", "data": "ZZZ", "index": 0}]
     sealed = json.dumps({"of": "chat_completions", "details": details})
     item = think("Hm.") | {"encrypted_content": sealed}
@@ -359,7 +359,7 @@ def test_details_go_back_as_they_came() -> None:
     assert body["messages"][0] == assistant(None, chat_call("call_a"), reasoning_details=words)
 
 
-def test_what_a_call_brought_along_goes_back_with_it() -> None:
+def test_call_extra_content_is_returned() -> None:
     extra = {"google": {"thought_signature": "c2ln"}}
     sealed = json.dumps({"of": "chat_completions", "calls": {"call_a": extra}})
     items = [{"type": "reasoning", "summary": [], "encrypted_content": sealed}, call("call_a"), output("call_a")]
@@ -369,7 +369,7 @@ def test_what_a_call_brought_along_goes_back_with_it() -> None:
     assert make_body(make_turn(items), PLAIN)["messages"][0]["tool_calls"] == [chat_call("call_a")]
 
 
-def test_what_another_model_has_sealed_is_left_out() -> None:
+def test_opaque_state_of_another_backend_is_ignored() -> None:
     item = think("Hm.") | {"encrypted_content": "gAAAA"}
     body = make_body(make_turn([item, say("assistant", "two")]), Quirks(replay_reasoning="always"))
     assert body["messages"] == [assistant("two", reasoning_content="Hm.")]

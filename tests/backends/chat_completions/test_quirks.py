@@ -18,7 +18,7 @@ def differences(model: str, url: str = ANYWHERE, **options: Any) -> dict[str, An
     }
 
 
-def test_nothing_is_known_of_an_unknown_model_somewhere() -> None:
+def test_unknown_model_has_default_quirks() -> None:
     assert differences("llama-3") == {}
 
 
@@ -39,25 +39,25 @@ def test_nothing_is_known_of_an_unknown_model_somewhere() -> None:
         ("google/gemma-2-9b-it", ANYWHERE, {"system_role": "user", "alternate": True}),
     ],
 )
-def test_what_is_known_goes_by_the_model_and_the_address(model: str, url: str, expected: dict[str, Any]) -> None:
+def test_quirks_depend_on_model_and_host(model: str, url: str, expected: dict[str, Any]) -> None:
     assert differences(model, url) == expected
 
 
-def test_an_openai_model_that_reasons_has_a_developer_role() -> None:
+def test_openai_reasoning_model_has_developer_role() -> None:
     found = [find_quirks(model, "https://api.openai.com/v1").system_role for model in ("gpt-4o", "o3-mini", "gpt-5.1")]
     assert found == ["system", "developer", "developer"]
 
 
-def test_a_program_that_can_be_anywhere_is_named_in_the_settings() -> None:
+def test_configured_server_selects_quirks() -> None:
     fields = [find_quirks("gpt-oss-20b", ANYWHERE, server=server).reasoning_field for server in (None, "llama.cpp")]
     assert fields == ["reasoning", "reasoning_content"]
 
 
-def test_a_named_server_counts_more_than_the_address() -> None:
+def test_configured_server_overrides_host() -> None:
     assert differences("m", "https://api.mistral.ai/v1", server="sglang") == {}
 
 
-def test_settings_have_the_last_word_and_patterns_after_them() -> None:
+def test_configured_quirks_override_rules_then_patterns() -> None:
     options = Options(
         base_url="https://api.mistral.ai/v1",
         quirks={"call_ids": "any", "stream_usage": True},
@@ -78,7 +78,7 @@ def test_settings_have_the_last_word_and_patterns_after_them() -> None:
         ),
     ],
 )
-def test_a_quirk_that_there_is_none_of_is_refused(options: dict[str, Any], message: str) -> None:
+def test_unknown_quirk_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_quirks(Options(base_url=ANYWHERE, **options), name="up")
     assert caught.value.message == message

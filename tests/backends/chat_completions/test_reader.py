@@ -19,11 +19,11 @@ from support.damage import read_objects, replay_damaged
 from support.replay import replay
 
 CORPUS = Path(__file__).parents[2] / "wire" / "chat"
-KEEPING = Quirks(keep_call_extras=True, reasoning_field="reasoning_details")
+STATEFUL = Quirks(keep_call_extras=True, reasoning_field="reasoning_details")
 
 
 def make_reader() -> ChatReader:
-    return ChatReader(KEEPING, estimate=lambda _: Usage(0, 0, 0))
+    return ChatReader(STATEFUL, estimate=lambda _: Usage(0, 0, 0))
 
 
 CHUNKS = read_objects(CORPUS)
@@ -31,7 +31,7 @@ CHUNKS = read_objects(CORPUS)
 
 @settings(max_examples=100)
 @given(st.data())
-def test_a_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
+def test_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
     assert len(replay_damaged(CHUNKS, make_reader, data)) == 1
 
 
@@ -44,13 +44,13 @@ NO_TEXT = b'{"choices":[{"delta":{"content":"\xff"}}]}'
     [b"\xff\xfe", b"null", b"7", b'"text"', b"[]", b'{"choices": 7}', b"{", b"[DONE", NO_TEXT, DEEP],
     ids=lambda data: repr(data[:20]),
 )
-def test_what_is_no_chunk_is_an_error(data: bytes) -> None:
+def test_invalid_chunk_is_an_error(data: bytes) -> None:
     with pytest.raises(UpstreamError):
         make_reader().read(SseMessage(None, data))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"type":"ping"}', b'{"choices":null}', b'{"choices":[{}]}'])
-def test_a_sign_of_life_says_nothing(data: bytes) -> None:
+def test_keepalive_yields_no_delta(data: bytes) -> None:
     assert list(make_reader().read(SseMessage(None, data))) == []
 
 
@@ -63,30 +63,30 @@ def test_a_sign_of_life_says_nothing(data: bytes) -> None:
         {"content": "a", "refusal": {}, "annotations": {}, "reasoning_details": "b"},
     ],
 )
-def test_what_is_said_is_told_though_something_beside_it_makes_no_sense(delta: Any) -> None:
-    told = make_reader().read(SseMessage(None, json.dumps({"choices": [{"delta": delta}]}).encode()))
-    assert list(told) == [Text("a")]
+def test_text_arrives_despite_malformed_fields(delta: Any) -> None:
+    deltas = make_reader().read(SseMessage(None, json.dumps({"choices": [{"delta": delta}]}).encode()))
+    assert list(deltas) == [Text("a")]
 
 
-def test_an_error_event_in_plain_words_is_told() -> None:
+def test_plain_text_error_event_is_raised() -> None:
     with pytest.raises(AntiphonError) as caught:
         make_reader().read(SseMessage("error", b"out of memory"))
     assert caught.value.message == "The upstream failed: out of memory"
 
 
-def test_a_call_takes_its_extras_along_wherever_they_come() -> None:
+def test_call_extra_content_is_stored_at_any_position() -> None:
     """Gemini sends a signature with its call, or in a piece of its own after it."""
     reader = make_reader()
     call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
     late = {"index": 0, "extra_content": {"google": {"thought_signature": "s"}}}
-    told: list[Delta] = []
+    deltas: list[Delta] = []
     for piece in (call, late):
-        told += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}).encode()))
-    told += reader.read(SseMessage(None, b"[DONE]"))
-    assert [type(delta).__name__ for delta in told] == ["ToolCall", "ReasoningSeal", "TokenUsage", "Finish"]
+        deltas += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}).encode()))
+    deltas += reader.read(SseMessage(None, b"[DONE]"))
+    assert [type(delta).__name__ for delta in deltas] == ["ToolCall", "ReasoningSeal", "TokenUsage", "Finish"]
 
 
-def test_text_after_a_call_is_a_message_of_its_own() -> None:
+def test_text_after_a_call_is_a_new_message() -> None:
     reader = make_reader()
     call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}
     pieces: list[Any] = [
@@ -96,16 +96,16 @@ def test_text_after_a_call_is_a_message_of_its_own() -> None:
         {"content": "b"},
         {"reasoning": "c"},
     ]
-    told: list[Delta] = []
+    deltas: list[Delta] = []
     for piece in pieces:
-        told += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": piece}]}).encode()))
-    told += reader.read(SseMessage(None, b"[DONE]"))
+        deltas += reader.read(SseMessage(None, json.dumps({"choices": [{"delta": piece}]}).encode()))
+    deltas += reader.read(SseMessage(None, b"[DONE]"))
     usage = TokenUsage(Usage(0, 0, 0))
-    assert told == [Text("<"), ToolCall(0, "{}", "f", "a"), Text("\nb"), Reasoning("c"), usage, Finish("stop")]
+    assert deltas == [Text("<"), ToolCall(0, "{}", "f", "a"), Text("\nb"), Reasoning("c"), usage, Finish("stop")]
     assert reader.finished
 
 
-def test_a_long_call_in_small_pieces_takes_no_longer_than_it_is() -> None:
+def test_long_call_in_small_parts_takes_linear_time() -> None:
     reader = make_reader()
     first = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"text":"'}}
     reader.read(SseMessage(None, json.dumps({"choices": [{"delta": {"tool_calls": [first]}}]}).encode()))
@@ -116,11 +116,11 @@ def test_a_long_call_in_small_pieces_takes_no_longer_than_it_is() -> None:
     assert time.process_time() - begun < 8
 
 
-def test_an_answer_is_concluded_by_its_reason_unless_it_has_calls_and_may_go_on_to_others() -> None:
-    said = {"content": "a"}
+def test_finish_reason_completes_an_answer_without_calls() -> None:
+    content = {"content": "a"}
     call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}
     is_complete = []
-    for delta in (said, call):
+    for delta in (content, call):
         for reason in (None, "stop"):
             reader = make_reader()
             chunk = {"choices": [{"delta": delta, "finish_reason": reason}]}
@@ -148,19 +148,17 @@ def make_call(call_id: str, arguments: str, reason: str | None = None) -> bytes:
         ([make_call("a", "")], "completed", ["completed"]),
     ],
 )
-def test_a_stream_that_closes_in_a_call_after_the_reason_has_broken_off(
-    chunks: list[bytes], status: str, calls: list[str]
-) -> None:
-    """What the model itself made wrong is no break: then the server goes on to a reason of its own, or to the end."""
+def test_stream_closed_within_a_later_call_is_broken(chunks: list[bytes], status: str, calls: list[str]) -> None:
+    """Invalid arguments alone do not break the stream: the server then sends another reason, or the end."""
     response = replay(make_reader, [make_call("a", "{}", "tool_calls"), *chunks])[-1]["response"]
     assert (response["status"], [item["status"] for item in response["output"]]) == (status, calls)
 
 
-def test_arguments_that_nobody_can_look_into_are_told_as_they_are() -> None:
+def test_deeply_nested_arguments_are_passed_unchanged() -> None:
     deep = '{"a":' * 3000 + "1" + "}" * 3000
     reader = make_reader()
-    told: list[Delta] = []
+    deltas: list[Delta] = []
     for piece in ({"name": "f", "arguments": deep}, {"name": "f", "arguments": " "}):
         chunk = {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "a", "function": piece}]}}]}
-        told += reader.read(SseMessage(None, json.dumps(chunk).encode()))
-    assert told == [ToolCall(0, deep, "f", "a"), ToolCall(0, " ", "", "a")]
+        deltas += reader.read(SseMessage(None, json.dumps(chunk).encode()))
+    assert deltas == [ToolCall(0, deep, "f", "a"), ToolCall(0, " ", "", "a")]

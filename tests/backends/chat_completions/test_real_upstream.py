@@ -46,11 +46,11 @@ def client(running: LiveServer) -> Iterator[OpenAI]:
         yield client
 
 
-def test_its_models_are_listed(client: OpenAI) -> None:
+def test_real_upstream_models_are_listed(client: OpenAI) -> None:
     assert [(model.id, model.owned_by) for model in client.models.list().data] == [(MODEL, "llamacpp")]
 
 
-def test_it_answers(client: OpenAI) -> None:
+def test_real_upstream_answers(client: OpenAI) -> None:
     response = client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=16, temperature=0)
     assert response.status in ("completed", "incomplete")
     assert response.output_text
@@ -59,9 +59,9 @@ def test_it_answers(client: OpenAI) -> None:
     assert 1 <= response.usage.output_tokens <= 16
 
 
-def test_it_streams_word_by_word(client: OpenAI) -> None:
-    asked = {"model": MODEL, "input": "Count from one to ten.", "max_output_tokens": 12, "temperature": 0}
-    with client.responses.create(stream=True, **asked) as stream:
+def test_real_upstream_streams_deltas(client: OpenAI) -> None:
+    requested = {"model": MODEL, "input": "Count from one to ten.", "max_output_tokens": 12, "temperature": 0}
+    with client.responses.create(stream=True, **requested) as stream:
         *events, last = list(stream)
     pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert len(pieces) > 5
@@ -70,17 +70,17 @@ def test_it_streams_word_by_word(client: OpenAI) -> None:
     assert last.response.incomplete_details.reason == "max_output_tokens"
 
 
-def test_a_continuation_brings_the_history(client: OpenAI) -> None:
-    asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
-    first = client.responses.create(input="My name is Ada.", **asked)
-    alone = client.responses.create(input="What is my name?", **asked)
-    second = client.responses.create(input="What is my name?", previous_response_id=first.id, **asked)
+def test_real_upstream_gets_the_history(client: OpenAI) -> None:
+    requested = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    first = client.responses.create(input="My name is Ada.", **requested)
+    alone = client.responses.create(input="What is my name?", **requested)
+    second = client.responses.create(input="What is my name?", previous_response_id=first.id, **requested)
     assert second.usage is not None
     assert alone.usage is not None
     assert second.usage.input_tokens > alone.usage.input_tokens + 5
 
 
-def test_a_schema_is_kept_to(client: OpenAI) -> None:
+def test_real_upstream_follows_the_schema(client: OpenAI) -> None:
     answer = client.responses.create(
         model=MODEL,
         input="Ada is 36 years old.",
@@ -88,17 +88,17 @@ def test_a_schema_is_kept_to(client: OpenAI) -> None:
         temperature=0,
         text={"format": {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}},
     )
-    told = json.loads(answer.output_text)
-    assert (sorted(told), type(told["age"])) == (["age", "name"], int)
+    payload = json.loads(answer.output_text)
+    assert (sorted(payload), type(payload["age"])) == (["age", "name"], int)
 
 
-def test_a_context_that_is_too_long_is_refused_as_such(client: OpenAI, llama: LlamaServer) -> None:
+def test_real_upstream_rejects_a_long_context(client: OpenAI, llama: LlamaServer) -> None:
     with pytest.raises(BadRequestError) as raised:
         client.responses.create(model=MODEL, input="word " * 2 * llama.context)
     assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "input")
 
 
-def test_a_client_that_leaves_stops_the_model(client: OpenAI) -> None:
+def test_client_disconnect_stops_the_real_model(client: OpenAI) -> None:
     # The server has one slot: it answers again only when the first answer was given up.
     with client.responses.stream(model=MODEL, input="Tell a long story.", max_output_tokens=900) as stream:
         for event in stream:
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_stops_the_model(client: OpenAI) -> None:
     assert client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=4).output_text
 
 
-def test_a_wrong_key_is_our_fault_and_is_not_told(llama: LlamaServer) -> None:
+def test_wrong_upstream_key_is_a_server_error_without_the_key(llama: LlamaServer) -> None:
     running = start(llama, api_key="sk-wrong-0123456789", models=[MODEL])
     try:
         with running.client() as client, pytest.raises(APIStatusError) as raised:
@@ -123,15 +123,15 @@ def test_a_wrong_key_is_our_fault_and_is_not_told(llama: LlamaServer) -> None:
     }
 
 
-def test_one_server_stands_in_front_of_another(running: LiveServer) -> None:
+def test_server_can_serve_another_antiphon_server(running: LiveServer) -> None:
     backend: Any = create_responses("inner", {"base_url": f"{running.url}/v1"}, Path("unused"))
     front = LiveServer({}, make_settings(), backend=backend)
-    asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    requested = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
     try:
         with front.client() as client:
-            first = client.responses.create(input="My name is Ada.", **asked)
+            first = client.responses.create(input="My name is Ada.", **requested)
             with client.responses.create(
-                input="What is my name?", previous_response_id=first.id, stream=True, **asked
+                input="What is my name?", previous_response_id=first.id, stream=True, **requested
             ) as stream:
                 *events, last = list(stream)
     finally:

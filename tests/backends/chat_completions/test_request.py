@@ -1,4 +1,4 @@
-"""What is asked for beside the messages, as the official SDK's own types have it."""
+"""Request bodies without the messages, checked against the types of the official SDK."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.backends.chat_completions.quirks import Quirks, find_quirks
 from antiphon.backends.chat_completions.request import list_ignored, make_body
-from backends.chat_completions.wording import make_turn, write
+from support.chat_messages import make_turn, write
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}, "strict": False}
 
@@ -14,7 +14,7 @@ LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object
 # Parameters
 
 
-def test_what_a_request_does_not_say_is_not_sent() -> None:
+def test_unset_parameters_are_not_sent() -> None:
     assert write() == {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
@@ -23,7 +23,7 @@ def test_what_a_request_does_not_say_is_not_sent() -> None:
     }
 
 
-def test_what_a_request_says_is_sent() -> None:
+def test_set_parameters_are_sent() -> None:
     body = write(
         temperature=0.5,
         top_p=0.9,
@@ -48,18 +48,18 @@ def test_what_a_request_says_is_sent() -> None:
     }
 
 
-def test_logprobs_are_asked_for_by_include_too() -> None:
+def test_include_requests_logprobs() -> None:
     body = write(include=["message.output_text.logprobs"])
     assert (body["logprobs"], body["top_logprobs"]) == (True, 0)
 
 
-def test_a_server_may_want_another_field_and_no_stream_options() -> None:
+def test_token_limit_field_and_stream_options_follow_quirks() -> None:
     body = write(max_output_tokens=7, quirks=Quirks(max_tokens_field="max_completion_tokens", stream_usage=False))
     assert body["max_completion_tokens"] == 7
     assert not {"max_tokens", "stream_options"} & body.keys()
 
 
-def test_hints_go_only_to_servers_that_know_them() -> None:
+def test_hints_are_sent_only_to_supporting_servers() -> None:
     hints = {
         "prompt_cache_key": "k",
         "prompt_cache_retention": "in-memory",
@@ -89,18 +89,18 @@ def test_hints_go_only_to_servers_that_know_them() -> None:
         (Quirks(reasoning_effort="reasoning_effort", effort_words={"xhigh": "high"}), {"reasoning_effort": "high"}),
     ],
 )
-def test_the_effort_goes_where_the_model_takes_it(quirks: Quirks, expected: dict[str, Any]) -> None:
+def test_effort_is_sent_in_the_supported_field(quirks: Quirks, expected: dict[str, Any]) -> None:
     body = write(quirks=quirks, reasoning={"effort": "xhigh", "summary": "auto"})
     assert {name: body[name] for name in body if name.startswith("reasoning")} == expected
 
 
-def test_the_effort_may_stand_in_an_object() -> None:
+def test_effort_may_be_nested_in_an_object() -> None:
     turn = make_turn(reasoning={"effort": "low"})
     assert make_body(turn, Quirks(reasoning_effort="reasoning.effort"))["reasoning"] == {"effort": "low"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         ({"type": "text"}, None),
         ({"type": "json_object"}, {"type": "json_object"}),
@@ -117,14 +117,14 @@ def test_the_effort_may_stand_in_an_object() -> None:
         ),
     ],
 )
-def test_the_format_of_the_answer(asked: dict[str, Any], expected: Any) -> None:
-    assert write(text={"format": asked}).get("response_format") == expected
+def test_text_format_is_translated(requested: dict[str, Any], expected: Any) -> None:
+    assert write(text={"format": requested}).get("response_format") == expected
 
 
 # Tools
 
 
-def test_a_tool_is_shown_with_what_it_has() -> None:
+def test_tool_is_sent_with_its_fields() -> None:
     full = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
     bare = {"type": "function", "name": "g", "parameters": None, "strict": None}
     assert write(tools=[full, bare])["tools"] == [
@@ -150,7 +150,7 @@ def test_a_tool_is_shown_with_what_it_has() -> None:
         ),
     ],
 )
-def test_s3_11_the_choice_of_tools(choice: Any, names: list[str] | None, sent: Any) -> None:
+def test_s3_11_tool_choice_is_translated(choice: Any, names: list[str] | None, sent: Any) -> None:
     body = write(tools=[LOOK_UP, LOOK_UP | {"name": "other"}], tool_choice=choice)
     tools = body.get("tools")
     assert (None if tools is None else [each["function"]["name"] for each in tools], body.get("tool_choice")) == (
@@ -159,13 +159,13 @@ def test_s3_11_the_choice_of_tools(choice: Any, names: list[str] | None, sent: A
     )
 
 
-def test_a_server_that_takes_no_named_choice_is_shown_that_tool_alone() -> None:
+def test_named_choice_sends_only_that_tool_if_unsupported() -> None:
     chosen = {"type": "function", "name": "other"}
     body = write(tools=[LOOK_UP, LOOK_UP | {"name": "other"}], tool_choice=chosen, quirks=Quirks(named_choice=False))
     assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (["other"], "required")
 
 
-def test_without_tools_nothing_is_said_of_parallel_calls() -> None:
+def test_parallel_tool_calls_needs_tools() -> None:
     assert "parallel_tool_calls" not in write(parallel_tool_calls=True)
 
 
@@ -183,7 +183,7 @@ WISHES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("model", "server", "idle"),
+    ("model", "server", "ignored"),
     [
         ("m", None, ["client_metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
                      "safety_identifier", "service_tier", "user", "text.verbosity", "reasoning.effort"]),
@@ -192,11 +192,11 @@ WISHES: dict[str, Any] = {
         ("gpt-5", "openai", ["client_metadata", "prompt_cache_options"]),
     ],
 )  # fmt: skip
-def test_what_is_not_sent_is_known(model: str, server: str | None, idle: list[str]) -> None:
+def test_ignored_parameters_are_listed(model: str, server: str | None, ignored: list[str]) -> None:
     quirks = find_quirks(model, "http://127.0.0.1/v1", server=server)
-    assert list_ignored(make_turn(**WISHES).request, quirks) == idle
+    assert list_ignored(make_turn(**WISHES).request, quirks) == ignored
 
 
-@pytest.mark.parametrize("asked", [{}, {"service_tier": "auto"}, {"service_tier": "default"}, {"reasoning": {}}])
-def test_what_asks_for_nothing_is_not_missed(asked: dict[str, Any]) -> None:
-    assert list_ignored(make_turn(**asked).request, Quirks()) == []
+@pytest.mark.parametrize("requested", [{}, {"service_tier": "auto"}, {"service_tier": "default"}, {"reasoning": {}}])
+def test_default_values_are_not_listed_as_ignored(requested: dict[str, Any]) -> None:
+    assert list_ignored(make_turn(**requested).request, Quirks()) == []

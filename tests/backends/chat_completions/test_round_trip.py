@@ -17,7 +17,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Usage
 from support.replay import replay
 
-KEPT = Quirks(merge_system=False, replay_reasoning="always", thinking_tags=False)
+LOSSLESS = Quirks(merge_system=False, replay_reasoning="always", thinking_tags=False)
 # Texts begin with a letter, so that none is mere white space, which is no message.
 words = st.text('ab<>/ \n"\\é漢🎈', max_size=8).map(lambda text: f"x{text}")
 urls = st.integers(0, 10**6).map(lambda number: f"data:image/png;base64,{number}")
@@ -28,18 +28,18 @@ parts = st.lists(words.map(content.InputText) | images, min_size=1, max_size=3)
 
 @st.composite
 def answers(draw: st.DrawFn, numbers: Iterator[int]) -> list[Any]:
-    """What a model said in one go, with the outputs of its calls in any order."""
-    said: list[Any] = [
+    """Generate the items of one model answer, with the outputs of its calls in any order."""
+    produced: list[Any] = [
         items.Reasoning(content=[content.ReasoningText(each)]) for each in draw(st.lists(words, max_size=2))
     ]
-    spoken = draw(st.lists(st.lists(words, min_size=1, max_size=2), max_size=2))
-    said += [items.Message("assistant", [content.OutputText(each) for each in texts]) for texts in spoken]
+    groups = draw(st.lists(st.lists(words, min_size=1, max_size=2), max_size=2))
+    produced += [items.Message("assistant", [content.OutputText(each) for each in texts]) for texts in groups]
     calls = [
         items.FunctionCall(f"call_{next(numbers)}", draw(st.sampled_from("fg")), draw(arguments))
         for _ in range(draw(st.integers(0, 3)))
     ]
     outputs = [items.FunctionCallOutput(draw(words | parts), each.call_id) for each in draw(st.permutations(calls))]
-    return said + calls + outputs
+    return produced + calls + outputs
 
 
 @st.composite
@@ -65,17 +65,17 @@ def echo(message: dict[str, Any]) -> list[dict[str, Any]]:
         ]
     chunks = [{"choices": [{"delta": piece}]} for piece in pieces] + [{"choices": [{"finish_reason": "stop"}]}]
     raw = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks).encode()
-    events = replay(lambda: ChatReader(KEPT, estimate=lambda _: Usage(0, 0, 0)), [raw])
+    events = replay(lambda: ChatReader(LOSSLESS, estimate=lambda _: Usage(0, 0, 0)), [raw])
     output: list[dict[str, Any]] = events[-1]["response"]["output"]
     return output
 
 
-def tell_parts(told: Any) -> list[tuple[str, ...]]:
+def list_parts(parts: Any) -> list[tuple[str, ...]]:
     """Texts and pictures of a message of either API, in order."""
-    if isinstance(told, str):
-        return [("text", told)]
+    if isinstance(parts, str):
+        return [("text", parts)]
     atoms: list[tuple[str, ...]] = []
-    for part in told:
+    for part in parts:
         if isinstance(part, content.InputImage):
             atoms.append(("image", part.image_url or ""))
         elif isinstance(part, dict) and part["type"] == "image_url":
@@ -85,8 +85,8 @@ def tell_parts(told: Any) -> list[tuple[str, ...]]:
     return atoms
 
 
-def tell_history(history: list[Any]) -> list[tuple[str, ...]]:
-    """A conversation as what must survive: a tuple for each thing that is said."""
+def list_history(history: list[Any]) -> list[tuple[str, ...]]:
+    """A conversation as what must survive: a tuple for each thing that is produced."""
     outputs = {item.call_id: item for item in history if isinstance(item, items.FunctionCallOutput)}
     atoms: list[tuple[str, ...]] = []
     calls: list[items.FunctionCall] = []
@@ -95,7 +95,7 @@ def tell_history(history: list[Any]) -> list[tuple[str, ...]]:
             atoms.append(("call", item.call_id, item.name, item.arguments))
             calls.append(item)
             if not isinstance(following, items.FunctionCall):
-                atoms += _tell_outputs([outputs[call.call_id] for call in calls])
+                atoms += _list_outputs([outputs[call.call_id] for call in calls])
                 calls = []
         elif isinstance(item, items.Reasoning):
             atoms += [
@@ -103,46 +103,46 @@ def tell_history(history: list[Any]) -> list[tuple[str, ...]]:
             ]
         elif isinstance(item, items.Message) and item.role == "assistant":
             # The parts of one answer go on where the one before has ended.
-            atoms.append(("assistant", "text", "".join(atom[1] for atom in tell_parts(item.content))))
+            atoms.append(("assistant", "text", "".join(atom[1] for atom in list_parts(item.content))))
         elif isinstance(item, items.Message):
-            atoms += [(item.role, *atom) for atom in tell_parts(item.content)]
+            atoms += [(item.role, *atom) for atom in list_parts(item.content)]
     return atoms
 
 
-def _tell_outputs(outputs: list[items.FunctionCallOutput]) -> list[tuple[str, ...]]:
-    told = [(output.call_id or "", tell_parts(output.output)) for output in outputs]
-    texts = [("output", call_id, "\n".join(atom[1] for atom in atoms if atom[0] == "text")) for call_id, atoms in told]
-    return [*texts, *(("user", *atom) for _, atoms in told for atom in atoms if atom[0] == "image")]
+def _list_outputs(outputs: list[items.FunctionCallOutput]) -> list[tuple[str, ...]]:
+    parts = [(output.call_id or "", list_parts(output.output)) for output in outputs]
+    texts = [("output", call_id, "\n".join(atom[1] for atom in atoms if atom[0] == "text")) for call_id, atoms in parts]
+    return [*texts, *(("user", *atom) for _, atoms in parts for atom in atoms if atom[0] == "image")]
 
 
-def tell_messages(messages: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def list_messages(messages: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     atoms: list[tuple[str, ...]] = []
     for message in messages:
         if message["role"] == "assistant":
-            atoms += [_tell_item(item) for item in echo(message)]
+            atoms += [_list_item(item) for item in echo(message)]
         elif message["role"] == "tool":
-            said = message["content"]
-            elsewhere = said == "The output follows in the next message."
-            atoms.append(("output", message["tool_call_id"], "" if elsewhere else said))
+            produced = message["content"]
+            elsewhere = produced == "The output follows in the next message."
+            atoms.append(("output", message["tool_call_id"], "" if elsewhere else produced))
         else:
             role = "developer" if message["role"] == "system" else "user"
-            atoms += [(role, *atom) for atom in tell_parts(message["content"]) if not atom[1].startswith("[Output of")]
+            atoms += [(role, *atom) for atom in list_parts(message["content"]) if not atom[1].startswith("[Output of")]
     return atoms
 
 
-def _tell_item(item: dict[str, Any]) -> tuple[str, ...]:
+def _list_item(item: dict[str, Any]) -> tuple[str, ...]:
     if item["type"] == "function_call":
         return ("call", item["call_id"], item["name"], item["arguments"])
     (part,) = item["content"]
     return ("reasoning", part["text"]) if item["type"] == "reasoning" else ("assistant", "text", part["text"])
 
 
-# How what follows one another becomes one text there.
+# Separators with which Chat Completions messages join consecutive texts.
 JOINTS = {("user", "text"): "\n", ("assistant", "text"): "\n\n", ("reasoning",): "\n\n"}
 
 
 def join_texts(atoms: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Where a message is nothing but text, its parts are one text there: so they are joined here."""
+    """Join the texts of a message without media, as the messages do."""
     joined: list[tuple[str, ...]] = []
     for atom in atoms:
         *kind, text = atom
@@ -156,14 +156,14 @@ def join_texts(atoms: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 @settings(max_examples=60)
 @given(histories())
-def test_a_conversation_comes_back_whole_and_in_order(history: list[Any]) -> None:
-    messages = make_body(Turn(request=CreateRequest(), items=history), KEPT)["messages"]
-    assert join_texts(tell_messages(messages)) == join_texts(tell_history(history))
+def test_history_round_trip_is_complete_and_ordered(history: list[Any]) -> None:
+    messages = make_body(Turn(request=CreateRequest(), items=history), LOSSLESS)["messages"]
+    assert join_texts(list_messages(messages)) == join_texts(list_history(history))
 
 
 @settings(max_examples=60)
 @given(histories())
-def test_every_call_is_followed_by_its_outputs_and_nothing_else(history: list[Any]) -> None:
+def test_every_call_is_followed_by_its_outputs(history: list[Any]) -> None:
     messages = make_body(Turn(request=CreateRequest(), items=history), Quirks())["messages"]
     owed: list[str] = []
     for message in messages:

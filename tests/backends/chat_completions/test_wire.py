@@ -29,7 +29,7 @@ def load(name: str) -> tuple[bytes, dict[str, Any], Callable[[], ChatReader]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stream_comes_to_what_is_written_beside_it(name: str) -> None:
+def test_recorded_stream_gives_the_expected_response(name: str) -> None:
     raw, expected, make_reader = load(name)
     response = replay(make_reader, [raw])[-1]["response"]
     fields = {"status", "output", "usage", *expected}
@@ -37,7 +37,7 @@ def test_a_stream_comes_to_what_is_written_beside_it(name: str) -> None:
     assert response["error"] == expected.get("error")
 
 
-def test_s3_10_text_is_a_message_and_a_call_is_an_item() -> None:
+def test_s3_10_text_is_a_message_and_call_is_an_item() -> None:
     raw, _, make_reader = load("text_and_call")
     assert replay(make_reader, [raw])[-1]["response"]["output"] == [
         {
@@ -59,7 +59,7 @@ def test_s3_10_text_is_a_message_and_a_call_is_an_item() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stream_is_the_same_wherever_it_is_cut(name: str) -> None:
+def test_recorded_stream_is_the_same_at_any_boundary(name: str) -> None:
     raw, _, make_reader = load(name)
     assert find_harmful_cuts(raw) == []
     assert replay(make_reader, cut(raw, *range(1, len(raw)))) == replay(make_reader, [raw])

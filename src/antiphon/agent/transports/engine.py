@@ -1,4 +1,4 @@
-"""The transport without a socket: an engine of this process."""
+"""The transport to an engine of this process, without a socket."""
 
 import logging
 from typing import Any, Protocol
@@ -16,28 +16,28 @@ class Running(Protocol):
 
 
 class EngineLike(Protocol):
-    """What is needed of an engine. It is started, and closed, by whoever made it."""
+    """The part of an engine that the transport uses. The owner of the engine starts and closes it."""
 
     async def create(self, request: CreateRequest, *, project: str) -> Running: ...
 
 
 class LocalTransport:
-    """Sends requests straight into an engine."""
+    """Sends requests directly to an engine."""
 
     def __init__(self, engine: EngineLike, *, project: str = "default") -> None:
         self._engine = engine
         self._project = project
 
     async def stream(self, request: dict[str, Any]) -> Events:
-        asked = codec.decode_request(codec.encode(request | {"stream": True})).request
+        decoded = codec.decode_request(codec.encode(request | {"stream": True})).request
         try:
-            return (await self._engine.create(asked, project=self._project)).events()
+            return (await self._engine.create(decoded, project=self._project)).events()
         except AntiphonError:
             raise
         except Exception as error:
-            # Over HTTP it would be the server's error, and no reason for the client to break.
+            # Over HTTP this would be an error response of the server.
             logger.exception("the engine failed")
-            raise ServerError(f"The model cannot be used: {type(error).__name__}. The log says more.") from error
+            raise ServerError(f"The model cannot be used: {type(error).__name__}. See the log.") from error
 
     async def close(self) -> None:
-        """The engine is not ours to close."""
+        """Do nothing: the owner closes the engine."""

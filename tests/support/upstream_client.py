@@ -1,11 +1,9 @@
-"""An upstream under test, in front of a scripted server, whose waits are noted and not waited."""
+"""An `UpstreamClient` under test with a scripted server. Its waits are recorded, not waited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-
-import pytest
 
 from antiphon.stream.deltas import Delta, Deltas, Finish, Text
 from antiphon.stream.sse import SseMessage
@@ -18,7 +16,7 @@ KEY = "sk-upstream-0123456789"
 
 
 class WordReader:
-    """A little dialect: every message is a word; `[DONE]` ends the answer, `-` says nothing."""
+    """A minimal API: each message is a word, `[DONE]` ends the answer, `-` is a keepalive."""
 
     is_complete = False
 
@@ -35,8 +33,8 @@ class WordReader:
         return ()
 
 
-class Line:
-    """An upstream, the server behind it, and what the upstream waited for."""
+class Connection:
+    """A client, its server, and the waits of the client."""
 
     def __init__(self, server: UpstreamServer) -> None:
         self.server = server
@@ -54,28 +52,25 @@ class Line:
         return await self.upstream.stream(path, body, WordReader, headers=headers)
 
     async def ask(self) -> list[Sequence[Delta]]:
-        """A whole answer, batch by batch."""
+        """Return the batches of a whole answer."""
         return [batch async for batch in await self.begin()]
 
 
-@pytest.fixture
-def connect() -> Callable[..., Any]:
-    @asynccontextmanager
-    async def connect(*replies: Reply, **options: Any) -> AsyncIterator[Line]:
-        count_idle_time(asyncio.get_running_loop())
-        async with serve(replies) as server:
-            line = Line(server)
-            line.upstream = UpstreamClient(
-                "there",
-                UpstreamOptions(**{"base_url": server.url, "api_key": KEY} | options),
-                headers={"Authorization": f"Bearer {KEY}"},
-                sleep=line.sleep,
-                now=line.now,
-            )
-            await line.upstream.start()
-            try:
-                yield line
-            finally:
-                await line.upstream.close()
-
-    return connect
+@asynccontextmanager
+async def connect(*replies: Reply, **options: Any) -> AsyncIterator[Connection]:
+    """Start a server with these replies and a client of it."""
+    count_idle_time(asyncio.get_running_loop())
+    async with serve(replies) as server:
+        connection = Connection(server)
+        connection.upstream = UpstreamClient(
+            "there",
+            UpstreamOptions(**{"base_url": server.url, "api_key": KEY} | options),
+            headers={"Authorization": f"Bearer {KEY}"},
+            sleep=connection.sleep,
+            now=connection.now,
+        )
+        await connection.upstream.start()
+        try:
+            yield connection
+        finally:
+            await connection.upstream.close()

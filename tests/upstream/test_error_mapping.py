@@ -1,7 +1,12 @@
+"""Errors of other servers: parsing, classification and redaction."""
+
 import json
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.errors import (
     AntiphonError,
@@ -16,15 +21,26 @@ from antiphon.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from antiphon.upstream.error_mapping import map_error_payload, map_error_response, parse_wait
+from antiphon.upstream.error_mapping import (
+    MAX_MESSAGE_LENGTH,
+    ErrorReport,
+    decode_json_or_text,
+    is_error_payload,
+    map_error_payload,
+    map_error_response,
+    parse_error_body,
+    parse_error_payload,
+    parse_wait,
+    redact,
+)
 
 
-def tell(error: AntiphonError) -> tuple[type, str | None, str | None]:
+def summarize(error: AntiphonError) -> tuple[type, str | None, str | None]:
     return type(error), error.code, error.param
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "told"),
+    ("status", "error", "expected"),
     [
         (400, {"message": "No.", "param": "x", "code": "invalid_value"}, (InvalidRequest, "invalid_value", "x")),
         (422, {"message": "No."}, (InvalidRequest, None, None)),
@@ -68,9 +84,9 @@ def tell(error: AntiphonError) -> tuple[type, str | None, str | None]:
         (307, {}, (UpstreamError, "upstream_refused", None)),
     ],
 )
-def test_a_status_and_its_words_are_an_error_of_ours(status: int, error: Any, told: Any) -> None:
+def test_status_and_body_select_the_error_class(status: int, error: Any, expected: Any) -> None:
     mapped = map_error_response(status, json.dumps({"error": error}).encode())
-    assert tell(mapped) == told
+    assert summarize(mapped) == expected
     assert error.get("message", "") in mapped.message
 
 
@@ -97,9 +113,9 @@ def test_a_status_and_its_words_are_an_error_of_ours(status: int, error: Any, to
         (400, {"message": "Trying to keep the first 9 tokens when context the overflows. However, ..."}),
     ],
 )
-def test_a_context_that_is_too_long_is_known_in_all_wordings(status: int, error: Any) -> None:
+def test_context_length_errors_are_recognised(status: int, error: Any) -> None:
     mapped = map_error_response(status, json.dumps({"error": error}).encode())
-    assert tell(mapped) == (ContextLengthExceeded, "context_length_exceeded", "input")
+    assert summarize(mapped) == (ContextLengthExceeded, "context_length_exceeded", "input")
     assert mapped.message == error["message"]
 
 
@@ -107,12 +123,12 @@ def test_a_context_that_is_too_long_is_known_in_all_wordings(status: int, error:
     "message",
     ["max_tokens is too large: 9. This model supports at most 8 completion tokens.", "Invalid context: try again."],
 )
-def test_other_refusals_are_not_taken_for_a_long_context(message: str) -> None:
-    assert tell(map_error_response(400, json.dumps({"error": {"message": message}}).encode()))[0] is InvalidRequest
+def test_other_errors_are_not_context_length_errors(message: str) -> None:
+    assert summarize(map_error_response(400, json.dumps({"error": {"message": message}}).encode()))[0] is InvalidRequest
 
 
 @pytest.mark.parametrize(
-    ("payload", "told"),
+    ("payload", "expected"),
     [
         ({"error": {"message": "No.", "type": "invalid_request_error", "param": "x"}}, (InvalidRequest, None, "x")),
         (
@@ -135,19 +151,19 @@ def test_other_refusals_are_not_taken_for_a_long_context(message: str) -> None:
         ({"error": {"message": "No.", "code": "server_is_overloaded"}}, (Unavailable, "upstream_overloaded", None)),
     ],
 )
-def test_an_error_in_a_stream_needs_no_status(payload: Any, told: Any) -> None:
+def test_stream_error_is_mapped_without_status(payload: Any, expected: Any) -> None:
     mapped = map_error_payload(payload)
-    assert tell(mapped) == told
+    assert summarize(mapped) == expected
     assert "No." in mapped.message
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"null", b"[]", b"<html></html>", b"\xff\xfe"])
-def test_an_error_without_words_has_some(body: bytes) -> None:
+def test_error_without_message_gets_one(body: bytes) -> None:
     errors = [map_error_response(status, body) for status in range(300, 600)]
     assert [error for error in errors if len(error.message) < 20 or error.status < 400] == []
 
 
-def test_a_wait_in_the_headers_counts_more_than_one_in_the_words() -> None:
+def test_retry_after_header_overrides_message() -> None:
     body = b'{"error":{"message":"Please try again in 5s."}}'
     assert map_error_response(429, body).retry_after == 5
     assert map_error_response(429, body, retry_after=2).retry_after == 2
@@ -155,7 +171,7 @@ def test_a_wait_in_the_headers_counts_more_than_one_in_the_words() -> None:
 
 
 @pytest.mark.parametrize("header", [1e300, None])
-def test_nobody_is_told_to_wait_for_more_than_a_year(header: float | None) -> None:
+def test_retry_after_is_at_most_a_year(header: float | None) -> None:
     body = json.dumps({"error": {"message": f"Try again in {'9' * 400}s."}}).encode()
     assert map_error_response(429, body, retry_after=header).retry_after == 366 * 24 * 3600
 
@@ -174,11 +190,163 @@ def test_nobody_is_told_to_wait_for_more_than_a_year(header: float | None) -> No
         ("", None),
     ],
 )
-def test_a_wait_is_found_in_the_words(message: str, seconds: float | None) -> None:
+def test_wait_is_parsed_from_message(message: str, seconds: float | None) -> None:
     assert parse_wait(message) == (seconds if seconds is None else pytest.approx(seconds))
 
 
-def test_secrets_are_taken_out_of_message_and_param() -> None:
+def test_secrets_are_redacted_in_message_and_param() -> None:
     body = {"error": {"message": "Key abcd1234 at http://10.0.0.1:80/v1.", "param": "abcd1234", "code": "abcd1234"}}
     mapped = map_error_response(400, json.dumps(body).encode(), secrets=["abcd1234"])
     assert (mapped.message, mapped.param, mapped.code) == ("Key *** at [URL]", "***", "***")
+
+
+@pytest.mark.parametrize(
+    ("body", "report"),
+    [
+        (
+            b'{"error":{"message":"No.","type":"t","param":"p","code":"c"}}',
+            ErrorReport(message="No.", type="t", param="p", code="c"),
+        ),
+        (b'{"error":{"message":"No.","type":null,"param":null,"code":null}}', ErrorReport(message="No.")),
+        (b'{"error":"No."}', ErrorReport(message="No.")),
+        (b'{"error":"No.","error_type":"validation"}', ErrorReport(message="No.", type="validation")),
+        (b'{"detail":"No."}', ErrorReport(message="No.")),
+        (b'{"detail":{"error":{"message":"No."}}}', ErrorReport(message="No.")),
+        (
+            b'{"detail":[{"loc":["body","messages",0],"msg":"Field required"},{"loc":["body"],"msg":"bad"}]}',
+            ErrorReport(message="messages.0: Field required; : bad", param="messages.0"),
+        ),
+        (
+            b'{"object":"error","message":"No.","type":"NotFoundError","param":null,"code":404}',
+            ErrorReport(message="No.", type="NotFoundError", status=404),
+        ),
+        (
+            b'{"type":"error","error":{"type":"api_error","message":"No."},"request_id":"req_1"}',
+            ErrorReport(message="No.", type="api_error"),
+        ),
+        (
+            b'[{"error":{"code":400,"message":"No.","status":"INVALID_ARGUMENT"}}]',
+            ErrorReport(message="No.", type="invalid_argument", status=400),
+        ),
+        (
+            b'{"error":{"message":"Provider failed","code":429,"metadata":{"raw":"{\\"error\\":\\"Slow.\\"}"}}}',
+            ErrorReport(message="Slow.", status=429),
+        ),
+        (b'{"message":"No."}', ErrorReport(message="No.")),
+        (
+            b"<html><head><title>502 Bad\n Gateway</title></head><body>x</body></html>",
+            ErrorReport(message="502 Bad Gateway"),
+        ),
+        (b"<html><body><script>x</script><h1>Not &amp; here</h1></body></html>", ErrorReport(message="Not & here")),
+        (b"404 page not found\n", ErrorReport(message="404 page not found")),
+        (b"", ErrorReport()),
+        (b'{"error":{"message":"' + b"x" * 9000 + b'"}}', ErrorReport(message="x" * MAX_MESSAGE_LENGTH + "…")),
+        (b'{"error":{"message":"a\\u0000\\u001bb\\nc","code":"two words"}}', ErrorReport(message="a b c")),
+    ],
+)
+def test_error_formats_are_parsed(body: bytes, report: ErrorReport) -> None:
+    assert parse_error_body(body) == report
+
+
+@pytest.mark.parametrize("piece", [b"<script", b"<title", b"<head>", b"<!--", b"<", b"a.1.", b"[:", b"sk-"])
+def test_hostile_page_is_parsed_quickly(piece: bytes) -> None:
+    began = time.process_time()
+    parse_error_body(b"<html>" + piece * 40_000)
+    assert time.process_time() - began < 10
+
+
+@given(st.binary(max_size=200))
+def test_any_error_body_is_parsed(body: bytes) -> None:
+    assert isinstance(parse_error_body(body).message, str)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["error", "message", "detail", "code", "type", "param", "metadata", "raw", "loc", "msg"]
+                ),
+                inner,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_error_payload_is_parsed(payload: Any) -> None:
+    assert isinstance(parse_error_payload(payload).message, str)
+    assert is_error_payload(payload) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ({"error": {"message": "No."}}, True),
+        ({"error": "No."}, True),
+        ([{"error": {"message": "No."}}], True),
+        ({"object": "error", "message": "No."}, True),
+        ({"type": "error", "error": {}}, True),
+        ({"choices": []}, False),
+        ({"error": None, "output": []}, False),
+        ({"error": {"code": "x", "message": "No."}, "output": [], "status": "failed"}, False),
+        ({}, False),
+        ([], False),
+        ("text", False),
+    ],
+)
+def test_error_payload_is_distinguished_from_answer(payload: Any, expected: bool) -> None:
+    assert is_error_payload(payload) is expected
+
+
+@pytest.mark.parametrize(
+    ("data", "decoded"),
+    [(b'{"error": "No."}', {"error": "No."}), (b"No.", "No."), (b"\xffNo.", "\ufffdNo."), (b"[" * 9000, "[" * 9000)],
+    ids=["JSON", "text", "half a character", "nested too deeply"],
+)
+def test_error_data_is_decoded_as_json_or_text(data: bytes, decoded: Any) -> None:
+    assert decode_json_or_text(data) == decoded
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        (
+            "Incorrect API key provided: sk-abc***xyz. See https://acme.test/keys.",
+            "Incorrect API key provided: *** See [URL]",
+        ),
+        ("Authorization: Bearer abc.def", "Authorization: ***"),
+        ("Invalid key: acme-1a2b********c3d4!", "Invalid key: ***!"),
+        ("2 ** 3 is 8, and *** is a mark", "2 ** 3 is 8, and *** is a mark"),
+        ("key gsk_0123456789abc is bad", "key *** is bad"),
+        ("cannot connect to 10.1.2.3:8000!", "cannot connect to [address]!"),
+        ("cannot connect to 10.1.2.3!", "cannot connect to [address]!"),
+        ("cannot connect to [fe80::1]:80", "cannot connect to [address]"),
+        ("cannot connect to vllm.internal:8000 now", "cannot connect to [address] now"),
+        ("cannot connect to localhost:8000", "cannot connect to [address]"),
+        ("HTTPConnectionPool(host='vllm', port=8000): Max retries", "HTTPConnectionPool([address]): Max retries"),
+        ("postgres://me:pw@db/x failed", "[URL] failed"),
+        (
+            "at line 3:17, ratio 2:1, version 1.2.3, 50.5% of [1, 2]",
+            "at line 3:17, ratio 2:1, version 1.2.3, 50.5% of [1, 2]",
+        ),
+        ("risk-free task_name disk-usage", "risk-free task_name disk-usage"),
+        ("", ""),
+    ],
+)
+def test_redact_masks_keys_urls_and_addresses_only(text: str, redacted: str) -> None:
+    assert redact(text) == redacted
+
+
+@given(
+    st.text(max_size=30),
+    st.text(st.characters(codec="ascii", exclude_characters="*"), min_size=8, max_size=20),
+    st.text(max_size=30),
+)
+def test_redact_leaves_no_secret(before: str, secret: str, after: str) -> None:
+    assert secret not in redact(before + secret + after, [secret])
+
+
+def test_redact_masks_longer_secret_first() -> None:
+    assert redact("see secret-and-more", ["secret", "secret-and-more"]) == "see ***"

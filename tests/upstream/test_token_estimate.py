@@ -1,3 +1,5 @@
+"""Token estimates."""
+
 import json
 from typing import Any
 
@@ -37,18 +39,18 @@ FILE = {"type": "input_file", "filename": "a.pdf", "file_data": "data:applicatio
         ("", 0, 8),
     ],
 )
-def test_texts_count_by_their_length_in_their_script(words: str, least: int, most: int) -> None:
+def test_text_estimate_depends_on_length_and_script(words: str, least: int, most: int) -> None:
     counted = estimate([message(text(words))]) - NOTHING - TOKENS_PER_ITEM
     assert least <= counted <= most
 
 
-def test_an_image_and_a_file_count_the_same_whatever_their_size() -> None:
+def test_image_and_file_have_a_flat_estimate() -> None:
     bare = estimate([message(text("x"))])
     assert estimate([message(text("x"), PIXEL)]) == bare + TOKENS_PER_IMAGE
     assert estimate([message(text("x"), FILE)]) == bare + TOKENS_PER_FILE
 
 
-def test_instructions_tools_and_schemas_count() -> None:
+def test_estimate_includes_instructions_tools_and_schemas() -> None:
     bare = estimate([])
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
     schema = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
@@ -60,7 +62,7 @@ def test_instructions_tools_and_schemas_count() -> None:
     assert [count > bare + 4 for count in counts] == [True] * 3
 
 
-def test_calls_and_their_outputs_count_and_what_the_model_does_not_read_does_not() -> None:
+def test_estimate_includes_calls_but_not_unread_fields() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "x" * 350}
     output = {"type": "function_call_output", "call_id": "c", "output": "y" * 350}
     assert estimate([call, output]) > 200
@@ -68,9 +70,9 @@ def test_calls_and_their_outputs_count_and_what_the_model_does_not_read_does_not
     assert estimate([sealed]) < 50
 
 
-def test_items_of_an_unknown_type_count_too() -> None:
+def test_estimate_includes_unknown_items() -> None:
     assert estimate([{"type": "acme:note", "text": "x" * 350}]) > 100
 
 
-def test_a_turn_without_anything_has_a_few() -> None:
+def test_empty_turn_has_a_small_estimate() -> None:
     assert estimate([]) == NOTHING

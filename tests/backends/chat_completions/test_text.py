@@ -11,8 +11,8 @@ from antiphon.backends.chat_completions.text import ThinkingSplitter
 
 def split(pieces: list[str], *, thinking: bool = False) -> tuple[str, str]:
     splitter = ThinkingSplitter(thinking=thinking)
-    told = [splitter.feed(piece) for piece in pieces] + [splitter.close()]
-    return "".join(each.reasoning for each in told), "".join(each.text for each in told)
+    splits = [splitter.feed(piece) for piece in pieces] + [splitter.close()]
+    return "".join(each.reasoning for each in splits), "".join(each.text for each in splits)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def split(pieces: list[str], *, thinking: bool = False) -> tuple[str, str]:
         ("</think>", ("", "</think>")),
     ],
 )
-def test_only_what_an_answer_begins_with_is_reasoning(answer: str, expected: tuple[str, str]) -> None:
+def test_only_leading_tags_are_reasoning(answer: str, expected: tuple[str, str]) -> None:
     assert split([answer]) == expected
 
 
-def test_an_answer_may_begin_within_its_reasoning() -> None:
+def test_answer_may_start_inside_reasoning() -> None:
     assert split(["Hm.", "</think>", "\nYes"], thinking=True) == ("Hm.", "Yes")
 
 
@@ -47,9 +47,9 @@ def test_an_answer_may_begin_within_its_reasoning() -> None:
     st.lists(st.integers(0, 80), max_size=6),
     st.booleans(),
 )
-def test_it_does_not_matter_where_the_answer_is_cut(words: list[str], places: list[int], thinking: bool) -> None:
+def test_thinking_split_is_the_same_at_any_boundary(words: list[str], positions: list[int], thinking: bool) -> None:
     answer = "".join(words)
-    edges = sorted({0, len(answer), *(place for place in places if place < len(answer))})
+    edges = sorted({0, len(answer), *(position for position in positions if position < len(answer))})
     pieces = [answer[start:end] for start, end in itertools.pairwise(edges)]
     whole = split([answer], thinking=thinking)
     assert split(pieces, thinking=thinking) == whole

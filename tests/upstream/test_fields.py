@@ -1,0 +1,78 @@
+"""Tool-call arguments, log probabilities and the name of the model that answered."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.protocol.content import LogProb, TopLogProb
+from antiphon.stream.deltas import Delta, Served, Text
+from antiphon.upstream.fields import MAX_NAME_LENGTH, ServedModel, normalize_arguments, parse_logprobs
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{ "b":1.0,"a" : 1e2, "c":"\\u0041" }'])
+def test_object_arguments_stay_unchanged(arguments: str) -> None:
+    assert normalize_arguments(arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ("", "{}"),
+        (" \n", "{}"),
+        ("null", '{"arguments":"null"}'),
+        ("[1]", '{"arguments":"[1]"}'),
+        ('{"a":', r'{"arguments":"{\"a\":"}'),
+        ('{"a":NaN}', r'{"arguments":"{\"a\":NaN}"}'),
+        ("{}{}", '{"arguments":"{}{}"}'),
+    ],
+)
+def test_other_arguments_are_wrapped_in_an_object(arguments: str, written: str) -> None:
+    assert normalize_arguments(arguments) == written
+
+
+def test_truncated_arguments_are_wrapped() -> None:
+    assert normalize_arguments('{"a":' * 100_000).startswith('{"arguments":"')
+
+
+YES = {"token": "Yes", "logprob": -0.25}
+BYTES = [89, 101, 115]
+
+
+@pytest.mark.parametrize(
+    ("payload", "read"),
+    [
+        (None, ()),
+        ({"content": []}, ()),
+        ([], ()),
+        ([YES | {"bytes": BYTES, "top_logprobs": []}], (LogProb("Yes", -0.25, BYTES, []),)),
+        ([YES], (LogProb("Yes", -0.25, BYTES, []),)),
+        ([YES | {"bytes": ["Y"], "top_logprobs": None}], (LogProb("Yes", -0.25, BYTES, []),)),
+        ([YES | {"top_logprobs": [YES, "No"]}], (LogProb("Yes", -0.25, BYTES, [TopLogProb("Yes", -0.25, BYTES)]),)),
+        (["Yes", {"token": "Yes"}, {"token": None, "logprob": 0}, {"logprob": -1}], ()),
+    ],
+)
+def test_logprobs_are_parsed(payload: Any, read: tuple[LogProb, ...]) -> None:
+    assert parse_logprobs(payload) == read
+
+
+WORDS: list[Delta] = [Text("Hi.")]
+
+
+def announce(*names: Any) -> Any:
+    served_model = ServedModel("router", "auto")
+    for name in names:
+        served_model.observe(name)
+    return served_model.announce(WORDS)
+
+
+def test_other_model_name_is_announced_first() -> None:
+    assert announce(None, "acme/model-1") == [Served("auto", "router", "acme/model-1"), *WORDS]
+
+
+@pytest.mark.parametrize("name", [None, "", "auto", 5, {"id": "x"}, "a\nb", "x" * (MAX_NAME_LENGTH + 1)])
+def test_same_or_invalid_model_name_is_not_announced(name: Any) -> None:
+    assert announce(name) == WORDS
+
+
+def test_last_model_name_is_announced() -> None:
+    assert announce("acme/model-1", "acme/model-2")[0] == Served("auto", "router", "acme/model-2")
