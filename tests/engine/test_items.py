@@ -1,4 +1,4 @@
-"""Items on their way into the store."""
+"""The stored form of items, and checks of their ids."""
 
 import pytest
 
@@ -28,12 +28,12 @@ from antiphon.protocol.unions import Unknown
         (Unknown(b'{"type": "acme:x", "id": "mine"}'), Unknown(b'{"type": "acme:x", "id": "mine"}')),
     ],
 )
-def test_an_item_is_stored_with_an_id_and_otherwise_as_it_came(item: Item | Unknown, stored: Item | Unknown) -> None:
+def test_item_is_stored_with_an_id_and_unchanged_content(item: Item | Unknown, stored: Item | Unknown) -> None:
     assert normalize_item(item, Mint("t")) == stored
 
 
 @pytest.mark.parametrize("item_id", [b"5", b"1.5", b"true", b"{}", b"[1]"])
-def test_an_id_that_is_no_text_is_refused_by_its_place(item_id: bytes) -> None:
+def test_id_that_is_not_a_string_is_refused_with_its_path(item_id: bytes) -> None:
     named, wrong = Unknown(b'{"type":"acme:x","id":"a"}'), Unknown(b'{"type":"acme:x","id":%b}' % item_id)
     with pytest.raises(InvalidRequest) as caught:
         check_item_ids([Message("user", "hi"), named, wrong], param="items")
@@ -41,7 +41,7 @@ def test_an_id_that_is_no_text_is_refused_by_its_place(item_id: bytes) -> None:
     assert caught.value.message.startswith("Invalid value for 'items[2].id': Expected `str | null`, got ")
 
 
-def test_a_reference_without_an_id_is_refused_by_its_place() -> None:
+def test_reference_without_an_id_is_refused_with_its_path() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_item_ids([ItemReference("msg_1"), ItemReference("")])
     assert (caught.value.message, caught.value.param, caught.value.code) == (
@@ -52,5 +52,5 @@ def test_a_reference_without_an_id_is_refused_by_its_place() -> None:
 
 
 @pytest.mark.parametrize("item_id", [b"", b',"id":null', b',"id":""', b',"id":"a/b"'])
-def test_an_item_may_have_an_id_or_none(item_id: bytes) -> None:
+def test_item_id_is_optional(item_id: bytes) -> None:
     check_item_ids([Message("user", "hi", ""), Unknown(b'{"type":"acme:x"%b}' % item_id), ItemReference("msg_1")])

@@ -1,4 +1,4 @@
-"""Prompts: defined in versions, and filled in for the requests that name them."""
+"""Prompt templates: versions, variables, and their use in requests."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ async def refusal(bench: Bench, template: dict[str, Any], **fields: Any) -> tupl
     return caught.value.param, caught.value.code
 
 
-async def test_versions_are_counted_and_the_newest_is_retrieved(bench: Bench) -> None:
+async def test_versions_are_numbered_and_the_latest_is_retrieved(bench: Bench) -> None:
     first = await define(bench, {"instructions": "one"})
     second = await define(bench, {"instructions": "two"}, id=first.id)
     assert first == Prompt(first.id, "1", first.created_at, {"instructions": "one"})
@@ -46,23 +46,23 @@ async def test_versions_are_counted_and_the_newest_is_retrieved(bench: Bench) ->
     ]
 
 
-async def test_counting_passes_over_numbers_that_were_named(bench: Bench) -> None:
+async def test_numbering_skips_taken_version_numbers(bench: Bench) -> None:
     for version in ("2", "1"):
         await define(bench, {}, id="greet", version=version)
     assert (await define(bench, {}, id="greet")).version == "3"
 
 
-async def test_a_version_does_not_change(bench: Bench) -> None:
+async def test_version_cannot_be_redefined(bench: Bench) -> None:
     await define(bench, {}, id="greet", version="1")
     assert await refusal(bench, {}, id="greet", version="1") == ("version", "invalid_value")
 
 
-async def test_after_a_version_with_a_name_the_next_must_be_named_too(bench: Bench) -> None:
+async def test_version_after_a_named_one_must_be_named(bench: Bench) -> None:
     await define(bench, {}, id="greet", version="beta")
     assert await refusal(bench, {}, id="greet") == ("version", "invalid_value")
 
 
-async def test_a_deleted_prompt_is_gone(bench: Bench) -> None:
+async def test_deleted_prompt_is_not_found(bench: Bench) -> None:
     made = await define(bench, {})
     await bench.engine.prompts.delete("default", made.id)
     for version in (None, "1"):
@@ -72,7 +72,7 @@ async def test_a_deleted_prompt_is_gone(bench: Bench) -> None:
         await bench.engine.prompts.delete("default", made.id)
 
 
-async def test_variables_go_into_instructions_and_input(bench: Bench) -> None:
+async def test_variables_are_replaced_in_instructions_and_input(bench: Bench) -> None:
     template = {
         "instructions": "Speak like {{ who }} of {{place}}.",
         "input": [{"role": "user", "content": "I am {{who}}."}, {"role": "user", "content": "Hi"}],
@@ -82,7 +82,7 @@ async def test_variables_go_into_instructions_and_input(bench: Bench) -> None:
     assert filled.input == [Message("user", "I am Ada."), Message("user", "Hi")]
 
 
-async def test_a_variable_that_stands_alone_may_be_an_image(bench: Bench) -> None:
+async def test_variable_alone_in_a_part_may_be_an_image(bench: Bench) -> None:
     parts = [{"type": "input_text", "text": "Look:"}, {"type": "input_text", "text": "{{picture}}"}]
     filled = await fill(bench, {"input": [{"role": "user", "content": parts}]}, picture=IMAGE)
     assert filled.input == [
@@ -90,13 +90,13 @@ async def test_a_variable_that_stands_alone_may_be_an_image(bench: Bench) -> Non
     ]
 
 
-async def test_an_image_cannot_stand_inside_a_text(bench: Bench) -> None:
+async def test_image_inside_a_text_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await fill(bench, {"instructions": "See {{picture}}"}, picture=IMAGE)
     assert (caught.value.param, caught.value.code) == ("prompt.variables.picture", "invalid_type")
 
 
-async def test_a_value_that_is_no_part_is_refused_with_its_place(bench: Bench) -> None:
+async def test_value_that_is_not_a_part_is_refused_with_its_path(bench: Bench) -> None:
     parts = [{"type": "input_text", "text": "{{picture}}"}]
     with pytest.raises(InvalidRequest) as caught:
         await fill(bench, {"input": [{"role": "user", "content": parts}]}, picture={"type": "input_image", "detail": 1})
@@ -118,7 +118,7 @@ async def test_missing_and_unknown_variables_are_refused_by_name(
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
 
 
-async def test_what_the_request_says_wins_over_the_template(bench: Bench) -> None:
+async def test_request_values_override_the_template(bench: Bench) -> None:
     template = {"model": "big", "instructions": "Be brief.", "temperature": 0.5, "tools": [], "metadata": {"a": "1"}}
     asked = CreateRequest(model="small", temperature=0.0, metadata={})
     filled = await fill(bench, template, asked)
@@ -127,7 +127,7 @@ async def test_what_the_request_says_wins_over_the_template(bench: Bench) -> Non
     )
 
 
-async def test_the_templates_input_comes_before_the_requests(bench: Bench) -> None:
+async def test_template_input_comes_before_request_input(bench: Bench) -> None:
     unknown = Unknown(b'{"type":"acme:thing"}')
     assert (await fill(bench, {"input": "first"}, CreateRequest(input="then"))).input == [
         Message("user", "first"),
@@ -151,14 +151,14 @@ async def test_the_templates_input_comes_before_the_requests(bench: Bench) -> No
         ({"stream": True}, ("template.stream", "invalid_value")),
     ],
 )
-async def test_a_template_that_is_no_request_is_refused_with_the_place(
+async def test_invalid_template_is_refused_with_its_path(
     bench: Bench, template: dict[str, Any], refused: tuple[str, str]
 ) -> None:
     assert await refusal(bench, template) == refused
     assert await bench.engine.prompts.list_all("default") == []
 
 
-async def test_a_template_that_is_nested_too_deeply_is_refused(bench: Bench) -> None:
+async def test_too_deeply_nested_template_is_refused(bench: Bench) -> None:
     deep: dict[str, Any] = {}
     for _ in range(150):
         deep = {"properties": deep}
@@ -180,7 +180,7 @@ async def test_other_project_sees_no_responses(bench: Bench) -> None:
     assert (await define(bench, {}, project="other", id=made.id)).version == "1"
 
 
-async def test_a_response_is_made_from_a_prompt_and_repeats_its_name(make_bench: Any) -> None:
+async def test_response_from_a_prompt_echoes_the_prompt(make_bench: Any) -> None:
     bench = await make_bench({"rules": [{"text": "Speak like Ada.", "answers": ["Indeed."]}]})
     made = await define(bench, {"model": "scripted", "instructions": "Speak like {{who}}."})
     asked = {"id": made.id, "version": "1", "variables": {"who": "Ada"}}
@@ -189,7 +189,7 @@ async def test_a_response_is_made_from_a_prompt_and_repeats_its_name(make_bench:
     assert (response.prompt, response.instructions) == (PromptRef(made.id, {"who": "Ada"}, "1"), "Speak like Ada.")
 
 
-async def test_an_unknown_version_is_not_found_by_name(bench: Bench) -> None:
+async def test_unknown_version_is_not_found(bench: Bench) -> None:
     made = await define(bench, {})
     with pytest.raises(NotFound) as caught:
         await bench.ask(prompt={"id": made.id, "version": "7"})

@@ -16,7 +16,7 @@ sealer = Sealer([NEW, OLD])
 
 
 @given(st.binary(max_size=200), st.text(max_size=10), st.text(max_size=10))
-def test_what_was_sealed_opens_for_its_project_and_purpose(payload: bytes, project: str, purpose: str) -> None:
+def test_sealed_text_opens_only_for_its_project_and_purpose(payload: bytes, project: str, purpose: str) -> None:
     sealed = sealer.seal(payload, project=project, purpose=purpose)
     assert sealer.open(sealed, project=project, purpose=purpose) == payload
     assert sealer.open(sealed, project=project + "x", purpose=purpose) is None
@@ -24,7 +24,7 @@ def test_what_was_sealed_opens_for_its_project_and_purpose(payload: bytes, proje
 
 
 @given(st.binary(max_size=60), st.data())
-def test_any_flipped_bit_is_noticed(payload: bytes, data: st.DataObject) -> None:
+def test_any_flipped_bit_is_detected(payload: bytes, data: st.DataObject) -> None:
     sealed = sealer.seal(payload, project="p", purpose="q").encode()
     bit = data.draw(st.integers(0, len(sealed) * 8 - 1))
     changed = bytearray(sealed)
@@ -33,23 +33,23 @@ def test_any_flipped_bit_is_noticed(payload: bytes, data: st.DataObject) -> None
 
 
 @given(st.text(max_size=80))
-def test_whatever_is_no_seal_does_not_open(text: str) -> None:
+def test_other_text_does_not_open(text: str) -> None:
     assert sealer.open(text, project="p", purpose="q") is None
     assert sealer.open("ant1." + text, project="p", purpose="q") is None
 
 
-def test_the_same_is_sealed_the_same_way_so_that_a_repeated_run_repeats_itself() -> None:
+def test_sealing_is_deterministic() -> None:
     assert sealer.seal(b"x", project="p", purpose="q") == sealer.seal(b"x", project="p", purpose="q")
     assert sealer.seal(b"x", project="p", purpose="q") != sealer.seal(b"x", project="r", purpose="q")
 
 
-def test_what_an_older_key_has_sealed_opens_and_what_an_unknown_one_has_does_not() -> None:
+def test_older_keys_open_and_unknown_keys_do_not() -> None:
     assert sealer.open(Sealer([OLD]).seal(b"x", project="p", purpose="q"), project="p", purpose="q") == b"x"
     assert sealer.open(Sealer([make_secret()]).seal(b"x", project="p", purpose="q"), project="p", purpose="q") is None
     assert Sealer([OLD]).open(sealer.seal(b"x", project="p", purpose="q"), project="p", purpose="q") is None
 
 
-def test_a_file_of_keys_is_made_at_first_for_its_owner_alone_and_read_after(tmp_path: Path) -> None:
+def test_key_file_is_created_private_and_read_later(tmp_path: Path) -> None:
     path = tmp_path / "new" / "seal.keys"
     made = load_secrets(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -58,7 +58,7 @@ def test_a_file_of_keys_is_made_at_first_for_its_owner_alone_and_read_after(tmp_
     assert [each.name for each in path.parent.iterdir()] == ["seal.keys"]
 
 
-def test_processes_that_start_together_agree_on_one_key(tmp_path: Path) -> None:
+def test_concurrent_processes_agree_on_one_key(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
     loaded: list[list[bytes]] = []
     threads = [threading.Thread(target=lambda: loaded.append(load_secrets(path))) for _ in range(8)]
@@ -69,7 +69,7 @@ def test_processes_that_start_together_agree_on_one_key(tmp_path: Path) -> None:
     assert loaded == [loaded[0]] * 8
 
 
-def test_rotation_puts_a_new_key_in_front_and_keeps_the_others(tmp_path: Path) -> None:
+def test_rotation_adds_a_first_key_and_keeps_the_others(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
     before = load_secrets(path)
     assert rotate_secrets(path) == 2
@@ -87,13 +87,13 @@ def test_rotation_puts_a_new_key_in_front_and_keeps_the_others(tmp_path: Path) -
         ([base64.b64encode(OLD).decode(), base64.b64encode(b"short").decode()], "seal_keys: key 2 is not 32 bytes"),
     ],
 )
-def test_keys_that_are_none_are_refused_without_being_shown(lines: list[str], reason: str) -> None:
+def test_invalid_keys_are_refused_and_not_shown(lines: list[str], reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_secrets(lines, origin="seal_keys")
     assert caught.value.message.startswith(reason)
 
 
-def test_a_server_that_runs_opens_what_another_seals_with_a_newer_key(tmp_path: Path) -> None:
+def test_running_server_opens_text_sealed_with_a_newer_key(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
     running = Sealer(load_secrets(path), reload_secrets=lambda: load_secrets(path))
     before = running.seal(b"x", project="p", purpose="q")
@@ -103,7 +103,7 @@ def test_a_server_that_runs_opens_what_another_seals_with_a_newer_key(tmp_path: 
     assert running.seal(b"x", project="p", purpose="q") == before
 
 
-def test_keys_that_cannot_be_read_again_leave_those_there_are(tmp_path: Path) -> None:
+def test_failed_reload_keeps_the_current_keys(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
     running = Sealer(load_secrets(path), reload_secrets=lambda: load_secrets(path))
     before = running.seal(b"x", project="p", purpose="q")
@@ -113,7 +113,7 @@ def test_keys_that_cannot_be_read_again_leave_those_there_are(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("act", [load_secrets, rotate_secrets])
-def test_a_folder_that_takes_no_keys_is_told_by_its_path(act: Callable[[Path], object], tmp_path: Path) -> None:
+def test_unwritable_key_folder_is_reported_with_its_path(act: Callable[[Path], object], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
         act(tmp_path / "file" / "seal.keys")
@@ -122,7 +122,7 @@ def test_a_folder_that_takes_no_keys_is_told_by_its_path(act: Callable[[Path], o
     )
 
 
-def test_a_file_of_something_else_is_not_taken_for_keys(tmp_path: Path) -> None:
+def test_file_with_other_data_is_refused_as_keys(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
     path.write_bytes(b"\xff\x00")
     with pytest.raises(ConfigError, match="the keys are not in base64"):

@@ -1,121 +1,405 @@
-"""The rules for the items of a conversation."""
+"""The history of a request: referenced items, chains and conversations."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from antiphon.backends.base import ALL_CAPABILITIES, Capabilities
-from antiphon.engine.prepare.call_pairs import check_call_pairs, find_answered_calls
-from antiphon.engine.prepare.parameters import check_media
-from antiphon.errors import InvalidRequest
-from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
-from antiphon.protocol.hosted import (
-    LocalShellAction,
-    LocalShellCall,
-    LocalShellCallOutput,
-    ToolSearchCall,
-    ToolSearchOutput,
-)
-from antiphon.protocol.items import (
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
-    Message,
-)
+from antiphon.engine.prepare.history import load_history
+from antiphon.engine.sealing import Sealer
+from antiphon.errors import NotFound
+from antiphon.protocol import codec
+from antiphon.protocol.content import extract_text
+from antiphon.protocol.hosted import LocalShellCallOutput
+from antiphon.protocol.items import Item, Message, Reasoning
+from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
+from antiphon.store.base import parse_response_id
+from antiphon.store.location import locate_store
+from antiphon.store.sqlite.store import SqliteStore
+from antiphon.stream.fold import fold
+from support.engine_harness import Bench
 
-CALL = FunctionCall("call_1", "f", "{}")
-LOCAL = LocalShellCall("lsh_1", "call_l", LocalShellAction(["ls"], {}), "completed")
-OUTPUT = FunctionCallOutput("done", "call_1")
-CUT = FunctionCall("call_1", "f", '{"x', status="incomplete")
-
-
-@pytest.mark.parametrize(
-    "items",
-    [
-        [],
-        [CALL, OUTPUT],
-        [CALL, FunctionCall("call_2", "g", "{}"), FunctionCallOutput("b", "call_2"), OUTPUT],
-        [CustomToolCall("c", "patch", "x"), CustomToolCallOutput("c", "ok")],
-        [FunctionCallOutput("from nowhere", name="f")],
-        [CALL, OUTPUT, Unknown(b'{"type":"acme:x"}')],
-        [LOCAL, LocalShellCallOutput("call_l", "a.txt")],
-        [ToolSearchCall({}, call_id="call_s", execution="client"), ToolSearchOutput([], call_id="call_s")],
-        [ToolSearchCall({}, execution="server"), ToolSearchOutput([], execution="server")],
-        [CUT],
-        [CUT, OUTPUT],
-        [CUT, CALL, OUTPUT],
+FOREIGN = {
+    "type": "message",
+    "id": "msg_foreign1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "I come from elsewhere.", "annotations": [], "logprobs": []}],
+}
+SCRIPT = {
+    "rules": [
+        {"user": "foreign", "answers": [[{"item": FOREIGN}]]},
+        {"user": "fail", "answers": [[{"text": "Half"}, {"failure": {"message": "No more."}}]]},
+        {"user": "wait", "answers": [[{"text": "Half"}, {"wait": "gate"}]]},
     ],
-)
-def test_calls_with_their_outputs_pass(items: list[Item | Unknown]) -> None:
-    check_call_pairs(items)
+    "default": "{history} items",
+}
 
 
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ([OUTPUT], "No tool call found for function call output with call_id call_1."),
-        ([OUTPUT, CALL], "No tool call found for function call output with call_id call_1."),
-        ([CALL, OUTPUT, OUTPUT], "More than one output found for function call output with call_id call_1."),
-        ([CALL, CALL, OUTPUT], "More than one function call with call_id call_1."),
-        ([CALL, CUT, OUTPUT], "More than one function call with call_id call_1."),
-        ([CUT, OUTPUT, OUTPUT], "More than one output found for function call output with call_id call_1."),
-        ([CUT, CALL], "No tool output found for function call call_1."),
-        ([CALL], "No tool output found for function call call_1."),
-        ([CALL, OUTPUT, FunctionCall("call_2", "g", "{}")], "No tool output found for function call call_2."),
-        ([CustomToolCall("c", "patch", "x")], "No tool output found for custom tool call c."),
-        ([LOCAL], "No tool output found for local shell call call_l."),
-        ([LocalShellCallOutput("call_l", "a")], "No tool call found for local shell call output with call_id call_l."),
-        ([ToolSearchCall({}, call_id="call_s")], "No tool output found for tool search call call_s."),
+@pytest.fixture(params=["memory", "sqlite"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path, make_bench: Any) -> Bench:
+    url = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/store.db"}[request.param]
+    made: Bench = await make_bench(SCRIPT, store=locate_store(url))
+    return made
+
+
+def say(text: str, item_id: str | None = None) -> dict[str, Any]:
+    message = {"type": "message", "role": "user", "content": text}
+    return message if item_id is None else message | {"id": item_id}
+
+
+def refer(item_id: str | None) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item_id}
+
+
+def tell(items: list[Item | Unknown]) -> list[str]:
+    return [extract_text(item.content) for item in items if isinstance(item, Message)]
+
+
+async def resolve(bench: Bench, item_id: str | None, *, project: str = "default") -> str:
+    """What the item says that a reference to this id puts in its place."""
+    response = await bench.answer([refer(item_id), say("and?")], project=project)
+    page = await bench.engine.input_items(project, response.id, after=None, limit=9, order="asc")
+    assert [page.data[0].id, response.output_text] == [item_id, "2 items"]
+    return tell(page.data)[0]
+
+
+# References
+
+
+async def test_reference_finds_an_item_with_a_client_id(bench: Bench) -> None:
+    await bench.answer([say("hello", "msg_mine")])
+    assert await resolve(bench, "msg_mine") == "hello"
+
+
+async def test_reference_finds_an_item_with_a_backend_id(bench: Bench) -> None:
+    await bench.answer("foreign")
+    assert await resolve(bench, "msg_foreign1") == "I come from elsewhere."
+
+
+async def test_reference_finds_an_item_in_stored_input(bench: Bench) -> None:
+    unstored = await bench.answer("hello", store=False)
+    await bench.answer([*unstored.output, say("and?")])
+    assert await resolve(bench, unstored.output[0].id) == "1 items"
+
+
+async def test_deleting_a_response_deletes_its_items_sent_again(bench: Bench) -> None:
+    first = await bench.answer("hello")
+    second = await bench.answer([refer(first.output[0].id), say("and?")])
+    await bench.engine.delete("default", first.id)
+    with pytest.raises(NotFound):
+        await bench.ask([refer(first.output[0].id)])
+    kept = await bench.engine.retrieve("default", second.id)
+    assert kept == second
+
+
+async def test_reference_to_deleted_responses_is_not_found(bench: Bench) -> None:
+    responses = [await bench.answer([say("hello", "msg_mine")]) for _ in range(2)]
+    for response in responses:
+        await bench.engine.delete("default", response.id)
+    with pytest.raises(NotFound) as caught:
+        await bench.ask([refer("msg_mine")])
+    assert caught.value.param == "input[0]"
+
+
+async def test_reference_finds_an_item_of_a_running_response(bench: Bench) -> None:
+    running = (await bench.ask([say("wait", "msg_mine")], background=True)).response
+    await bench.backend.reached("gate")
+    conversation = await bench.engine.conversations.create("default", codec.decode_items(b'[{"id":"msg_mine"}]'), None)
+    listed = await bench.store.conversation_items("default", conversation.id)
+    assert listed is not None
+    assert tell(listed) == ["wait"]
+    await bench.engine.cancel("default", running.id)
+
+
+async def test_reference_to_another_project_is_not_found(bench: Bench) -> None:
+    await bench.answer([say("hello", "msg_mine")], project="theirs")
+    await bench.answer("foreign", project="theirs")
+    for item_id in ("msg_mine", "msg_foreign1"):
+        with pytest.raises(NotFound):
+            await bench.ask([refer(item_id)])
+    assert await resolve(bench, "msg_mine", project="theirs") == "hello"
+
+
+async def test_items_of_their_own_response_need_no_reference_row(make_bench: Any, tmp_path: Path) -> None:
+    bench = await make_bench(SCRIPT, store=SqliteStore(tmp_path / "store.db"))
+    first = await bench.answer("hello")
+    second = await bench.answer([say("and?"), say("well?")], previous_response_id=first.id)
+    kept = await bench.store.load("default", second.id)
+    assert kept is not None
+    items = [*kept.input, *kept.response.output]
+    assert [await bench.store.find_item("default", item.id) for item in items] == [None] * 3
+    assert await resolve(bench, kept.input[0].id) == "and?"
+
+
+# A chain that begins in a conversation
+
+
+async def converse(bench: Bench, *texts: str) -> str:
+    items = codec.decode_items(codec.encode([say(text) for text in texts]))
+    return (await bench.engine.conversations.create("default", items, None)).id
+
+
+async def read(bench: Bench, response_id: str) -> tuple[list[str], list[str]]:
+    """What a continuation reads, and what is mended for it."""
+    context = await load_history(
+        CreateRequest(input="and?", previous_response_id=response_id),
+        project="default",
+        store=bench.store,
+        sealer=Sealer([bytes(32)]),
+        inherit_tools=False,
+    )
+    return tell(context.items), context.repairs
+
+
+async def test_chain_from_a_conversation_starts_with_its_items(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    await bench.answer("one", conversation=conversation)
+    second = await bench.answer("two", conversation=conversation)
+    await bench.answer("later", conversation=conversation)
+    third = await bench.answer("three", previous_response_id=second.id)
+    fourth = await bench.answer("four", previous_response_id=third.id)
+    assert [third.output_text, fourth.output_text] == ["6 items", "8 items"]
+    before = ["My name is Ada.", "one", "2 items", "two", "4 items"]
+    assert await read(bench, second.id) == (before, [])
+    assert await read(bench, fourth.id) == ([*before, "three", "6 items", "four", "8 items"], [])
+
+
+async def test_chain_from_the_first_response_reads_items_once(bench: Bench) -> None:
+    conversation = await converse(bench)
+    first = await bench.answer([say("one", "msg_mine")], conversation=conversation)
+    assert await read(bench, first.id) == (["one", "1 items"], [])
+
+
+@pytest.mark.parametrize("ending", ["failed", "cancelled"])
+async def test_failed_response_comes_after_its_conversation(bench: Bench, ending: str) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    if ending == "failed":
+        broken = await bench.answer("fail", conversation=conversation)
+    else:
+        broken = (await bench.ask("wait", conversation=conversation, background=True)).response
+        await bench.backend.reached("gate")
+        broken = await bench.engine.cancel("default", broken.id)
+    await bench.answer("one", conversation=conversation)
+    asked = {"failed": "fail", "cancelled": "wait"}[ending]
+    assert broken.status == ending
+    assert await read(bench, broken.id) == (["My name is Ada.", "one", "2 items", asked, "Half"], [])
+
+
+async def test_deleted_items_do_not_move_the_end_of_the_history(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer([say("one", "msg_mine"), say("two")], conversation=conversation)
+    await bench.engine.conversations.delete_item("default", conversation, "msg_mine")
+    await bench.answer("later", conversation=conversation)
+    assert await read(bench, first.id) == (["My name is Ada.", "one", "two", "3 items"], [])
+
+
+async def test_response_with_all_items_deleted_keeps_its_position(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer([say("one", "msg_mine")], conversation=conversation)
+    for item_id in ("msg_mine", str(first.output[0].id)):
+        await bench.engine.conversations.delete_item("default", conversation, item_id)
+    await bench.answer("later", conversation=conversation)
+    assert await read(bench, first.id) == (["My name is Ada.", "one", "2 items"], [])
+
+
+async def test_response_without_items_has_a_position(make_bench: Any) -> None:
+    bench = await make_bench({"rules": [{"user": "Ada", "answers": [[]]}], "default": "{history} items"})
+    conversation = await converse(bench, "My name is Ada.")
+    silent = await bench.answer([], conversation=conversation)
+    await bench.answer("later", conversation=conversation)
+    assert silent.output == []
+    assert await read(bench, silent.id) == (["My name is Ada."], [])
+
+
+async def test_chain_of_a_deleted_conversation_continues_with_a_warning(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer("one", conversation=conversation)
+    await bench.engine.conversations.delete("default", conversation)
+    run = await bench.ask("two", previous_response_id=first.id)
+    assert run.warnings == [f"history: the conversation {conversation} was deleted, with its items before {first.id}"]
+    assert (await run.drain()).output_text == "3 items"
+
+
+async def test_chain_does_not_read_a_conversation_of_another_project(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    first = await bench.answer("one", conversation=conversation)
+    kept = await bench.store.load("default", first.id)
+    assert kept is not None
+    await bench.store.save("theirs", kept)
+    continued = await bench.answer("two", project="theirs", previous_response_id=first.id)
+    assert continued.output_text == "3 items"
+
+
+# Two that bring the same to one conversation
+
+
+@pytest.fixture(params=[{}, {"background": True}, {"store": False}], ids=["stored", "background", "unstored"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    chosen: dict[str, Any] = request.param
+    return chosen
+
+
+async def answer_at_once(bench: Bench, asked: list[list[Any]], **options: Any) -> list[Response]:
+    """What is answered to each, when all are under way before the first has ended."""
+
+    async def answer(each: list[Any]) -> Response:
+        run = await bench.ask([*each, say("wait")], **options)
+        told = [event async for batch in run.events() for event in batch]
+        # A background response is told from the log.
+        return fold(codec.decode_event(event.raw) if isinstance(event, Unknown) else event for event in told)
+
+    answers = asyncio.gather(*map(answer, asked))
+    for _ in asked:
+        await bench.backend.reached("gate")
+    for _ in asked:
+        bench.backend.release("gate")
+    return await answers
+
+
+async def list_told(bench: Bench, conversation: str) -> list[tuple[str | None, str]]:
+    items = await bench.store.conversation_items("default", conversation)
+    assert items is not None
+    return [(item.id, text) for item, text in zip(items, tell(items), strict=True)]
+
+
+async def test_items_of_concurrent_responses_are_stored_once(bench: Bench, options: dict[str, Any]) -> None:
+    first = await bench.answer("hello")
+    conversation = await converse(bench)
+    brought = [say("mine", "msg_mine"), refer(first.output[0].id)]
+    responses = await answer_at_once(bench, [brought, brought], conversation=conversation, **options)
+    assert [response.status for response in responses] == ["completed", "completed"]
+    told = await list_told(bench, conversation)
+    assert told[:2] == [("msg_mine", "mine"), (first.output[0].id, "1 items")]
+    assert [text for _, text in told[2:]] == ["wait", "Half", "wait", "Half"]
+
+
+async def test_conflicting_message_id_gets_a_new_id(bench: Bench, options: dict[str, Any]) -> None:
+    conversation = await converse(bench)
+    brought = [[say("one", "msg_mine")], [say("two", "msg_mine")]]
+    responses = await answer_at_once(bench, brought, conversation=conversation, **options)
+    assert [response.status for response in responses] == ["completed", "completed"]
+    told = await list_told(bench, conversation)
+    assert sorted(text for _, text in told) == ["Half", "Half", "one", "two", "wait", "wait"]
+    assert [item_id for item_id, text in told if text in ("one", "two")] == ["msg_mine", "msg_mine_2"]
+
+
+async def test_answers_with_one_id_are_all_stored(bench: Bench) -> None:
+    conversation = await converse(bench)
+    answers = [await bench.answer("foreign", conversation=conversation) for _ in range(3)]
+    assert [answer.output[0].id for answer in answers] == ["msg_foreign1"] * 3
+    told = await list_told(bench, conversation)
+    assert [item_id for item_id, text in told if text != "foreign"] == [
+        "msg_foreign1",
+        "msg_foreign1_2",
+        "msg_foreign1_3",
+    ]
+
+
+async def test_continuing_a_concurrent_response_reads_items_once(bench: Bench) -> None:
+    conversation = await converse(bench, "My name is Ada.")
+    brought = [[say("mine", "msg_mine")]] * 2
+    await answer_at_once(bench, brought, conversation=conversation)
+    kept = await bench.store.conversation_items("default", conversation)
+    assert kept is not None
+    second = parse_response_id(str(kept[-1].id))
+    await bench.answer("later", conversation=conversation)
+    assert await read(bench, str(second)) == (["My name is Ada.", "mine", "wait", "Half", "wait", "Half"], [])
+
+
+async def test_bare_reasoning_is_loaded_by_its_id(make_bench: Any) -> None:
+    bench = await make_bench({"default": [{"reasoning": "Because."}, {"text": "So."}]})
+    first = await bench.answer("why?")
+    rest = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "and?"}]
+    second = await bench.answer([think(first.output[0].id), *rest])
+    assert (await asked_with(bench, second.id))[0] == first.output[0]
+
+
+@pytest.mark.parametrize("item_id", ["rs_1", "msg_mine"])
+async def test_bare_reasoning_is_not_replaced_by_another_type(bench: Bench, item_id: str) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    await bench.answer([say("hello", "msg_mine"), thought, {"role": "assistant", "content": "So."}, say("and?")])
+    second = await bench.answer([think(item_id), {"role": "assistant", "content": "So."}, say("and?")])
+    assert (await asked_with(bench, second.id))[0] == Reasoning(id=item_id, status="completed")
+
+
+def think(item_id: str | None) -> dict[str, Any]:
+    return {"type": "reasoning", "id": item_id, "summary": []}
+
+
+async def asked_with(bench: Bench, response_id: str) -> list[Item | Unknown]:
+    kept = await bench.store.load("default", response_id)
+    assert kept is not None
+    return kept.input
+
+
+# Calls whose ids come again
+
+
+CALL = {"tool_call": {"name": "f", "arguments": {}, "call_id": "call_0"}}
+LOOP = {
+    "rules": [
+        {"last_item": "function_call_output", "answers": ["{history} items"]},
+        {"user": "say so", "answers": [[CALL, {"text": "I did."}]]},
     ],
-)
-def test_a_lone_call_or_output_is_refused_naming_its_call_id(items: list[Item | Unknown], message: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        check_call_pairs(items)
-    assert (caught.value.message, caught.value.param, caught.value.code) == (message, "input", None)
+    "default": [CALL],
+}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
-@pytest.mark.parametrize(
-    ("items", "answered"),
-    [
-        ([OUTPUT], {"call_1"}),
-        (
-            [Message("user", "hi"), CustomToolCallOutput("c", "ok"), LocalShellCallOutput("call_l", "a")],
-            {"c", "call_l"},
-        ),
-        ([CALL, OUTPUT], set()),
-        ([OUTPUT, CALL, OUTPUT], {"call_1"}),
-        ([ToolSearchCall({}), ToolSearchOutput([]), FunctionCallOutput("from nowhere", name="f")], set()),
-    ],
-)
-def test_an_output_answers_an_earlier_call_only_if_none_with_its_id_comes_between(
-    items: list[Item | Unknown], answered: set[str]
-) -> None:
-    assert find_answered_calls(items) == answered
+def tell_output(text: str) -> dict[str, str]:
+    return {"type": "function_call_output", "call_id": "call_0", "output": text}
 
 
-IMAGE = InputImage(image_url="data:image/png;base64,AA==")
-FILE = InputFile(file_data="data:text/plain;base64,AA==")
+async def test_whole_history_with_reused_call_ids_can_be_sent_again(make_bench: Any) -> None:
+    bench = await make_bench(LOOP)
+    sent: list[Any] = []
+    previous = None
+    for step in range(3):
+        asked = await bench.answer([*sent, say(f"go {step}", f"msg_{step}")], previous_response_id=previous)
+        sent += [say(f"go {step}", f"msg_{step}"), *asked.output, tell_output(f"out {step}")]
+        done = await bench.answer(sent, previous_response_id=asked.id)
+        assert done.output_text == f"{4 * step + 3} items"
+        sent += done.output
+        previous = done.id
 
 
-@pytest.mark.parametrize(
-    ("item", "param", "message"),
-    [
-        (Message("user", [InputText("a"), IMAGE]), "input[0].content[1]", "cannot read images"),
-        (Message("user", [FILE]), "input[0].content[0]", "cannot read files"),
-        (Message("user", [InputAudio(AudioData("AA==", "mp3"))]), "input[0].content[0]", "cannot read audio"),
-        (Message("user", [InputVideo("https://a.example/v")]), "input[0].content[0]", "cannot read video"),
-        (FunctionCallOutput([IMAGE], "c"), "input[0].output[0]", "cannot read images"),
-        (Message("user", [InputImage()]), "input[0].content[0]", "not none"),
-        (Message("user", [InputImage(image_url="a", file_id="b")]), "input[0].content[0]", "not 'image_url' and 'file"),
-        (Message("user", [InputFile(filename="a.txt")]), "input[0].content[0]", "not none"),
-    ],
-)
-def test_what_cannot_be_taken_is_refused_by_its_place(item: Item, param: str, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message) as caught:
-        check_media([item], Capabilities(), "tiny")
-    assert caught.value.param == param
+async def test_call_without_its_deleted_output_does_not_take_another(make_bench: Any) -> None:
+    bench = await make_bench(LOOP)
+    conversation = await converse(bench)
+    options = {"conversation": conversation, "tools": [FUNCTION]}
+    await bench.answer("go", **options)
+    await bench.answer([{**tell_output("first"), "id": "fco_1"}], **options)
+    await bench.engine.conversations.delete_item("default", conversation, "fco_1")
+    await bench.answer("again", **options)
+    run = await bench.ask([tell_output("second")], **options)
+    assert run.warnings == ["history: the call call_0 had no output and got a note instead"]
+    assert (await run.drain()).output_text == "7 items"
 
 
-def test_a_capable_model_takes_every_medium() -> None:
-    check_media([Message("user", [InputText("a"), IMAGE, FILE])], ALL_CAPABILITIES, "big")
+async def test_call_pair_in_the_input_answers_no_call_of_the_history(make_bench: Any) -> None:
+    bench = await make_bench(LOOP)
+    opened = await bench.answer("go and say so", tools=[FUNCTION])
+    pair = [{"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "[]"}, tell_output("mine")]
+    response = await bench.answer([say("rather"), *pair], previous_response_id=opened.id)
+    assert response.output_text == "7 items"
+
+
+async def test_local_shell_outputs_with_one_call_id_are_all_stored(bench: Bench) -> None:
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    call = {"type": "local_shell_call", "call_id": "call_0", "action": action, "status": "completed"}
+    plain = {"type": "local_shell_call_output", "id": "call_0"}
+    conversation = await converse(bench)
+    for step in range(2):
+        pair = [{**call, "id": f"lsh_{step}"}, {**plain, "output": f"out {step}"}]
+        await bench.answer(pair, conversation=conversation)
+    items = await bench.store.conversation_items("default", conversation)
+    assert items is not None
+    outputs = [item for item in items if isinstance(item, LocalShellCallOutput)]
+    assert [(item.call_id, item.output) for item in outputs] == [("call_0", "out 0"), ("call_0", "out 1")]
+    again = codec.decode_items(codec.encode(items))
+    copied = await bench.engine.conversations.create("default", again, None)
+    assert await bench.store.conversation_items("default", copied.id) == items

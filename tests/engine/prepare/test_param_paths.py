@@ -1,4 +1,4 @@
-"""What a backend refuses is told by the place that the client knows, or by the id of what it did not send now."""
+"""Param paths of items in errors of backends."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -68,35 +68,35 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     await stage.engine.close()
 
 
-async def test_an_item_of_the_input_keeps_its_place_whatever_it_continues(stage: Stage) -> None:
+async def test_input_item_error_has_its_path_with_any_history(stage: Stage) -> None:
     first = await stage.answer([HELLO, ANSWER, HELLO])
     error = await stage.refuse([HELLO, stage.faulty], previous_response_id=first.id)
     assert error.param == f"input[1].{stage.place}"
 
 
-async def test_an_item_keeps_its_place_though_others_are_told_in_more_items_or_in_none(stage: Stage) -> None:
+async def test_input_item_path_is_right_after_items_are_translated(stage: Stage) -> None:
     error = await stage.refuse([HELLO, TOOLS, SEARCH, THOUGHT, ANSWER, stage.faulty])
     assert error.param == f"input[5].{stage.place}"
 
 
-async def test_an_item_of_a_template_has_its_place_there(stage: Stage) -> None:
+async def test_template_item_error_has_the_template_path(stage: Stage) -> None:
     made = await stage.engine.prompts.define("p", PromptDefinition({"input": [HELLO, stage.faulty]}))
     assert (await stage.refuse([HELLO], prompt={"id": made.id})).param == f"prompt.input[1].{stage.place}"
 
 
-async def test_an_item_behind_a_template_has_its_own_place(stage: Stage) -> None:
+async def test_input_item_after_a_template_has_its_own_path(stage: Stage) -> None:
     made = await stage.engine.prompts.define("p", PromptDefinition({"input": [HELLO, HELLO]}))
     assert (await stage.refuse([stage.faulty], prompt={"id": made.id})).param == f"input[0].{stage.place}"
 
 
-async def test_an_item_of_the_history_is_told_by_its_id_and_no_place_is_blamed(stage: Stage) -> None:
+async def test_history_item_error_has_the_item_id(stage: Stage) -> None:
     first = await stage.answer([HELLO, stage.faulty])
     error = await stage.refuse([HELLO, HELLO], previous_response_id=first.id)
     assert error.message.startswith(f"In the item '{await stage.name_last_input(first)}': ")
     assert (error.param, str(error)) == ("previous_response_id", error.message)
 
 
-async def test_an_item_of_a_conversation_is_told_so_too(stage: Stage) -> None:
+async def test_conversation_item_error_has_the_item_id(stage: Stage) -> None:
     conversation = await stage.engine.conversations.create("p", [], None)
     first = await stage.answer([stage.faulty], conversation=conversation.id)
     error = await stage.refuse([HELLO, HELLO], conversation=conversation.id)
@@ -104,7 +104,7 @@ async def test_an_item_of_a_conversation_is_told_so_too(stage: Stage) -> None:
     assert error.param == "conversation"
 
 
-async def test_a_background_response_that_fails_so_names_the_item_by_its_id(stage: Stage) -> None:
+async def test_background_failure_names_the_item_by_its_id(stage: Stage) -> None:
     run = await stage.ask([HELLO, stage.faulty], model="m", background=True)
     told = [event async for batch in run.events() for event in batch]
     assert isinstance(told[-1], Unknown)

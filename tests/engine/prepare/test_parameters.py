@@ -1,14 +1,24 @@
-"""Which parameters are refused, by which name."""
+"""Checks of request parameters, and configuration updates."""
 
 from typing import Any
 
 import pytest
 
 from antiphon.backends.base import ALL_CAPABILITIES, Capabilities
-from antiphon.engine.prepare.parameters import UNIMPLEMENTED, WEBSOCKET_PARAMETERS, check_capabilities, check_parameters
+from antiphon.engine.prepare.parameters import (
+    UNIMPLEMENTED,
+    WEBSOCKET_PARAMETERS,
+    apply_configuration_updates,
+    check_capabilities,
+    check_configuration_updates,
+    check_parameters,
+)
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
-from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.items import ITEMS, Item, Message
+from antiphon.protocol.request import CreateRequest, JsonObjectFormat, ReasoningConfig, TextConfig, TextFormat
+from antiphon.protocol.unions import Unknown
+from support.engine_harness import Bench
 
 NOTHING = Capabilities()
 
@@ -51,13 +61,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
-def test_a_request_that_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
+def test_unsupported_parameter_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check(**fields)
     assert (caught.value.param, caught.value.code, caught.value.status) == (param, code, 400)
 
 
-def test_every_unimplemented_parameter_has_a_case_above() -> None:
+def test_every_unimplemented_parameter_has_a_case() -> None:
     refused = {param for _, param, code in REFUSED if code == "unsupported_parameter"}
     assert refused - {"context_management[1].type"} == {*UNIMPLEMENTED, *WEBSOCKET_PARAMETERS}
 
@@ -76,11 +86,11 @@ def test_every_unimplemented_parameter_has_a_case_above() -> None:
         {"input": "", "conversation": {"id": "conv_1"}},
     ],
 )
-def test_values_that_ask_for_nothing_special_are_welcome(fields: dict[str, Any]) -> None:
+def test_default_values_are_accepted(fields: dict[str, Any]) -> None:
     check(**fields)
 
 
-def test_what_only_prepares_and_what_is_only_compacted_may_be_empty() -> None:
+def test_warmup_and_compaction_requests_may_be_empty() -> None:
     check(input=[], generate=False, on_websocket=True)
     check(input=[], may_be_empty=True)
 
@@ -97,20 +107,20 @@ DEMANDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), DEMANDS)
-def test_what_the_backend_lacks_is_refused_and_what_it_has_is_not(fields: dict[str, Any], param: str) -> None:
+def test_parameters_are_checked_against_capabilities(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_capabilities(request(**fields), NOTHING, "tiny")
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
     assert check_capabilities(request(**fields), ALL_CAPABILITIES, "tiny") == []
 
 
-def test_reasoning_on_a_model_that_does_not_reason_is_a_warning_not_an_error() -> None:
+def test_reasoning_on_a_model_without_reasoning_is_a_warning() -> None:
     asked = request(reasoning={"effort": "low", "summary": "auto"})
     assert check_capabilities(asked, NOTHING, "tiny") == ["reasoning: the model does not reason"]
     assert check_capabilities(asked, ALL_CAPABILITIES, "tiny") == []
 
 
-def test_padding_that_was_asked_for_and_is_not_there_is_told() -> None:
+def test_obfuscation_without_padding_is_a_warning() -> None:
     padded, plain = (request(stream_options={"include_obfuscation": asked}) for asked in (True, False))
     assert check_capabilities(padded, ALL_CAPABILITIES, "tiny") == [
         "stream_options.include_obfuscation: streams are never padded"
@@ -118,7 +128,75 @@ def test_padding_that_was_asked_for_and_is_not_there_is_told() -> None:
     assert check_capabilities(plain, ALL_CAPABILITIES, "tiny") == []
 
 
-def test_what_has_no_effect_on_the_model_is_told() -> None:
+def test_parameters_without_effect_produce_a_warning() -> None:
     idle = Capabilities(list_ignored=lambda request, model: [f"user of {model}"] if request.user else [])
     assert check_capabilities(request(user="u"), idle, "tiny") == ["no effect on this model: user of tiny"]
     assert check_capabilities(request(), idle, "tiny") == []
+
+
+# Configuration updates
+
+
+OBJECT = {"format": {"type": "json_object"}}
+
+
+def update(**fields: Any) -> Item | Unknown:
+    return ITEMS.decode(codec.encode({"type": "configuration_update", **fields}))
+
+
+def test_latest_update_of_each_setting_applies() -> None:
+    asked = CreateRequest(reasoning=ReasoningConfig("high", "auto"), text=TextConfig(TextFormat(), "low"))
+    items = [
+        update(reasoning={"effort": "low"}, text=OBJECT),
+        Message("user", "hi"),
+        update(reasoning={"effort": "medium"}),
+    ]
+    changed, useless = apply_configuration_updates(asked, items)
+    assert useless == []
+    assert (changed.reasoning, changed.text) == (
+        ReasoningConfig("medium", "auto"),
+        TextConfig(JsonObjectFormat(), "low"),
+    )
+    assert (asked.reasoning, asked.text) == (ReasoningConfig("high", "auto"), TextConfig(TextFormat(), "low"))
+
+
+def test_request_without_updates_stays_unchanged() -> None:
+    asked = CreateRequest()
+    changed, useless = apply_configuration_updates(asked, [Message("user", "hi")])
+    assert (changed is asked, useless) == (True, [])
+
+
+def test_invalid_update_in_the_history_is_skipped_with_a_warning() -> None:
+    damaged = update(id="cu_1", reasoning={"effort": "huge"})
+    changed, useless = apply_configuration_updates(CreateRequest(), [damaged, update(reasoning={"effort": "low"})])
+    assert changed.reasoning == ReasoningConfig("low")
+    assert [each.partition(":")[0] for each in useless] == ["the configuration_update cu_1 was left out"]
+
+
+async def test_conversation_refuses_an_invalid_update(bench: Bench) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.engine.conversations.create("default", [update(reasoning={"effort": "huge"})], None)
+    assert caught.value.param == "items[0].reasoning.effort"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"effort": "huge"}}, "input[0].reasoning.effort"),
+        ({"text": {"format": {"type": "xml"}}}, "input[0].text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "input[0].text.format.schema"),
+    ],
+)
+def test_invalid_update_is_refused_with_its_path(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_configuration_updates([update(**fields)])
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(param)
+
+
+async def test_update_applies_to_later_turns_and_is_echoed(make_bench: Any) -> None:
+    bench = await make_bench()
+    sent = {"type": "configuration_update", "reasoning": {"effort": "low"}, "text": OBJECT}
+    first = await bench.answer([sent, {"role": "user", "content": "hi"}])
+    second = await bench.answer("again", previous_response_id=first.id, reasoning={"effort": "high"})
+    assert [(each.reasoning.effort, each.text.format) for each in (first, second)] == [("low", JsonObjectFormat())] * 2

@@ -1,4 +1,4 @@
-"""Which tools reach the model, and which `tool_choice` fits them."""
+"""Selection of tools, and checks of `tool_choice`."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def choose(*tools: Any, mode: str = "auto") -> dict[str, Any]:
     return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}
 
 
-def test_functions_are_kept_in_order() -> None:
+def test_functions_stay_in_order() -> None:
     assert select_tools(request(tools=[F, G]), capabilities=FUNCTIONS) == ([FunctionTool("f"), FunctionTool("g")], [])
 
 
@@ -53,25 +53,25 @@ CLIENT_TOOLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("tool", CLIENT_TOOLS, ids=str)
-def test_what_the_client_carries_out_is_kept(tool: dict[str, Any]) -> None:
+def test_client_tools_are_selected(tool: dict[str, Any]) -> None:
     asked = request(tools=[tool])
     assert select_tools(asked, capabilities=FUNCTIONS) == (asked.tools, [])
 
 
-def test_a_backend_that_runs_any_tool_gets_every_tool() -> None:
+def test_backend_with_any_tool_gets_every_tool() -> None:
     asked = request(tools=[MCP, {"type": "web_search"}, {"type": "acme:tool"}, namespace(namespace(F))])
     assert select_tools(asked, capabilities=ALL_CAPABILITIES, unsupported="refuse") == (asked.tools, [])
 
 
 @pytest.mark.parametrize("kind", ["web_search", "web_search_preview", "web_search_2025_08_26"])
-def test_web_search_is_left_out_with_a_warning(kind: str) -> None:
+def test_web_search_is_dropped_with_a_warning(kind: str) -> None:
     assert select_tools(request(tools=[F, {"type": kind}]), capabilities=FUNCTIONS) == (
         [FunctionTool("f")],
         [f"tools[1]: {kind} is not available here and was left out"],
     )
 
 
-def test_a_setting_leaves_out_every_tool_that_cannot_be_served() -> None:
+def test_drop_policy_drops_every_unsupported_tool() -> None:
     tools = [MCP, F, {"type": "acme:tool"}, namespace(MCP)]
     assert select_tools(request(tools=tools), capabilities=FUNCTIONS, unsupported="drop") == (
         [FunctionTool("f")],
@@ -83,13 +83,13 @@ def test_a_setting_leaves_out_every_tool_that_cannot_be_served() -> None:
     )
 
 
-def test_a_setting_refuses_web_search() -> None:
+def test_refuse_policy_refuses_web_search() -> None:
     with pytest.raises(InvalidRequest) as caught:
         select_tools(request(tools=[{"type": "web_search"}]), capabilities=FUNCTIONS, unsupported="refuse")
     assert (caught.value.param, caught.value.code) == ("tools[0]", "unsupported_tool")
 
 
-def test_where_only_functions_are_served_everything_else_is_left_out() -> None:
+def test_functions_only_drops_other_tools() -> None:
     assert select_tools(request(tools=[MCP, C, F]), capabilities=FUNCTIONS, functions_only=True) == (
         [FunctionTool("f")],
         [
@@ -99,7 +99,7 @@ def test_where_only_functions_are_served_everything_else_is_left_out() -> None:
     )
 
 
-def test_the_same_name_may_stand_in_two_namespaces() -> None:
+def test_two_namespaces_may_have_one_tool_name() -> None:
     tools, _ = select_tools(request(tools=[F, namespace(F), namespace(F, name="m")]), capabilities=FUNCTIONS)
     assert [tool.name for tool in tools if isinstance(tool, FunctionTool | NamespaceTool)] == ["f", "n", "m"]
 
@@ -152,7 +152,7 @@ BAD_GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: missin
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
+def test_unsupported_tool_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         select_tools(request(**fields), capabilities=FUNCTIONS)
     assert (caught.value.param, caught.value.code) == (param, code)
@@ -167,7 +167,7 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
         ({"tools": [F], "tool_choice": choose({"type": "namespace", "name": "n"})}, "tool_choice.tools[0].name"),
     ],
 )
-def test_a_name_that_nothing_has_is_refused_whatever_the_backend_runs(fields: dict[str, Any], param: str) -> None:
+def test_choice_of_an_unknown_name_is_refused_for_any_backend(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         select_tools(request(**fields), capabilities=ALL_CAPABILITIES)
     assert (caught.value.param, caught.value.code) == (param, "invalid_value")
@@ -186,7 +186,7 @@ def test_a_name_that_nothing_has_is_refused_whatever_the_backend_runs(fields: di
         {"conversation": "conv_1", "tools": [F], "tool_choice": choose(G)},
     ],
 )
-def test_a_choice_that_the_backend_may_understand_is_its_own_to_judge(fields: dict[str, Any]) -> None:
+def test_choice_for_backend_tools_is_not_checked(fields: dict[str, Any]) -> None:
     assert select_tools(request(**fields), capabilities=ALL_CAPABILITIES)[1] == []
 
 
@@ -206,13 +206,13 @@ def test_a_choice_that_the_backend_may_understand_is_its_own_to_judge(fields: di
         choose({"type": "namespace", "name": "n"}, {"type": "function", "name": "child", "namespace": "n"}),
     ],
 )
-def test_every_choice_that_fits_is_accepted(choice: Any) -> None:
+def test_every_valid_choice_is_accepted(choice: Any) -> None:
     child = {"type": "function", "name": "child"}
     asked = request(tools=[F, G, C, SHELL, {"type": "computer"}, namespace(child)], tool_choice=choice)
     assert select_tools(asked, capabilities=FUNCTIONS)[1] == []
 
 
-def test_a_tool_that_comes_with_the_input_can_be_chosen() -> None:
+def test_tool_in_an_input_item_can_be_chosen() -> None:
     brought = {"type": "additional_tools", "role": "developer", "tools": [F]}
     asked = request(input=[brought], tool_choice={"type": "function", "name": "f"})
     assert select_tools(asked, capabilities=FUNCTIONS) == ([], [])
@@ -222,7 +222,7 @@ def test_a_tool_that_comes_with_the_input_can_be_chosen() -> None:
     "choice",
     ["required", {"type": "function", "name": "f"}, {"type": "function", "name": "g"}, choose(F, mode="required")],
 )
-def test_a_tool_that_came_with_an_earlier_turn_can_be_chosen(choice: Any) -> None:
+def test_tool_of_an_earlier_turn_can_be_chosen(choice: Any) -> None:
     brought = [{"type": "additional_tools", "role": "developer", "tools": [F, namespace(G)]}]
     earlier = request(input=brought).input
     assert isinstance(earlier, list)
@@ -231,7 +231,7 @@ def test_a_tool_that_came_with_an_earlier_turn_can_be_chosen(choice: Any) -> Non
         assert select_tools(asked, capabilities=FUNCTIONS, history=earlier) == ([], [])
 
 
-def test_tools_that_come_with_the_input_are_held_to_the_same_rules() -> None:
+def test_tools_in_input_items_are_checked_the_same() -> None:
     items = request(input=[{"type": "additional_tools", "role": "developer", "tools": [F, MCP]}]).input
     assert isinstance(items, list)
     with pytest.raises(InvalidRequest) as caught:

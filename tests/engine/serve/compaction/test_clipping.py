@@ -1,4 +1,4 @@
-"""Making items smaller."""
+"""Clipping of items."""
 
 import json
 from typing import Any
@@ -27,19 +27,19 @@ SIZE = 1000
 
 @settings(max_examples=80)
 @given(st.text(max_size=400), st.integers(-1, 300))
-def test_a_clipped_text_is_never_longer_than_it_may_be(text: str, size: int) -> None:
+def test_clipped_text_is_within_the_limit(text: str, size: int) -> None:
     clipped = clip_text(text, size)
     assert len(clipped) <= max(size, 0) or clipped == text == ""
 
 
-def test_a_clipped_text_has_its_beginning_its_end_and_the_number_of_what_is_gone() -> None:
+def test_clipped_text_has_both_ends_and_the_number_cut() -> None:
     clipped = clip_text("a" * 500 + "b" * 500, 200)
     head, note, tail = clipped.splitlines()
     assert (set(head), set(tail)) == ({"a"}, {"b"})
     assert note == f"[... {1000 - len(head) - len(tail)} characters were cut here ...]"
 
 
-def test_what_is_small_enough_stays_as_it_is() -> None:
+def test_small_item_stays_unchanged() -> None:
     item = user("hi")
     assert clip_item(item, SIZE) is item
 
@@ -61,7 +61,7 @@ CLIPPED: list[Any] = [
 
 
 @pytest.mark.parametrize("item", CLIPPED, ids=lambda item: getattr(item, "role", item.type))
-def test_a_large_item_is_made_smaller_and_stays_what_it_was(item: Item) -> None:
+def test_large_item_is_clipped_and_keeps_its_type(item: Item) -> None:
     clipped = clip_item(item, SIZE)
     assert type(clipped) is type(item)
     assert clipped is not None
@@ -69,7 +69,7 @@ def test_a_large_item_is_made_smaller_and_stays_what_it_was(item: Item) -> None:
     assert getattr(clipped, "call_id", None) == getattr(item, "call_id", None)
 
 
-def test_clipped_arguments_are_still_a_json_object() -> None:
+def test_clipped_arguments_are_a_json_object() -> None:
     clipped = clip_item(FunctionCall("c", "f", json.dumps({"text": '"\n' * 4000})), SIZE)
     assert isinstance(clipped, FunctionCall)
     assert list(json.loads(clipped.arguments)) == ["clipped"]
@@ -84,7 +84,7 @@ def test_clipped_arguments_are_still_a_json_object() -> None:
     ],
     ids=lambda item: item.type,
 )
-def test_what_cannot_be_made_smaller_is_told_so(item: Item) -> None:
+def test_item_without_text_cannot_be_clipped(item: Item) -> None:
     assert clip_item(item, SIZE) is None
 
 
@@ -92,7 +92,7 @@ RIGID = hosted.ComputerCallOutput("c", ComputerScreenshot(image_url="data:,"))
 
 
 @pytest.mark.parametrize("item", [*CLIPPED, RIGID, user("hi"), FunctionCallOutput(LONG, "c" * 900)])
-def test_an_item_can_always_be_made_as_small_as_it_is_told_to_become(item: Item) -> None:
+def test_item_can_be_clipped_to_its_measured_minimum(item: Item) -> None:
     least = measure_smallest(item)
     assert least <= measure_item(item)
     clipped = clip_item(item, least)
@@ -100,15 +100,15 @@ def test_an_item_can_always_be_made_as_small_as_it_is_told_to_become(item: Item)
     assert measure_item(clipped) <= least + 200
 
 
-def test_what_has_no_text_to_cut_is_as_small_as_it_can_be() -> None:
+def test_minimum_of_an_item_without_text_is_its_size() -> None:
     assert measure_smallest(RIGID) == measure_item(RIGID)
 
 
-def test_an_image_counts_the_same_however_long_its_data_is() -> None:
+def test_image_size_does_not_depend_on_its_data() -> None:
     small, large = (Message("user", [InputImage(image_url=f"data:,{'x' * size}")]) for size in (1, 10**6))
     assert measure_item(small) == measure_item(large)
 
 
-def test_an_image_that_has_no_room_is_noted() -> None:
+def test_dropped_image_leaves_a_note() -> None:
     message = Message("user", [InputText("look"), InputImage(image_url="data:,")])
     assert clip_item(message, SIZE) == Message("user", [InputText("look\n[an input_image was left out]")])

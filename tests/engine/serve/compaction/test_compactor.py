@@ -1,4 +1,4 @@
-"""Compaction as a whole: what it keeps, what it asks the model, and that its result always has room."""
+"""The compactor: retained items, summary requests, and results that fit the window."""
 
 import asyncio
 import tracemalloc
@@ -43,7 +43,7 @@ LONG: list[Item | Unknown] = [
 ]
 
 
-async def test_the_task_a_summary_and_the_last_steps_are_what_a_model_reads_on() -> None:
+async def test_compacted_turn_has_task_summary_and_last_steps() -> None:
     backend = CountingBackend(WINDOW)
     turn = make_turn(LONG)
     compacted, _memory = await compact(backend, turn)
@@ -55,7 +55,7 @@ async def test_the_task_a_summary_and_the_last_steps_are_what_a_model_reads_on()
     assert compacted.usage == Usage(10, 5, 15)
 
 
-async def test_the_model_is_asked_for_notes_in_one_text_without_tools() -> None:
+async def test_summary_is_requested_in_one_message_without_tools() -> None:
     backend = CountingBackend(WINDOW)
     await compact(backend, make_turn(LONG, instructions="Speak like a sailor.", temperature=0.1, tools=[]))
     (asked,) = backend.read
@@ -70,48 +70,48 @@ async def test_the_model_is_asked_for_notes_in_one_text_without_tools() -> None:
     assert "beam 0 is set" in text
 
 
-async def test_a_model_that_thinks_gets_room_for_it() -> None:
+async def test_summary_request_has_tokens_for_reasoning() -> None:
     backend = CountingBackend(WINDOW)
     await compact(backend, make_turn(LONG, reasoning={"effort": "low"}))
     assert (backend.read[0].request.max_output_tokens or 0) > WINDOW // 8
 
 
-async def test_what_all_has_room_is_kept_whole_and_no_model_is_asked() -> None:
+async def test_conversation_that_fits_is_retained_without_a_summary() -> None:
     backend = CountingBackend(None)
     compacted, memory = await compact(backend, make_turn(LONG))
     assert (backend.read, memory.summary, memory.list_items()) == ([], "", LONG[1:])
     assert compacted.usage == Usage(0, 0, 0)
 
 
-async def test_nothing_can_be_compacted_too() -> None:
+async def test_empty_conversation_can_be_compacted() -> None:
     compacted, memory = await compact(CountingBackend(WINDOW), make_turn([]))
     assert (memory.list_items(), compacted.retained) == ([], [])
 
 
 @pytest.mark.parametrize("says", [RuntimeError("boom"), RateLimited("slow down"), "", "  \n"], ids=repr)
-async def test_a_model_that_writes_nothing_is_replaced_by_extracts(says: Any) -> None:
+async def test_extracts_replace_an_empty_summary(says: Any) -> None:
     _compacted, memory = await compact(CountingBackend(WINDOW, says=says), make_turn(LONG))
     assert memory.summary.startswith("(No summary could be written.")
     assert "user: build a bridge" in memory.summary
 
 
-async def test_the_extracts_are_the_same_each_time() -> None:
+async def test_extracts_are_deterministic() -> None:
     made = [await compact(CountingBackend(WINDOW, says=RuntimeError("boom")), make_turn(LONG)) for _ in range(2)]
     assert made[0] == made[1]
 
 
-async def test_a_model_that_takes_too_long_is_replaced_by_extracts() -> None:
+async def test_extracts_replace_a_summary_that_times_out() -> None:
     _compacted, memory = await compact(CountingBackend(WINDOW, says=None), make_turn(LONG), summary_timeout=0.01)
     assert memory.summary.startswith("(No summary could be written.")
 
 
-async def test_whoever_stops_waiting_is_not_kept() -> None:
+async def test_cancelled_compaction_stops_at_once() -> None:
     working = asyncio.ensure_future(compact(CountingBackend(WINDOW, says=None), make_turn(LONG)))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(working, 0.05)
 
 
-async def test_a_summary_that_is_too_long_is_clipped() -> None:
+async def test_too_long_summary_is_clipped() -> None:
     turn = make_turn(LONG)
     backend = CountingBackend(WINDOW, says="bla " * 5_000)
     compacted, memory = await compact(backend, turn)
@@ -119,7 +119,7 @@ async def test_a_summary_that_is_too_long_is_clipped() -> None:
     assert await backend.count_tokens(with_items(turn, [*LONG, compacted.item])) < WINDOW
 
 
-async def test_an_earlier_summary_is_part_of_what_is_summarised_and_is_not_kept_beside_it() -> None:
+async def test_earlier_summary_is_summarised_and_not_retained() -> None:
     backend = CountingBackend(WINDOW)
     turn = make_turn(LONG)
     first, _ = await compact(backend, turn)
@@ -135,7 +135,7 @@ async def test_an_earlier_summary_is_part_of_what_is_summarised_and_is_not_kept_
         assert [item for item in with_items(turn, sent).items if item != RULE] == read
 
 
-async def test_an_earlier_summary_that_nothing_was_added_to_stays_as_it_is() -> None:
+async def test_earlier_summary_stays_if_nothing_was_added() -> None:
     backend = CountingBackend(WINDOW)
     turn = make_turn(LONG)
     first, memory = await compact(backend, turn)
@@ -143,7 +143,7 @@ async def test_an_earlier_summary_that_nothing_was_added_to_stays_as_it_is() -> 
     assert (again.summary, len(backend.read)) == (memory.summary, 1)
 
 
-async def test_a_threshold_says_how_much_shall_stay() -> None:
+async def test_threshold_limits_the_retained_items() -> None:
     backend = CountingBackend(100_000)
     counted = []
     for threshold in (300, 3_000):
@@ -153,7 +153,7 @@ async def test_a_threshold_says_how_much_shall_stay() -> None:
     assert counted[0] <= 300 < counted[1] <= 3_000
 
 
-async def test_rules_without_end_are_refused_with_the_numbers() -> None:
+async def test_instructions_that_fill_the_window_are_refused() -> None:
     turn = make_turn([Message("system", "Be kind. " * 2_000), user("hi")])
     with pytest.raises(ContextLengthExceeded, match=r"window is 2000 tokens\. System and .* take 60"):
         await compact(CountingBackend(WINDOW), turn)
@@ -192,7 +192,7 @@ HOSTILE: dict[str, list[Item | Unknown]] = {
 
 @pytest.mark.parametrize("per_token", [1, 3, 6])
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_it_fits_whatever_there_was(name: str, per_token: int) -> None:
+async def test_any_conversation_fits_after_compaction(name: str, per_token: int) -> None:
     await check_fit(CountingBackend(WINDOW, per_token=per_token, says="word " * 400), HOSTILE[name])
 
 
@@ -223,12 +223,12 @@ steps = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps, max_size=15), st.integers(1, 6), st.sampled_from(["", "s" * 30_000, SUMMARY]))
-async def test_it_always_fits(drawn: list[list[Item | Unknown]], per_token: int, says: str) -> None:
+async def test_compaction_always_fits_the_window(drawn: list[list[Item | Unknown]], per_token: int, says: str) -> None:
     backend = CountingBackend(WINDOW, per_token=per_token, says=says)
     await check_fit(backend, [item for step in drawn for item in step])
 
 
-async def test_a_huge_history_is_not_copied_over_and_over() -> None:
+async def test_huge_history_is_compacted_in_bounded_time() -> None:
     items: list[Item | Unknown] = [user("task"), call("c"), output("c", "x" * 10**7)]
     turn = make_turn(items)
     tracemalloc.start()
@@ -238,7 +238,7 @@ async def test_a_huge_history_is_not_copied_over_and_over() -> None:
     assert peak < 10**8
 
 
-async def test_answers_of_a_window_nobody_knows_are_compacted_for_a_usual_one() -> None:
+async def test_unknown_window_uses_the_assumed_size() -> None:
     items: list[Item | Unknown] = [user("task"), *(assistant("word " * 2_000) for _ in range(200)), user("next")]
     backend = CountingBackend(None)
     turn = make_turn(items)

@@ -1,4 +1,4 @@
-"""The real embedded model summarises, and goes on from its own summary."""
+"""Compaction with the embedded model."""
 
 from collections.abc import AsyncIterator
 
@@ -27,7 +27,7 @@ async def engine() -> AsyncIterator[Engine]:
     await engine.close()
 
 
-async def test_a_conversation_that_is_too_long_is_summarised_by_the_model_itself(engine: Engine) -> None:
+async def test_embedded_model_summarises_a_long_conversation(engine: Engine) -> None:
     told = [
         item
         for number in range(1, 6)

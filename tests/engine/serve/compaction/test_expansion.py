@@ -1,4 +1,4 @@
-"""Compactions in a conversation, and what becomes of the items around them."""
+"""Expansion of compaction items in a history."""
 
 import msgspec
 import pytest
@@ -57,15 +57,15 @@ def read(*items: Item | Unknown, project: str = PROJECT) -> list[Item | Unknown]
     return expanded.items
 
 
-def test_it_takes_the_place_of_what_it_covers() -> None:
+def test_compaction_content_replaces_covered_items() -> None:
     assert read(RULE, *OLD, ITEM, user("next")) == [RULE, *SEEN, user("next")]
 
 
-def test_it_stands_for_everything_when_it_comes_alone() -> None:
+def test_lone_compaction_expands_to_its_content() -> None:
     assert read(ITEM, user("next")) == [*SEEN, user("next")]
 
 
-def test_what_it_does_not_cover_stays_before_it() -> None:
+def test_uncovered_items_stay_before_the_content() -> None:
     fresh = user("<environment>fresh</environment>")
     assert read(RULE, fresh, *OLD, ITEM, user("next")) == [RULE, fresh, *SEEN, user("next")]
 
@@ -73,22 +73,22 @@ def test_what_it_does_not_cover_stays_before_it() -> None:
 @pytest.mark.parametrize(
     "rule", [RULE, Message("system", "x"), AdditionalTools("developer", []), ConfigurationUpdate()]
 )
-def test_a_rule_stays_even_if_it_is_covered(rule: Item) -> None:
+def test_instructions_stay_even_if_covered(rule: Item) -> None:
     memory = msgspec.structs.replace(MEMORY, covered=join_fingerprints([fingerprint_item(rule)]))
     item = seal_content(memory, SEALER, project=PROJECT)
     assert read(rule, item) == [rule, *SEEN[:-1], item]
 
 
-def test_retained_messages_that_come_back_with_it_are_not_doubled() -> None:
+def test_retained_messages_sent_again_are_not_doubled() -> None:
     assert read(RULE, user("build"), ITEM, user("next")) == [RULE, *SEEN, user("next")]
 
 
-def test_reasoning_goes_with_what_it_led_to() -> None:
+def test_reasoning_is_replaced_with_the_next_item() -> None:
     lone = Reasoning(id="rs_1", encrypted_content="of another day")
     assert read(*OLD[:3], lone, *OLD[3:], ITEM) == SEEN
 
 
-def test_an_output_after_another_call_with_its_id_does_not_answer_the_open_call_that_was_kept() -> None:
+def test_output_of_a_later_call_does_not_answer_a_retained_call() -> None:
     memory = CompactionContent(summary="", first=[user("build")], last=[call("c")], covered=b"")
     item = seal_content(memory, SEALER, project=PROJECT)
     kept = [user("build"), call("c")]
@@ -104,12 +104,12 @@ def test_an_output_after_another_call_with_its_id_does_not_answer_the_open_call_
         assert (expanded.items, expanded.warnings) == ([*noted, item, *later], told)
 
 
-def test_expanding_again_changes_nothing() -> None:
+def test_expanding_twice_changes_nothing() -> None:
     once = read(RULE, *OLD, ITEM, user("next"))
     assert read(*once) == once
 
 
-def test_the_last_one_counts_and_older_ones_go() -> None:
+def test_last_compaction_replaces_older_ones() -> None:
     newer = seal_content(
         CompactionContent(
             summary="Done.",
@@ -125,31 +125,31 @@ def test_the_last_one_counts_and_older_ones_go() -> None:
 
 
 @pytest.mark.parametrize("text", ["of another server", ITEM.encrypted_content[:-9] + "AAAAAAAAA"])
-def test_one_that_does_not_open_is_left_out_with_a_warning_and_nothing_else(text: str) -> None:
+def test_unreadable_compaction_is_dropped_with_a_warning(text: str) -> None:
     expanded = expand_compactions([RULE, *OLD, Compaction(text, "cmp_2"), user("next")], SEALER, project=PROJECT)
     assert expanded.items == [RULE, *OLD, user("next")]
     assert expanded.warnings == ["compaction cmp_2: its encrypted_content cannot be opened here and was left out"]
 
 
-def test_one_of_another_project_does_not_open() -> None:
+def test_compaction_of_another_project_is_not_expanded() -> None:
     expanded = expand_compactions([*OLD, ITEM], SEALER, project="another")
     assert (expanded.items, len(expanded.warnings)) == (OLD, 1)
 
 
-def test_when_the_last_does_not_open_the_one_before_counts() -> None:
+def test_earlier_compaction_is_used_if_the_last_is_unreadable() -> None:
     expanded = expand_compactions([*OLD, ITEM, user("next"), Compaction("broken", "cmp_2")], SEALER, project=PROJECT)
     assert (expanded.items, len(expanded.warnings)) == ([*SEEN, user("next")], 1)
 
 
-def test_one_that_never_came_about_is_left_out_in_silence() -> None:
+def test_empty_compaction_is_dropped_without_a_warning() -> None:
     assert read(*OLD, Compaction("", "cmp_2")) == OLD
 
 
-def test_what_is_left_out_is_told() -> None:
+def test_compacted_items_are_listed() -> None:
     assert expand_compactions([RULE, *OLD, ITEM], SEALER, project=PROJECT).compacted == [*OLD, ITEM]
 
 
-def test_only_a_trigger_at_the_end_asks_for_something() -> None:
+def test_only_a_trigger_at_the_end_counts() -> None:
     assert read(user("a"), CompactionTrigger(), user("b"), CompactionTrigger()) == [
         user("a"),
         user("b"),
@@ -160,19 +160,19 @@ def test_only_a_trigger_at_the_end_asks_for_something() -> None:
     assert not ends_in_trigger([])
 
 
-def test_a_trigger_before_the_end_of_the_input_is_refused_by_its_place() -> None:
+def test_trigger_before_the_end_is_refused_with_its_path() -> None:
     check_trigger([user("a"), CompactionTrigger()])
     with pytest.raises(InvalidRequest) as caught:
         check_trigger([user("a"), CompactionTrigger(), user("b")])
     assert caught.value.param == "input[1]"
 
 
-def test_calls_before_a_trigger_may_be_open() -> None:
+def test_calls_before_a_trigger_may_lack_outputs() -> None:
     items: list[Item | Unknown] = [output("lost", "x"), user("a"), call("c"), CompactionTrigger()]
     assert repair_before_trigger(items) == (items[1:], ["an output without its call lost was left out"])
 
 
-def test_a_backend_sees_nothing_of_it() -> None:
+def test_backend_gets_no_compaction_items_or_settings() -> None:
     turn = make_turn([user("a"), ITEM, CompactionTrigger()], context_management=[ContextManagement("compaction")])
     assert strip_compaction(turn) == make_turn([user("a")])
     plain = make_turn([user("a")])

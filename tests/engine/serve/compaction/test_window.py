@@ -1,4 +1,4 @@
-"""Windows that nobody knows: a model that refuses what it was thought to have room for is asked for less."""
+"""Context windows of unknown size, and models that refuse a turn's length."""
 
 from typing import Any
 
@@ -50,9 +50,7 @@ THRESHOLD = {"context_management": [ContextManagement("compaction", 500)]}
         ("The limit of 100 requests is reached.", 64_000),
     ],
 )
-async def test_the_size_that_a_refusal_tells_is_believed_if_it_explains_it_and_else_it_is_half(
-    words: str, size: int
-) -> None:
+async def test_refused_window_shrinks_to_the_reported_size_or_half(words: str, size: int) -> None:
     turn, route = make_turn([]), CountingBackend(None).route
     window = await measure_window(route, turn)
     assert (window.size, window.is_guess) == (ASSUMED_WINDOW, True)
@@ -61,14 +59,14 @@ async def test_the_size_that_a_refusal_tells_is_believed_if_it_explains_it_and_e
     assert (smaller.size, smaller.is_guess) == (size, True)
 
 
-async def test_what_the_rules_take_cannot_be_shrunk() -> None:
+async def test_window_cannot_shrink_below_the_instructions() -> None:
     turn, route = make_turn([Message("system", "word " * 1_000)]), CountingBackend(None).route
     window = ContextWindow(2_500, 1_700, 600, 300)
     assert await shrink_window(route, turn, window, ContextLengthExceeded("too long")) is None
 
 
 @pytest.mark.parametrize("words", ["The maximum context length is 4000 tokens.", "Too long."])
-async def test_a_compaction_fits_though_its_summary_was_refused_at_first(words: str) -> None:
+async def test_compaction_fits_after_a_refused_summary_request(words: str) -> None:
     backend = CountingBackend(WINDOW, refuses=words)
     turn = make_turn(LONG)
     compacted, memory = await compact(backend, turn)
@@ -77,7 +75,7 @@ async def test_a_compaction_fits_though_its_summary_was_refused_at_first(words: 
     assert await backend.count_tokens(with_items(turn, [*LONG, compacted.item])) < WINDOW
 
 
-async def test_a_model_that_refuses_everything_is_not_asked_for_ever() -> None:
+async def test_model_that_refuses_everything_ends_the_retries() -> None:
     backend = CountingBackend(0, refuses="Too long.")
     compacted, memory = await compact(backend, make_turn(LONG))
     assert memory.summary.startswith("(No summary could be written.")
@@ -90,7 +88,7 @@ async def speak(backend: CountingBackend, items: list[Item | Unknown]) -> list[D
     return [delta async for batch in begun for delta in batch]
 
 
-async def test_an_answer_that_is_refused_has_its_turn_compacted_anew() -> None:
+async def test_refused_answer_is_compacted_again() -> None:
     backend = CountingBackend(WINDOW, refuses="The maximum context length is 4000 tokens.")
     told = await speak(backend, HUGE)
     kinds = [type(delta) for delta in told]
@@ -111,7 +109,7 @@ async def test_an_answer_that_is_refused_has_its_turn_compacted_anew() -> None:
     ],
     ids=["refuses everything", "is busy", "is broken"],
 )
-async def test_what_fails_after_all_fails_with_the_compaction_shown(backend: CountingBackend, asked: int) -> None:
+async def test_final_refusal_fails_after_the_compaction_is_emitted(backend: CountingBackend, asked: int) -> None:
     begun = await Compactor(SEALER).start(backend.route, make_turn(HUGE, **THRESHOLD))
     assert begun is not None
     told: list[Any] = []
@@ -122,7 +120,7 @@ async def test_what_fails_after_all_fails_with_the_compaction_shown(backend: Cou
     assert backend.refused + len(backend.read) == asked
 
 
-async def test_whoever_leaves_when_the_answer_has_begun_leaves_it_closed() -> None:
+async def test_closing_after_the_start_closes_the_answer() -> None:
     backend = CountingBackend(None)
     begun = await Compactor(SEALER).start(backend.route, make_turn([*HUGE, assistant("so"), user("go")], **THRESHOLD))
     assert begun is not None

@@ -1,4 +1,4 @@
-"""Shell, patches and computers on a model that only knows functions."""
+"""Shell, patch and computer tools on a model that only supports functions."""
 
 import json
 from typing import Any
@@ -54,7 +54,7 @@ CALLS: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_comes_back_as_its_own_item(emulate: Any, name: str) -> None:
+async def test_emulated_call_becomes_its_own_item_type(emulate: Any, name: str) -> None:
     tool, function, arguments, item = CALLS[name]
     bench = await emulate({"text": "I do."}, call(function, arguments), {"text": "Done?"})
     answer = await bench.ask(tools=[tool])
@@ -64,7 +64,7 @@ async def test_a_call_comes_back_as_its_own_item(emulate: Any, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_arguments_that_make_no_sense_get_one_more_chance(emulate: Any, name: str) -> None:
+async def test_invalid_arguments_are_retried_once(emulate: Any, name: str) -> None:
     tool, function, arguments, item = CALLS[name]
     rules = [{"text": "arguments are wrong", "answers": [[call(function, arguments)]]}]
     bench = await emulate(call(function, {"nonsense": 1}, "call_0"), rules=rules)
@@ -73,7 +73,7 @@ async def test_arguments_that_make_no_sense_get_one_more_chance(emulate: Any, na
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_arguments_that_never_make_sense_fail_clearly(emulate: Any, name: str) -> None:
+async def test_invalid_arguments_after_the_retry_fail_the_response(emulate: Any, name: str) -> None:
     tool, function, *_ = CALLS[name]
     bench = await emulate(call(function, "{"))
     answer = await bench.ask(tools=[tool])
@@ -81,14 +81,14 @@ async def test_arguments_that_never_make_sense_fail_clearly(emulate: Any, name: 
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_without_an_id_gets_one(emulate: Any, name: str) -> None:
+async def test_call_without_an_id_gets_one(emulate: Any, name: str) -> None:
     tool, function, arguments, _ = CALLS[name]
     bench = await emulate({"tool_call": {"name": function, "arguments": arguments}})
     (item,) = (await bench.ask(tools=[tool])).response["output"]
     assert item["call_id"].partition("_")[2] == item["id"].partition("_")[2] != ""
 
 
-async def test_the_commands_of_a_shell_are_told_one_by_one(emulate: Any) -> None:
+async def test_shell_commands_are_emitted_one_by_one(emulate: Any) -> None:
     bench = await emulate(call("shell", {"commands": ["ls", "pwd"]}))
     answer = await bench.ask(tools=[SHELL])
     assert [
@@ -140,7 +140,7 @@ OUTPUTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_and_its_output_are_read_again_as_a_functions(emulate: Any, name: str) -> None:
+async def test_history_call_and_output_become_function_items(emulate: Any, name: str) -> None:
     tool, function, arguments, item = CALLS[name]
     output, read = OUTPUTS[name]
     bench = await emulate({"text": "Ok."})
@@ -152,7 +152,7 @@ async def test_a_call_and_its_output_are_read_again_as_a_functions(emulate: Any,
     assert (came["type"], came["call_id"], came["output"]) == ("function_call_output", "call_1", read)
 
 
-async def test_a_model_that_sees_no_images_is_told_of_the_screenshot(emulate: Any) -> None:
+async def test_screenshot_becomes_a_note_for_a_model_without_images(emulate: Any) -> None:
     bench = await emulate({"text": "Ok."}, lacks=["images"])
     item = CALLS["computer"][3] | {"id": "x", "call_id": "call_1", "status": "completed"}
     answer = await bench.ask([{"role": "user", "content": "?"}, item, OUTPUTS["computer"][0]], tools=[COMPUTER])

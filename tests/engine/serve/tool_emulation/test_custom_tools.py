@@ -1,4 +1,4 @@
-"""Custom tools on a model that only knows functions."""
+"""Custom tools on a model that only supports functions."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def drawing(text: str) -> dict[str, Any]:
     return {"type": "custom_tool_call", "call_id": "call_1", "name": "draw", "input": text, "status": "completed"}
 
 
-async def test_the_text_of_a_call_streams(emulate: Any) -> None:
+async def test_custom_call_text_streams(emulate: Any) -> None:
     bench = await emulate(call("draw", ['{"input', '": "a c', 'at\\n"}']))
     answer = await bench.ask(tools=[DRAW])
     assert answer.output == [drawing("a cat\n")]
@@ -22,7 +22,7 @@ async def test_the_text_of_a_call_streams(emulate: Any) -> None:
     assert answer.response["tools"] == [DRAW]
 
 
-async def test_the_model_sees_a_function_with_one_string(emulate: Any) -> None:
+async def test_custom_tool_is_sent_as_a_function_with_one_string(emulate: Any) -> None:
     bench = await emulate(call("draw", {"input": "-->"}))
     answer = await bench.ask(tools=[LINE])
     (tool,) = answer.turns[0].request.tools or ()
@@ -40,7 +40,7 @@ async def test_the_model_sees_a_function_with_one_string(emulate: Any) -> None:
     assert tool.description.endswith("regular expression:\n-+>")
 
 
-async def test_a_call_and_its_output_are_read_again_as_a_functions(emulate: Any) -> None:
+async def test_custom_call_and_output_in_history_become_function_items(emulate: Any) -> None:
     bench = await emulate({"text": "Nice."})
     history = [
         {"role": "user", "content": "draw"},
@@ -54,7 +54,7 @@ async def test_a_call_and_its_output_are_read_again_as_a_functions(emulate: Any)
     ]
 
 
-async def test_text_that_fits_the_grammar_is_told_whole(emulate: Any) -> None:
+async def test_text_that_matches_the_grammar_is_emitted_complete(emulate: Any) -> None:
     bench = await emulate(call("draw", ['{"input": "-', '->"}']))
     answer = await bench.ask(tools=[LINE])
     assert answer.output == [drawing("-->")]
@@ -62,12 +62,12 @@ async def test_text_that_fits_the_grammar_is_told_whole(emulate: Any) -> None:
 
 
 @pytest.mark.parametrize("written", ['{"input": "```\\n-->\\n```"}', '{"input": "{\\"line\\": \\"-->\\"}"}', "-->"])
-async def test_what_is_wrapped_around_fitting_text_comes_off(emulate: Any, written: str) -> None:
+async def test_wrapping_around_matching_text_is_removed(emulate: Any, written: str) -> None:
     bench = await emulate(call("draw", written))
     assert (await bench.ask(tools=[LINE])).output == [drawing("-->")]
 
 
-async def test_text_that_does_not_fit_gets_one_more_chance_with_the_reason(emulate: Any) -> None:
+async def test_grammar_mismatch_is_retried_once_with_the_reason(emulate: Any) -> None:
     rules = [{"text": "arguments are wrong", "answers": [[call("draw", {"input": "->"})]]}]
     bench = await emulate({"text": "So: "}, call("draw", {"input": "--"}, "call_0"), rules=rules)
     answer = await bench.ask(tools=[LINE])
@@ -77,7 +77,7 @@ async def test_text_that_does_not_fit_gets_one_more_chance_with_the_reason(emula
     assert "it ends too early, after '--'" in answer.read[-1]["output"]
 
 
-async def test_the_tokens_of_both_tries_are_counted(emulate: Any) -> None:
+async def test_usage_includes_the_tokens_of_the_retry(emulate: Any) -> None:
     first = {"usage": {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}}
     second = {
         "usage": {
@@ -101,7 +101,7 @@ async def test_the_tokens_of_both_tries_are_counted(emulate: Any) -> None:
     }
 
 
-async def test_text_that_never_fits_fails_clearly(emulate: Any) -> None:
+async def test_grammar_mismatch_after_the_retry_fails_the_response(emulate: Any) -> None:
     bench = await emulate(call("draw", {"input": "--"}))
     answer = await bench.ask(tools=[LINE])
     assert (answer.response["status"], answer.response["error"], answer.output, len(answer.turns)) == (
@@ -116,13 +116,13 @@ async def test_text_that_never_fits_fails_clearly(emulate: Any) -> None:
     )
 
 
-async def test_a_call_that_is_cut_off_is_told_as_far_as_it_came(emulate: Any) -> None:
+async def test_cut_off_custom_call_is_emitted_as_far_as_it_came(emulate: Any) -> None:
     bench = await emulate(call("draw", '{"input": "--'), {"finish": "length"})
     answer = await bench.ask(tools=[LINE])
     assert (answer.response["status"], answer.output) == ("incomplete", [drawing("--") | {"status": "incomplete"}])
 
 
-async def test_a_model_that_has_custom_tools_gets_them_as_they_are(emulate: Any) -> None:
+async def test_native_custom_tools_are_passed_unchanged(emulate: Any) -> None:
     step = {"custom_tool_call": {"name": "n__draw", "input": "x", "call_id": "call_1"}}
     bench = await emulate(step, native_tools=["function", "custom"])
     answer = await bench.ask(tools=[{"type": "namespace", "name": "n", "description": "d", "tools": [LINE]}])

@@ -1,4 +1,4 @@
-"""A backend that can do more than the one it wraps."""
+"""The emulator as a backend around another backend."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def turn(*items: Any, **fields: Any) -> Turn:
         turn(text={"format": {"type": "json_object"}}),
     ],
 )
-async def test_where_nothing_is_emulated_the_backend_speaks_itself(plain: Turn) -> None:
+async def test_turn_without_emulation_goes_to_the_backend_unchanged(plain: Turn) -> None:
     answer = await Emulator(make()).stream(plain)
     assert answer.__qualname__ == "ScriptedBackend._play"  # type: ignore[attr-defined]  # a generator has one
 
@@ -49,13 +49,13 @@ async def test_closing_stops_the_model() -> None:
     assert backend.cancelled == 1
 
 
-async def test_a_refused_turn_is_refused_before_anything_is_streamed() -> None:
+async def test_refused_turn_raises_before_the_first_delta() -> None:
     backend = make(default=[{"raise": {"message": "Too much.", "status": 429}}])
     with pytest.raises(Exception, match="Too much"):
         await Emulator(backend).stream(turn(tools=[C]))
 
 
-async def test_what_is_counted_is_what_the_model_reads() -> None:
+async def test_count_tokens_counts_the_translated_turn() -> None:
     call_item = codec.decode_request(
         codec.encode({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "c", "input": "one two"}]})
     ).request.input
@@ -63,7 +63,7 @@ async def test_what_is_counted_is_what_the_model_reads() -> None:
     assert await Emulator(make()).count_tokens(turn(*call_item)) == 2
 
 
-def test_a_backend_with_functions_has_every_tool_of_the_client() -> None:
+def test_backend_with_functions_supports_all_client_tools() -> None:
     assert add_emulated_capabilities(FUNCTIONS) == Capabilities(
         tools=frozenset(
             {
@@ -83,7 +83,7 @@ def test_a_backend_with_functions_has_every_tool_of_the_client() -> None:
     assert add_emulated_capabilities(Capabilities()) == Capabilities(json_schema=True)
 
 
-def test_what_is_emulated_is_told() -> None:
+def test_emulated_features_produce_warnings() -> None:
     request = turn(
         tools=[F, C, {"type": "namespace", "name": "n", "description": "d", "tools": [F]}, {"type": "shell"}],
         text={"format": {"type": "json_object"}},
@@ -95,7 +95,7 @@ def test_what_is_emulated_is_told() -> None:
     assert Emulator(make(native_tools=None)).describe_emulation(request) == []
 
 
-async def test_a_background_response_is_emulated_too(emulate: Any) -> None:
+async def test_background_response_is_emulated_too(emulate: Any) -> None:
     bench = await emulate(call("c", {"input": "x"}))
     answer = await bench.ask(tools=[C], background=True)
     assert [item["type"] for item in answer.output] == ["custom_tool_call"]

@@ -1,4 +1,4 @@
-"""Free text out of a function's arguments."""
+"""Free text decoded from function arguments."""
 
 import json
 
@@ -23,14 +23,14 @@ def split(text: str, cuts: list[int]) -> list[str]:
 
 @given(anything, st.lists(st.integers(0, 200), max_size=20), st.booleans())
 @example("\ud83d\ude00", [12, 13, 14, 15, 16, 17, 18, 19, 20], True)
-def test_any_text_in_any_pieces_is_what_json_says(text: str, cuts: list[int], escaped: bool) -> None:
+def test_reader_decodes_any_text_in_any_fragments(text: str, cuts: list[int], escaped: bool) -> None:
     text = text if escaped else text.encode(errors="replace").decode()
     written = json.dumps({"input": text}, ensure_ascii=escaped)
     expected = json.loads(written)["input"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert "".join(read(split(written, cuts))) == expected
 
 
-def test_the_text_is_told_while_it_is_written() -> None:
+def test_text_is_returned_while_it_streams() -> None:
     assert read(['{"inp', 'ut": "*** Beg', "in Pa", "tch\\n*** Add File: x", '"}']) == [
         "",
         "*** Beg",
@@ -59,11 +59,11 @@ def test_the_text_is_told_while_it_is_written() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 100])
-def test_what_models_write_instead_is_understood(written: str, text: str, size: int) -> None:
+def test_other_forms_of_the_input_are_decoded(written: str, text: str, size: int) -> None:
     assert "".join(read([written[at : at + size] for at in range(0, len(written), size)])) == text
 
 
-def test_wrapping_comes_off() -> None:
+def test_json_and_code_fences_are_removed() -> None:
     assert (
         unwrap_json('{"input": "x"}'),
         unwrap_json("x"),

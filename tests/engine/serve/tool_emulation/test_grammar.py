@@ -1,4 +1,4 @@
-"""Text against the grammars of custom tools, and the patterns of schemas."""
+"""Texts matched against grammars of custom tools and patterns of schemas."""
 
 import pytest
 
@@ -42,7 +42,7 @@ eof_line: "*** End of File" LF
         ),
     ],
 )
-def test_patches_as_codex_takes_them_fit(patch: str) -> None:
+def test_codex_patches_match_its_grammar(patch: str) -> None:
     assert explain_mismatch(patch, APPLY_PATCH) is None
 
 
@@ -56,16 +56,16 @@ def test_patches_as_codex_takes_them_fit(patch: str) -> None:
         ),
     ],
 )
-def test_the_place_where_text_leaves_the_grammar_is_told(text: str, fault: str) -> None:
+def test_mismatch_names_its_position(text: str, fault: str) -> None:
     assert explain_mismatch(text, APPLY_PATCH) == fault
 
 
-def test_a_regular_expression_must_match_the_whole_text() -> None:
+def test_regular_expression_must_match_the_whole_text() -> None:
     digits = GrammarInput("[a-z]+[0-9]", "regex")
     assert [explain_mismatch(text, digits) is None for text in ("ab1", "ab", "ab12", "")] == [True, False, False, False]
 
 
-def test_a_grammar_that_is_none_is_told() -> None:
+def test_invalid_grammar_has_an_error() -> None:
     assert find_grammar_error(APPLY_PATCH) is None
     assert "unknown name" in (find_grammar_error(GrammarInput("start: nothing", "lark")) or "")
     assert "unclosed" in (find_grammar_error(GrammarInput("([", "regex")) or "")
@@ -81,7 +81,7 @@ def test_a_grammar_that_is_none_is_told() -> None:
         ),
     ],
 )
-def test_a_grammar_that_would_bring_down_its_reader_is_not_read(definition: str, fault: str) -> None:
+def test_too_large_grammar_is_not_parsed(definition: str, fault: str) -> None:
     assert find_grammar_error(GrammarInput(definition, "lark")) == fault
 
 
@@ -105,5 +105,5 @@ def test_a_grammar_that_would_bring_down_its_reader_is_not_read(definition: str,
         ("a" * 50_001, "a", None),
     ],
 )
-def test_a_pattern_is_looked_for_anywhere_and_at_once(pattern: str, text: str, fits: bool | None) -> None:
+def test_pattern_matches_anywhere_in_linear_time(pattern: str, text: str, fits: bool | None) -> None:
     assert matches_pattern(text, pattern) is fits

@@ -1,10 +1,54 @@
-"""Deferred tools, the search for them, and tools that come with the input."""
+"""Tool search: the search by words, deferred tools in responses, and tools in input items."""
 
 from typing import Any
 
 import pytest
 
+from antiphon.engine.serve.tool_emulation.catalog import Catalog
+from antiphon.engine.serve.tool_emulation.tool_search import MAX_FOUND, group_by_namespace, search_tools
+from antiphon.protocol.tools import FunctionTool, NamespaceTool, Tool, ToolSearchTool
+from antiphon.protocol.unions import Unknown
 from support.tool_emulation import call
+
+# The search
+
+
+def deferred(name: str, description: str = "") -> FunctionTool:
+    return FunctionTool(name, description, defer_loading=True)
+
+
+MAIL_TOOL = NamespaceTool("mail", "Everything about letters", [deferred("send_mail"), deferred("list_folders")])
+WEATHER_TOOL = deferred("get_weather", "The weather of a city today")
+STOCKS = deferred("get_stock", "The price of a share today")
+
+
+def find(query: str, *tools: Tool | Unknown) -> list[Tool | Unknown]:
+    return group_by_namespace(
+        search_tools({"query": query}, Catalog([ToolSearchTool(), *tools], [], frozenset({"function"})).list_deferred())
+    )
+
+
+def test_best_match_comes_first_and_others_are_omitted() -> None:
+    assert find("weather today", STOCKS, MAIL_TOOL, WEATHER_TOOL) == [WEATHER_TOOL, STOCKS]
+
+
+def test_namespace_words_match_and_results_are_grouped() -> None:
+    assert find("letters", WEATHER_TOOL, MAIL_TOOL) == [MAIL_TOOL]
+    assert find("folder", WEATHER_TOOL, MAIL_TOOL) == [
+        NamespaceTool("mail", MAIL_TOOL.description, [deferred("list_folders")])
+    ]
+
+
+def test_search_returns_only_the_best_matches() -> None:
+    assert len(find("thing", *(deferred(f"thing_{index}") for index in range(9)))) == MAX_FOUND
+
+
+def test_search_without_a_match_returns_nothing() -> None:
+    assert find("rocket", WEATHER_TOOL, STOCKS) == []
+
+
+# Responses
+
 
 SEARCH = {"type": "tool_search"}
 WEATHER = {
@@ -32,7 +76,7 @@ def searched(arguments: Any, *tools: Any) -> list[dict[str, Any]]:
     ]
 
 
-async def test_the_server_searches_and_the_model_goes_on_with_what_was_found(emulate: Any) -> None:
+async def test_server_search_loads_tools_and_calls_the_model_again(emulate: Any) -> None:
     rules = [{"text": "can be called now: get_weather", "answers": [[call("get_weather", {"city": "Bern"})]]}]
     bench = await emulate({"text": "Let me see."}, LOOK, rules=rules)
     answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL])
@@ -51,7 +95,7 @@ async def test_the_server_searches_and_the_model_goes_on_with_what_was_found(emu
     assert ("- get_weather: The weather of a city" in about, "- mail: Letters" in about) == (True, True)
 
 
-async def test_what_was_found_stays_found_in_the_next_turn(emulate: Any) -> None:
+async def test_found_tools_stay_loaded_in_the_next_turn(emulate: Any) -> None:
     rules = [
         {"last_item": "function_call_output", "text": "mild", "answers": ["It is mild."]},
         {"text": "can be called now", "answers": [[call("get_weather", {})]]},
@@ -64,14 +108,14 @@ async def test_what_was_found_stays_found_in_the_next_turn(emulate: Any) -> None
     assert [item.get("call_id") for item in second.read[1:3]] == ["call_search_1", "call_search_1"]
 
 
-async def test_a_call_for_the_client_ends_the_turn_and_the_search_is_not_lost(emulate: Any) -> None:
+async def test_client_call_beside_a_search_ends_the_turn(emulate: Any) -> None:
     bench = await emulate(LOOK, call("f", {}))
     answer = await bench.ask(tools=[SEARCH, WEATHER, {"type": "function", "name": "f"}])
     assert [item["type"] for item in answer.output] == ["function_call", "tool_search_call", "tool_search_output"]
     assert len(answer.turns) == 1
 
 
-async def test_a_limit_of_calls_holds_for_searches(emulate: Any) -> None:
+async def test_max_tool_calls_limits_searches(emulate: Any) -> None:
     rules = [
         {"text": "No more searches", "answers": ["I give up."]},
         {"text": "No tools were found", "answers": [[call("tool_search", {"query": "letter"}, "call_2")]]},
@@ -82,7 +126,7 @@ async def test_a_limit_of_calls_holds_for_searches(emulate: Any) -> None:
     assert (answer.output[-1]["content"][0]["text"], len(answer.turns)) == ("I give up.", 3)
 
 
-async def test_a_model_that_only_searches_is_not_asked_for_ever(emulate: Any) -> None:
+async def test_endless_searching_ends_the_response(emulate: Any) -> None:
     bench = await emulate(call("tool_search", {"query": "rocket"}))
     answer = await bench.ask(tools=[SEARCH, WEATHER], max_tool_calls=2)
     assert (answer.response["status"], answer.output, len(answer.turns)) == (
@@ -92,12 +136,12 @@ async def test_a_model_that_only_searches_is_not_asked_for_ever(emulate: Any) ->
     )
 
 
-async def test_without_a_search_deferred_tools_are_shown(emulate: Any) -> None:
+async def test_deferred_tools_are_sent_without_a_search_tool(emulate: Any) -> None:
     bench = await emulate({"text": "Ok."})
     assert (await bench.ask(tools=[WEATHER, MAIL])).shown == ["get_weather", "mail__send"]
 
 
-async def test_a_deferred_tool_that_must_be_called_is_shown(emulate: Any) -> None:
+async def test_required_deferred_tool_is_sent(emulate: Any) -> None:
     bench = await emulate(call("get_weather", {}))
     answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice={"type": "function", "name": "get_weather"})
     assert answer.shown == ["tool_search", "get_weather"]
@@ -107,7 +151,7 @@ async def test_a_deferred_tool_that_must_be_called_is_shown(emulate: Any) -> Non
     ("allowed", "shown"),
     [([WEATHER], ["get_weather"]), ([WEATHER, SEARCH], ["tool_search"]), ([MAIL], ["mail__send"])],
 )
-async def test_an_allowed_tool_waits_only_where_it_can_be_searched_for(
+async def test_allowed_tool_is_deferred_only_if_search_is_allowed(
     emulate: Any, allowed: list[Any], shown: list[str]
 ) -> None:
     bench = await emulate({"refusal": "No."})
@@ -115,7 +159,7 @@ async def test_an_allowed_tool_waits_only_where_it_can_be_searched_for(
     assert (await bench.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice=choice)).shown == shown
 
 
-async def test_a_search_is_a_call_where_there_must_be_one(emulate: Any) -> None:
+async def test_search_satisfies_a_required_call(emulate: Any) -> None:
     bench = await emulate(call("tool_search", {"query": "rocket"}), rules=[{"text": "No tools", "answers": ["None."]}])
     answer = await bench.ask(tools=[SEARCH, WEATHER], tool_choice="required")
     assert (answer.response["status"], [item["type"] for item in answer.output]) == (
@@ -132,7 +176,7 @@ CLIENT_SEARCH = {
 }
 
 
-async def test_the_client_searches_and_what_it_found_can_be_called(emulate: Any) -> None:
+async def test_tools_found_by_the_client_can_be_called(emulate: Any) -> None:
     rules = [{"text": "can be called now: get_weather, mail__send", "answers": [[call("mail__send", {})]]}]
     bench = await emulate(call("tool_search", {"goal": "write"}), rules=rules)
     first = await bench.ask(tools=[CLIENT_SEARCH])
@@ -155,7 +199,7 @@ async def test_the_client_searches_and_what_it_found_can_be_called(emulate: Any)
     assert second.warnings == ["tools: emulated by functions: tool_search"]
 
 
-async def test_tools_that_come_with_the_input_can_be_called(emulate: Any) -> None:
+async def test_tools_in_input_items_can_be_called(emulate: Any) -> None:
     bench = await emulate(call("crm__draw", {"input": "x"}))
     custom = {"type": "custom", "name": "draw"}
     namespace = {"type": "namespace", "name": "crm", "description": "d", "tools": [custom]}
@@ -180,7 +224,7 @@ async def test_tools_that_come_with_the_input_can_be_called(emulate: Any) -> Non
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
-async def test_tools_that_came_with_an_earlier_turn_can_be_chosen(emulate: Any, choice: Any) -> None:
+async def test_tools_of_earlier_items_can_be_chosen(emulate: Any, choice: Any) -> None:
     bench = await emulate({"text": "Ok."}, rules=[{"user": "now", "answers": [[call("f", {})]]}])
     function = {"type": "function", "name": "f"}
     brought = {"type": "additional_tools", "role": "developer", "tools": [function]}
@@ -189,7 +233,7 @@ async def test_tools_that_came_with_an_earlier_turn_can_be_chosen(emulate: Any, 
     assert (second.shown, [item["name"] for item in second.output]) == (["f"], ["f"])
 
 
-async def test_a_function_that_was_found_is_a_namespace_of_its_own_as_in_the_api(emulate: Any) -> None:
+async def test_found_function_has_its_name_as_namespace(emulate: Any) -> None:
     rules = [
         {"text": "mild", "answers": ["It is mild."]},
         {"text": "can be called now", "answers": [[call("get_weather", {})]]},

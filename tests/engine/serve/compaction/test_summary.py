@@ -1,4 +1,4 @@
-"""A conversation as plain text."""
+"""The transcript that a summary is made from."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from antiphon.protocol.unions import Unknown
 from support.compaction import assistant, call, output, user
 
 
-def test_everyone_is_named() -> None:
+def test_transcript_names_the_role_of_each_entry() -> None:
     conversation: list[Item | Unknown] = [
         Message("system", "Be kind."),
         user("look"),
@@ -34,13 +34,13 @@ def test_everyone_is_named() -> None:
     ]
 
 
-def test_long_entries_lose_their_middle_before_whole_entries_go() -> None:
+def test_long_entries_are_clipped_before_entries_are_dropped() -> None:
     conversation: list[Item | Unknown] = [user("first"), output("c", "x" * 100_000), user("last")]
     lines = write_transcript(conversation, 3000).splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("user: first", "user: last", 5)
 
 
-def test_of_too_many_entries_the_first_and_the_last_stay() -> None:
+def test_first_and_last_of_too_many_entries_stay() -> None:
     conversation: list[Item | Unknown] = [user(f"word {number}") for number in range(10_000)]
     lines = write_transcript(conversation, 1000).splitlines()
     assert (lines[0], lines[-1]) == ("user: word 0", "user: word 9999")
@@ -50,5 +50,5 @@ def test_of_too_many_entries_the_first_and_the_last_stay() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.text(max_size=300).map(user), max_size=30), st.integers(0, 2000))
-def test_it_is_never_longer_than_it_may_be(conversation: list[Item | Unknown], size: int) -> None:
+def test_transcript_is_within_its_limit(conversation: list[Item | Unknown], size: int) -> None:
     assert len(write_transcript(conversation, size)) <= size

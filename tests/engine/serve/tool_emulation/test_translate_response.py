@@ -1,4 +1,4 @@
-"""Deltas of a model that only knows functions, raised."""
+"""Translation of the deltas of a model that only supports functions."""
 
 from typing import Any
 
@@ -33,12 +33,12 @@ def raise_(*batches: list[Delta], choice: Any = None) -> list[Delta]:
     return [delta for batch in batches for delta in spoken.feed(batch)]
 
 
-def test_a_call_whose_name_comes_late_waits_for_it() -> None:
+def test_call_is_held_until_its_name_arrives() -> None:
     told = raise_([ToolCall(1, '{"input"')], [ToolCall(1, ': "x', "c", "call_1")], [ToolCall(1, '"}')], [Finish()])
     assert told == [CustomToolCall(1, "x", "c", "call_1"), Finish()]
 
 
-def test_interleaved_calls_stay_apart() -> None:
+def test_interleaved_calls_stay_separate() -> None:
     told = raise_(
         [ToolCall(1, '{"a"', "n__child", "call_1"), ToolCall(2, '{"input": "x', "c", "call_2")],
         [ToolCall(1, ":1}"), ToolCall(2, 'y"}'), Finish()],
@@ -52,11 +52,11 @@ def test_interleaved_calls_stay_apart() -> None:
     ]
 
 
-def test_a_call_without_a_name_is_not_hidden() -> None:
+def test_call_without_a_name_is_emitted() -> None:
     assert raise_([ToolCall(1, "{}")], [Finish()]) == [ToolCall(1, "{}"), Finish()]
 
 
-def test_other_words_pass() -> None:
+def test_other_deltas_pass_unchanged() -> None:
     said: list[Delta] = [deltas.Reasoning("Hm."), Text("So."), deltas.Failure("No.")]
     assert raise_(said) == said
 
@@ -65,7 +65,7 @@ RECEIPT = WebSearchCall("ws_1", {}, "completed")
 
 
 @pytest.mark.parametrize("run", [deltas.WholeItem(RECEIPT), deltas.OpenItem("ws", RECEIPT)])
-def test_a_tool_that_the_backend_runs_is_a_call_where_there_must_be_one(run: Delta) -> None:
+def test_hosted_tool_call_satisfies_a_required_call(run: Delta) -> None:
     said: list[Delta] = [run, Text("So."), Finish()]
     assert raise_(said, choice="required") == said
 
@@ -85,7 +85,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whatever_a_model_says_can_be_told(said: list[Delta]) -> None:
+def test_any_answer_composes_without_error(said: list[Delta]) -> None:
     told = raise_(*([delta] for delta in said), [Finish()])
     numbers = iter(range(1000))
     composer = Composer(

@@ -1,4 +1,4 @@
-"""What `tool_choice` and `parallel_tool_calls` let a model do."""
+"""Enforcement of `tool_choice` and `parallel_tool_calls`."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def allow(*tools: Any, mode: str = "auto") -> dict[str, Any]:
         ({"type": "computer_use_preview"}, "computer"),
     ],
 )
-async def test_every_choice_is_one_of_a_function_to_the_model(emulate: Any, choice: Any, lowered: str) -> None:
+async def test_every_choice_is_sent_as_a_function_choice(emulate: Any, choice: Any, lowered: str) -> None:
     bench = await emulate({"refusal": "No."})
     answer = await bench.ask(tools=TOOLS, tool_choice=choice)
     given = answer.turns[0].request.tool_choice
@@ -57,25 +57,25 @@ async def test_every_choice_is_one_of_a_function_to_the_model(emulate: Any, choi
         ({"type": "computer"}, "computer"),
     ],
 )
-async def test_only_allowed_tools_are_shown(emulate: Any, entry: Any, name: str) -> None:
+async def test_only_allowed_tools_are_sent_to_the_model(emulate: Any, entry: Any, name: str) -> None:
     bench = await emulate({"refusal": "No."})
     answer = await bench.ask(tools=TOOLS, tool_choice=allow(entry, mode="required"))
     assert (answer.shown, answer.turns[0].request.tool_choice) == ([name], "required")
 
 
-async def test_a_call_of_a_tool_that_is_not_allowed_is_left_out(emulate: Any) -> None:
+async def test_call_of_a_tool_that_is_not_allowed_is_dropped(emulate: Any) -> None:
     bench = await emulate(call("f", {"a": 1}), call("g", {}, "call_2"), call("shell", {"commands": []}, "call_3"))
     answer = await bench.ask(tools=TOOLS, tool_choice=allow(G))
     assert [item["call_id"] for item in answer.output] == ["call_2"]
 
 
-async def test_a_model_that_only_calls_what_it_may_not_is_asked_once_more(emulate: Any) -> None:
+async def test_only_forbidden_calls_are_retried_once(emulate: Any) -> None:
     bench = await emulate(call("f", {}), rules=[{"text": "may not be made", "answers": ["Then not."]}])
     answer = await bench.ask(tools=TOOLS, tool_choice="none")
     assert ([item["type"] for item in answer.output], len(answer.turns)) == (["message"], 2)
 
 
-async def test_a_model_that_still_calls_what_it_may_not_fails_clearly(emulate: Any) -> None:
+async def test_forbidden_calls_after_the_retry_fail_the_response(emulate: Any) -> None:
     bench = await emulate(call("f", {}))
     answer = await bench.ask(tools=TOOLS, tool_choice="none")
     assert (answer.response["status"], answer.output, len(answer.turns)) == ("failed", [], 2)
@@ -96,7 +96,7 @@ async def test_a_model_that_still_calls_what_it_may_not_fails_clearly(emulate: A
         ({"type": "computer_use"}, "call_5"),
     ],
 )
-async def test_beside_the_one_tool_that_must_be_called_no_other_is(emulate: Any, choice: Any, kept: str) -> None:
+async def test_calls_beside_the_required_tool_are_dropped(emulate: Any, choice: Any, kept: str) -> None:
     bench = await emulate(
         call("f", {}, "call_1"),
         call("n__child", {}, "call_2"),
@@ -109,7 +109,7 @@ async def test_beside_the_one_tool_that_must_be_called_no_other_is(emulate: Any,
     assert ([item["call_id"] for item in answer.output], len(answer.turns)) == ([kept], 1)
 
 
-async def test_a_model_that_calls_another_tool_than_it_must_is_asked_once_more(emulate: Any) -> None:
+async def test_call_of_another_than_the_required_tool_is_retried_once(emulate: Any) -> None:
     bench = await emulate(call("f", {}), rules=[{"text": "Call g now", "answers": [[call("g", {}, "call_2")]]}])
     answer = await bench.ask(tools=[F, G], tool_choice=G)
     assert (answer.response["status"], [item["call_id"] for item in answer.output]) == ("completed", ["call_2"])
@@ -119,7 +119,7 @@ async def test_a_model_that_calls_another_tool_than_it_must_is_asked_once_more(e
     )
 
 
-async def test_a_model_that_goes_on_calling_another_tool_than_it_must_fails_clearly(emulate: Any) -> None:
+async def test_second_call_of_another_than_the_required_tool_fails(emulate: Any) -> None:
     bench = await emulate(call("f", {}))
     answer = await bench.ask(tools=[F, G], tool_choice=G)
     assert (answer.response["status"], answer.response["error"]["code"], answer.output, len(answer.turns)) == (
@@ -134,7 +134,7 @@ MUST_CALL = [("required", "one of the tools"), (G, "g"), (allow(G, F, mode="requ
 
 
 @pytest.mark.parametrize(("choice", "wanted"), MUST_CALL)
-async def test_a_model_that_must_call_and_does_not_is_asked_once_more(emulate: Any, choice: Any, wanted: str) -> None:
+async def test_missing_required_call_is_requested_once_more(emulate: Any, choice: Any, wanted: str) -> None:
     rules = [{"user": f"Call {wanted} now", "answers": [[call("g", {})]]}]
     bench = await emulate({"text": "Let me see."}, rules=rules)
     answer = await bench.ask(tools=[F, G], tool_choice=choice)
@@ -147,7 +147,7 @@ async def test_a_model_that_must_call_and_does_not_is_asked_once_more(emulate: A
 
 @pytest.mark.parametrize(("choice", "_"), MUST_CALL)
 @pytest.mark.parametrize("beside", [[], [call("h", {})]])
-async def test_a_model_that_must_call_and_never_does_fails_clearly(
+async def test_missing_required_call_after_the_retry_fails_the_response(
     emulate: Any, choice: Any, _: str, beside: list[Any]
 ) -> None:
     bench = await emulate({"text": "No need."}, *(beside if choice != "required" else []))
@@ -161,7 +161,7 @@ async def test_a_model_that_must_call_and_never_does_fails_clearly(
     }
 
 
-async def test_a_model_that_must_call_and_says_nothing_fails_clearly(emulate: Any) -> None:
+async def test_empty_answers_instead_of_a_required_call_fail_the_response(emulate: Any) -> None:
     bench = await emulate({"reasoning": "Hm."})
     answer = await bench.ask(tools=[F], tool_choice="required")
     assert (answer.response["error"]["code"], [item["type"] for item in answer.output]) == (
@@ -174,13 +174,13 @@ async def test_a_model_that_must_call_and_says_nothing_fails_clearly(emulate: An
     ("steps", "status"),
     [([{"text": "So"}, {"finish": "length"}], "incomplete"), ([{"refusal": "I will not."}], "completed")],
 )
-async def test_an_answer_that_was_cut_off_or_refused_need_not_call(emulate: Any, steps: Any, status: str) -> None:
+async def test_cut_off_answer_or_refusal_needs_no_required_call(emulate: Any, steps: Any, status: str) -> None:
     bench = await emulate(*steps)
     answer = await bench.ask(tools=[F], tool_choice="required")
     assert (answer.response["status"], len(answer.turns)) == (status, 1)
 
 
-async def test_what_a_model_says_instead_of_a_call_need_not_be_json(emulate: Any) -> None:
+async def test_text_instead_of_a_required_call_need_not_be_json(emulate: Any) -> None:
     rules = [{"user": "A call was asked for", "answers": [[call("f", {})]]}]
     bench = await emulate({"text": "I look it up."}, lacks=["json_schema"], rules=rules)
     answer = await bench.ask(tools=[F], tool_choice="required", text={"format": {"type": "json_object"}})
@@ -190,7 +190,7 @@ async def test_what_a_model_says_instead_of_a_call_need_not_be_json(emulate: Any
     ]
 
 
-async def test_a_call_that_is_told_is_the_one_that_must_be(emulate: Any) -> None:
+async def test_backend_tool_call_counts_as_the_required_call(emulate: Any) -> None:
     """Though another beside it makes no sense, and is not made again."""
     bench = await emulate(
         call("f", {}), call("shell", {}, "call_2"), rules=[{"text": "Call the tool again", "answers": ["Done."]}]
@@ -202,14 +202,14 @@ async def test_a_call_that_is_told_is_the_one_that_must_be(emulate: Any) -> None
     )
 
 
-async def test_where_a_call_must_be_and_nothing_can_be_called_the_request_is_refused(emulate: Any) -> None:
+async def test_required_call_without_a_callable_tool_is_refused(emulate: Any) -> None:
     bench = await emulate({"text": "Ok."})
     with pytest.raises(InvalidRequest) as caught:
         await bench.ask(tools=[{"type": "tool_search"}], tool_choice="required")
     assert (caught.value.param, caught.value.code, bench.backend.turns) == ("tool_choice", "invalid_value", [])
 
 
-async def test_where_calls_may_not_be_parallel_the_first_is_the_only_one(emulate: Any) -> None:
+async def test_only_the_first_call_stays_without_parallel_tool_calls(emulate: Any) -> None:
     bench = await emulate(
         {"tool_call": {"key": 1, "name": "f", "arguments": "{", "call_id": "call_1"}},
         {"tool_call": {"key": 2, "name": "g", "arguments": "{}", "call_id": "call_2"}},
@@ -221,14 +221,14 @@ async def test_where_calls_may_not_be_parallel_the_first_is_the_only_one(emulate
     assert answer.turns[0].request.parallel_tool_calls is False
 
 
-async def test_a_custom_tool_that_the_model_has_itself_is_held_to_the_same(emulate: Any) -> None:
+async def test_native_custom_tool_obeys_tool_choice(emulate: Any) -> None:
     steps = [{"custom_tool_call": {"name": name, "input": ["x", "y"]}} for name in ("c", "d")]
     bench = await emulate(*steps, native_tools=["function", "custom"])
     answer = await bench.ask(tools=[C, C | {"name": "d"}], parallel_tool_calls=False)
     assert [(item["name"], item["input"]) for item in answer.output] == [("c", "xy")]
 
 
-async def test_calls_of_every_kind_come_in_their_order(emulate: Any) -> None:
+async def test_calls_of_all_types_stay_in_order(emulate: Any) -> None:
     bench = await emulate(
         call("shell", {"commands": ["ls"]}, "call_1"),
         call("f", {}, "call_2"),

@@ -1,4 +1,4 @@
-"""Items that a model which only knows functions cannot read as they are."""
+"""Translation of history items for a model that only supports functions."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ def leaves(value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_whatever_it_is_the_model_can_read_it(name: str) -> None:
+def test_every_item_type_becomes_readable(name: str) -> None:
     assert all(map(is_readable, read(ITEMS[name])))
 
 
@@ -40,7 +40,7 @@ HOSTED += ["image_generation_call", "mcp_approval_request", "mcp_approval_respon
 
 
 @pytest.mark.parametrize("name", HOSTED)
-def test_nothing_of_what_another_server_did_is_lost(name: str) -> None:
+def test_no_content_of_hosted_items_is_lost(name: str) -> None:
     told = codec.encode(read(ITEMS[name])).decode().replace('\\"', '"')
     assert [leaf for leaf in leaves(ITEMS[name]) if leaf not in told] == []
 
@@ -56,14 +56,14 @@ def test_nothing_of_what_another_server_did_is_lost(name: str) -> None:
         "image_generation_call",
     ],
 )
-def test_what_another_server_carried_out_is_a_call_with_its_output(name: str) -> None:
+def test_hosted_call_becomes_a_call_with_an_output(name: str) -> None:
     called, came = read(ITEMS[name])
     assert isinstance(called, FunctionCall)
     assert isinstance(came, FunctionCallOutput)
     assert (called.call_id, called.name) == (came.call_id, name.removesuffix("_call"))
 
 
-def test_a_receipt_is_divided_in_what_was_asked_and_what_came() -> None:
+def test_hosted_call_is_split_into_arguments_and_result() -> None:
     called, came = read(ITEMS["code_interpreter_call"])
     assert (json.loads(called.arguments), json.loads(came.output)) == (
         {"code": "1+1", "container_id": "cntr_1"},
@@ -71,12 +71,12 @@ def test_a_receipt_is_divided_in_what_was_asked_and_what_came() -> None:
     )
 
 
-def test_a_program_and_its_output_belong_together() -> None:
+def test_program_and_its_output_share_a_call_id() -> None:
     called, came = read(ITEMS["program"], ITEMS["program_output"])
     assert (called.call_id, came.call_id, came.output) == ("call_program", "call_program", "1")
 
 
-def test_an_approval_is_asked_by_the_model_and_given_by_the_user() -> None:
+def test_approval_request_and_response_become_messages() -> None:
     asked, given = read(ITEMS["mcp_approval_request"], ITEMS["mcp_approval_response"])
     assert [(item.role, json.loads(extract_text(item.content))["type"]) for item in (asked, given)] == [
         ("assistant", "mcp_approval_request"),
@@ -84,14 +84,14 @@ def test_an_approval_is_asked_by_the_model_and_given_by_the_user() -> None:
     ]
 
 
-def test_an_unknown_item_is_shown_as_it_came() -> None:
+def test_unknown_item_becomes_a_message_with_its_json() -> None:
     unknown = {"type": "acme:note", "n": [1, None]}
     (told,) = read(unknown)
     assert isinstance(told, Message)
     assert json.loads(extract_text(told.content)) == unknown
 
 
-def test_two_searches_of_the_server_are_told_apart() -> None:
+def test_server_searches_get_different_call_ids() -> None:
     search = {"type": "tool_search_call", "execution": "server", "arguments": {"query": "x"}}
     found = {"type": "tool_search_output", "execution": "server", "tools": []}
     assert [item.call_id for item in read(search, found, search, found)] == [

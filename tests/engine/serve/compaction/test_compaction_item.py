@@ -1,4 +1,4 @@
-"""What a compaction item holds, and by what items are known again."""
+"""The content of compaction items, and fingerprints of items."""
 
 import pytest
 
@@ -25,36 +25,36 @@ MEMORY = CompactionContent(
 )
 
 
-def test_a_memory_comes_back_as_it_was() -> None:
+def test_sealed_content_round_trips() -> None:
     assert unseal_content(seal_content(MEMORY, SEALER, project="a"), SEALER, project="a") == MEMORY
 
 
-def test_another_project_cannot_open_it() -> None:
+def test_another_project_cannot_unseal_content() -> None:
     assert unseal_content(seal_content(MEMORY, SEALER, project="a"), SEALER, project="b") is None
 
 
-def test_another_server_cannot_open_it() -> None:
+def test_another_server_cannot_unseal_content() -> None:
     assert unseal_content(seal_content(MEMORY, SEALER, project="a"), Sealer([b"x" * 32]), project="a") is None
 
 
 @pytest.mark.parametrize("payload", [b"[]", b'{"summary":"","first":[],"last":[],"covered":"","version":2}'])
-def test_a_form_that_is_not_ours_does_not_open(payload: bytes) -> None:
+def test_content_of_another_version_is_not_unsealed(payload: bytes) -> None:
     text = SEALER.seal(payload, project="a", purpose="compaction")
     assert unseal_content(Compaction(text), SEALER, project="a") is None
 
 
-def test_the_summary_comes_between_what_was_asked_and_what_came_last() -> None:
+def test_summary_comes_between_first_and_last_items() -> None:
     assert MEMORY.list_items() == [*MEMORY.first, make_summary_message("A bridge."), *MEMORY.last]
 
 
-def test_no_summary_is_no_message() -> None:
+def test_empty_summary_adds_no_message() -> None:
     assert CompactionContent(summary="", first=[user("a")], last=[user("b")], covered=b"").list_items() == [
         user("a"),
         user("b"),
     ]
 
 
-def test_marks_are_kept_once_each() -> None:
+def test_fingerprints_are_stored_once_each() -> None:
     marks = [fingerprint_item(user("a")), fingerprint_item(user("b"))]
     memory = CompactionContent(summary="", first=[], last=[], covered=join_fingerprints([*marks, *marks]))
     assert list(memory.list_fingerprints()) == marks
@@ -74,13 +74,11 @@ def test_marks_are_kept_once_each() -> None:
         (Unknown(b'{"type":"acme:x","a":1}'), Unknown(b'{"id":"x_1","a":1,"type":"acme:x","status":"completed"}')),
     ],
 )
-def test_an_item_is_known_again_whatever_a_client_does_to_its_form(
-    sent: Item | Unknown, stored: Item | Unknown
-) -> None:
+def test_fingerprint_ignores_changes_by_clients(sent: Item | Unknown, stored: Item | Unknown) -> None:
     assert fingerprint_item(sent) == fingerprint_item(stored)
 
 
-def test_items_that_differ_have_different_marks() -> None:
+def test_different_items_have_different_fingerprints() -> None:
     different: list[Item | Unknown] = [
         user("a"),
         user("b"),

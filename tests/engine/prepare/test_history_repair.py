@@ -1,4 +1,4 @@
-"""Mending stored history."""
+"""Repair of stored histories."""
 
 import json
 from typing import Any
@@ -34,18 +34,18 @@ SHELL = ShellCall("call_3", ShellAction(["ls"]), "sh_1")
 REASONING = Reasoning(id="rs_1")
 
 
-def test_a_sound_history_is_left_alone() -> None:
+def test_valid_history_stays_unchanged() -> None:
     sound = [USER, REASONING, CALL, OUTPUT, ANSWER, Unknown(b'{"type":"acme:x"}')]
     mended = repair_history(sound)
     assert (mended.items, mended.repairs) == (sound, [])
 
 
-def test_calls_at_the_end_wait_for_their_outputs() -> None:
+def test_calls_at_the_end_get_no_output() -> None:
     assert repair_history([USER, CALL, CUSTOM]).repairs == []
     assert repair_history([USER, CALL, CUSTOM, OUTPUT]).repairs == []
 
 
-def test_who_answers_one_response_need_not_know_the_calls_of_another() -> None:
+def test_answering_one_response_repairs_the_calls_of_another() -> None:
     """Two use a conversation at once, and both have a call open."""
     ours, theirs = Mint(), Mint()
     mine = FunctionCall("call_m", "f", "{}", ours("fc"))
@@ -57,7 +57,7 @@ def test_who_answers_one_response_need_not_know_the_calls_of_another() -> None:
     assert repair_history(both, answered_next={"call_m"}).items == both
 
 
-def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:
+def test_call_in_the_middle_without_an_output_gets_a_note() -> None:
     mended = repair_history([USER, CALL, CUSTOM, SHELL, USER, ANSWER])
     assert mended.items == [
         USER,
@@ -75,23 +75,23 @@ def test_a_call_in_the_middle_without_an_output_gets_a_note_instead() -> None:
     ]
 
 
-def test_a_search_of_the_server_has_no_call_to_answer() -> None:
+def test_server_search_needs_no_output() -> None:
     sound = [USER, ToolSearchCall({}, "tsc_1"), ToolSearchOutput([], "tso_1"), ANSWER]
     assert repair_history(sound) == RepairedHistory(sound, [])
 
 
-def test_an_output_without_its_call_is_left_out() -> None:
+def test_output_without_its_call_is_dropped() -> None:
     mended = repair_history([USER, OUTPUT, ANSWER])
     assert (mended.items, mended.repairs) == ([USER, ANSWER], ["an output without its call call_1 was left out"])
 
 
-def test_repeated_items_are_left_out() -> None:
+def test_repeated_items_are_dropped() -> None:
     mended = repair_history([USER, CALL, CALL, OUTPUT, FunctionCallOutput("again", "call_1", "fco_2"), ANSWER])
     assert mended.items == [USER, CALL, OUTPUT, ANSWER]
     assert len(mended.repairs) == 2
 
 
-def test_items_that_share_an_id_and_say_different_things_are_all_kept() -> None:
+def test_different_items_with_one_id_all_stay() -> None:
     picture, another = ([InputImage(image_url=f"https://a.example/{n}")] for n in "12")
     told: list[Item | Unknown] = [
         Message("user", [InputText("one")], "x"),
@@ -110,7 +110,7 @@ def test_items_that_share_an_id_and_say_different_things_are_all_kept() -> None:
     assert (again.items, len(again.repairs)) == (told, 7)
 
 
-def test_a_call_with_the_id_of_one_that_waits_is_another_one() -> None:
+def test_second_call_with_a_pending_call_id_is_another_call() -> None:
     later = FunctionCall("call_1", "g", "[]", "fc_2")
     noted = [USER, CALL, FunctionCallOutput(LOST_OUTPUT, "call_1", status="completed")]
     told = ["the call call_1 had no output and got a note instead"]
@@ -122,7 +122,7 @@ def test_a_call_with_the_id_of_one_that_waits_is_another_one() -> None:
     assert repair_history([USER, shell, later, OUTPUT]) == RepairedHistory([USER, later, OUTPUT], gone)
 
 
-def test_half_a_call_under_the_id_of_an_answered_one_is_left_out() -> None:
+def test_cut_off_call_with_an_answered_call_id_is_dropped() -> None:
     cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
     told = ["the call call_1 was cut off and left out"]
     assert repair_history([USER, CALL, OUTPUT, cut]) == RepairedHistory([USER, CALL, OUTPUT], told)
@@ -133,21 +133,21 @@ CUT = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
 CUT_OUTPUT = FunctionCallOutput("done", "call_9")
 
 
-def test_half_a_call_is_left_out_unless_somebody_answered_it() -> None:
+def test_cut_off_call_is_dropped_unless_answered() -> None:
     mended = repair_history([USER, CUT])
     assert (mended.items, mended.repairs) == ([USER], ["the call call_9 was cut off and left out"])
     assert repair_history([USER, CUT, CUT_OUTPUT]) == RepairedHistory([USER, CUT, CUT_OUTPUT], [])
     assert repair_history([USER, CUT], answered_next={"call_9"}) == RepairedHistory([USER, CUT], [])
 
 
-def test_what_is_answered_next_is_a_whole_call_rather_than_half_a_one() -> None:
+def test_next_output_answers_the_complete_call() -> None:
     cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
     told = ["the call call_1 was cut off and left out"]
     assert repair_history([USER, CALL, cut], answered_next={"call_1"}) == RepairedHistory([USER, CALL], told)
     assert repair_history([USER, cut, CALL], answered_next={"call_1"}) == RepairedHistory([USER, CALL], told)
 
 
-def test_half_a_call_that_a_client_sends_back_is_left_out_with_the_reasoning_that_led_to_it() -> None:
+def test_cut_off_call_from_a_client_is_dropped_with_its_reasoning() -> None:
     sent = [USER, REASONING, CUT]
     check_call_pairs(sent)
     assert drop_unfinished_items(sent) == (
@@ -159,7 +159,7 @@ def test_half_a_call_that_a_client_sends_back_is_left_out_with_the_reasoning_tha
     assert drop_unfinished_items(answered) == (answered, [])
 
 
-def test_an_answered_calls_id_may_come_again_for_another_call() -> None:
+def test_answered_call_id_can_be_reused() -> None:
     history = [
         USER,
         CALL,
@@ -171,11 +171,11 @@ def test_an_answered_calls_id_may_come_again_for_another_call() -> None:
     assert (mended.items, mended.repairs) == (history, [])
 
 
-def test_a_call_that_the_next_input_answers_gets_no_note() -> None:
+def test_call_answered_by_the_next_input_gets_no_note() -> None:
     assert repair_history([USER, CALL, ANSWER], answered_next={"call_1"}).repairs == []
 
 
-def test_reasoning_that_led_to_nothing_is_left_out() -> None:
+def test_dangling_reasoning_is_dropped() -> None:
     mended = repair_history([REASONING, USER, Reasoning(id="rs_2"), Reasoning(id="rs_3")])
     assert mended.items == [USER]
     assert mended.repairs == [
@@ -202,20 +202,20 @@ histories: st.SearchStrategy[list[Item | Unknown]] = st.lists(
 
 
 @given(histories)
-def test_no_history_can_brick_the_next_message(history: list[Item | Unknown]) -> None:
+def test_any_repaired_history_accepts_a_new_message(history: list[Item | Unknown]) -> None:
     """Whatever was stored, the same history followed by an answer to its open calls is accepted."""
     mended = repair_history([*history, Message("user", "next")]).items
     check_call_pairs(mended)
 
 
 @given(histories)
-def test_mending_twice_changes_nothing_more(history: list[Item | Unknown]) -> None:
+def test_repairing_twice_changes_nothing_more(history: list[Item | Unknown]) -> None:
     once = repair_history(history).items
     assert repair_history(once) == RepairedHistory(once, [])
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_half_a_call_of_ours_is_read_alike_in_a_chain_and_in_a_replay(make_bench: Any, answered: bool) -> None:
+async def test_cut_off_call_reads_the_same_in_chain_and_replay(make_bench: Any, answered: bool) -> None:
     half = [{"tool_call": {"name": "f", "arguments": '{"x', "call_id": "call_9"}}, {"finish": "length"}]
     bench = await make_bench({"rules": [{"user": "call", "answers": [half]}], "default": "{history}"})
     tools = [{"type": "function", "name": "f"}]

@@ -1,4 +1,4 @@
-"""Compaction within responses: on a threshold, on a trigger, along a chain, in the background."""
+"""Compaction in responses: by threshold and trigger, along a chain, and in the background."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ async def bench(make_bench: Any) -> Bench:
 # Thresholds
 
 
-async def test_above_the_threshold_the_compaction_comes_first_and_the_answer_follows_it(bench: Bench) -> None:
+async def test_compaction_precedes_the_answer_above_the_threshold(bench: Bench) -> None:
     run = await bench.ask([*HISTORY, user("recall")], **THRESHOLD)
     told = [event async for batch in run.events() for event in batch]
     assert [event.type for event in told[:6]] == [
@@ -88,7 +88,7 @@ async def test_above_the_threshold_the_compaction_comes_first_and_the_answer_fol
     assert str(done.item.id).startswith("cmp_")
 
 
-async def test_below_the_threshold_nothing_happens(bench: Bench) -> None:
+async def test_turn_below_the_threshold_is_not_compacted(bench: Bench) -> None:
     plain = await bench.answer([*HISTORY, user("recall")])
     threshold = {"context_management": [{"type": "compaction", "compact_threshold": 100_000}]}
     response = await bench.answer([*HISTORY, user("recall")], **threshold)
@@ -96,7 +96,7 @@ async def test_below_the_threshold_nothing_happens(bench: Bench) -> None:
     assert response.usage == plain.usage
 
 
-async def test_without_a_number_the_window_is_the_threshold(bench: Bench) -> None:
+async def test_default_threshold_comes_from_the_window(bench: Bench) -> None:
     rule = {"context_management": [{"type": "compaction"}]}
     assert [item.type for item in (await bench.answer("hi", **rule)).output] == ["message"]
     huge = [*HISTORY, {"role": "assistant", "content": "word " * 110_000}, user("recall")]
@@ -105,7 +105,7 @@ async def test_without_a_number_the_window_is_the_threshold(bench: Bench) -> Non
     assert response.output_text == "It was to be red."
 
 
-async def test_the_tokens_of_the_summary_are_part_of_the_usage(bench: Bench) -> None:
+async def test_usage_includes_the_summary_tokens(bench: Bench) -> None:
     compacted = await bench.answer([*HISTORY, user("recall")], store=False, **THRESHOLD)
     after = await bench.answer([RULE, *wire(compacted)[:1], user("recall")], store=False)
     assert compacted.usage is not None
@@ -114,7 +114,7 @@ async def test_the_tokens_of_the_summary_are_part_of_the_usage(bench: Bench) -> 
     assert compacted.usage.input_tokens > after.usage.input_tokens
 
 
-async def test_a_chain_goes_on_from_its_compaction(bench: Bench) -> None:
+async def test_chain_continues_from_its_compaction(bench: Bench) -> None:
     first = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
     second = await bench.answer("recall", previous_response_id=first.id)
     assert second.output_text == "It was to be red."
@@ -122,7 +122,7 @@ async def test_a_chain_goes_on_from_its_compaction(bench: Bench) -> None:
     assert int(counted.output_text) < 20
 
 
-async def test_a_chain_is_compacted_again_and_again(bench: Bench) -> None:
+async def test_chain_is_compacted_repeatedly(bench: Bench) -> None:
     previous = (await bench.answer(HISTORY, **THRESHOLD)).id
     for _ in range(3):
         more = [{"role": "assistant", "content": "word " * 600}, user("recall")]
@@ -133,7 +133,7 @@ async def test_a_chain_is_compacted_again_and_again(bench: Bench) -> None:
     assert int((await bench.answer("count", previous_response_id=previous)).output_text) < 20
 
 
-async def test_a_threshold_that_no_compaction_can_reach_does_not_compact_every_turn(bench: Bench) -> None:
+async def test_unreachable_threshold_does_not_compact_every_turn(bench: Bench) -> None:
     rules = {"instructions": "word " * 1000}
     previous = (await bench.answer([*HISTORY, user("recall")], **THRESHOLD, **rules)).id
     turns: list[list[str]] = []
@@ -144,7 +144,7 @@ async def test_a_threshold_that_no_compaction_can_reach_does_not_compact_every_t
     assert turns == [["message"], ["message"], ["compaction", "message"], ["message"]]
 
 
-async def test_a_conversation_goes_on_from_its_compaction(bench: Bench) -> None:
+async def test_conversation_continues_from_its_compaction(bench: Bench) -> None:
     conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
     await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
     answer = await bench.answer("recall", conversation=conversation)
@@ -152,7 +152,7 @@ async def test_a_conversation_goes_on_from_its_compaction(bench: Bench) -> None:
     assert int((await bench.answer("count", conversation=conversation)).output_text) < 20
 
 
-async def test_an_item_deleted_from_what_is_covered_harms_nothing(bench: Bench) -> None:
+async def test_deleting_a_covered_item_has_no_effect(bench: Bench) -> None:
     """What a compaction covers is not mended: half of a pair in it is no half."""
     conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
     await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
@@ -167,14 +167,14 @@ async def test_compaction_comes_before_truncation(bench: Bench) -> None:
     assert (response.output[0].type, response.output_text) == ("compaction", "It was to be red.")
 
 
-async def test_a_model_without_notes_goes_on_with_extracts(make_bench: Any) -> None:
+async def test_response_continues_with_extracts_without_a_summary(make_bench: Any) -> None:
     script = {"rules": [{"text": "You write the notes", "answers": [[{"crash": "boom"}]]}, *SCRIPT["rules"][2:]]}
     bench = await make_bench(script)
     response = await bench.answer([*HISTORY, user("count")], **THRESHOLD)
     assert (response.status, response.output[0].type) == ("completed", "compaction")
 
 
-async def test_what_fails_after_the_compaction_fails_with_it_shown(make_bench: Any) -> None:
+async def test_failure_after_a_compaction_includes_the_compaction(make_bench: Any) -> None:
     failing = {"user": "fail", "answers": [[{"raise": {"message": "No.", "status": 400, "code": "no"}}]]}
     bench = await make_bench({"rules": [SUMMARISER, failing]})
     response = await bench.answer([*HISTORY, user("fail")], **THRESHOLD)
@@ -183,7 +183,7 @@ async def test_what_fails_after_the_compaction_fails_with_it_shown(make_bench: A
     assert [item.type for item in response.output] == ["compaction"]
 
 
-async def test_a_compaction_that_is_cancelled_on_the_way_is_an_empty_one(make_bench: Any) -> None:
+async def test_cancelled_compaction_is_an_empty_item(make_bench: Any) -> None:
     gate = {"text": "You write the notes", "answers": [[{"wait": "gate"}, {"text": NOTES}]]}
     bench = await make_bench({"rules": [gate]})
     run = await bench.ask([*HISTORY, user("hi")], **THRESHOLD)
@@ -196,7 +196,7 @@ async def test_a_compaction_that_is_cancelled_on_the_way_is_an_empty_one(make_be
     assert ((await again.drain()).status, again.warnings) == ("completed", [])
 
 
-async def test_rules_without_end_are_refused_before_anything_is_said(bench: Bench) -> None:
+async def test_too_long_instructions_are_refused_before_the_first_event(bench: Bench) -> None:
     endless = [{"role": "system", "content": "word " * 130_000}, user("hi")]
     with pytest.raises(ContextLengthExceeded, match="leaves no room for a conversation"):
         await bench.ask(endless, **THRESHOLD)
@@ -206,14 +206,14 @@ async def test_rules_without_end_are_refused_before_anything_is_said(bench: Benc
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_a_trigger_is_answered_with_exactly_one_compaction(bench: Bench, store: bool) -> None:
+async def test_trigger_is_answered_with_exactly_one_compaction(bench: Bench, store: bool) -> None:
     response = await bench.answer([*HISTORY, {"type": "compaction_trigger"}], store=store)
     assert (response.status, [item.type for item in response.output]) == ("completed", ["compaction"])
     after = await bench.answer([RULE, *wire(response), user("recall")])
     assert after.status == "completed"
 
 
-async def test_a_trigger_compacts_what_it_continues(bench: Bench) -> None:
+async def test_trigger_compacts_the_previous_response(bench: Bench) -> None:
     first = await bench.answer([*HISTORY, user("hi")])
     trigger = [{"type": "compaction_trigger"}]
     compacted = await bench.answer(trigger, previous_response_id=first.id)
@@ -225,19 +225,19 @@ async def test_a_trigger_compacts_what_it_continues(bench: Bench) -> None:
     assert int(after.output_text) == len(HISTORY) + 3
 
 
-async def test_a_trigger_on_nothing_is_answered_too(bench: Bench) -> None:
+async def test_trigger_without_history_is_answered(bench: Bench) -> None:
     response = await bench.answer([{"type": "compaction_trigger"}])
     assert [item.type for item in response.output] == ["compaction"]
     assert (await bench.answer([*wire(response), user("count")])).output_text == "1"
 
 
-async def test_a_trigger_before_the_end_is_refused(bench: Bench) -> None:
+async def test_trigger_before_the_end_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await bench.ask([{"type": "compaction_trigger"}, user("hi")])
     assert (caught.value.param, caught.value.code) == ("input[0]", "invalid_value")
 
 
-async def test_calls_may_be_open_when_they_are_compacted(bench: Bench) -> None:
+async def test_calls_without_outputs_can_be_compacted(bench: Bench) -> None:
     call = {"type": "function_call", "call_id": "open", "name": "look", "arguments": "{}"}
     response = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
     output = {"type": "function_call_output", "call_id": "open", "output": "found"}
@@ -245,7 +245,7 @@ async def test_calls_may_be_open_when_they_are_compacted(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("chained", [True, False])
-async def test_a_call_that_was_open_and_stays_so_does_not_end_the_conversation(bench: Bench, chained: bool) -> None:
+async def test_compacted_call_without_an_output_does_not_block(bench: Bench, chained: bool) -> None:
     """The call is sealed, so no client could mend it."""
     call = {"type": "function_call", "call_id": "open", "name": "look", "arguments": "{}"}
     compacted = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
@@ -263,7 +263,7 @@ async def test_a_call_that_was_open_and_stays_so_does_not_end_the_conversation(b
 # Items that come back
 
 
-async def test_a_model_may_use_a_calls_id_again_after_a_compaction(make_bench: Any) -> None:
+async def test_call_id_can_be_reused_after_a_compaction(make_bench: Any) -> None:
     again = [{"tool_call": {"name": "look", "arguments": "{}", "call_id": "c0"}}]
     looked = {"last_item": "function_call_output", "answers": [again, "Done."]}
     bench = await make_bench({"rules": [SUMMARISER, looked]})
@@ -275,7 +275,7 @@ async def test_a_model_may_use_a_calls_id_again_after_a_compaction(make_bench: A
 
 
 @pytest.mark.parametrize("broken", ["of another server", "tampered with"])
-async def test_one_that_does_not_open_is_left_out_with_a_warning(bench: Bench, broken: str) -> None:
+async def test_unreadable_compaction_in_the_input_is_dropped_with_a_warning(bench: Bench, broken: str) -> None:
     (item,) = wire(await bench.answer([*HISTORY, {"type": "compaction_trigger"}]))
     changed = item | {"encrypted_content": broken if broken[0] == "o" else item["encrypted_content"][:-8] + "AAAAAAAA"}
     run = await bench.ask([user("Build."), changed, user("count")])
@@ -285,13 +285,13 @@ async def test_one_that_does_not_open_is_left_out_with_a_warning(bench: Bench, b
     ]
 
 
-async def test_one_of_another_project_does_not_open(bench: Bench) -> None:
+async def test_compaction_of_another_project_is_dropped(bench: Bench) -> None:
     (item,) = wire(await bench.answer([*HISTORY, {"type": "compaction_trigger"}]))
     run = await bench.ask([item, user("count")], project="another")
     assert ((await run.drain()).output_text, len(run.warnings)) == ("1", 1)
 
 
-async def test_a_client_that_sends_the_whole_history_and_the_chain_is_understood(bench: Bench) -> None:
+async def test_whole_history_sent_with_the_chain_is_not_doubled(bench: Bench) -> None:
     first = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
     asked = await bench.engine.input_items("default", first.id, after=None, limit=100, order="asc")
     whole = [*json.loads(codec.encode(asked.data)), *wire(first)]
@@ -301,7 +301,7 @@ async def test_a_client_that_sends_the_whole_history_and_the_chain_is_understood
     assert alone.output_text == again.output_text == stateless.output_text
 
 
-async def test_counting_counts_what_the_compaction_stands_for(bench: Bench) -> None:
+async def test_input_tokens_count_the_compaction_content(bench: Bench) -> None:
     compacted = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
     request = codec.decode_request(
         codec.encode({"model": "scripted", "input": "recall", "previous_response_id": compacted.id})
@@ -312,7 +312,7 @@ async def test_counting_counts_what_the_compaction_stands_for(bench: Bench) -> N
     assert counted == answered.usage.input_tokens
 
 
-async def test_a_connection_that_remembers_goes_on_from_it(bench: Bench) -> None:
+async def test_websocket_session_continues_from_its_compaction(bench: Bench) -> None:
     session = Session()
 
     async def say(asked: Any, **fields: Any) -> Response:
@@ -330,7 +330,7 @@ async def test_a_connection_that_remembers_goes_on_from_it(bench: Bench) -> None
 # In the background
 
 
-async def test_it_happens_in_the_background_too(bench: Bench) -> None:
+async def test_background_response_is_compacted_too(bench: Bench) -> None:
     run = await bench.ask([*HISTORY, user("recall")], background=True, **THRESHOLD)
     response = await read(bench, run.response.id)
     assert [item.type for item in response.output] == ["compaction", "message"]
@@ -344,9 +344,7 @@ async def read(bench: Bench, response_id: str) -> Response:
 
 
 @pytest.mark.parametrize("shown", ["the compacting", "the compaction", "the answer"])
-async def test_a_run_left_by_a_dead_process_goes_on_with_the_compaction_that_was_shown(
-    make_bench: Any, tmp_path: Path, shown: str
-) -> None:
+async def test_resumed_run_reuses_the_emitted_compaction(make_bench: Any, tmp_path: Path, shown: str) -> None:
     path = tmp_path / "store.db"
     steps: dict[str, Any] = {"the compacting": [{"wait": "gate"}, {"text": "lost"}]}
     notes = {"text": "You write the notes", "answers": [steps.get(shown, NOTES)]}

@@ -1,4 +1,4 @@
-"""A client that sends the whole history, along with the id of the response that ends it, does not tell it twice."""
+"""Input that repeats the history of the previous response."""
 
 from typing import Any
 
@@ -44,14 +44,14 @@ async def keep(bench: Bench, asked: list[Any], previous: Response) -> tuple[list
     return sorted(set(range(len(asked))) - left_out), run.warnings
 
 
-async def test_messages_without_ids_are_told_once(bench: Bench) -> None:
+async def test_repeated_messages_without_ids_are_dropped(bench: Bench) -> None:
     first = await bench.answer("hello")
     asked = [{"role": "user", "content": "hello"}, first.output[0], {"role": "user", "content": "next"}]
     second = await bench.answer(asked, previous_response_id=first.id)
     assert second.output_text == "3 items"
 
 
-async def test_what_is_left_out_is_told(bench: Bench) -> None:
+async def test_dropped_items_produce_warnings(bench: Bench) -> None:
     response, history = await talk(bench, say("hello"))
     assert await keep(bench, [*history, say("next")], response) == (
         [2],
@@ -62,27 +62,27 @@ async def test_what_is_left_out_is_told(bench: Bench) -> None:
     )
 
 
-async def test_a_long_history_is_told_once_and_so_is_its_end_alone(bench: Bench) -> None:
+async def test_repeated_long_history_or_its_end_is_dropped(bench: Bench) -> None:
     response, history = await talk(bench, say("yes"), say("no"), say("yes"), say("a", "b"), show("https://a/b.png"))
     for start in range(10):
         new, _ = await keep(bench, [*history[start:], say("yes")], response)
         assert new == [10 - start]
 
 
-async def test_an_answer_without_its_id_is_recognised_between_those_that_have_theirs(bench: Bench) -> None:
+async def test_answer_without_an_id_is_found_between_known_items(bench: Bench) -> None:
     response, history = await talk(bench, say("one"), say("two"))
     history[1] = {"role": "assistant", "content": "1 items"}
     assert (await keep(bench, [*history, say("next")], response))[0] == [4]
 
 
 @pytest.mark.parametrize("end", [[], [say("yes")], [say("no"), say("yes")]])
-async def test_what_the_user_says_again_is_not_left_out(bench: Bench, end: list[Any]) -> None:
+async def test_repeated_user_message_at_the_end_is_new(bench: Bench, end: list[Any]) -> None:
     response, history = await talk(bench, say("yes"), say("no"))
     assert await keep(bench, [say("yes"), *end], response) == (list(range(1 + len(end))), [])
     assert (await keep(bench, [*history, say("yes"), *end], response))[0] == list(range(4, 5 + len(end)))
 
 
-async def test_what_the_history_does_not_have_in_this_place_is_new(bench: Bench) -> None:
+async def test_message_at_another_position_is_new(bench: Bench) -> None:
     response, history = await talk(bench, say("one"), say("two"))
     first, one, second, two = history
     # A note that was put in between, another order, another speaker, another picture.
@@ -94,17 +94,17 @@ async def test_what_the_history_does_not_have_in_this_place_is_new(bench: Bench)
     assert (await keep(bench, [shown, seen], pictured))[0] == []
 
 
-async def test_a_message_with_an_id_that_the_history_does_not_have_is_new(bench: Bench) -> None:
+async def test_message_with_an_unknown_id_is_new(bench: Bench) -> None:
     response, (asked, answer) = await talk(bench, say("one"))
     assert (await keep(bench, [asked | {"id": "msg_mine"}, answer], response))[0] == [0]
 
 
-async def test_an_item_out_of_order_says_nothing_about_the_messages_before_it(bench: Bench) -> None:
+async def test_messages_before_an_out_of_order_item_are_new(bench: Bench) -> None:
     response, (first, one, _, two) = await talk(bench, say("one"), say("two"))
     assert (await keep(bench, [two, first, one], response))[0] == [1]
 
 
-async def test_outputs_and_references_mark_the_place_of_messages_too(make_bench: Any) -> None:
+async def test_outputs_and_references_mark_message_positions(make_bench: Any) -> None:
     call = {"tool_call": {"name": "f", "arguments": {}, "call_id": "call_0"}}
     bench = await make_bench({"rules": [{"last_item": "function_call_output", "answers": ["done"]}], "default": [call]})
     opened = await bench.answer([say("go")], tools=[{"type": "function", "name": "f", "parameters": {}}])
