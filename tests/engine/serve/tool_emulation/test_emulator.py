@@ -38,7 +38,7 @@ def turn(*items: Any, **fields: Any) -> Turn:
 )
 async def test_turn_without_emulation_goes_to_the_backend_unchanged(plain: Turn) -> None:
     answer = await Emulator(make()).stream(plain)
-    assert answer.__qualname__ == "ScriptedBackend._play"  # type: ignore[attr-defined]  # a generator has one
+    assert answer.__qualname__ == "ScriptedBackend._stream_answer"  # type: ignore[attr-defined]  # a generator has one
 
 
 async def test_closing_stops_the_model() -> None:
