@@ -1,4 +1,4 @@
-"""Turns as the engine would make them, and what of Chat Completions they are to become, in few words."""
+"""Short constructors for turns and for Chat Completions messages."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ PICTURE = "data:image/png;base64,aGk="
 
 
 def make_turn(items: Any = "hi", **fields: Any) -> Turn:
-    """The turn that the engine would make of such a request."""
+    """Return the turn that the engine makes of a request."""
     if isinstance(items, str):
         items = [say("user", items)]
     request = codec.decode_request(json.dumps({"model": "m", "input": items} | fields).encode()).request
@@ -25,15 +25,15 @@ def make_turn(items: Any = "hi", **fields: Any) -> Turn:
 
 
 def write(items: Any = "hi", quirks: Quirks = PLAIN, **fields: Any) -> dict[str, Any]:
-    """The body of the request, which must be as the SDK says."""
+    """Return the request body, validated against the types of the SDK."""
     body: dict[str, Any] = json.loads(codec.encode(make_body(make_turn(items, **fields), quirks)))
     assert find_type_errors(body, CompletionCreateParamsStreaming) == []
     return body
 
 
 def messages(items: Any, quirks: Quirks = PLAIN, **fields: Any) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = write(items, quirks, **fields)["messages"]
-    return told
+    written: list[dict[str, Any]] = write(items, quirks, **fields)["messages"]
+    return written
 
 
 def say(role: str, *parts: Any) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def call(call_id: str, arguments: str = "{}", name: str = "look_up") -> dict[str
     return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
 
 
-def output(call_id: str | None, said: Any = "ok", **fields: Any) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call_id, "output": said} | fields
+def output(call_id: str | None, value: Any = "ok", **fields: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": value} | fields
 
 
 def think(text: str) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def chat_call(call_id: str, arguments: str = "{}", name: str = "look_up") -> dic
 
 
 def assistant(content: str | None, *calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    said = {"role": "assistant", "content": content} | fields
-    return said | {"tool_calls": list(calls)} if calls else said
+    message = {"role": "assistant", "content": content} | fields
+    return message | {"tool_calls": list(calls)} if calls else message
 
 
 def tool(call_id: str, content: Any = "ok") -> dict[str, Any]:
@@ -74,5 +74,5 @@ def picture(url: str = PICTURE, **fields: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url} | fields}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}

@@ -1,4 +1,4 @@
-"""A clock for an event loop on which both sides of a test run: the time in which neither has anything to do."""
+"""A clock for an event loop with both sides of a test: it counts only the time in which the loop waits."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ RESOLUTION = 1e-6
 
 
 def count_idle_time(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on, time passes for the loop's timers only while it waits.
+    """Make time pass for the loop's timers only while the loop waits.
 
-    A machine may stand still for longer than the short time-outs of a test. Without this, they would run out before the
-    other side, which stood still as well, has had its turn.
+    A busy machine may pause for longer than the short timeouts of a test. Without this they would expire before the
+    other side has run.
     """
     selector: Any = loop._selector  # type: ignore[attr-defined]
     select = selector.select

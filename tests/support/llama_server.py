@@ -1,7 +1,7 @@
-"""llama.cpp's own HTTP server, with the small model: another server that is real.
+"""llama.cpp's own HTTP server with the small model: a real upstream.
 
 with open_llama_server() as llama:
-    ...  # it speaks Chat Completions and Responses at llama.url, to whoever has llama.key
+    ...  # Chat Completions and Responses at llama.url, with the key llama.key
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class LlamaServer:
 
 @contextmanager
 def open_llama_server(*, context: int = 1024) -> Iterator[LlamaServer]:
-    """A server on a free loopback port, with one slot."""
+    """Start a server on a free loopback port, with one slot."""
     params: Any = xllamacpp.CommonParams()
     params.model.path = str(find_weights("smollm2-135m"))
     params.model_alias = {"smollm2-135m"}
@@ -40,7 +40,7 @@ def open_llama_server(*, context: int = 1024) -> Iterator[LlamaServer]:
     params.verbosity = -1
     params.use_jinja = True
     server = xllamacpp.Server(params)
-    # One that is dropped before its port has answered can hang in its destructor.
+    # A server that is dropped before its port answers can hang in its destructor.
     with urlopen(f"{server.listening_address}/health", timeout=30):
         yield LlamaServer(f"{server.listening_address}/v1", KEY, context)
     del server

@@ -1,7 +1,7 @@
-"""A server for tests that play the other side: scripted HTTP answers on a loopback socket, good ones and broken ones.
+"""A scripted upstream: HTTP answers on a loopback socket, valid and broken.
 
     async with serve([Reply(status=500), stream_of(b'data: {"a":1}\n\n', b"data: [DONE]\n\n")]) as upstream:
-        ...                          # what is under test talks to upstream.url (http://127.0.0.1:PORT/v1)
+        ...                          # the code under test connects to upstream.url (http://127.0.0.1:PORT/v1)
         assert upstream.requests[0].json == {...}
 
 Each request gets the next reply of the list, in the order in which the requests come; one too many gets a 500 that says
@@ -58,12 +58,12 @@ class Reply:
 
 
 def stream_of(*pieces: Piece, **headers: str) -> Reply:
-    """An event stream in these pieces."""
+    """Return an event stream in these chunks."""
     return Reply(headers={"Content-Type": "text/event-stream"} | headers, pieces=pieces)
 
 
 def json_of(value: Any, status: int = 200, **headers: str) -> Reply:
-    """A JSON body. Headers go by keyword: `Retry_After="2"` is Retry-After."""
+    """Return a JSON body. Headers are keywords: `Retry_After="2"` is Retry-After."""
     named = {name.replace("_", "-"): text for name, text in headers.items()}
     return Reply(status=status, headers={"Content-Type": "application/json"} | named, body=json.dumps(value).encode())
 
@@ -82,13 +82,13 @@ class Request:
 
 
 class UpstreamServer:
-    """What `serve` gives: the address, and what came in so far."""
+    """The server of `serve`: its address, and the requests so far."""
 
     def __init__(self, replies: Sequence[Reply], fixed: Mapping[str, Reply]) -> None:
         self.requests: list[Request] = []
         self.connections = 0
         self.hang_ups = 0
-        """How many answers the client did not stay for."""
+        """Return the number of answers that the client did not read to the end."""
         self.port = 0
         self.scheme = "http"
         self._replies = list(replies)
@@ -104,15 +104,15 @@ class UpstreamServer:
         self._replies += replies
 
     def replace(self, *replies: Reply) -> None:
-        """Forget what is left, and give these from now on."""
+        """Replace the remaining replies."""
         self._replies = list(replies)
 
     async def until_requests(self, count: int) -> None:
-        """Wait until so many requests have come."""
+        """Wait for this number of requests."""
         await self._wait_until(lambda: len(self.requests) >= count)
 
     async def until_hang_ups(self, count: int = 1) -> None:
-        """Wait until the client has left in the middle of so many answers."""
+        """Wait until the client has closed this number of unfinished answers."""
         await self._wait_until(lambda: self.hang_ups >= count)
 
     async def _wait_until(self, is_so: Any) -> None:
@@ -194,11 +194,11 @@ class UpstreamServer:
             assert isinstance(piece, bytes | Raw)
             writer.write(piece.data if isinstance(piece, Raw) else b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
-            # A socket sends what it holds when it can: the next piece shall come as a read of its own.
+            # Without this pause the socket may send two chunks together.
             await asyncio.sleep(0)
 
     async def _stay(self, reader: asyncio.StreamReader, *, until: asyncio.Event) -> None:
-        """Wait for the event, or for the client to hang up."""
+        """Wait for the event, or for the client to disconnect."""
         waiting = asyncio.create_task(until.wait())
         gone = asyncio.create_task(reader.read(1))
         try:
@@ -218,7 +218,7 @@ class UpstreamServer:
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Request | None:
-    """The next request of a connection; None if there is none."""
+    """Return the next request of a connection, or None at its end."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -235,7 +235,7 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
 async def serve(
     replies: Sequence[Reply] = (), *, fixed: Mapping[str, Reply] | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[UpstreamServer]:
-    """A server that gives these replies, until the block ends."""
+    """Serve these replies until the block ends."""
     upstream = UpstreamServer(replies, fixed or {})
     server = await asyncio.start_server(upstream.handle, "127.0.0.1", 0, ssl=tls)
     upstream.port = server.sockets[0].getsockname()[1]

@@ -208,8 +208,8 @@ def test_text_between_call_and_output_joins_the_call() -> None:
 
 def test_invalid_arguments_in_history_are_wrapped() -> None:
     written = ['{ "a":1.0 }', '{"a', "[1]", ""]
-    told = messages([call(f"c{n}", arguments) for n, arguments in enumerate(written)])[0]
-    assert [each["function"]["arguments"] for each in told["tool_calls"]] == [
+    message = messages([call(f"c{n}", arguments) for n, arguments in enumerate(written)])[0]
+    assert [each["function"]["arguments"] for each in message["tool_calls"]] == [
         '{ "a":1.0 }',
         '{"arguments":"{\\"a"}',
         '{"arguments":"[1]"}',
@@ -295,8 +295,8 @@ def test_images_stay_in_outputs_if_supported() -> None:
     ],
 )
 def test_call_id_has_the_form_required_by_the_server(form: Any, call_id: str, sent: str) -> None:
-    told = messages([call(call_id), output(call_id)], Quirks(call_ids=form))
-    assert (told[0]["tool_calls"][0]["id"], told[1]["tool_call_id"]) == (sent, sent)
+    written = messages([call(call_id), output(call_id)], Quirks(call_ids=form))
+    assert (written[0]["tool_calls"][0]["id"], written[1]["tool_call_id"]) == (sent, sent)
 
 
 # Reasoning
@@ -326,8 +326,8 @@ REASONED = [
 )
 def test_reasoning_is_replayed_by_rule(rule: Any, replayed: list[str | None]) -> None:
     body = make_body(make_turn(REASONED), Quirks(replay_reasoning=rule, reasoning_field="reasoning"))
-    spoken = [message for message in body["messages"] if message["role"] == "assistant"]
-    assert [message.get("reasoning") for message in spoken] == replayed
+    assistant_messages = [message for message in body["messages"] if message["role"] == "assistant"]
+    assert [message.get("reasoning") for message in assistant_messages] == replayed
 
 
 def test_call_without_reasoning_gets_an_empty_field() -> None:

@@ -1,4 +1,4 @@
-"""What is known of servers and models, and how settings change it."""
+"""Quirks by model, host and settings."""
 
 from typing import Any
 
