@@ -1,4 +1,4 @@
-"""The three ways to a model, on which the same tests are played."""
+"""The three transports to a scripted model, on which the same tests run."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -7,31 +7,31 @@ import pytest
 
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import MemoryLedger, SqliteLedger
-from support.agent_stage import WAYS, Stage, Theatre, open_stage
+from support.scripted_model import TRANSPORTS, ScriptedModel, SharedServer, open_scripted
 
 
 @pytest.fixture(scope="package")
-def theatre() -> Iterator[Theatre]:
-    opened = Theatre()
+def shared_server() -> Iterator[SharedServer]:
+    opened = SharedServer()
     yield opened
     opened.close()
 
 
-@pytest.fixture(params=WAYS)
-async def stage(request: pytest.FixtureRequest, theatre: Theatre) -> AsyncIterator[Stage]:
-    async with open_stage(request.param, theatre) as opened:
+@pytest.fixture(params=TRANSPORTS)
+async def scripted(request: pytest.FixtureRequest, shared_server: SharedServer) -> AsyncIterator[ScriptedModel]:
+    async with open_scripted(request.param, shared_server) as opened:
         yield opened
 
 
 @pytest.fixture
-async def here() -> AsyncIterator[Stage]:
-    """In process, for what does not depend on the way."""
-    async with open_stage("in process") as opened:
+async def in_process() -> AsyncIterator[ScriptedModel]:
+    """The scripted model in process, for tests that do not depend on the transport."""
+    async with open_scripted("in process") as opened:
         yield opened
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
-    kept = MemoryLedger() if request.param == "memory" else SqliteLedger(tmp_path / "runs.db")
-    yield kept
-    await kept.close()
+    opened = MemoryLedger() if request.param == "memory" else SqliteLedger(tmp_path / "runs.db")
+    yield opened
+    await opened.close()

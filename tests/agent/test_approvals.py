@@ -1,4 +1,4 @@
-"""Calls that somebody has to approve: the run pauses, and goes on where it is resumed, once."""
+"""Calls that need approval: the run pauses, and can be resumed once."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from antiphon.agent.outcome import ToolFinished
 from antiphon.ledger import EntryTaken, Ledger
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import Tool, ToolInvocation
-from support.agent_stage import Stage, TheirStage, call, open_stage, outputs_of
+from support.scripted_model import ScriptedModel, UpstreamModel, call, open_scripted, outputs_of
 
 
 def make_pay(paid: list[int], **options: Any) -> Tool:
@@ -38,38 +38,40 @@ async def look_up(city: str) -> str:
 PAY = call("pay", {"amount": 5}, "call_p")
 
 
-async def test_the_run_pauses_with_the_calls_that_wait_and_the_others_are_made(stage: Stage) -> None:
+async def test_run_pauses_at_pending_calls_and_runs_the_others(scripted: ScriptedModel) -> None:
     paid: list[int] = []
-    stage.play([PAY, call("look_up", {"city": "Bern"}, "call_l")], "Done.")
-    agent = stage.agent(tools=[make_pay(paid), look_up])
+    scripted.set_answers([PAY, call("look_up", {"city": "Bern"}, "call_l")], "Done.")
+    agent = scripted.agent(tools=[make_pay(paid), look_up])
     outcome = await agent.run("Go.")
     assert (outcome.kind, outcome.pending) == ("needs_approval", (ToolInvocation("call_p", "pay", '{"amount":5}'),))
-    assert (paid, len(stage.sent)) == ([], 1)
+    assert (paid, len(scripted.sent)) == ([], 1)
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state, approvals={"call_p": True})
     assert (resumed.kind, resumed.text, resumed.run_id, paid) == ("final", "Done.", outcome.run_id, [5])
-    # In the order of the calls, though the second was made before the first.
-    assert outputs_of(stage.sent[1]) == [("call_p", "paid 5"), ("call_l", "Bern")]
+    # The outputs are in the order of the calls, although the second ran first.
+    assert outputs_of(scripted.sent[1]) == [("call_p", "paid 5"), ("call_l", "Bern")]
 
 
-@pytest.mark.parametrize(("verdict", "told"), [(False, DENIED), ("Too much.", "Too much.")])
-async def test_a_denied_call_is_not_made_and_the_model_reads_why(stage: Stage, verdict: Any, told: str) -> None:
+@pytest.mark.parametrize(("verdict", "error"), [(False, DENIED), ("Too much.", "Too much.")])
+async def test_denied_call_is_not_run_and_the_model_reads_the_reason(
+    scripted: ScriptedModel, verdict: Any, error: str
+) -> None:
     paid: list[int] = []
-    stage.play([PAY], "I see.")
-    agent = stage.agent(tools=[make_pay(paid)])
+    scripted.set_answers([PAY], "I see.")
+    agent = scripted.agent(tools=[make_pay(paid)])
     outcome = await agent.run("Go.")
     assert outcome.state is not None
     events = [event async for event in agent.resume_stream(outcome.state, approvals={"call_p": verdict})]
     assert paid == []
-    assert json.loads(outputs_of(stage.sent[1])[0][1]) == {"error": told}
+    assert json.loads(outputs_of(scripted.sent[1])[0][1]) == {"error": error}
     # Observers see it too.
     assert [event.is_error for event in events if isinstance(event, ToolFinished)] == [True]
 
 
-async def test_without_a_word_the_call_waits_on(here: Stage, ledger: Ledger) -> None:
+async def test_call_without_verdict_stays_pending(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
-    here.play([PAY, call("pay", {"amount": 7}, "call_q")], "Done.")
-    agent = here.agent(tools=[make_pay(paid)])
+    in_process.set_answers([PAY, call("pay", {"amount": 7}, "call_q")], "Done.")
+    agent = in_process.agent(tools=[make_pay(paid)])
     await agent.run("Go.", durable=ledger, run_id="run_1")
     again = await agent.resume("run_1", durable=ledger)
     assert (again.kind, len(again.pending), paid) == ("needs_approval", 2, [])
@@ -79,30 +81,30 @@ async def test_without_a_word_the_call_waits_on(here: Stage, ledger: Ledger) -> 
     assert (done.kind, paid) == ("final", [7, 5])
 
 
-async def test_approval_may_depend_on_the_arguments(here: Stage) -> None:
+async def test_approval_can_depend_on_the_arguments(in_process: ScriptedModel) -> None:
     def is_much(arguments: Mapping[str, Any]) -> bool:
         return bool(arguments["amount"] > 10)
 
     paid: list[int] = []
-    here.play([PAY, call("pay", {"amount": 50}, "call_q")])
-    outcome = await here.agent(tools=[make_pay(paid, needs_approval=is_much)]).run("Go.")
+    in_process.set_answers([PAY, call("pay", {"amount": 50}, "call_q")])
+    outcome = await in_process.agent(tools=[make_pay(paid, needs_approval=is_much)]).run("Go.")
     assert ([each.call_id for each in outcome.pending], paid) == (["call_q"], [5])
 
 
 @pytest.mark.parametrize(("arguments", "kind"), [('{"amount"', "final"), ({"sum": 1}, "needs_approval")])
-async def test_a_question_that_cannot_be_answered_is_not_taken_for_a_yes(
-    here: Stage, arguments: Any, kind: str
+async def test_failing_needs_approval_function_requires_approval(
+    in_process: ScriptedModel, arguments: Any, kind: str
 ) -> None:
     """Arguments that are no JSON are refused by the tool anyway; others need somebody to look at them."""
-    here.play([call("pay", arguments)], "I see.")
+    in_process.set_answers([call("pay", arguments)], "I see.")
     pay = make_pay([], needs_approval=lambda given: given["amount"] > 10)
-    assert (await here.agent(tools=[pay]).run("Go.")).kind == kind
+    assert (await in_process.agent(tools=[pay]).run("Go.")).kind == kind
 
 
-async def test_the_second_to_approve_gets_an_error_and_the_call_is_made_once(here: Stage, ledger: Ledger) -> None:
+async def test_second_approval_fails_and_the_call_runs_once(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
-    here.play([PAY], "Done.")
-    agent = here.agent(tools=[make_pay(paid)])
+    in_process.set_answers([PAY], "Done.")
+    agent = in_process.agent(tools=[make_pay(paid)])
     outcome = await agent.run("Go.", durable=ledger)
     state = outcome.state
     assert state is not None
@@ -114,7 +116,7 @@ async def test_the_second_to_approve_gets_an_error_and_the_call_is_made_once(her
 
 
 class Together(MemoryLedger):
-    """Who reads waits for the other who reads."""
+    """A ledger whose first two readers wait for each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,10 +128,10 @@ class Together(MemoryLedger):
         return entries
 
 
-async def test_of_two_at_the_same_time_one_gets_an_error(here: Stage) -> None:
+async def test_one_of_two_simultaneous_approvals_fails(in_process: ScriptedModel) -> None:
     paid: list[int] = []
-    here.play([PAY], "Done.")
-    agent, ledger = here.agent(tools=[make_pay(paid)]), Together()
+    in_process.set_answers([PAY], "Done.")
+    agent, ledger = in_process.agent(tools=[make_pay(paid)]), Together()
     outcome = await agent.run("Go.", durable=ledger)
     resumed = (agent.resume(outcome.run_id, approvals={"call_p": True}, durable=ledger) for _ in range(2))
     ends = await asyncio.gather(*resumed, return_exceptions=True)
@@ -139,19 +141,19 @@ async def test_of_two_at_the_same_time_one_gets_an_error(here: Stage) -> None:
     assert paid == [5]
 
 
-async def test_an_unknown_call_cannot_be_approved(here: Stage) -> None:
-    here.play([PAY])
-    agent = here.agent(tools=[make_pay([])])
+async def test_unknown_call_cannot_be_approved(in_process: ScriptedModel) -> None:
+    in_process.set_answers([PAY])
+    agent = in_process.agent(tools=[make_pay([])])
     outcome = await agent.run("Go.")
     assert outcome.state is not None
     with pytest.raises(InvalidRequest, match="No call 'call_x' waits for approval"):
         await agent.resume(outcome.state, approvals={"call_x": True})
 
 
-async def test_the_time_that_a_person_takes_does_not_count(here: Stage) -> None:
+async def test_waiting_for_approval_does_not_count_as_time(in_process: ScriptedModel) -> None:
     paid: list[int] = []
-    here.play([PAY], "Done.")
-    agent = here.agent(tools=[make_pay(paid)], limits=Limits(seconds=60))
+    in_process.set_answers([PAY], "Done.")
+    agent = in_process.agent(tools=[make_pay(paid)], limits=Limits(seconds=60))
     outcome = await agent.run("Go.")
     assert outcome.state is not None
     hours_later = json.loads(outcome.state)
@@ -182,25 +184,25 @@ print(outcome.kind, outcome.text, outcome.turns, outcome.tool_calls)
 """
 
 
-async def test_another_process_goes_on_with_the_state(tmp_path: Path) -> None:
-    async with open_stage("upstream") as stage:
-        assert isinstance(stage, TheirStage)
-        stage.play([PAY], "Done.")
-        outcome = await stage.agent(tools=[make_pay([])]).run("Go.")
+async def test_another_process_resumes_from_the_state(tmp_path: Path) -> None:
+    async with open_scripted("upstream") as scripted:
+        assert isinstance(scripted, UpstreamModel)
+        scripted.set_answers([PAY], "Done.")
+        outcome = await scripted.agent(tools=[make_pay([])]).run("Go.")
         assert outcome.state is not None
         (tmp_path / "state").write_bytes(outcome.state)
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", CHILD, stage.upstream.url, cwd=tmp_path, stdout=subprocess.PIPE
+            sys.executable, "-c", CHILD, scripted.upstream.url, cwd=tmp_path, stdout=subprocess.PIPE
         )
-        said, _ = await asyncio.wait_for(child.communicate(), 60)
-    assert (said.decode().split(), (tmp_path / "paid").read_text()) == (["final", "Done.", "2", "1"], "5\n")
+        output, _ = await asyncio.wait_for(child.communicate(), 60)
+    assert (output.decode().split(), (tmp_path / "paid").read_text()) == (["final", "Done.", "2", "1"], "5\n")
 
 
-async def test_a_call_of_an_agent_that_works_for_another_waits_in_the_run_above(stage: Stage) -> None:
+async def test_subagent_call_waits_for_approval_in_the_parent_run(scripted: ScriptedModel) -> None:
     paid: list[int] = []
-    stage.play([call("assistant", {"input": "Pay 5."}, "call_a")], [PAY], "I have paid.", "It is paid.")
-    assistant = stage.agent(name="assistant", tools=[make_pay(paid)])
-    agent = stage.agent(tools=[assistant.as_tool("assistant", "Pays.")])
+    scripted.set_answers([call("assistant", {"input": "Pay 5."}, "call_a")], [PAY], "I have paid.", "It is paid.")
+    assistant = scripted.agent(name="assistant", tools=[make_pay(paid)])
+    agent = scripted.agent(tools=[assistant.as_tool("assistant", "Pays.")])
     outcome = await agent.run("Go.")
     assert (outcome.kind, outcome.pending) == (
         "needs_approval",
@@ -209,24 +211,24 @@ async def test_a_call_of_an_agent_that_works_for_another_waits_in_the_run_above(
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state, approvals={"call_a/call_p": True})
     assert (resumed.kind, resumed.text, paid) == ("final", "It is paid.", [5])
-    assert outputs_of(stage.sent[-1]) == [("call_a", "I have paid.")]
+    assert outputs_of(scripted.sent[-1]) == [("call_a", "I have paid.")]
 
 
-async def test_it_is_denied_there_too(here: Stage, ledger: Ledger) -> None:
+async def test_subagent_call_is_denied_in_the_parent_run(in_process: ScriptedModel, ledger: Ledger) -> None:
     paid: list[int] = []
-    here.play([call("assistant", {"input": "Pay 5."}, "call_a")], [PAY], "I may not.", "It is not paid.")
-    assistant = here.agent(name="assistant", tools=[make_pay(paid)])
-    agent = here.agent(tools=[assistant.as_tool("assistant", "Pays.")])
+    in_process.set_answers([call("assistant", {"input": "Pay 5."}, "call_a")], [PAY], "I may not.", "It is not paid.")
+    assistant = in_process.agent(name="assistant", tools=[make_pay(paid)])
+    agent = in_process.agent(tools=[assistant.as_tool("assistant", "Pays.")])
     outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
     assert [each.call_id for each in outcome.pending] == ["call_a/call_p"]
     waiting = await agent.resume("run_1", durable=ledger)
     assert waiting.pending == outcome.pending
     resumed = await agent.resume("run_1", approvals={"call_a/call_p": "No money."}, durable=ledger)
     assert (resumed.kind, resumed.text, paid) == ("final", "It is not paid.", [])
-    assert json.loads(outputs_of(here.sent[-2])[0][1]) == {"error": "No money."}
+    assert json.loads(outputs_of(in_process.sent[-2])[0][1]) == {"error": "No money."}
 
 
-def test_a_run_cannot_be_resumed_within_a_loop_that_is_not_awaited() -> None:
+def test_resume_sync_within_an_event_loop_raises() -> None:
     async def resume() -> None:
         Agent(model="m", base_url="http://127.0.0.1:1/v1").resume_sync("run_1")
 

@@ -1,14 +1,23 @@
-"""A history from elsewhere is mended, so that no server refuses it."""
+"""Completing histories so that servers accept them, and dropping encrypted reasoning."""
 
 from typing import Any
 
 import pytest
 
-from antiphon.agent.history import STRAY, UNANSWERED, complete_history, has_unsupported_call
+from antiphon.agent.history import (
+    STRAY,
+    UNANSWERED,
+    cannot_decrypt,
+    complete_history,
+    drop_encrypted,
+    has_unsupported_call,
+    refuses_encryption,
+)
+from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UnsupportedParameter, UpstreamError
 from antiphon.protocol.items import LOST_OUTPUT
 
 USER = {"role": "user", "content": "Go."}
-SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
+ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
 THOUGHT = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
 
 
@@ -20,7 +29,7 @@ def output(call_id: str = "call_1", text: str = "4") -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
-# Of every kind of call that is not a function's: the call, its output, and the words of each without the other.
+# For each call type other than functions: a call, its output, and the text of each without the other.
 PRINTED = {"stdout": "a.txt", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
 PICTURE = "data:image/png;base64,aGk="
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any]] = {
@@ -86,35 +95,35 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], Any, Any]] = {
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_a_call_of_another_kind_and_its_output_stay_as_they_are(kind: str) -> None:
+def test_other_call_with_its_output_is_unchanged(kind: str) -> None:
     made, result, _, _ = PAIRS[kind]
-    whole = [USER, THOUGHT, made, result, SAID]
+    whole = [USER, THOUGHT, made, result, ANSWER]
     assert (complete_history(whole), has_unsupported_call(whole)) == (whole, False)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_a_call_of_another_kind_without_its_output_is_told_in_words(kind: str) -> None:
+def test_other_call_without_output_becomes_a_message(kind: str) -> None:
     made, _, words, _ = PAIRS[kind]
-    told = {"role": "user", "content": f"{UNANSWERED} {words}\n{LOST_OUTPUT}"}
-    # Nobody has seen what came of it, so there is no output to make up.
-    assert complete_history([USER, THOUGHT, made, USER]) == [USER, told, USER]
+    message = {"role": "user", "content": f"{UNANSWERED} {words}\n{LOST_OUTPUT}"}
+    # Its effect is unknown, so no output is invented.
+    assert complete_history([USER, THOUGHT, made, USER]) == [USER, message, USER]
     assert has_unsupported_call([USER, made])
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_an_output_of_another_kind_without_its_call_is_told_in_words(kind: str) -> None:
+def test_output_without_call_becomes_a_message(kind: str) -> None:
     _, result, _, words = PAIRS[kind]
     content = f"{STRAY} {words}" if isinstance(words, str) else [{"type": "input_text", "text": STRAY}, *words]
     assert complete_history([USER, result]) == [USER, {"role": "user", "content": content}]
 
 
-def test_a_call_and_an_output_of_different_kinds_do_not_belong_together() -> None:
+def test_call_and_output_of_different_types_are_not_paired() -> None:
     _, result, _, _ = PAIRS["shell"]
     kinds = [item.get("type", "message") for item in complete_history([call("c"), result])]
     assert kinds == ["function_call", "function_call_output", "message"]
 
 
-def test_what_a_server_has_done_itself_stays_as_it_is() -> None:
+def test_calls_of_the_server_are_unchanged() -> None:
     own: list[dict[str, Any]] = [
         {"type": "tool_search_call", "id": "ts_1", "call_id": None, "execution": "server", "arguments": {}},
         {"type": "tool_search_output", "id": "ts_2", "call_id": None, "execution": "server", "tools": []},
@@ -124,29 +133,29 @@ def test_what_a_server_has_done_itself_stays_as_it_is() -> None:
     assert (complete_history(own), has_unsupported_call(own)) == (own, False)
 
 
-def test_pictures_of_an_output_without_its_call_stay_pictures() -> None:
+def test_images_in_an_output_without_call_stay_images() -> None:
     parts = [{"type": "input_text", "text": "Here."}, {"type": "input_image", "image_url": PICTURE}]
-    (told,) = complete_history([output() | {"output": parts}])
-    assert told == {"role": "user", "content": [{"type": "input_text", "text": STRAY}, *parts]}
+    (message,) = complete_history([output() | {"output": parts}])
+    assert message == {"role": "user", "content": [{"type": "input_text", "text": STRAY}, *parts]}
 
 
 @pytest.mark.parametrize(
     "whole",
     [
-        [USER, SAID],
-        [USER, THOUGHT, call(), output(), SAID],
+        [USER, ANSWER],
+        [USER, THOUGHT, call(), output(), ANSWER],
         [USER, call(), call("call_2"), output("call_2"), output()],
-        # An id may come again, once it was answered.
+        # An id may be reused after its output.
         [USER, call(), output(), call(), output(text="5")],
-        [USER, THOUGHT, call(), SAID, output(), USER],
+        [USER, THOUGHT, call(), ANSWER, output(), USER],
     ],
 )
-def test_what_is_whole_stays_as_it_is(whole: list[dict[str, Any]]) -> None:
+def test_complete_history_is_unchanged(whole: list[dict[str, Any]]) -> None:
     assert complete_history(whole) == whole
 
 
 @pytest.mark.parametrize(
-    ("broken", "mended"),
+    ("broken", "completed"),
     [
         ([USER, THOUGHT, call()], [USER, THOUGHT, call(), output(text=LOST_OUTPUT)]),
         (
@@ -156,7 +165,7 @@ def test_what_is_whole_stays_as_it_is(whole: list[dict[str, Any]]) -> None:
         ([USER, output()], [USER, {"role": "user", "content": f"{STRAY} 4"}]),
         ([call(), output(), output()], [call(), output(), {"role": "user", "content": f"{STRAY} 4"}]),
         ([USER, THOUGHT], [USER]),
-        ([USER, THOUGHT, USER, SAID], [USER, USER, SAID]),
+        ([USER, THOUGHT, USER, ANSWER], [USER, USER, ANSWER]),
         ([call(), THOUGHT, output()], [call(), output()]),
     ],
     ids=[
@@ -169,14 +178,55 @@ def test_what_is_whole_stays_as_it_is(whole: list[dict[str, Any]]) -> None:
         "in between",
     ],
 )
-def test_what_is_broken_is_mended_and_nothing_is_lost(
-    broken: list[dict[str, Any]], mended: list[dict[str, Any]]
+def test_broken_history_is_completed_without_loss(
+    broken: list[dict[str, Any]], completed: list[dict[str, Any]]
 ) -> None:
-    assert complete_history(broken) == mended
-    assert complete_history(mended) == mended
+    assert complete_history(broken) == completed
+    assert complete_history(completed) == completed
 
 
-def test_ids_that_nobody_refers_to_are_left_out() -> None:
+def test_unreferenced_ids_are_removed() -> None:
     stored = [{"id": "rs_1", "status": None} | THOUGHT, {"id": "fc_1", "status": "completed"} | call(), output()]
     references = [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}]
     assert complete_history([*references, *stored]) == [*references, THOUGHT, call(), output()]
+
+
+# Encrypted reasoning
+
+
+OPEN = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+HOLLOW = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+PLAIN_ANSWER = {"role": "assistant", "content": "Well."}
+COMPACTED = {"type": "compaction", "encrypted_content": "y"}
+
+
+def seal(item: dict[str, object]) -> dict[str, object]:
+    return item | {"encrypted_content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("error", "about_it"),
+    [
+        (InvalidRequest("Encrypted content is not supported with this model.", param="include"), True),
+        (InvalidRequest("400: Encrypted content is not supported with this model."), True),
+        (InvalidRequest("Invalid value: 'reasoning.encrypted_content'."), True),
+        (InvalidRequest("Unknown value.", param="include[0]"), True),
+        (UnsupportedParameter("Unknown parameter: 'include'.", param="include"), True),
+        (InvalidRequest("No.", param="input"), False),
+        (InvalidRequest("The encrypted content could not be verified.", code="invalid_encrypted_content"), False),
+        (UpstreamError("Encrypted content is not supported with this model."), False),
+        (RateLimited("Slow down.", param="include"), False),
+    ],
+)
+def test_error_of_a_model_without_encryption_is_recognised(error: AntiphonError, about_it: bool) -> None:
+    assert refuses_encryption(error) is about_it
+
+
+def test_decryption_error_is_recognised_by_its_code() -> None:
+    assert cannot_decrypt(InvalidRequest("No.", code="invalid_encrypted_content"))
+    assert not cannot_decrypt(InvalidRequest("No.", param="input"))
+
+
+def test_readable_reasoning_stays_without_encrypted_content() -> None:
+    items = [PLAIN_ANSWER, seal(OPEN), seal(HOLLOW), HOLLOW, OPEN, COMPACTED]
+    assert drop_encrypted(items) == [PLAIN_ANSWER, OPEN, HOLLOW, OPEN, COMPACTED]

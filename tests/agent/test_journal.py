@@ -1,4 +1,4 @@
-"""A run's journal: whatever was written, the state it amounts to is the same when it is read back."""
+"""The journal: a loaded run has the state of the written one."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def call(call_id: str) -> dict[str, Any]:
 
 
 ENCRYPTED = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
-SAID = {"type": "message", "content": [{"type": "output_text", "text": "Done."}]}
+ANSWER = {"type": "message", "content": [{"type": "output_text", "text": "Done."}]}
 
 ENTRIES: list[Entry] = [
     StartEntry("agent", [{"role": "user", "content": "Go."}, ENCRYPTED], 100.0),
@@ -46,7 +46,7 @@ ENTRIES: list[Entry] = [
     CallResultEntry("b", "second", True),
     CallIntentEntry("d"),
     CallResultEntry("d", "fourth", consequence="no_progress"),
-    AnswerEntry("", [SAID], Usage(1, 1, 2), [], "x", drops_encrypted=True),
+    AnswerEntry("", [ANSWER], Usage(1, 1, 2), [], "x", drops_encrypted=True),
     EndEntry("failed", 180.0, RunError("code", "message", "raw")),
 ]
 
@@ -61,7 +61,7 @@ def describe(journal: Journal) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", range(1, len(ENTRIES) + 1))
-async def test_what_was_written_is_the_same_run_when_it_is_read_back(ledger: Ledger, count: int) -> None:
+async def test_loaded_journal_has_the_written_state(ledger: Ledger, count: int) -> None:
     journal = Journal("run_1", ledger=ledger)
     await write(journal, ENTRIES[:count])
     assert describe(await load("run_1", ledger)) == describe(journal)
@@ -69,7 +69,7 @@ async def test_what_was_written_is_the_same_run_when_it_is_read_back(ledger: Led
     assert unpack(journal.pack()).run_id == "run_1"
 
 
-async def test_the_state_says_where_the_run_is() -> None:
+async def test_state_follows_from_the_entries() -> None:
     journal = Journal("run_1")
     await write(journal, ENTRIES[:10])
     state = journal.state
@@ -85,7 +85,7 @@ async def test_the_state_says_where_the_run_is() -> None:
         "no_progress",
         Usage(6, 4, 10),
     )
-    # A minute of it was spent waiting.
+    # One minute was spent waiting.
     assert state.started_at == 160.0
     outputs = [item for item in state.history if "output" in item]
     assert [(item["call_id"], item["output"]) for item in outputs] == [
@@ -96,7 +96,7 @@ async def test_the_state_says_where_the_run_is() -> None:
     ]
 
 
-async def test_a_verdict_is_for_one_attempt() -> None:
+async def test_verdict_applies_to_one_attempt() -> None:
     journal = Journal("run_1")
     await write(journal, [*ENTRIES[:3], ResumeEntry(1.0, [Verdict("a", True)])])
     assert not journal.state.awaits_verdict("a")
@@ -104,18 +104,18 @@ async def test_a_verdict_is_for_one_attempt() -> None:
     assert journal.state.awaits_verdict("a")
 
 
-async def test_another_who_goes_on_with_it_takes_the_run(ledger: Ledger) -> None:
+async def test_write_fails_after_another_process_resumed_the_run(ledger: Ledger) -> None:
     mine = Journal("run_1", ledger=ledger)
     await write(mine, ENTRIES[:3])
     theirs = await load("run_1", ledger)
     await theirs.write(CallIntentEntry("a"))
     with pytest.raises(EntryTaken):
         await mine.write(CallIntentEntry("b"))
-    # What was not written has not happened.
+    # An entry that was not written does not change the state.
     assert mine.state.started_calls == set()
 
 
-async def test_a_list_shows_what_the_run_is_about_and_how_it_stands(ledger: Ledger) -> None:
+async def test_ledger_lists_title_and_status_of_a_run(ledger: Ledger) -> None:
     journal = Journal("run_1", ledger=ledger)
     history = [{"role": "user", "content": "Before."}, {"role": "user", "content": "Go. " * 100}]
     await journal.write(StartEntry("agent", history, 1.0))
@@ -129,13 +129,13 @@ async def test_a_list_shows_what_the_run_is_about_and_how_it_stands(ledger: Ledg
     assert (summary.status, summary.title) == ("failed", ("Go. " * 100)[:200])
 
 
-async def test_arguments_that_came_as_an_object_are_text() -> None:
+async def test_arguments_object_is_encoded_as_text() -> None:
     journal = Journal("run_1")
     await write(journal, ENTRIES[:3])
     assert json.loads(journal.state.calls[0].arguments) == {"n": 1}
 
 
-async def test_an_entry_that_cannot_come_here_is_not_written(ledger: Ledger) -> None:
+async def test_invalid_entry_is_not_written(ledger: Ledger) -> None:
     journal = Journal("run_1", ledger=ledger)
     await write(journal, ENTRIES[:7])
     for entry in (CallResultEntry("a", "again"), CallIntentEntry("nobody"), CallPauseEntry("a", [])):

@@ -1,4 +1,4 @@
-"""Turns of a model behind a server that does not take what it is asked, or not any more."""
+"""Turns with servers that reject parts of a request, and malformed responses."""
 
 import json
 from typing import Any
@@ -7,13 +7,15 @@ import pytest
 
 from antiphon import Agent, tool
 from antiphon.agent.history import ENCRYPTED_REASONING, REASONING_LOST
+from antiphon.agent.model import ModelAnswer, ModelDelta, make_answer, read_delta
 from antiphon.agent.outcome import Notice, RunEnded, RunEvent
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol import codec
-from support.agent_stage import Stage, TheirStage, call, open_stage, outputs_of
+from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from support.scripted_model import ScriptedModel, UpstreamModel, call, open_scripted, outputs_of
 
-SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
+ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
 THOUGHT = {"type": "reasoning", "summary": [], "encrypted_content": "old"}
 SHELL = {"type": "shell_call", "call_id": "call_s", "status": "completed", "action": {"commands": ["ls"]}}
 SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}
@@ -36,8 +38,8 @@ UNSEALABLE = refuse("Encrypted content is not supported with this model.", param
 UNREADABLE = refuse("The encrypted content gAAA could not be verified.", code="invalid_encrypted_content")
 
 
-def includes_of(stage: Stage) -> list[Any]:
-    return [request.get("include") for request in stage.sent]
+def includes_of(scripted: ScriptedModel) -> list[Any]:
+    return [request.get("include") for request in scripted.sent]
 
 
 def seals_of(request: dict[str, Any]) -> list[str]:
@@ -45,159 +47,159 @@ def seals_of(request: dict[str, Any]) -> list[str]:
 
 
 async def watch(events: Any) -> tuple[list[str], Any]:
-    """The notices of a run, and how it ended."""
-    told: list[RunEvent] = [event async for event in events]
-    assert isinstance(told[-1], RunEnded)
-    return [event.message for event in told if isinstance(event, Notice)], told[-1].outcome
+    """Return the notices and the outcome of a run."""
+    events: list[RunEvent] = [event async for event in events]
+    assert isinstance(events[-1], RunEnded)
+    return [event.message for event in events if isinstance(event, Notice)], events[-1].outcome
 
 
-# Models that do not seal their reasoning
+# Models that refuse to encrypt reasoning
 
 
-async def test_a_model_that_seals_nothing_is_asked_again_without_and_not_asked_to_again(stage: Stage) -> None:
-    stage.play(UNSEALABLE, [LOOK], "Mild.", "Still mild.")
-    agent = stage.agent(tools=[look_up])
+async def test_encryption_refusal_repeats_the_request_and_is_remembered(scripted: ScriptedModel) -> None:
+    scripted.set_answers(UNSEALABLE, [LOOK], "Mild.", "Still mild.")
+    agent = scripted.agent(tools=[look_up])
     assert (await agent.run("How is it?")).text == "Mild."
     assert (await agent.run("And now?")).text == "Still mild."
-    assert includes_of(stage) == [[ENCRYPTED_REASONING], None, None, None]
-    assert stage.sent[0] == stage.sent[1] | {"include": [ENCRYPTED_REASONING]}
+    assert includes_of(scripted) == [[ENCRYPTED_REASONING], None, None, None]
+    assert scripted.sent[0] == scripted.sent[1] | {"include": [ENCRYPTED_REASONING]}
 
 
-async def test_what_else_is_included_stays(stage: Stage) -> None:
-    stage.play(UNSEALABLE, "Mild.")
+async def test_other_includes_stay_after_an_encryption_refusal(scripted: ScriptedModel) -> None:
+    scripted.set_answers(UNSEALABLE, "Mild.")
     other = "message.output_text.logprobs"
-    assert (await stage.agent(settings={"include": [other]}).run("How is it?")).text == "Mild."
-    assert includes_of(stage) == [[other, ENCRYPTED_REASONING], [other]]
+    assert (await scripted.agent(settings={"include": [other]}).run("How is it?")).text == "Mild."
+    assert includes_of(scripted) == [[other, ENCRYPTED_REASONING], [other]]
 
 
-async def test_a_refusal_that_was_about_something_else_is_told_and_nothing_is_learnt_from_it(here: Stage) -> None:
+async def test_other_rejection_fails_the_run_and_does_not_disable_encryption(in_process: ScriptedModel) -> None:
     wrong = refuse("Invalid value: 'x'.", param="include[0]")
-    here.play(wrong, wrong, "Mild.")
-    agent = here.agent()
+    in_process.set_answers(wrong, wrong, "Mild.")
+    agent = in_process.agent()
     outcome = await agent.run("How is it?")
     assert outcome.error is not None
     assert (outcome.kind, outcome.error.message) == ("failed", "Invalid value: 'x'.")
     assert (await agent.run("How is it?")).text == "Mild."
-    assert includes_of(here) == [[ENCRYPTED_REASONING], None, [ENCRYPTED_REASONING]]
+    assert includes_of(in_process) == [[ENCRYPTED_REASONING], None, [ENCRYPTED_REASONING]]
 
 
 @pytest.mark.parametrize("include", [[], None])
-async def test_settings_that_include_nothing_ask_for_no_seals(here: Stage, include: Any) -> None:
-    here.play("Mild.")
-    assert (await here.agent(settings={"include": include}).run("How is it?")).text == "Mild."
-    assert includes_of(here) == [None]
+async def test_empty_include_requests_no_encrypted_reasoning(in_process: ScriptedModel, include: Any) -> None:
+    in_process.set_answers("Mild.")
+    assert (await in_process.agent(settings={"include": include}).run("How is it?")).text == "Mild."
+    assert includes_of(in_process) == [None]
 
 
-# Seals that do not open any more
+# Reasoning that cannot be decrypted
 
 
-async def test_reasoning_that_the_server_cannot_read_any_more_is_left_out_and_that_is_told(stage: Stage) -> None:
-    stage.play(UNREADABLE, [LOOK], "Mild.", "Still mild.")
-    agent = stage.agent(tools=[look_up])
-    notices, outcome = await watch(agent.run_stream("How is it?", history=[USER, THOUGHT, SAID]))
+async def test_undecryptable_reasoning_is_dropped_with_a_notice(scripted: ScriptedModel) -> None:
+    scripted.set_answers(UNREADABLE, [LOOK], "Mild.", "Still mild.")
+    agent = scripted.agent(tools=[look_up])
+    notices, outcome = await watch(agent.run_stream("How is it?", history=[USER, THOUGHT, ANSWER]))
     assert (outcome.kind, outcome.text, notices) == ("final", "Mild.", [REASONING_LOST])
-    refused, *others = stage.sent
+    refused, *others = scripted.sent
     assert seals_of(refused) == ["old"]
     assert [seals_of(request) for request in others] == [[], []]
-    # Whoever goes on from there does not stumble over it again.
+    # A run that continues this history does not send it either.
     assert THOUGHT not in outcome.history
     assert (await agent.run("And now?", history=outcome.history)).text == "Still mild."
-    assert seals_of(stage.sent[-1]) == []
+    assert seals_of(scripted.sent[-1]) == []
 
 
-async def test_what_is_sealed_anew_is_sent_back(here: Stage) -> None:
-    here.play(UNREADABLE, [{"reasoning": "Look."}, {"seal": "new"}, LOOK], "Mild.")
-    outcome = await here.agent(tools=[look_up]).run("How is it?", history=[USER, THOUGHT, SAID])
+async def test_newly_encrypted_reasoning_is_sent_back(in_process: ScriptedModel) -> None:
+    in_process.set_answers(UNREADABLE, [{"reasoning": "Look."}, {"seal": "new"}, LOOK], "Mild.")
+    outcome = await in_process.agent(tools=[look_up]).run("How is it?", history=[USER, THOUGHT, ANSWER])
     assert outcome.text == "Mild."
-    assert len(seals_of(here.sent[2])) == 1
+    assert len(seals_of(in_process.sent[2])) == 1
     assert sum("encrypted_content" in item for item in outcome.history) == 1
 
 
-async def test_a_run_that_was_resumed_knows_that_it_was_left_out(stage: Stage, ledger: Ledger) -> None:
-    stage.play(UNREADABLE, [LOOK], "Mild.")
-    agent = stage.agent(tools=[look_up])
-    await agent.run("How is it?", history=[USER, THOUGHT, SAID], durable=ledger, run_id="run_1")
+async def test_resumed_run_does_not_send_dropped_reasoning(scripted: ScriptedModel, ledger: Ledger) -> None:
+    scripted.set_answers(UNREADABLE, [LOOK], "Mild.")
+    agent = scripted.agent(tools=[look_up])
+    await agent.run("How is it?", history=[USER, THOUGHT, ANSWER], durable=ledger, run_id="run_1")
     assert THOUGHT not in (await agent.resume("run_1", durable=ledger)).history
 
 
-async def test_without_anything_sealed_to_leave_out_the_error_is_told(stage: Stage) -> None:
-    stage.play(UNREADABLE)
-    outcome = await stage.agent().run("How is it?")
+async def test_decryption_error_without_encrypted_items_fails_the_run(scripted: ScriptedModel) -> None:
+    scripted.set_answers(UNREADABLE)
+    outcome = await scripted.agent().run("How is it?")
     assert outcome.error is not None
-    assert (outcome.error.code, len(stage.sent)) == ("invalid_encrypted_content", 1)
+    assert (outcome.error.code, len(scripted.sent)) == ("invalid_encrypted_content", 1)
 
 
-async def test_a_server_that_cannot_read_what_it_has_stored_is_sent_the_rest_of_it(here: Stage) -> None:
-    here.play([{"reasoning": "Look."}, {"seal": "old"}, LOOK], "Mild.")
+async def test_server_that_cannot_decrypt_its_store_gets_the_readable_history(in_process: ScriptedModel) -> None:
+    in_process.set_answers([{"reasoning": "Look."}, {"seal": "old"}, LOOK], "Mild.")
     unreadable = InvalidRequest("It could not be verified.", code="invalid_encrypted_content")
-    told, agent = list[RunEvent](), here.agent(tools=[look_up], state="server")
+    events, agent = list[RunEvent](), in_process.agent(tools=[look_up], state="server")
     async for event in agent.run_stream("How is it?"):
-        if len(here.sent) == 1 and not here.transport.refusals:
-            here.transport.refusals += [unreadable, unreadable]
-        told.append(event)
-    assert isinstance(told[-1], RunEnded)
-    assert told[-1].outcome.text == "Mild."
-    _, continued, whole, rest = here.sent
+        if len(in_process.sent) == 1 and not in_process.transport.refusals:
+            in_process.transport.refusals += [unreadable, unreadable]
+        events.append(event)
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].outcome.text == "Mild."
+    _, continued, whole, rest = in_process.sent
     assert "previous_response_id" in continued
     assert "previous_response_id" not in whole | rest
     assert (len(seals_of(whole)), seals_of(rest)) == (1, [])
     assert outputs_of(rest) == [("call_1", "Bern: mild")]
 
 
-# Calls that are nobody's to make here
+# Unsupported calls
 
 
 @pytest.mark.parametrize("state", ["client", "server"])
-async def test_a_call_that_nobody_makes_is_told_and_the_run_goes_on(state: str) -> None:
-    async with open_stage("upstream") as stage:
-        assert isinstance(stage, TheirStage)
-        stage.play([{"item": SHELL}, LOOK], "Mild.")
-        outcome = await stage.agent(tools=[look_up], state=state).run("How is it?")
+async def test_unsupported_call_becomes_a_message_and_the_run_continues(state: str) -> None:
+    async with open_scripted("upstream") as scripted:
+        assert isinstance(scripted, UpstreamModel)
+        scripted.set_answers([{"item": SHELL}, LOOK], "Mild.")
+        outcome = await scripted.agent(tools=[look_up], state=state).run("How is it?")
     assert (outcome.kind, outcome.text) == ("final", "Mild.")
-    asked = stage.sent[1]
-    assert "previous_response_id" not in asked
-    assert [item.get("type", item.get("role")) for item in asked["input"]] == [
+    request = scripted.sent[1]
+    assert "previous_response_id" not in request
+    assert [item.get("type", item.get("role")) for item in request["input"]] == [
         "user",
         "user",
         "function_call",
         "function_call_output",
     ]
-    # Whoever can make it may still do so, and go on from there.
+    # A client that can run the call may continue with its output.
     assert SHELL in outcome.history
 
 
-async def test_what_the_server_has_looked_up_goes_back_as_it_came(here: Stage) -> None:
-    here.play([{"item": SEARCH}, LOOK], "Mild.", "Still mild.")
-    agent = here.agent(tools=[look_up])
+async def test_server_tool_search_is_sent_back_unchanged(in_process: ScriptedModel) -> None:
+    in_process.set_answers([{"item": SEARCH}, LOOK], "Mild.", "Still mild.")
+    agent = in_process.agent(tools=[look_up])
     outcome = await agent.run("How is it?")
     assert (outcome.text, SEARCH in outcome.history) == ("Mild.", True)
     assert (await agent.run("And now?", history=outcome.history)).text == "Still mild."
 
 
-# Transports that do not do what they should
+# Broken transports
 
 
 class Broken:
-    """A transport that does not do what it should."""
+    """A transport that fails in a given way."""
 
     def __init__(self, *batches: Any) -> None:
         self._batches = batches
 
     async def stream(self, request: dict[str, Any]) -> Any:
-        return self._tell()
+        return self._stream()
 
-    async def _tell(self) -> Any:
+    async def _stream(self) -> Any:
         for batch in self._batches:
             if isinstance(batch, Exception):
                 raise batch
             yield [codec.decode_event(json.dumps(event).encode()) for event in batch]
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """There is nothing to close."""
 
 
 @pytest.mark.parametrize("batches", [[KeyError("x")], [[], RecursionError()], [["text"]], [[7]]])
-async def test_whatever_a_transport_does_is_how_the_run_ends_and_not_an_exception(batches: Any, ledger: Ledger) -> None:
+async def test_transport_exception_fails_the_run(batches: Any, ledger: Ledger) -> None:
     agent = Agent(model="m", transport=Broken(*batches))
     outcome = await agent.run("Go.", durable=ledger)
     assert outcome.error is not None
@@ -206,10 +208,123 @@ async def test_whatever_a_transport_does_is_how_the_run_ends_and_not_an_exceptio
 
 
 @pytest.mark.parametrize("content", [5, {"text": "a"}, ["a", None, 7], [{"type": "output_text", "text": 5}]])
-async def test_content_that_makes_no_sense_leaves_a_run_that_can_be_read(content: Any, ledger: Ledger) -> None:
-    said = {"type": "message", "role": "assistant", "content": content}
-    ended = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [said]}}
+async def test_malformed_content_leaves_a_readable_run(content: Any, ledger: Ledger) -> None:
+    message = {"type": "message", "role": "assistant", "content": content}
+    ended = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [message]}}
     agent = Agent(model="m", transport=Broken([ended]))
     outcome = await agent.run("Go.", durable=ledger, run_id="run_1")
     assert outcome.kind in ("final", "no_progress")
     assert (await agent.resume("run_1", durable=ledger)).kind == outcome.kind
+
+
+# Reading responses
+
+
+NONE = Usage(0, 0, 0)
+TEXT = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
+THINKING = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+SEARCHED = {
+    "type": "web_search_call",
+    "id": "ws_1",
+    "status": "completed",
+    "action": {"type": "search", "query": "x"},
+}
+RAN = {
+    "type": "shell_call",
+    "id": "sh_1",
+    "call_id": "call_s",
+    "status": "completed",
+    "action": {"commands": ["ls"]},
+}
+PRINTED = {"stdout": "a.txt", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+SHOWN = {"type": "shell_call_output", "id": "sho_1", "call_id": "call_s", "status": "completed", "output": [PRINTED]}
+
+
+WHOLE_DELTA = (
+    b'{"type":"response.output_text.delta","delta":"a","item_id":"i","output_index":0,"content_index":0,'
+    b'"sequence_number":1,"logprobs":[]}'
+)
+
+
+def call(call_id: str | None = "call_1", **fields: Any) -> dict[str, Any]:
+    named = {"call_id": call_id} if call_id is not None else {}
+    return {"type": "function_call", "name": "look_up", "arguments": "{}"} | named | fields
+
+
+def cut(*output: Any) -> dict[str, Any]:
+    return {"id": "r", "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "output": output}
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ({"id": "r", "output": [{"id": "m", "status": "completed"} | TEXT]}, ModelAnswer("r", [TEXT], NONE)),
+        ({"output": [TEXT]}, ModelAnswer("", [TEXT], NONE)),
+        (cut(TEXT), ModelAnswer("r", [TEXT], NONE, "max_output_tokens")),
+        ({"id": "r", "status": "incomplete", "output": [TEXT]}, ModelAnswer("r", [TEXT], NONE, "incomplete")),
+        # The output differs from the stored response, so the server cannot continue it.
+        (cut(TEXT, call(arguments='{"ci')), ModelAnswer("r", [TEXT], NONE, "max_output_tokens", False)),
+        (
+            cut(TEXT, THINKING, call(status="incomplete")),
+            ModelAnswer("r", [TEXT], NONE, "max_output_tokens", False),
+        ),
+        (cut(call(), THINKING), ModelAnswer("r", [call()], NONE, "max_output_tokens", False)),
+        ({"id": "r", "output": [call(), call()]}, ModelAnswer("r", [call(), call("call_1_2")], NONE, "", False)),
+        ({"id": "r", "output": [call(None)]}, ModelAnswer("r", [call("call_1")], NONE, "", False)),
+        ({"id": "r", "output": ["nonsense", TEXT]}, ModelAnswer("r", [TEXT], NONE)),
+        # Calls of the server itself keep their ids.
+        ({"id": "r", "output": [SEARCHED, TEXT]}, ModelAnswer("r", [SEARCHED, TEXT], NONE)),
+        ({"id": "r", "output": [RAN, SHOWN, TEXT]}, ModelAnswer("r", [RAN, SHOWN, TEXT], NONE)),
+        # An agent cannot run such a call, so the stored response cannot be continued.
+        ({"id": "r", "output": [RAN, call()]}, ModelAnswer("r", [RAN, call()], NONE, "", False)),
+        (
+            cut(TEXT, RAN | {"status": "in_progress"}),
+            ModelAnswer("r", [TEXT], NONE, "max_output_tokens", False),
+        ),
+    ],
+)
+def test_answer_can_be_sent_back(response: dict[str, Any], answer: ModelAnswer) -> None:
+    assert make_answer(response) == answer
+
+
+def test_invalid_arguments_are_dropped_only_if_incomplete() -> None:
+    assert make_answer({"id": "r", "output": [call(arguments="{")]}).output == [call(arguments="{")]
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        (None, NONE),
+        ("many", NONE),
+        ({"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}, Usage(3, 2, 5)),
+        ({"prompt_tokens": 3, "completion_tokens": 2}, Usage(3, 2, 5)),
+        ({"input_tokens": 3, "output_tokens": 2, "estimated": True}, Usage(3, 2, 5, estimated=True)),
+        ({"input_tokens": 3, "output_tokens": None, "input_tokens_details": None}, Usage(3, 0, 3)),
+        (
+            {
+                "input_tokens": 3,
+                "output_tokens": 2,
+                "total_tokens": 9,
+                "input_tokens_details": {"cached_tokens": 1},
+                "output_tokens_details": {"reasoning_tokens": 2},
+            },
+            Usage(3, 2, 9, InputTokensDetails(1), OutputTokensDetails(2)),
+        ),
+    ],
+)
+def test_usage_with_missing_fields_is_parsed(usage: Any, read: Usage) -> None:
+    assert make_answer({"output": [], "usage": usage}).usage == read
+
+
+@pytest.mark.parametrize(
+    ("event", "delta"),
+    [
+        (b'{"type":"response.output_text.delta","delta":"a"}', ModelDelta("text", "a")),
+        (WHOLE_DELTA, ModelDelta("text", "a")),
+        (b'{"type":"response.reasoning_summary_text.delta","delta":"a"}', ModelDelta("reasoning", "a")),
+        (b'{"type":"response.function_call_arguments.delta","delta":"a"}', None),
+        (b'{"type":"keepalive"}', None),
+    ],
+)
+def test_text_and_reasoning_deltas_are_read_in_any_form(event: bytes, delta: ModelDelta | None) -> None:
+    assert read_delta(codec.decode_event(event)) == delta

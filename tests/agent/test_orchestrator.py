@@ -1,4 +1,4 @@
-"""S4: the loop that ends in a decision. Each test names the lines it shows."""
+"""S4: the review that ends in a decision. Each test names the contract lines that it covers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ EXHAUSTED = {"is_approved": False, "reason": "Max turns reached or no actionable
 
 
 class Script:
-    """A provider that says what it is told to, turn by turn; the last one again and again."""
+    """A provider with scripted turns. It repeats the last one."""
 
     def __init__(self, *turns: tuple[str, list[ToolCall]]) -> None:
         self._turns = turns
-        self.asked: list[tuple[Any, ...]] = []
+        self.requests: list[tuple[Any, ...]] = []
 
     async def generate_responses_turn(
         self,
@@ -29,9 +29,9 @@ class Script:
         function_outputs: Mapping[str, str] | None = None,
     ) -> Turn:
         outputs = dict(function_outputs) if function_outputs is not None else None
-        self.asked.append((previous_response_id, user_input, tools, outputs))
-        text, calls = self._turns[min(len(self.asked), len(self._turns)) - 1]
-        return Turn(text, calls, f"resp_{len(self.asked)}")
+        self.requests.append((previous_response_id, user_input, tools, outputs))
+        text, calls = self._turns[min(len(self.requests), len(self._turns)) - 1]
+        return Turn(text, calls, f"resp_{len(self.requests)}")
 
 
 def call(name: str, arguments: Any = None, call_id: str = "call_1") -> ToolCall:
@@ -74,10 +74,10 @@ async def test_s4_8_a_decision_ends_the_loop_at_once_and_later_calls_are_not_run
     assert ran == ["a"]
 
 
-async def test_s4_3_the_first_turn_has_prompt_and_tools_and_the_later_ones_only_outputs() -> None:
+async def test_s4_3_first_turn_has_prompt_and_tools_later_ones_only_outputs() -> None:
     script = Script(("", [call("read", {"path": "a"}), call("fetch", {"path": "b"}, "call_2")]), ("", [decide()]))
     await run_orchestrator(script, make_tools(), "Review it.")
-    started, continued = script.asked
+    started, continued = script.requests
     assert (started[0], started[1], started[3]) == (None, "Review it.", None)
     assert [tool["name"] for tool in started[2]] == ["read", "fetch", "explode", "submit_decision"]
     assert started[2][-1] == DECISION_TOOL
@@ -94,11 +94,11 @@ async def test_s4_3_the_first_turn_has_prompt_and_tools_and_the_later_ones_only_
         (call("read", "[1]"), {"error": "failed to parse arguments: they are not an object"}),
     ],
 )
-async def test_s4_9_what_goes_wrong_in_a_tool_is_its_output(made: ToolCall, output: dict[str, str]) -> None:
+async def test_s4_9_tool_error_is_its_output(made: ToolCall, output: dict[str, str]) -> None:
     script = Script(("", [made]), ("", [decide()]))
     assert (await run_orchestrator(script, make_tools(), "x"))["is_approved"] is True
-    (told,) = script.asked[1][3].values()
-    assert json.loads(told)["error"].startswith(output["error"])
+    (result,) = script.requests[1][3].values()
+    assert json.loads(result)["error"].startswith(output["error"])
 
 
 async def test_s4_10_outputs_are_sent_once() -> None:
@@ -106,32 +106,32 @@ async def test_s4_10_outputs_are_sent_once() -> None:
         ("", [call("read", {"path": "a"})]), ("", [call("fetch", {"path": "b"}, "call_2")]), ("", [decide()])
     )
     await run_orchestrator(script, make_tools(), "x")
-    assert [set(asked[3]) for asked in script.asked[1:]] == [{"call_1"}, {"call_2"}]
+    assert [set(requests[3]) for requests in script.requests[1:]] == [{"call_1"}, {"call_2"}]
 
 
-async def test_s4_11_a_turn_with_nothing_in_it_ends_the_loop() -> None:
+async def test_s4_11_empty_turn_ends_the_loop() -> None:
     script = Script((" \n", []))
     assert await run_orchestrator(script, make_tools(), "x") == EXHAUSTED
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
     assert (await review(Script((" \n", [])), make_tools(), "x")).kind == "no_progress"
 
 
-async def test_s4_12_c21_text_alone_goes_on_with_a_nudge() -> None:
+async def test_s4_12_c21_text_alone_continues_with_a_reminder() -> None:
     script = Script(("I am thinking.", []), ("", [decide()]))
     assert await run_orchestrator(script, make_tools(), "x") == {"is_approved": True, "reason": "good"}
-    assert script.asked[1] == ("resp_1", REMINDER, None, {})
+    assert script.requests[1] == ("resp_1", REMINDER, None, {})
 
 
-async def test_s4_13_s4_8_c20_at_the_limit_there_is_the_decision_that_stands_for_none() -> None:
+async def test_s4_13_s4_8_c20_turn_limit_returns_a_rejection() -> None:
     script = Script(("", [call("read", {"path": "a"})]))
     assert await run_orchestrator(script, make_tools(), "x") == EXHAUSTED
-    assert len(script.asked) == 20
+    assert len(script.requests) == 20
     outcome = await review(Script(("Hm.", [])), make_tools(), "x", max_turns=3)
     assert (outcome.kind, outcome.turns) == ("max_turns", 3)
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "7"])
-async def test_a_decision_that_cannot_be_read_is_no_approval(arguments: str) -> None:
+async def test_malformed_decision_is_no_approval(arguments: str) -> None:
     script = Script(("", [call("submit_decision", arguments)]))
     assert await run_orchestrator(script, [], "x") == {"is_approved": False, "reason": "Failed to parse LLM decision."}
 
@@ -143,13 +143,13 @@ async def test_s4_8_a_tool_is_run_in_the_last_turn_too() -> None:
     assert ran == ["a", "a", "a"]
 
 
-async def test_s4_13_without_any_turn_there_is_no_decision() -> None:
+async def test_s4_13_zero_turns_return_a_rejection() -> None:
     script = Script(("", [decide()]))
     assert await run_orchestrator(script, [], "x", max_turns=0) == EXHAUSTED
-    assert script.asked == []
+    assert script.requests == []
 
 
-async def test_functions_with_types_are_tools_too() -> None:
+async def test_typed_functions_can_be_tools() -> None:
     @tool
     def read(path: str) -> dict[str, str]:
         """Read a file."""
@@ -157,11 +157,11 @@ async def test_functions_with_types_are_tools_too() -> None:
 
     script = Script(("", [call("read", {"path": "a"})]), ("", [decide()]))
     assert (await run_orchestrator(script, [read], "x"))["is_approved"] is True
-    assert script.asked[0][2] == [read.describe(), DECISION_TOOL]
-    assert script.asked[1][3] == {"call_1": '{"content":"A"}'}
+    assert script.requests[0][2] == [read.describe(), DECISION_TOOL]
+    assert script.requests[1][3] == {"call_1": '{"content":"A"}'}
 
 
-async def test_a_tool_that_needs_approval_is_refused_because_nobody_could_give_it() -> None:
+async def test_tool_that_needs_approval_is_rejected() -> None:
     @tool(needs_approval=True)
     def pay() -> None:
         """Pay."""
@@ -170,7 +170,7 @@ async def test_a_tool_that_needs_approval_is_refused_because_nobody_could_give_i
         await run_orchestrator(Script(("", [decide()])), [pay], "x")
 
 
-async def test_what_the_provider_raises_is_raised_as_it_is() -> None:
+async def test_provider_error_is_raised_unchanged() -> None:
     class Limited(Script):
         async def generate_responses_turn(self, *_: Any, **__: Any) -> Turn:
             raise RateLimited("Slow down.")

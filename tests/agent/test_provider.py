@@ -1,4 +1,4 @@
-"""S4: turns with a model, over HTTP and in process alike. Each test names the lines it shows."""
+"""S4: single turns with a model, over HTTP and in process. Each test names the contract lines that it covers."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -37,7 +37,7 @@ LOOK_UP = {"name": "look_up", "description": "The weather.", "parameters": {"typ
 
 
 class Recorder:
-    """A transport that keeps what went over it, and can be made forgetful."""
+    """A transport that records requests and can simulate a server that loses responses."""
 
     def __init__(self, inner: Transport) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -82,7 +82,7 @@ def make_provider(transport: Transport, **options: Any) -> Provider:
     return Provider(transport, model="scripted", **options)
 
 
-async def test_s4_1_s4_4_s4_17_one_question_has_one_answer(transport: Recorder) -> None:
+async def test_s4_1_s4_4_s4_17_generate_response_returns_one_answer(transport: Recorder) -> None:
     assert await make_provider(transport).generate_response("Be kind.", "Hello") == "You said: Hello"
     assert transport.sent == [
         {
@@ -96,7 +96,7 @@ async def test_s4_1_s4_4_s4_17_one_question_has_one_answer(transport: Recorder) 
     ]
 
 
-async def test_s4_2_s4_3_s4_5_s4_6_s4_16_a_turn_calls_tools_and_the_next_one_has_their_outputs(
+async def test_s4_2_s4_3_s4_5_s4_6_s4_16_turn_with_calls_and_their_outputs(
     transport: Recorder,
 ) -> None:
     provider = make_provider(transport, carry_tools="never")
@@ -127,14 +127,14 @@ async def test_s4_2_s4_3_s4_5_s4_6_s4_16_a_turn_calls_tools_and_the_next_one_has
     }
 
 
-async def test_c4_tools_are_carried_along_unless_that_is_switched_off(transport: Recorder) -> None:
+async def test_c4_tools_are_repeated_unless_turned_off(transport: Recorder) -> None:
     provider = make_provider(transport)
     first = await provider.generate_responses_turn(None, "weather", [LOOK_UP])
     await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
     assert transport.sent[1]["tools"] == transport.sent[0]["tools"]
 
 
-async def test_s4_7_structured_output_is_asked_for_as_the_api_has_it(transport: Recorder) -> None:
+async def test_s4_7_structured_output_is_requested_as_in_the_api(transport: Recorder) -> None:
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True, "description": "d"}
     await make_provider(transport, text_format=form).generate_response("x", "y")
     assert transport.sent[0]["text"] == {"format": form}
@@ -150,9 +150,7 @@ async def test_s4_7_structured_output_is_asked_for_as_the_api_has_it(transport: 
         InvalidRequest("Response with id 'resp_1' not found.", param="response_id", code="404"),
     ],
 )
-async def test_s4_15_c6_a_server_that_keeps_no_state_is_sent_the_whole_history(
-    transport: Recorder, error: Exception
-) -> None:
+async def test_s4_15_c6_stateless_server_gets_the_whole_history(transport: Recorder, error: Exception) -> None:
     provider = make_provider(transport)
     first = await provider.generate_responses_turn(None, "weather", [LOOK_UP])
     transport.refuse = error
@@ -175,14 +173,14 @@ async def test_s4_15_c6_a_server_that_keeps_no_state_is_sent_the_whole_history(
     assert len(transport.sent[-1]["input"]) == 8
 
 
-async def test_c6_a_history_that_is_not_ours_cannot_be_sent_again(transport: Recorder) -> None:
+async def test_c6_unknown_history_cannot_be_sent(transport: Recorder) -> None:
     with pytest.raises(PreviousResponseNotFound):
         await make_provider(transport).generate_responses_turn("resp_unknown", "Go on.")
     with pytest.raises(PreviousResponseNotFound, match="is not known here"):
         await make_provider(transport, state="client").generate_responses_turn("resp_unknown", "Go on.")
 
 
-async def test_c6_what_began_elsewhere_is_not_sent_again_in_part(transport: Recorder) -> None:
+async def test_c6_partial_history_is_not_sent(transport: Recorder) -> None:
     elsewhere, provider = make_provider(transport), make_provider(transport)
     first = await elsewhere.generate_responses_turn(None, "weather", [LOOK_UP])
     second = await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
@@ -191,7 +189,7 @@ async def test_c6_what_began_elsewhere_is_not_sent_again_in_part(transport: Reco
         await provider.generate_responses_turn(second.response_id, "And now?")
 
 
-async def test_client_state_never_relies_on_the_server(transport: Recorder) -> None:
+async def test_client_state_always_sends_the_history(transport: Recorder) -> None:
     provider = make_provider(transport, state="client")
     first = await provider.generate_responses_turn(None, "weather", [LOOK_UP])
     await provider.generate_responses_turn(first.response_id, None, None, {"call_a": "1", "call_b": "2"})
@@ -199,7 +197,7 @@ async def test_client_state_never_relies_on_the_server(transport: Recorder) -> N
     assert all("previous_response_id" not in request for request in transport.sent)
 
 
-async def test_a_model_that_seals_nothing_is_asked_again_without_and_not_asked_to_again(transport: Recorder) -> None:
+async def test_encryption_refusal_repeats_the_request_and_is_remembered(transport: Recorder) -> None:
     provider = make_provider(transport, state="client")
     transport.refusals = [InvalidRequest("Encrypted content is not supported with this model.", param="include")]
     first = await provider.generate_responses_turn(None, "Hello")
@@ -209,14 +207,14 @@ async def test_a_model_that_seals_nothing_is_asked_again_without_and_not_asked_t
 
 
 @pytest.mark.parametrize("state", ["client", "server"])
-async def test_reasoning_that_the_server_cannot_read_any_more_is_left_out_and_that_is_told(
+async def test_undecryptable_reasoning_is_dropped_with_a_notice(
     transport: Recorder, state: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     provider = make_provider(transport, state=state)
     unreadable = InvalidRequest("It could not be verified.", code="invalid_encrypted_content")
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "old"}
-    asked = [{"role": "user", "content": "Hello"}, sealed, {"role": "assistant", "content": "Well."}]
-    first = await provider.generate_responses_turn(None, [*asked, {"role": "user", "content": "And?"}])
+    history = [{"role": "user", "content": "Hello"}, sealed, {"role": "assistant", "content": "Well."}]
+    first = await provider.generate_responses_turn(None, [*history, {"role": "user", "content": "And?"}])
     transport.refusals = [unreadable] * (1 if state == "client" else 2)
     second = await provider.generate_responses_turn(first.response_id, "What?")
     third = await provider.generate_responses_turn(second.response_id, "So?")
@@ -225,13 +223,13 @@ async def test_reasoning_that_the_server_cannot_read_any_more_is_left_out_and_th
     assert caplog.messages == [REASONING_LOST]
 
 
-async def test_what_cannot_be_read_and_is_not_of_this_conversation_is_told(transport: Recorder) -> None:
+async def test_decryption_error_without_history_is_raised(transport: Recorder) -> None:
     transport.refusals = [InvalidRequest("It could not be verified.", code="invalid_encrypted_content")]
     with pytest.raises(InvalidRequest, match="could not be verified"):
         await make_provider(transport, state="client").generate_responses_turn(None, "Hello")
 
 
-async def test_a_continuation_with_nothing_to_say_is_refused(transport: Recorder) -> None:
+async def test_continuation_without_input_is_rejected(transport: Recorder) -> None:
     provider = make_provider(transport)
     first = await provider.generate_responses_turn(None, "Hello")
     with pytest.raises(InvalidRequest, match="requires function outputs or input"):
@@ -245,7 +243,7 @@ async def test_s4_14_the_path_follows_the_base_url(server: LiveServer) -> None:
         await transport.close()
 
 
-def test_what_servers_leave_out_is_made_up_for() -> None:
+def test_missing_response_id_and_fields_are_replaced() -> None:
     item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
     stream = [
         {"type": "response.output_item.done", "output_index": 0, "item": item},
@@ -256,7 +254,7 @@ def test_what_servers_leave_out_is_made_up_for() -> None:
     assert collector.finish() == {"id": "resp_1", "status": "completed", "temperature": None, "output": [item]}
 
 
-async def test_a_first_turn_without_input_is_refused(transport: Recorder) -> None:
+async def test_first_turn_without_input_is_rejected(transport: Recorder) -> None:
     with pytest.raises(InvalidRequest, match="The first turn requires input") as refused:
         await Provider(transport, model="scripted").generate_responses_turn()
     assert (refused.value.param, transport.sent) == ("user_input", [])

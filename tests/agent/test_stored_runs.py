@@ -41,7 +41,7 @@ class Answers:
         return events()
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """There is nothing to close."""
 
 
 @tool(on_interrupt="retry")

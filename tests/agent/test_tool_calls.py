@@ -1,4 +1,4 @@
-"""The calls of a turn: whoever leaves a run in the midst of them can go on with it."""
+"""The tool calls of a turn: leaving a run during them, repeats, and malformed arguments."""
 
 import json
 import sys
@@ -9,21 +9,21 @@ from antiphon import tool
 from antiphon.agent.journal import load
 from antiphon.agent.loop_guard import STOPPED, WARNING
 from antiphon.ledger import Ledger
-from support.agent_stage import Stage, call, open_stage, outputs_of
+from support.scripted_model import ScriptedModel, call, open_scripted, outputs_of
 
 THREE = [call("act", {"number": number}, f"call_{number}") for number in (1, 2, 3)]
 
 
-async def test_a_run_that_is_left_after_any_event_can_be_gone_on_with(here: Stage, ledger: Ledger) -> None:
+async def test_run_left_after_any_event_can_be_resumed(in_process: ScriptedModel, ledger: Ledger) -> None:
     count, left = 0, True
     while left:
         count += 1
-        left = await leave_after(count, here, ledger)
+        left = await leave_after(count, in_process, ledger)
     assert count > 10
 
 
-async def leave_after(count: int, here: Stage, ledger: Ledger) -> bool:
-    """Close the run's stream after so many events, and resume it. Returns whether there were as many."""
+async def leave_after(count: int, in_process: ScriptedModel, ledger: Ledger) -> bool:
+    """Close the stream after `count` events and resume the run. Return True if there were as many."""
     effects: Counter[int] = Counter()
 
     @tool
@@ -32,48 +32,46 @@ async def leave_after(count: int, here: Stage, ledger: Ledger) -> bool:
         effects[number] += 1
         return "Done."
 
-    here.play([{"text": "Well"}, *THREE], "It is done.", "It is done.")
-    agent, run_id = here.agent(tools=[act]), f"run_{count}"
+    in_process.set_answers([{"text": "Well"}, *THREE], "It is done.", "It is done.")
+    agent, run_id = in_process.agent(tools=[act]), f"run_{count}"
     events = agent.run_stream("Go.", durable=ledger, run_id=run_id)
-    told = 0
+    seen = 0
     async for _ in events:
-        told += 1
-        if told == count:
+        seen += 1
+        if seen == count:
             break
     await events.aclose()
     calls, outputs = pairs((await load(run_id, ledger)).state.history)
     assert calls == outputs
     outcome = await agent.resume(run_id, durable=ledger)
     assert (outcome.kind, max(effects.values(), default=1)) == ("final", 1)
-    return told == count
+    return seen == count
 
 
 def pairs(history: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """The ids of the calls in a history, and those of the outputs."""
+    """Return the ids of the calls in a history and of the outputs."""
     calls = [item["call_id"] for item in history if item.get("type") == "function_call"]
     return calls, [call_id for call_id, _ in outputs_of({"input": history})]
 
 
-async def test_of_calls_alike_in_one_turn_the_first_has_no_warning(here: Stage) -> None:
+async def test_first_of_identical_calls_in_a_turn_has_no_warning(in_process: ScriptedModel) -> None:
     @tool
     async def act() -> str:
         """Do it."""
         return "Done."
 
-    here.play([call("act", call_id=f"call_{number}") for number in (1, 2, 3)], "Well.")
-    outcome = await here.agent(tools=[act]).run("Go.")
+    in_process.set_answers([call("act", call_id=f"call_{number}") for number in (1, 2, 3)], "Well.")
+    outcome = await in_process.agent(tools=[act]).run("Go.")
     first, second, third = (output for _, output in outputs_of({"input": outcome.history}))
     assert (first, second) == ("Done.", f"Done.\n\n{WARNING}")
     assert STOPPED in third
 
 
-async def test_arguments_that_cannot_be_read_wait_for_nobody_and_leave_a_run_that_can_be_resumed(
-    here: Stage, ledger: Ledger
-) -> None:
-    asked = []
+async def test_malformed_arguments_need_no_approval(in_process: ScriptedModel, ledger: Ledger) -> None:
+    checked = []
 
     def ask(arguments: Any) -> bool:
-        asked.append(arguments)
+        checked.append(arguments)
         return True
 
     @tool(needs_approval=ask)
@@ -82,34 +80,34 @@ async def test_arguments_that_cannot_be_read_wait_for_nobody_and_leave_a_run_tha
         return "paid"
 
     deep = [call("pay", "[" * 100_000, f"call_{number}") for number in (1, 2)]
-    here.play(deep, "I see.")
-    agent = here.agent(tools=[pay])
+    in_process.set_answers(deep, "I see.")
+    agent = in_process.agent(tools=[pay])
     outcome = await agent.run("Pay.", durable=ledger, run_id="run_1")
     reason = "The arguments are not valid JSON: JSON is nested too deeply"
     outputs = [json.loads(output.partition("\n")[0])["error"] for _, output in outputs_of({"input": outcome.history})]
-    assert (outcome.kind, outputs, asked) == ("final", [reason, reason], [])
+    assert (outcome.kind, outputs, checked) == ("final", [reason, reason], [])
     again = await agent.resume("run_1", durable=ledger)
     assert (again.kind, again.history) == ("final", outcome.history)
 
 
-async def test_a_tool_of_another_kind_is_none_here_and_its_call_is_answered_all_the_same() -> None:
-    async with open_stage("upstream") as stage:
+async def test_custom_tool_call_is_answered_with_an_error() -> None:
+    async with open_scripted("upstream") as scripted:
         made = {"type": "custom_tool_call", "id": "ct_1", "call_id": "call_1", "name": "patch", "input": "diff"}
-        stage.play([{"item": made}], "I see.")
-        outcome = await stage.agent().run("Go.")
+        scripted.set_answers([{"item": made}], "I see.")
+        outcome = await scripted.agent().run("Go.")
         error = '{"error":"There is no tool \'patch\'. There are: none."}'
-        assert (outcome.kind, stage.sent[1]["input"][-1]) == (
+        assert (outcome.kind, scripted.sent[1]["input"][-1]) == (
             "final",
             {"type": "custom_tool_call_output", "call_id": "call_1", "output": error},
         )
 
 
-async def test_a_tool_that_cannot_say_whether_it_needs_approval_needs_it(here: Stage) -> None:
+async def test_needs_approval_function_that_exits_requires_approval(in_process: ScriptedModel) -> None:
     @tool(needs_approval=lambda _: sys.exit(1))
     async def pay() -> str:
         """Pay."""
         return "paid"
 
-    here.play([call("pay")], "Paid.")
-    outcome = await here.agent(tools=[pay]).run("Pay.")
+    in_process.set_answers([call("pay")], "Paid.")
+    outcome = await in_process.agent(tools=[pay]).run("Pay.")
     assert (outcome.kind, [each.name for each in outcome.pending]) == ("needs_approval", ["pay"])

@@ -9,8 +9,8 @@ import pytest
 from antiphon.config import ApiKey
 from antiphon.store.location import locate_store
 from behaviour.wire import SCRIPT
-from support.agent_stage import OurStage, TheirStage, open_stage
 from support.live_server import LiveServer, make_settings
+from support.scripted_model import AntiphonModel, UpstreamModel, open_scripted
 
 COLLECTED = pytest.StashKey[set[str]]()
 
@@ -59,16 +59,16 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[OurStage]:
-    """A stage for agents with a model in this process."""
-    async with open_stage("in process") as opened:
-        assert isinstance(opened, OurStage)
+async def scripted() -> AsyncIterator[AntiphonModel]:
+    """A scripted model in this process, for agents."""
+    async with open_scripted("in process") as opened:
+        assert isinstance(opened, AntiphonModel)
         yield opened
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[TheirStage]:
-    """A stage for agents with a model of another server."""
-    async with open_stage("upstream") as opened:
-        assert isinstance(opened, TheirStage)
+async def upstream() -> AsyncIterator[UpstreamModel]:
+    """A scripted model on a minimal server, for agents."""
+    async with open_scripted("upstream") as opened:
+        assert isinstance(opened, UpstreamModel)
         yield opened

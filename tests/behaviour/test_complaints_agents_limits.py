@@ -1,6 +1,6 @@
-"""What users of agent runtimes complain about, themes 11 to 15 and 17: cancelling, several at once, approval.
+"""Complaints about agent runtimes, themes 11 to 15 and 17: cancellation, concurrency, approval, schemas.
 
-Each test names the case that it is after. None of them is true here.
+Each test names its case and shows that it does not happen here.
 """
 
 import asyncio
@@ -23,7 +23,18 @@ from antiphon.ledger import EntryTaken
 from antiphon.store.ledger import SqliteLedger
 from antiphon.testing.scripted import serve_script
 from antiphon.tools.schema import is_strict
-from support.agent_stage import DROP, HOLD, OurStage, Stage, TheirStage, call, look_up, make_reply, outputs_of, usage
+from support.scripted_model import (
+    DROP,
+    HOLD,
+    AntiphonModel,
+    ScriptedModel,
+    UpstreamModel,
+    call,
+    look_up,
+    make_reply,
+    outputs_of,
+    usage,
+)
 from support.upstream_server import serve
 
 
@@ -45,22 +56,22 @@ def error_of(output: str) -> str:
 # 11 Cancelling
 
 
-async def test_pain_agents_76_a_stream_is_cancelled_as_anything_else_is(stage: Stage) -> None:
+async def test_pain_agents_76_stream_can_be_cancelled(scripted: ScriptedModel) -> None:
     """openai/openai-agents-python#2222: the stream cannot be cancelled with asyncio."""
-    stage.play([{"text": "Well"}, HOLD])
+    scripted.set_answers([{"text": "Well"}, HOLD])
 
     async def read() -> None:
-        async for _ in stage.agent().run_stream("Go."):
+        async for _ in scripted.agent().run_stream("Go."):
             pass
 
     reading = asyncio.ensure_future(read())
-    await stage.until_held()
+    await scripted.until_held()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
 
 
-async def test_pain_agents_77_what_was_cancelled_has_an_output_in_a_thread_or_not(stage: Stage) -> None:
+async def test_pain_agents_77_cancelled_call_has_an_output(scripted: ScriptedModel) -> None:
     """google/adk-python#2425: synchronous tools run on after a cancel, asynchronous ones leave a call open."""
     begun, let_go, cancel = asyncio.Semaphore(0), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -77,8 +88,8 @@ async def test_pain_agents_77_what_was_cancelled_has_an_output_in_a_thread_or_no
         begun.release()
         await asyncio.Event().wait()
 
-    stage.play([call("hang", None, "call_h"), call("wait", None, "call_w")], "I see.")
-    agent = stage.agent(tools=[hang, wait])
+    scripted.set_answers([call("hang", None, "call_h"), call("wait", None, "call_w")], "I see.")
+    agent = scripted.agent(tools=[hang, wait])
     running = asyncio.ensure_future(agent.run("Go.", cancel=cancel))
     await begun.acquire()
     await begun.acquire()
@@ -87,37 +98,37 @@ async def test_pain_agents_77_what_was_cancelled_has_an_output_in_a_thread_or_no
     let_go.set()
     assert outcome.kind == "cancelled"
     assert (await agent.run("And?", history=outcome.history)).text == "I see."
-    assert [call_id for call_id, _ in outputs_of(stage.sent[-1])] == ["call_h", "call_w"]
+    assert [call_id for call_id, _ in outputs_of(scripted.sent[-1])] == ["call_h", "call_w"]
 
 
-async def test_pain_agents_80_cancelling_stops_the_agents_below_too(stage: Stage, ledger: SqliteLedger) -> None:
+async def test_pain_agents_80_cancelling_stops_subagents(scripted: ScriptedModel, ledger: SqliteLedger) -> None:
     """langchain-ai/langgraph#8029: an abort does not reach subgraphs."""
-    stage.play([call("expert", {"input": "Bern?"})], [{"text": "Well"}, HOLD], "I see.")
-    agent = stage.agent(tools=[stage.agent(name="expert").as_tool("expert", "Knows.")])
+    scripted.set_answers([call("expert", {"input": "Bern?"})], [{"text": "Well"}, HOLD], "I see.")
+    agent = scripted.agent(tools=[scripted.agent(name="expert").as_tool("expert", "Knows.")])
     cancel = asyncio.Event()
     running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1", cancel=cancel))
-    await stage.until_held()
+    await scripted.until_held()
     cancel.set()
     assert (await running).kind == "cancelled"
     assert [summary.status for summary in await ledger.runs()] == ["cancelled", "cancelled"]
 
 
-# 12 Several at once
+# 12 Concurrency
 
 
 @pytest.mark.parametrize("state", ["client", "server"])
-async def test_pain_agents_81_two_runs_may_go_on_from_one_conversation(stage: OurStage, state: str) -> None:
-    """google/adk-python#1733: a stale session, when somebody sends two messages in a row."""
-    stage.play("Mild.")
-    agent = stage.agent(state=state)
+async def test_pain_agents_81_two_runs_can_continue_one_history(scripted: AntiphonModel, state: str) -> None:
+    """google/adk-python#1733: a stale session after two messages in a row."""
+    scripted.set_answers("Mild.")
+    agent = scripted.agent(state=state)
     first = await agent.run("Go.")
-    stage.play([HOLD, {"text": "You said: {input}"}])
+    scripted.set_answers([HOLD, {"text": "You said: {input}"}])
     both = [asyncio.ensure_future(agent.run(text, history=first.history)) for text in ("And?", "Or?")]
-    # The second begins while the first is still at work.
+    # The second starts while the first is running.
     for _ in both:
-        await stage.until_held()
+        await scripted.until_held()
     for _ in both:
-        stage.go_on()
+        scripted.release()
     ended = [await running for running in both]
     assert [outcome.text for outcome in ended] == ["You said: And?", "You said: Or?"]
     for outcome, text in zip(ended, ("And?", "Or?"), strict=True):
@@ -125,8 +136,8 @@ async def test_pain_agents_81_two_runs_may_go_on_from_one_conversation(stage: Ou
         assert len(outcome.history) == 4
 
 
-async def test_pain_agents_81_threads_may_use_one_agent_at_once() -> None:
-    """google/adk-python#1049: sessions of several workers in one process get into each other's way."""
+async def test_pain_agents_81_threads_can_share_one_agent() -> None:
+    """google/adk-python#1049: sessions of several workers in one process interfere with each other."""
     gates = [asyncio.Event() for _ in range(3)]
     replies = [make_reply([{"text": f"{turn}"}, HOLD], turn, gate) for turn, gate in enumerate(gates)]
     async with serve(replies) as server:
@@ -135,25 +146,25 @@ async def test_pain_agents_81_threads_may_use_one_agent_at_once() -> None:
         for turn in range(3):
             running.append(asyncio.ensure_future(asyncio.to_thread(agent.run_sync, f"Go {turn}.")))
             await server.until_requests(turn + 1)
-        # Each ends while others are still at work: whoever began last, first, and in the middle.
+        # Each ends while others are running: the last, the first, and the one between.
         for turn in (2, 0, 1):
             gates[turn].set()
             outcome = await asyncio.wait_for(running[turn], 20)
             assert (outcome.kind, outcome.text) == ("final", f"{turn}")
-    # A connection that somebody forgot to close says so when it goes.
+    # An unclosed connection warns when it is collected.
     gc.collect()
 
 
-async def test_pain_agents_82_of_two_who_resume_a_run_one_is_told_and_the_history_stays_whole(
-    stage: Stage, ledger: SqliteLedger, tmp_path: Path
+async def test_pain_agents_82_second_to_resume_a_run_gets_an_error(
+    scripted: ScriptedModel, ledger: SqliteLedger, tmp_path: Path
 ) -> None:
-    """google/adk-python#4751: who reloads and continues corrupts the history for good."""
-    stage.play([{"text": "Well"}, HOLD], "Mild.", "Mild.")
-    agent, other = stage.agent(), SqliteLedger(tmp_path / "runs.db")
+    """google/adk-python#4751: reloading and continuing corrupts the history permanently."""
+    scripted.set_answers([{"text": "Well"}, HOLD], "Mild.", "Mild.")
+    agent, other = scripted.agent(), SqliteLedger(tmp_path / "runs.db")
     running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
-    await stage.until_held()
+    await scripted.until_held()
     assert (await agent.resume("run_1", durable=other)).text == "Mild."
-    stage.go_on()
+    scripted.release()
     with pytest.raises(EntryTaken, match="Another process has continued the run 'run_1'"):
         await running
     assert len((await agent.resume("run_1", durable=ledger)).history) == 2
@@ -161,7 +172,7 @@ async def test_pain_agents_82_of_two_who_resume_a_run_one_is_told_and_the_histor
 
 
 CITIES = ("Bern", "Rome", "Oslo")
-# Every run asks three others at once, and each of those looks something up.
+# Every run starts three concurrent subagents, each of which makes a call.
 EVERYBODY = {
     "rules": [
         {"user": "Go", "last_item": "message", "answers": [[call("expert", {"input": c}, c) for c in CITIES]]},
@@ -176,11 +187,11 @@ def make_team(url: str) -> Agent:
     return Agent(model="scripted", base_url=url, tools=[expert.as_tool("expert", "Knows.")])
 
 
-async def test_pain_agents_86_runs_side_by_side_do_not_lock_each_other_out(tmp_path: Path) -> None:
+async def test_pain_agents_86_concurrent_runs_do_not_block_each_other(tmp_path: Path) -> None:
     """anthropics/claude-code#14124, langchain-ai/langgraph#8136: database is locked, and parallel agents freeze."""
 
     async def work(agent: Agent) -> set[str]:
-        # A ledger of its own for each of them, as in a process of its own, and all on one file.
+        # Each run has its own ledger object, as in separate processes, on one file.
         ledgers = [SqliteLedger(tmp_path / "runs.db") for _ in range(2)]
         runs = await asyncio.gather(*(agent.run("Go.", durable=ledger) for ledger in ledgers * 3))
         for ledger in ledgers:
@@ -193,7 +204,7 @@ async def test_pain_agents_86_runs_side_by_side_do_not_lock_each_other_out(tmp_p
         working = [asyncio.to_thread(asyncio.run, work(team)) for _ in range(3)]
         assert await asyncio.wait_for(asyncio.gather(*working), 60) == [{"final"}] * 3
     ledger = SqliteLedger(tmp_path / "runs.db")
-    # Eighteen runs, with three below each. All have come to their end, and nothing was written twice.
+    # Eighteen runs with three subagents each. All have ended, and no entry was written twice.
     assert Counter(run.status for run in await ledger.runs(limit=1000)) == {"final": 72}
     await ledger.close()
 
@@ -201,7 +212,7 @@ async def test_pain_agents_86_runs_side_by_side_do_not_lock_each_other_out(tmp_p
 # 13 Approval
 
 
-async def test_pain_agents_87_what_was_approved_is_done_and_what_was_done_is_told(stage: Stage) -> None:
+async def test_pain_agents_87_approved_call_runs_and_is_reported(scripted: ScriptedModel) -> None:
     """agno-agi/agno#8029, #7697: an approved tool is silently not run, or work is done twice."""
     done: list[str] = []
 
@@ -217,31 +228,35 @@ async def test_pain_agents_87_what_was_approved_is_done_and_what_was_done_is_tol
         done.append(text)
         return text
 
-    stage.play([call("note", {"text": "noted"}, "call_n"), call("pay", {"amount": 5}, "call_p")], "Done.")
-    agent = stage.agent(tools=[pay, note])
+    scripted.set_answers([call("note", {"text": "noted"}, "call_n"), call("pay", {"amount": 5}, "call_p")], "Done.")
+    agent = scripted.agent(tools=[pay, note])
     outcome = await agent.run("Go.")
     assert outcome.state is not None
     await agent.resume(outcome.state, approvals={"call_p": True})
     assert done == ["noted", "paid 5"]
-    assert outputs_of(stage.sent[1]) == [("call_n", "noted"), ("call_p", "paid 5")]
+    assert outputs_of(scripted.sent[1]) == [("call_n", "noted"), ("call_p", "paid 5")]
 
 
-async def test_pain_agents_88_after_approval_the_run_is_the_same_run(stage: Stage) -> None:
-    """agno-agi/agno#9288, #9198, #8901: who asked, the settings and the limits are lost."""
+async def test_pain_agents_88_run_id_is_the_same_after_approval(scripted: ScriptedModel) -> None:
+    """agno-agi/agno#9288, #9198, #8901: the user, the settings and the limits are lost."""
 
     @tool(needs_approval=True)
     async def pay(amount: int) -> str:
         """Pay."""
         return f"paid {amount}"
 
-    stage.play([call("pay", {"amount": 5}), usage(10, 1)], [LOOK, usage(10, 1)], [{"text": "Done."}, usage(10, 1)])
+    scripted.set_answers(
+        [call("pay", {"amount": 5}), usage(10, 1)], [LOOK, usage(10, 1)], [{"text": "Done."}, usage(10, 1)]
+    )
     settings = {"metadata": {"user": "ada"}}
-    agent = stage.agent(tools=[pay, look_up], instructions="Be kind.", settings=settings, limits=Limits(turns=3))
+    agent = scripted.agent(tools=[pay, look_up], instructions="Be kind.", settings=settings, limits=Limits(turns=3))
     outcome = await agent.run("Go.", run_id="run_1")
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state, approvals={"call_1": True})
     assert (resumed.run_id, resumed.kind, resumed.turns, resumed.usage.total_tokens) == ("run_1", "max_turns", 3, 33)
-    assert {(request["instructions"], request["metadata"]["user"]) for request in stage.sent} == {("Be kind.", "ada")}
+    assert {(request["instructions"], request["metadata"]["user"]) for request in scripted.sent} == {
+        ("Be kind.", "ada")
+    }
 
 
 # 14 Schemas
@@ -253,7 +268,7 @@ class Options:
     note: str | None = None
 
 
-async def test_pain_agents_92_every_object_of_a_tool_is_closed_and_every_field_required(stage: Stage) -> None:
+async def test_pain_agents_92_tool_schemas_are_strict_at_every_level(scripted: ScriptedModel) -> None:
     """openai/openai-agents-python#992, #4114, strands-agents/harness-sdk#2210: a 400 about additionalProperties."""
 
     @tool
@@ -261,13 +276,15 @@ async def test_pain_agents_92_every_object_of_a_tool_is_closed_and_every_field_r
         """Plan."""
         return f"{options.fast} {more} {limit}"
 
-    stage.play([call("plan", {"options": {"fast": True, "note": None}, "more": None, "limit": None})], "Done.")
-    await stage.agent(tools=[plan]).run("Go.")
-    (offered,) = stage.sent[0]["tools"]
+    scripted.set_answers(
+        [call("plan", {"options": {"fast": True, "note": None}, "more": None, "limit": None})], "Done."
+    )
+    await scripted.agent(tools=[plan]).run("Go.")
+    (offered,) = scripted.sent[0]["tools"]
     assert offered["strict"] is True
     assert is_strict(offered["parameters"])
-    # What may be left out may be null (langchain-ai/langchain#34599), and is then what it is by default.
-    assert outputs_of(stage.sent[1]) == [("call_1", "True None 3")]
+    # Optional fields may be null (langchain-ai/langchain#34599), which means their default.
+    assert outputs_of(scripted.sent[1]) == [("call_1", "True None 3")]
 
 
 def take_any(filters: dict[str, str]) -> str:
@@ -275,8 +292,8 @@ def take_any(filters: dict[str, str]) -> str:
     return str(filters)
 
 
-def test_pain_agents_94_a_schema_that_cannot_be_strict_is_refused_when_the_tool_is_made() -> None:
-    """langchain-ai/langchain#32879, nerdai/llm-agents-from-scratch#861: strict is claimed, and not kept to."""
+def test_pain_agents_94_tool_without_strict_schema_is_rejected() -> None:
+    """langchain-ai/langchain#32879, nerdai/llm-agents-from-scratch#861: strict is set but not enforced."""
     with pytest.raises(ConfigError, match=r"take_any\.filters: strict mode cannot express .* use strict=False"):
         tool(take_any)
     assert tool(strict=False)(take_any).describe()["strict"] is False
@@ -285,7 +302,7 @@ def test_pain_agents_94_a_schema_that_cannot_be_strict_is_refused_when_the_tool_
 # 15 Tools that hang
 
 
-async def test_pain_agents_98_a_tool_that_hangs_is_stopped_and_the_run_goes_on(stage: Stage) -> None:
+async def test_pain_agents_98_hanging_tool_is_stopped_and_the_run_continues(scripted: ScriptedModel) -> None:
     """earendil-works/pi#2579: it hung all night."""
 
     @tool(timeout=0.05)
@@ -294,13 +311,13 @@ async def test_pain_agents_98_a_tool_that_hangs_is_stopped_and_the_run_goes_on(s
         await asyncio.Event().wait()
         return ""
 
-    stage.play([call("hang")], "I see.")
-    assert (await stage.agent(tools=[hang]).run("Go.")).text == "I see."
-    assert error_of(outputs_of(stage.sent[1])[0][1]) == "The tool took longer than 0.05 seconds and was stopped."
+    scripted.set_answers([call("hang")], "I see.")
+    assert (await scripted.agent(tools=[hang]).run("Go.")).text == "I see."
+    assert error_of(outputs_of(scripted.sent[1])[0][1]) == "The tool took longer than 0.05 seconds and was stopped."
 
 
-def test_pain_agents_100_a_thread_that_hangs_holds_up_neither_other_tools_nor_the_end() -> None:
-    """amd/gaia#1591, pydantic/pydantic-ai#3594: the thread of a tool that was given up leaks, and the program hangs."""
+def test_pain_agents_100_hanging_thread_blocks_neither_tools_nor_the_end() -> None:
+    """amd/gaia#1591, pydantic/pydantic-ai#3594: the thread of a cancelled tool leaks, and the program hangs."""
     code = """
 import asyncio, os, threading
 from antiphon.tools.base import ToolInvocation, ToolContext
@@ -330,25 +347,25 @@ asyncio.run(main())
     assert ended.stdout == "done\n"
 
 
-# 17 Servers that do not keep what they promise
+# 17 Servers that lose state
 
 
-async def test_pain_agents_107_calls_are_not_lost_where_our_server_keeps_the_conversation(stage: Stage) -> None:
-    """vllm-project/vllm#43244: previous_response_id drops calls and outputs from what was stored."""
-    stage.play([LOOK], [call("look_up", {"city": "Rome"})], "{history}")
-    outcome = await stage.agent(tools=[look_up], state="server").run("Go.")
-    # The question, two calls and two outputs: that is what the model has read.
+async def test_pain_agents_107_server_state_loses_no_calls(scripted: ScriptedModel) -> None:
+    """vllm-project/vllm#43244: previous_response_id drops stored calls and outputs."""
+    scripted.set_answers([LOOK], [call("look_up", {"city": "Rome"})], "{history}")
+    outcome = await scripted.agent(tools=[look_up], state="server").run("Go.")
+    # The model has read the question, two calls and two outputs.
     assert outcome.text == "5"
 
 
-async def test_pain_agents_108_a_server_that_ignores_what_it_should_continue_is_found_out(upstream: TheirStage) -> None:
+async def test_pain_agents_108_ignored_previous_response_is_detected(upstream: UpstreamModel) -> None:
     """Blaizzy/mlx-vlm#1046: previous_response_id is accepted, answered with 200, and ignored."""
-    upstream.play([LOOK])
+    upstream.set_answers([LOOK])
     restarts = []
     async for event in upstream.agent(tools=[look_up], state="server").run_stream("Go."):
         if isinstance(event, ToolStarted):
-            # From here on it begins anew: its answers continue nothing.
-            upstream.play("What?", "Mild.")
+            # The scripted server starts again: its responses continue no other.
+            upstream.set_answers("What?", "Mild.")
         elif isinstance(event, TurnRestarted):
             restarts.append(event.reason)
     assert restarts == ["The server did not continue the conversation. Later requests send the whole history."]
@@ -356,9 +373,9 @@ async def test_pain_agents_108_a_server_that_ignores_what_it_should_continue_is_
     assert outputs_of(upstream.sent[2]) == [("call_1", "Bern: mild")]
 
 
-async def test_pain_agents_110_an_exception_after_the_stream_has_begun_is_a_turn_taken_again(stage: Stage) -> None:
-    """waybarrios/vllm-mlx#214: an exception after the stream has begun, and a store that forgets."""
-    stage.play([{"text": "It"}, DROP], "It is mild.")
-    told = [event async for event in stage.agent(state="server").run_stream("Go.")]
-    assert sum(isinstance(event, TurnRestarted) for event in told) == 1
-    assert "".join(event.text for event in told if isinstance(event, TextDelta)).endswith("It is mild.")
+async def test_pain_agents_110_exception_in_a_stream_repeats_the_turn(scripted: ScriptedModel) -> None:
+    """waybarrios/vllm-mlx#214: an exception in a stream, and a store that loses responses."""
+    scripted.set_answers([{"text": "It"}, DROP], "It is mild.")
+    events = [event async for event in scripted.agent(state="server").run_stream("Go.")]
+    assert sum(isinstance(event, TurnRestarted) for event in events) == 1
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)).endswith("It is mild.")

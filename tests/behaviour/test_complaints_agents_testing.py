@@ -1,4 +1,4 @@
-"""What users of agent runtimes complain about: that their agents cannot be tested."""
+"""Complaints about agent runtimes: agents that cannot be tested."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +35,7 @@ SCRIPT: dict[str, Any] = {
 
 
 class Desk:
-    """The tools of the tests, and what was done with them."""
+    """The tools of the tests. They record their calls."""
 
     def __init__(self) -> None:
         self.booked: list[str] = []
@@ -67,21 +67,21 @@ async def model() -> AsyncIterator[ScriptedTransport]:
     await model.close()
 
 
-async def test_pain_agents_102_an_agent_runs_on_a_script_the_same_way_each_time() -> None:
-    """Real tools, real loop, real engine, no model and no network: and every run is the same."""
+async def test_pain_agents_102_agent_on_a_script_is_deterministic() -> None:
+    """Real tools, loop and engine without a model or network: every run is the same."""
     runs: list[list[str]] = []
     for _ in range(3):
-        model, desk, heard = ScriptedTransport(SCRIPT), Desk(), list[RunEvent]()
+        model, desk, events = ScriptedTransport(SCRIPT), Desk(), list[RunEvent]()
         with forbid_network(loopback=False):
-            outcome = await make_agent(model, desk, hooks=[heard.append]).run("Plan a trip.")
+            outcome = await make_agent(model, desk, hooks=[events.append]).run("Plan a trip.")
         await model.close()
         assert (outcome.kind, outcome.text) == ("final", "Rome is warmer, and booked.")
         assert (outcome.turns, outcome.tool_calls, desk.booked) == (3, 3, ["Rome"])
-        runs.append([type(event).__name__ for event in heard])
+        runs.append([type(event).__name__ for event in events])
     assert runs[0] == runs[1] == runs[2]
 
 
-async def test_pain_agents_103_a_cassette_is_keyed_by_the_rendered_request_and_a_miss_is_loud(
+async def test_pain_agents_103_cassette_is_keyed_by_request_and_a_miss_raises(
     model: ScriptedTransport, tmp_path: Path
 ) -> None:
     path = tmp_path / "trip.json"
@@ -97,7 +97,7 @@ async def test_pain_agents_103_a_cassette_is_keyed_by_the_rendered_request_and_a
     ]
 
 
-async def test_pain_agents_104_scripted_recording_and_replaying_are_one_interface(
+async def test_pain_agents_104_script_record_and_replay_share_one_interface(
     model: ScriptedTransport, tmp_path: Path
 ) -> None:
     path = tmp_path / "trip.json"
@@ -115,10 +115,10 @@ async def test_pain_agents_104_scripted_recording_and_replaying_are_one_interfac
     assert outcomes == [("final", "Rome is warmer, and booked.", 3, ["Rome"])] * 3
 
 
-async def test_pain_agents_105_a_scripted_model_calls_tools_and_streams(model: ScriptedTransport) -> None:
-    """Not an echo: it calls functions, says things while it does, and can be looked at afterwards."""
-    heard = [event async for event in make_agent(model, Desk()).run_stream("Plan a trip.")]
-    kinds = [type(event).__name__ for event in heard]
+async def test_pain_agents_105_scripted_model_calls_tools_and_streams(model: ScriptedTransport) -> None:
+    """The script can call functions, stream text, and be inspected afterwards."""
+    events = [event async for event in make_agent(model, Desk()).run_stream("Plan a trip.")]
+    kinds = [type(event).__name__ for event in events]
     assert kinds.count("ToolStarted") == kinds.count("ToolFinished") == 3
     assert "TextDelta" in kinds
     assert "ReasoningDelta" in kinds
@@ -129,8 +129,8 @@ async def test_pain_agents_105_a_scripted_model_calls_tools_and_streams(model: S
     ]
 
 
-async def test_pain_agents_106_a_recorded_session_stands_in_for_the_real_one(tmp_path: Path) -> None:
-    """Several turns over a real server are recorded once, and then replayed without it, limits and all."""
+async def test_pain_agents_106_recorded_session_replaces_the_real_one(tmp_path: Path) -> None:
+    """Several turns on a real server are recorded once and replayed without it, including limits."""
     path = tmp_path / "session.json"
     with serve_script(SCRIPT) as server:
         live = HttpTransport(server.base_url, api_key="sk-secret-key")

@@ -55,7 +55,7 @@ SCRIPT: dict[str, Any] = {
 
 
 class AgentServer:
-    """The server, and a way to have turns executed on it."""
+    """A server with agent tools, and requests to its execute endpoint."""
 
     def __init__(self) -> None:
         keys = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"))

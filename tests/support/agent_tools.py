@@ -1,4 +1,4 @@
-"""The tools of a server in the tests: loaded by their module's name, as anybody's are."""
+"""Tools of a server under test. The server loads them by file name."""
 
 from antiphon import tool
 

@@ -1,12 +1,12 @@
-"""A process whose runs are killed: what tests of crashes start, and tell how far each attempt may get.
+"""A process for crash tests. It runs attempts at a run and kills them.
 
-It loads everything once, and forks for each attempt that it reads from its input, a line of JSON each:
+It imports everything once and forks for each attempt. It reads the attempts from its input, one JSON object per line:
 
     {"directory": "...", "policy": "retry", "kill_at": 7, "kill_after": null, "verdict": null, "nested": false}
 
-The attempt goes on with the run in the directory, or begins it. It is killed at its `kill_at`-th step (before or after
-an entry is written, before or after a tool has its effect), or `kill_after` so many seconds. What it came to is in the
-file `outcome`; each effect is a line in the file `effects`. A line with the exit status is the answer.
+An attempt starts the run in the directory, or resumes it. It is killed at its step number `kill_at` (before or after an
+entry is written, before or after the effect of a tool), or after `kill_after` seconds. The outcome is written to the
+file `outcome`; each effect is a line in the file `effects`. The answer to an attempt is a line with the exit status.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ CALLS = 12
 AT_ONCE = 3
 
 
-class Fate:
-    """Counts the steps, and ends the process at the appointed one."""
+class CrashPoint:
+    """Counts the steps and kills the process at step `kill_at`."""
 
     def __init__(self, kill_at: int | None) -> None:
         self._left = kill_at
@@ -46,17 +46,17 @@ class Fate:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class FatefulLedger:
-    def __init__(self, inner: SqliteLedger, fate: Fate) -> None:
+class CrashingLedger:
+    def __init__(self, inner: SqliteLedger, crash_point: CrashPoint) -> None:
         self._inner = inner
-        self._fate = fate
+        self._crash_point = crash_point
 
     async def append(
         self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
     ) -> None:
-        self._fate.step()
+        self._crash_point.step()
         await self._inner.append(run_id, number, entry, status=status, title=title)
-        self._fate.step()
+        self._crash_point.step()
 
     async def read(self, run_id: str) -> Sequence[bytes]:
         return await self._inner.read(run_id)
@@ -69,7 +69,7 @@ class FatefulLedger:
 
 
 class Script:
-    """A model that makes its calls, so many in each turn, and then says that it is done: whoever asks, and whenever."""
+    """A model that makes its calls, AT_ONCE in each turn, and then answers. Its position follows from the input."""
 
     def __init__(self, calls: list[dict[str, Any]]) -> None:
         self._calls = calls
@@ -88,7 +88,7 @@ class Script:
         return events()
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """There is nothing to close."""
 
 
 def make_calls(count: int) -> list[dict[str, Any]]:
@@ -98,22 +98,22 @@ def make_calls(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def make_act(directory: Path, policy: Any, fate: Fate) -> Tool:
+def make_act(directory: Path, policy: Any, crash_point: CrashPoint) -> Tool:
     @tool(on_interrupt=policy)
     async def act(number: int, context: ToolContext) -> str:
         """Have an effect."""
-        fate.step()
+        crash_point.step()
         with (directory / "effects").open("a") as file:
             file.write(f"{number} {context.idempotency_key}\n")
-        fate.step()
+        crash_point.step()
         await asyncio.sleep(0)
         return f"acted {number}"
 
     return act
 
 
-def make_agent(order: dict[str, Any], directory: Path, fate: Fate) -> Agent:
-    act = make_act(directory, order["policy"], fate)
+def make_agent(order: dict[str, Any], directory: Path, crash_point: CrashPoint) -> Agent:
+    act = make_act(directory, order["policy"], crash_point)
     if not order["nested"]:
         return Agent(model="m", transport=Script(make_calls(CALLS)), tools=[act])
     expert = Agent(model="m", name="expert", transport=Script(make_calls(AT_ONCE)), tools=[act])
@@ -122,9 +122,9 @@ def make_agent(order: dict[str, Any], directory: Path, fate: Fate) -> Agent:
 
 
 async def attempt(order: dict[str, Any]) -> None:
-    directory, fate = Path(order["directory"]), Fate(order["kill_at"])
-    ledger = FatefulLedger(SqliteLedger(directory / "runs.db"), fate)
-    agent = make_agent(order, directory, fate)
+    directory, crash_point = Path(order["directory"]), CrashPoint(order["kill_at"])
+    ledger = CrashingLedger(SqliteLedger(directory / "runs.db"), crash_point)
+    agent = make_agent(order, directory, crash_point)
     if not await ledger.read(RUN_ID):
         outcome = await agent.run("Act.", durable=ledger, run_id=RUN_ID)
     else:
@@ -146,7 +146,7 @@ def main() -> None:
         child = os.fork()
         if not child:
             asyncio.run(attempt(order))
-            # Whatever the parent had to say at its end is not ours to say.
+            # Skip the exit handlers of the parent.
             os._exit(0)
         if order["kill_after"] is not None:
             time.sleep(order["kill_after"])

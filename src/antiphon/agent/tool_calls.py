@@ -85,7 +85,7 @@ class ToolCalls:
         events = [self._events.get_nowait() for _ in range(self._events.qsize())]
         return [event for event in events if event is not _DONE]
 
-    # Which calls run
+    # Admission
 
     async def _admit(self, call: ToolInvocation, admitted: list[ToolInvocation], repeat: int) -> bool:
         """Return True if the call runs now. Otherwise it is pending, or its error is written as the result."""

@@ -1,4 +1,4 @@
-"""S2: how a result becomes the envelope. Each test names the lines it shows."""
+"""S2: mapping a result to the envelope. Each test names the contract lines that it covers."""
 
 import json
 from typing import Any
@@ -22,8 +22,8 @@ from antiphon.agent.execute.mapper import map_error, map_response
 from antiphon.agent.execute.rag import Chunk, build_context
 from antiphon.agent.transports.base import ResponseCollector
 from antiphon.errors import InvalidRequest, RateLimited
-from support.agent_stage import Stage
-from support.agent_stage import call as make_call
+from support.scripted_model import ScriptedModel
+from support.scripted_model import call as make_call
 
 REQUEST = AgentExecuteRequest(conversation_id="conv-1", mode="QA", instruction="Why?")
 CONTEXT = ExecutionContext(conversation_context_id="cc-1", agent_context_id="ac-1")
@@ -48,7 +48,7 @@ def respond(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"id": "resp_1", "model": "gpt-5.1", "status": "completed", "output": list(output), "usage": USAGE} | fields
 
 
-def test_s2_2_s2_3_s2_4_s2_15_a_response_with_text_and_a_call_is_exactly_this() -> None:
+def test_s2_2_s2_3_s2_4_s2_15_response_with_text_and_call() -> None:
     raw = json.dumps(respond({"type": "reasoning", "summary": []}, message("One.", "Two."), call(), acme="kept"))
     assert map_response(raw, REQUEST, CONTEXT) == AgentExecuteResponse(
         kind="ok",
@@ -67,7 +67,7 @@ def test_s2_2_s2_3_s2_4_s2_15_a_response_with_text_and_a_call_is_exactly_this() 
     )
 
 
-def test_s2_1_the_json_has_exactly_the_seeds_names_and_lists_that_are_never_null() -> None:
+def test_s2_1_json_has_the_seeds_names_and_no_null_lists() -> None:
     written = json.loads(encode(map_response(respond(), REQUEST)))
     assert list(written) == [
         "Kind", "ConversationId", "TurnId", "AgentContextId", "ConversationContextId", "ResponseContinuationId", "Mode",
@@ -98,7 +98,7 @@ def test_s2_1_any_spelling_of_the_names_is_read(
     )
 
 
-def test_an_envelope_that_is_none_is_refused_by_the_name_of_its_field() -> None:
+def test_invalid_envelope_is_rejected_with_the_field_name() -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode('{"kind": 7}', AgentExecuteResponse)
     assert caught.value.param == "Kind"
@@ -106,7 +106,7 @@ def test_an_envelope_that_is_none_is_refused_by_the_name_of_its_field() -> None:
         decode("{", AgentExecuteResponse)
 
 
-def test_s2_3_a_turn_counter_of_our_own_wins_over_the_responses_id() -> None:
+def test_s2_3_turn_counter_overrides_the_response_id() -> None:
     envelope = map_response(respond(), REQUEST, ExecutionContext(turn_id="7"))
     assert (envelope.turn_id, envelope.response_continuation_id) == ("7", "resp_1")
 
@@ -139,7 +139,7 @@ def test_s2_5_c3_usage_is_read_in_both_spellings_and_absent_is_zero(usage: Any, 
         (respond(), "stop"),
     ],
 )
-def test_s2_6_c9_the_finish_reason_is_the_one_told_last_or_follows_from_the_end(response: Any, reason: str) -> None:
+def test_s2_6_c9_finish_reason_is_the_last_given_or_derived(response: Any, reason: str) -> None:
     assert map_response(response, REQUEST).finish_reason == reason
 
 
@@ -176,11 +176,11 @@ def test_s2_8_c10_c14_a_calls_arguments_are_as_the_model_made_them(piece: Any, e
     assert (made.call_id, made.name, made.arguments_json) == expected
 
 
-def test_an_output_that_is_one_object_is_one_item() -> None:
+def test_output_object_is_mapped_as_one_item() -> None:
     assert map_response(respond() | {"output": message("x")}, REQUEST).text == "x"
 
 
-def test_s2_9_the_raw_response_is_all_that_came() -> None:
+def test_s2_9_raw_response_is_complete() -> None:
     raw = b'{ "id": "resp_1", "output": [], "acme": {"new": [1.0]} }'
     assert map_response(raw, REQUEST).raw_response_json == raw.decode()
 
@@ -225,7 +225,7 @@ def test_s2_11_a_failed_call_is_an_error_with_its_code_and_message(failure: Any,
     )
 
 
-def test_s2_11_a_response_that_failed_is_an_error_that_can_be_looked_up() -> None:
+def test_s2_11_failed_response_is_an_error_with_its_id() -> None:
     response = respond(status="failed", error={"code": "server_error", "message": "It broke."})
     envelope = map_response(response, REQUEST)
     assert (envelope.kind, envelope.error_code, envelope.error_message) == ("error", "server_error", "It broke.")
@@ -241,13 +241,13 @@ def test_s2_11_a_response_that_failed_is_an_error_that_can_be_looked_up() -> Non
         ('{"id": "resp_1"}', "The response has no 'output'."),
     ],
 )
-def test_s2_11_what_is_no_response_is_an_error(raw: str, text: str) -> None:
+def test_s2_11_other_data_becomes_an_error(raw: str, text: str) -> None:
     envelope = map_response(raw, REQUEST)
     assert (envelope.kind, envelope.error_code, envelope.error_message) == ("error", "invalid_response", text)
     assert envelope.raw_response_json == raw
 
 
-def test_s2_12_an_error_that_the_model_talks_about_is_an_answer() -> None:
+def test_s2_12_error_in_the_text_is_an_answer() -> None:
     assert map_response(respond(message("Error: the file is missing.")), REQUEST).kind == "ok"
 
 
@@ -261,17 +261,17 @@ def test_s2_12_an_error_that_the_model_talks_about_is_an_answer() -> None:
         ([message("")], "empty"),
     ],
 )
-def test_s2_13_the_kind_follows_from_what_there_is(output: Any, kind: str) -> None:
+def test_s2_13_kind_follows_from_text_and_calls(output: Any, kind: str) -> None:
     assert map_response(respond(*output), REQUEST).kind == kind
 
 
-# From a live server: what the seed wants to be seen end to end
+# End-to-end flows that the seed requires, on a live server
 
 
-async def execute(stage: Stage, block: str | None = None) -> AgentExecuteResponse:
+async def execute(scripted: ScriptedModel, block: str | None = None) -> AgentExecuteResponse:
     context = ConversationContext(model_name="scripted", temperature=0.0, system="You are Aptix.")
     collector = ResponseCollector()
-    async for batch in await stage.transport.stream(ResponsesRequestBuilder.build(context, REQUEST, block)):
+    async for batch in await scripted.transport.stream(ResponsesRequestBuilder.build(context, REQUEST, block)):
         collector.feed(batch)
     return map_response(collector.finish(), REQUEST, CONTEXT)
 
@@ -290,10 +290,10 @@ LOOK = make_call("look_up", {"path": "a.py"})
     ids=["tool calls only", "mixed", "whole", "truncated"],
 )
 async def test_s2_15_live_flows_are_mapped(
-    stage: Stage, answer: Any, kind: str, text: str | None, reason: str, calls: list[str]
+    scripted: ScriptedModel, answer: Any, kind: str, text: str | None, reason: str, calls: list[str]
 ) -> None:
-    stage.play(answer)
-    envelope = await execute(stage)
+    scripted.set_answers(answer)
+    envelope = await execute(scripted)
     assert (envelope.kind, envelope.text, envelope.finish_reason) == (kind, text, reason)
     assert [(each.call_id, each.name, each.arguments_json) for each in envelope.tool_calls] == [
         (call_id, "look_up", '{"path":"a.py"}') for call_id in calls
@@ -302,22 +302,22 @@ async def test_s2_15_live_flows_are_mapped(
 
 
 @pytest.mark.parametrize("chunks", [0, 8])
-async def test_s2_15_with_and_without_rag_context(stage: Stage, chunks: int) -> None:
-    stage.play("Because.")
+async def test_s2_15_with_and_without_rag_context(scripted: ScriptedModel, chunks: int) -> None:
+    scripted.set_answers("Because.")
     hits = [Chunk(id=f"{n}", path=f"{n}.py", start_line=1, end_line=9, text="x = 1\n" * 9) for n in range(chunks)]
     block = build_context(hits).block if hits else None
-    envelope = await execute(stage, block)
+    envelope = await execute(scripted, block)
     assert (envelope.kind, envelope.text) == ("ok", "Because.")
-    texts = [part["text"] for part in stage.sent[0]["input"][-1]["content"]]
+    texts = [part["text"] for part in scripted.sent[0]["input"][-1]["content"]]
     assert texts[1:] == ([block] if block else [])
 
 
-def test_s2_6_the_final_segment_decides_though_its_reason_stands_on_the_message() -> None:
-    told = respond(
+def test_s2_6_finish_reason_on_the_message_of_the_last_part() -> None:
+    response = respond(
         {"type": "tool_call", "tool_call": {"id": "t", "name": "n", "arguments": "{}"}, "finish_reason": "tool_use"},
         message("Well.", finish_reason="stop"),
     )
-    assert map_response(told, REQUEST).finish_reason == "stop"
+    assert map_response(response, REQUEST).finish_reason == "stop"
 
 
 def test_s2_7_a_refusal_is_text_too() -> None:
@@ -326,10 +326,10 @@ def test_s2_7_a_refusal_is_text_too() -> None:
 
 
 @pytest.mark.parametrize("content", [7, {"type": "output_text"}, [{"type": "text", "text": {"value": "x"}}], ["x"]])
-def test_content_of_a_form_that_nobody_knows_is_no_text(content: Any) -> None:
+def test_content_of_unknown_form_has_no_text(content: Any) -> None:
     assert map_response(respond({"type": "message", "content": content}), REQUEST).kind == "empty"
 
 
-def test_s2_11_nesting_that_no_parser_takes_is_an_error() -> None:
+def test_s2_11_too_deep_nesting_is_an_error() -> None:
     assert map_response("[" * 100_000, REQUEST).kind == "error"
     assert map_error(None, REQUEST, status=502, body="[" * 100_000).error_code == "502"

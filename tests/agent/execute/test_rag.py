@@ -1,4 +1,4 @@
-"""The `[CONTEXT]` block, byte for byte, and what it is made of."""
+"""The `[CONTEXT]` block, byte for byte, and the choice of its chunks."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def chunk(**fields: Any) -> Chunk:
     return Chunk(**({"id": "hit-1", "path": "src/a.cs", "start_line": 3, "end_line": 9, "text": "class A {}"} | fields))
 
 
-def test_chunks_are_numbered_and_their_lines_are_in_this_order() -> None:
+def test_chunks_are_numbered_with_metadata_in_fixed_order() -> None:
     context = build_context([chunk(score=2, semantic_id="A#1"), chunk(id="hit-2", path="b.md", text="# B", score=1)])
     assert context.block == (
         "[CONTEXT]\n\n"
@@ -27,12 +27,12 @@ def test_chunks_are_numbered_and_their_lines_are_in_this_order() -> None:
     ]
 
 
-def test_no_hits_are_a_block_that_says_so() -> None:
+def test_empty_hits_have_an_empty_block() -> None:
     context = build_context([])
     assert (context.block, context.sources) == ("[CONTEXT]\r\n\r\n", [])
 
 
-def test_a_symbol_of_a_file_comes_once_with_its_best_hit() -> None:
+def test_symbol_of_a_file_appears_once_with_its_best_hit() -> None:
     hits = [
         chunk(id="1", symbol="Run", score=0.1),
         chunk(id="2", symbol="RUN", path="SRC/A.cs", score=0.9),
@@ -41,13 +41,13 @@ def test_a_symbol_of_a_file_comes_once_with_its_best_hit() -> None:
     assert [source.tag for source in build_context(hits).sources] == ["2", "3"]
 
 
-def test_only_the_best_are_taken() -> None:
+def test_only_the_best_hits_are_used() -> None:
     hits = [chunk(id=str(number), symbol=str(number), score=number) for number in range(20)]
     assert [source.tag for source in build_context(hits, top_k=3).sources] == ["19", "18", "17"]
     assert len(build_context(hits).sources) == 8
 
 
-def test_an_end_before_the_start_is_the_start() -> None:
+def test_end_line_before_the_start_becomes_the_start() -> None:
     assert "Lines: 7-7\n" in build_context([chunk(start_line=7, end_line=2)]).block
 
 
@@ -56,17 +56,17 @@ def test_an_end_before_the_start_is_the_start() -> None:
     [("a.TS", "typescript"), ("a.tsx", "tsx"), ("a.js", "javascript"), ("a.json", "json"), ("a.css", "scss"),
      ("a.scss", "scss"), ("a.xml", "xml"), ("a.py", "plaintext"), ("Makefile", "plaintext")],
 )  # fmt: skip
-def test_the_language_follows_from_the_files_ending(path: str, language: str) -> None:
+def test_language_follows_from_the_file_extension(path: str, language: str) -> None:
     assert f"Language: {language}\n" in build_context([chunk(path=path)]).block
 
 
 @pytest.mark.parametrize(("top_k", "candidates"), [(1, 12), (4, 12), (8, 24), (100, 50)])
-def test_more_hits_are_asked_for_than_are_taken(top_k: int, candidates: int) -> None:
+def test_more_hits_are_requested_than_used(top_k: int, candidates: int) -> None:
     assert count_candidates(top_k) == candidates
 
 
 @given(st.text(alphabet="`a\n", max_size=40))
-def test_no_text_can_end_its_fence(text: str) -> None:
+def test_fence_is_longer_than_any_in_the_text(text: str) -> None:
     block = build_context([chunk(text=text)]).block
     opening = next(line for line in block.split("\n") if line.startswith("```") and line.endswith("csharp"))
     fence = opening.removesuffix("csharp")

@@ -1,4 +1,4 @@
-"""Results for calls: the outputs that come of them. What is refused is in tests/server/test_agent.py."""
+"""Output items for the results of client tools. Rejected results are in tests/server/test_agent.py."""
 
 import json
 from typing import Any
@@ -23,15 +23,15 @@ CALL = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments
         ({"ErrorMessage": "", "ResultJson": "1"}, "1"),
     ],
 )
-def test_a_result_or_an_error_is_the_output(outcome: dict[str, Any], output: str) -> None:
+def test_result_or_error_message_becomes_the_output(outcome: dict[str, Any], output: str) -> None:
     text = json.dumps([{"CallId": "call_1"} | outcome])
     assert make_output_items([CALL], text) == [{"type": "function_call_output", "call_id": "call_1", "output": output}]
 
 
-def test_without_calls_nothing_is_read() -> None:
+def test_results_without_pending_calls_are_ignored() -> None:
     assert make_output_items([], "nonsense") == []
 
 
-def test_calls_that_were_cut_off_cannot_be_answered() -> None:
+def test_incomplete_calls_get_no_output() -> None:
     custom = {"type": "custom_tool_call", "call_id": "call_2", "name": "patch", "input": "x"}
     assert find_complete_calls([CALL | {"status": "incomplete"}, {"type": "message"}, custom]) == [custom]

@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.errors import ServerError
-from support.agent_stage import Stage
+from support.scripted_model import ScriptedModel
 
 
 class Broken:
@@ -24,9 +24,9 @@ async def test_unexpected_exception_is_a_logged_server_error(caplog: pytest.LogC
     assert "no backend for m of default" in caplog.text
 
 
-async def test_broken_backend_fails_a_run_that_can_be_resumed(here: Stage) -> None:
-    here.play(*[[{"crash": "the power went out"}]] * 3, "It is mild.")
-    agent = here.agent()
+async def test_broken_backend_fails_a_run_that_can_be_resumed(in_process: ScriptedModel) -> None:
+    in_process.set_answers(*[[{"crash": "the power went out"}]] * 3, "It is mild.")
+    agent = in_process.agent()
     outcome = await agent.run("How is it?")
     assert outcome.error is not None
     assert (outcome.kind, outcome.error.code) == ("failed", "server_error")

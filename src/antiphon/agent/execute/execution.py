@@ -117,7 +117,7 @@ class Execution:
     def _check_client_tools(
         self, client_tools: list[JsonObject], tools: Sequence[Tool], *, is_initial: bool
     ) -> list[JsonObject]:
-        """Return the client's tools. Those of a previous response include the server's, which may have changed."""
+        """Return the client's tools. The tools of a previous response include the server's, which may have changed."""
         own = {tool.name for tool in tools}
         if not is_initial:
             return [tool for tool in client_tools if own.isdisjoint(_find_tool_names([tool]))]

@@ -1,4 +1,4 @@
-"""The guard against loops on the server's side: a warning, then a made-up success."""
+"""The loop guard of the execute endpoint: a warning, then a synthetic success."""
 
 from antiphon.agent.execute.execution import SUPPRESSED, SuppressingExecutor
 from antiphon.agent.loop_guard import WARNING
@@ -8,7 +8,7 @@ from antiphon.tools.function import tool
 CONTEXT = ToolContext(run_id="run", call_id="call", idempotency_key="key")
 
 
-async def test_the_second_identical_call_is_warned_of_and_the_third_is_not_made() -> None:
+async def test_second_identical_call_is_warned_and_the_third_suppressed() -> None:
     made: list[int] = []
 
     @tool
@@ -33,7 +33,7 @@ async def test_the_second_identical_call_is_warned_of_and_the_third_is_not_made(
     ]
 
 
-async def test_a_tool_that_is_not_there_takes_no_time() -> None:
+async def test_unknown_tool_has_no_execution_time() -> None:
     executor = SuppressingExecutor([], client_tools=["open file"])
     result = await executor.execute(ToolInvocation("call_1", "nobody", "{}"), CONTEXT)
     assert (result.is_error, executor.executed["call_1"].milliseconds) == (True, None)

@@ -1,12 +1,12 @@
-"""A model on stage: the same answers over HTTP, in process, and from a server that is not ours.
+"""A scripted model for agents: the same answers over HTTP, in process, and from a minimal server.
 
-    async with open_stage("upstream") as stage:
-        stage.play([call("look_up", {"city": "Bern"})], "It is mild.")
-        outcome = await stage.agent(tools=[look_up]).run("How is it?")
-        assert stage.sent[1]["input"] == [...]
+    async with open_scripted("upstream") as scripted:
+        scripted.set_answers([call("look_up", {"city": "Bern"})], "It is mild.")
+        outcome = await scripted.agent(tools=[look_up]).run("How is it?")
+        assert scripted.sent[1]["input"] == [...]
 
-Each turn gets the next answer: a text, or steps as scripts have them. Two more: DROP breaks the stream off, and HOLD
-waits until the test goes on, which knows by `until_held` when it has come so far.
+Each turn gets the next answer: a text, or the steps of a script. There are two more steps: DROP breaks the stream, and
+HOLD waits for `release`. `until_held` waits until HOLD is reached.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from antiphon.stream.deltas import Deltas
 from support.live_server import LiveServer, make_settings
 from support.upstream_server import RESET, Piece, Reply, UpstreamServer, json_of, serve, stream_of
 
-WAYS = ("http", "in process", "upstream")
+TRANSPORTS = ("http", "in process", "upstream")
 
 Step = dict[str, Any]
 Answer = str | list[Step]
@@ -45,24 +45,30 @@ async def look_up(city: str) -> str:
 
 
 def call(name: str, arguments: Any = None, call_id: str = "call_1") -> Step:
-    """A call; arguments that are text are sent as they are."""
+    """Return the step of a call. Arguments that are a string are sent unchanged."""
     given = arguments if isinstance(arguments, str) else arguments or {}
     return {"tool_call": {"name": name, "arguments": given, "call_id": call_id, "key": call_id}}
 
 
-def usage(read: int, said: int) -> Step:
-    return {"usage": {"input_tokens": read, "output_tokens": said, "total_tokens": read + said}}
+def usage(input_tokens: int, output_tokens: int) -> Step:
+    return {
+        "usage": {
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
+        }
+    }
 
 
 def outputs_of(request: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The outputs of calls in a request, by the ids of the calls."""
+    """Return the outputs in a request, with their call ids."""
     return [
         (item["call_id"], item["output"]) for item in request["input"] if item.get("type") == "function_call_output"
     ]
 
 
 class Recorder:
-    """A transport that keeps what went over it. The next requests raise what is in `refusals`, one after the other."""
+    """A transport that records requests. The next requests raise the errors in `refusals`, one each."""
 
     def __init__(self, inner: Transport, sent: list[dict[str, Any]]) -> None:
         self.refusals: list[Exception] = []
@@ -79,7 +85,7 @@ class Recorder:
         await self._inner.close()
 
 
-class Stage:
+class ScriptedModel:
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
         self.transport: Recorder
@@ -87,38 +93,38 @@ class Stage:
     def agent(self, **options: Any) -> Agent:
         return Agent(**{"model": "scripted", "transport": self.transport} | options)
 
-    def play(self, *answers: Answer) -> None:
-        """Have these said from now on, one in each turn, and the last one again and again."""
+    def set_answers(self, *answers: Answer) -> None:
+        """Set the answers of the following turns. The last one is repeated."""
         raise NotImplementedError
 
     async def until_held(self) -> None:
         raise NotImplementedError
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         raise NotImplementedError
 
 
-class Understudy:
+class ReplaceableBackend:
     """A backend whose script can be changed."""
 
     def __init__(self) -> None:
-        self.part = make_backend(["Nothing is played yet."])
-        self.capabilities = self.part.capabilities
+        self.current = make_backend(["No answer is set."])
+        self.capabilities = self.current.capabilities
 
     async def start(self) -> None:
-        """There is nothing to get ready."""
+        """There is nothing to start."""
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """There is nothing to close."""
 
     def models(self) -> list[Model]:
-        return list(self.part.models())
+        return list(self.current.models())
 
     async def stream(self, turn: Turn) -> Deltas:
-        return await self.part.stream(turn)
+        return await self.current.stream(turn)
 
     async def count_tokens(self, turn: Turn) -> int:
-        return await self.part.count_tokens(turn)
+        return await self.current.count_tokens(turn)
 
 
 def make_backend(answers: Iterable[Answer], rules: Iterable[dict[str, Any]] = ()) -> ScriptedBackend:
@@ -131,39 +137,39 @@ def make_backend(answers: Iterable[Answer], rules: Iterable[dict[str, Any]] = ()
     return create("scripted", {"script": {"rules": [*rules, {"answers": played}]}}, Path())
 
 
-class OurStage(Stage):
-    """In process, or over a socket to our own server."""
+class AntiphonModel(ScriptedModel):
+    """A scripted backend of an Antiphon engine, in process or behind a server."""
 
-    def __init__(self, understudy: Understudy, transport: Transport, server: LiveServer | None = None) -> None:
+    def __init__(self, backend: ReplaceableBackend, transport: Transport, server: LiveServer | None = None) -> None:
         super().__init__()
         self.transport = Recorder(transport, self.sent)
-        self._understudy = understudy
+        self._backend = backend
         self._server = server
 
-    def play(self, *answers: Answer) -> None:
-        self.play_by([], *answers)
+    def set_answers(self, *answers: Answer) -> None:
+        self.set_answers_by_rule([], *answers)
 
-    def play_by(self, rules: list[dict[str, Any]], *answers: Answer) -> None:
-        """The same, but for the turns that the rules are for."""
-        self._understudy.part = make_backend(answers, rules)
+    def set_answers_by_rule(self, rules: list[dict[str, Any]], *answers: Answer) -> None:
+        """Set the answers for turns that match a rule, and for the others."""
+        self._backend.current = make_backend(answers, rules)
 
     async def until_held(self) -> None:
-        part = self._understudy.part
+        current = self._backend.current
         if self._server is None:
-            await part.reached("held")
+            await current.reached("held")
         else:
-            await asyncio.to_thread(self._server.wait_for, lambda: part.reached("held"))
+            await asyncio.to_thread(self._server.wait_for, lambda: current.reached("held"))
 
-    def go_on(self) -> None:
-        part = self._understudy.part
+    def release(self) -> None:
+        current = self._backend.current
         if self._server is None:
-            part.release("held")
+            current.release("held")
         else:
-            self._server.do(lambda: part.release("held"))
+            self._server.do(lambda: current.release("held"))
 
 
-class TheirStage(Stage):
-    """A server that sends the least it has to."""
+class UpstreamModel(ScriptedModel):
+    """A server of the Responses API that sends only the required events."""
 
     def __init__(self, upstream: UpstreamServer) -> None:
         super().__init__()
@@ -171,7 +177,7 @@ class TheirStage(Stage):
         self.upstream = upstream
         self._gate = asyncio.Event()
 
-    def play(self, *answers: Answer) -> None:
+    def set_answers(self, *answers: Answer) -> None:
         self._gate = asyncio.Event()
         replies = [make_reply(each, turn, self._gate) for turn, each in enumerate([*answers, *[answers[-1]] * 30])]
         self.upstream.replace(*replies)
@@ -179,12 +185,12 @@ class TheirStage(Stage):
     async def until_held(self) -> None:
         await self.upstream.until_requests(max(1, len(self.sent)))
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         self._gate.set()
 
 
 def make_reply(answer: Answer, turn: int, gate: asyncio.Event) -> Reply:
-    """An answer as a server of the Responses API sends it."""
+    """Return an answer as the reply of a Responses API server."""
     steps = [{"text": answer}] if isinstance(answer, str) else answer
     if "raise" in steps[0]:
         error = {"type": "server_error", "param": None, "code": None} | steps[0]["raise"]
@@ -203,12 +209,12 @@ def make_reply(answer: Answer, turn: int, gate: asyncio.Event) -> Reply:
     for step in steps:
         if step is DROP:
             return stream_of(*pieces, RESET)
-        pieces += _play(step, response, gate)
+        pieces += _apply_step(step, response, gate)
     status = response["status"]
     return stream_of(*pieces, _event(f"response.{status}", response=response), b"data: [DONE]\n\n")
 
 
-def _play(step: Step, response: dict[str, Any], gate: asyncio.Event) -> list[Piece]:
+def _apply_step(step: Step, response: dict[str, Any], gate: asyncio.Event) -> list[Piece]:
     ((key, value),) = step.items()
     if key == "wait":
         return [gate]
@@ -236,7 +242,7 @@ def _make_item(key: str, value: Any, index: int) -> tuple[dict[str, Any], list[P
         return value, []
     kind = "output_text" if key == "text" else "reasoning_text"
     where = {"item_id": f"item_{index}", "output_index": index, "content_index": 0}
-    words = [f" {word}" if place else word for place, word in enumerate(value.split(" "))]
+    words = [f" {word}" if index else word for index, word in enumerate(value.split(" "))]
     deltas: list[Piece] = [_event(f"response.{kind}.delta", delta=word, **where) for word in words]
     part = {"type": kind, "text": value} | ({"annotations": []} if key == "text" else {})
     item = {"id": f"item_{index}", "content": [part]}
@@ -249,39 +255,39 @@ def _event(kind: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), json.dumps({"type": kind, **fields}).encode())
 
 
-class Theatre:
-    """Our server, for all the tests that need it one after the other."""
+class SharedServer:
+    """An Antiphon server that tests use one after another."""
 
     def __init__(self) -> None:
-        self.understudy = Understudy()
-        self.server = LiveServer({}, make_settings(), backend=self.understudy)  # type: ignore[arg-type]  # as good as one
+        self.backend = ReplaceableBackend()
+        self.server = LiveServer({}, make_settings(), backend=self.backend)  # type: ignore[arg-type]  # as good as one
 
     def close(self) -> None:
         self.server.stop()
 
 
 @asynccontextmanager
-async def open_stage(way: str, theatre: Theatre | None = None) -> AsyncIterator[Stage]:
-    """One of the WAYS; the one over HTTP needs a theatre."""
-    if way == "http":
-        assert theatre is not None
-        transport = HttpTransport(f"{theatre.server.url}/v1")
+async def open_scripted(transport_name: str, shared_server: SharedServer | None = None) -> AsyncIterator[ScriptedModel]:
+    """Open a scripted model behind one of TRANSPORTS. "http" needs a shared server."""
+    if transport_name == "http":
+        assert shared_server is not None
+        transport = HttpTransport(f"{shared_server.server.url}/v1")
         try:
-            yield OurStage(theatre.understudy, transport, theatre.server)
+            yield AntiphonModel(shared_server.backend, transport, shared_server.server)
         finally:
             await transport.close()
-    elif way == "upstream":
+    elif transport_name == "upstream":
         async with serve([]) as upstream:
-            stage = TheirStage(upstream)
+            scripted = UpstreamModel(upstream)
             try:
-                yield stage
+                yield scripted
             finally:
-                await stage.transport.close()
+                await scripted.transport.close()
     else:
-        understudy = Understudy()
-        engine = Engine(backends={"test": understudy}, store=MemoryStore(), sealer=Sealer([bytes(32)]))
+        backend = ReplaceableBackend()
+        engine = Engine(backends={"test": backend}, store=MemoryStore(), sealer=Sealer([bytes(32)]))
         await engine.start()
         try:
-            yield OurStage(understudy, LocalTransport(engine))
+            yield AntiphonModel(backend, LocalTransport(engine))
         finally:
             await engine.close()
