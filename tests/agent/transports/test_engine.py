@@ -1,4 +1,4 @@
-"""The transport without a socket: what breaks in the engine is an error as it would be over HTTP."""
+"""The transport into an engine: failures of the engine are errors as over HTTP."""
 
 from typing import Any
 

@@ -11,20 +11,22 @@ from antiphon.protocol.request import CreateRequest
 logger = logging.getLogger(__name__)
 
 
-class Running(Protocol):
+class EngineRun(Protocol):
+    """The part of the engine's `Run` that the transport uses."""
+
     def events(self) -> Events: ...
 
 
-class EngineLike(Protocol):
+class RequestEngine(Protocol):
     """The part of an engine that the transport uses. The owner of the engine starts and closes it."""
 
-    async def create(self, request: CreateRequest, *, project: str) -> Running: ...
+    async def create(self, request: CreateRequest, *, project: str) -> EngineRun: ...
 
 
 class LocalTransport:
     """Sends requests directly to an engine."""
 
-    def __init__(self, engine: EngineLike, *, project: str = "default") -> None:
+    def __init__(self, engine: RequestEngine, *, project: str = "default") -> None:
         self._engine = engine
         self._project = project
 
