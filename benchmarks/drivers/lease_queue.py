@@ -101,7 +101,7 @@ class LeaseQueue:
 
 
 async def open_queue(arguments: Arguments, limits: RunLimits = NO_LIMITS) -> LeaseQueue:
-    store = HaltingStore(arguments.folder / "responses.db", home="benchmarks")
+    store = HaltingStore(arguments.folder / "responses.db", configuration_id="benchmarks")
     store.accepted = asyncio.Queue()
     model = queue_driver.Model(arguments)
     policy = Policy(background_slots=1000, background_lease_seconds=arguments.lease, background_limits=limits)

@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 async def read_ids(store: Store, conversation_id: str = "conv_1") -> list[str | None]:
-    items = await store.conversation_items("p", conversation_id)
+    items = await store.load_conversation_items("p", conversation_id)
     assert items is not None
     return [item.id for item in items]
 
@@ -31,20 +31,20 @@ async def read_ids(store: Store, conversation_id: str = "conv_1") -> list[str | 
 async def test_conversation_is_loaded_with_its_items(store: Store, make_items: MakeItems) -> None:
     await store.create_conversation("p", CONVERSATION, make_items("msg_1", "msg_2"))
     assert await store.load_conversation("p", "conv_1") == CONVERSATION
-    assert await store.conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
+    assert await store.load_conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
 
 
 async def test_conversation_without_metadata_and_items_is_stored(store: Store) -> None:
     bare = Conversation(id="conv_1", created_at=1)
     await store.create_conversation("p", bare, [])
     assert await store.load_conversation("p", "conv_1") == bare
-    assert await store.conversation_items("p", "conv_1") == []
+    assert await store.load_conversation_items("p", "conv_1") == []
 
 
 async def test_unknown_items_are_loaded_byte_for_byte(store: Store) -> None:
     item = Unknown(b'{ "type" : "hologram_call",\n\t"id": "holo_1", "n": 1.50, "text": "\\u00e9 \\/" }')
     await store.create_conversation("p", CONVERSATION, [item])
-    assert await store.conversation_items("p", "conv_1") == [item]
+    assert await store.load_conversation_items("p", "conv_1") == [item]
     assert await store.load_item("p", "conv_1", "holo_1") == item
     assert await store.find_item("p", "holo_1") == item
 
@@ -54,7 +54,7 @@ async def test_existing_conversation_is_not_created_again(store: Store, make_ite
     with pytest.raises(ServerError):
         await store.create_conversation("p", Conversation(id="conv_1", created_at=2), make_items("msg_2"))
     assert await store.load_conversation("p", "conv_1") == CONVERSATION
-    assert await store.conversation_items("p", "conv_1") == make_items("msg_1")
+    assert await store.load_conversation_items("p", "conv_1") == make_items("msg_1")
 
 
 async def test_conversation_with_a_duplicate_item_is_not_created(store: Store, make_items: MakeItems) -> None:
@@ -79,7 +79,7 @@ async def test_unknown_conversation_has_no_items(store: Store, make_items: MakeI
     assert await store.append_items("p", "conv_1", make_items("msg_1")) is False
     assert await store.list_items("p", "conv_1", after=None, limit=10, order="asc") is None
     assert await store.list_items("p", "conv_1", after="msg_1", limit=10, order="asc") is None
-    assert await store.conversation_items("p", "conv_1") is None
+    assert await store.load_conversation_items("p", "conv_1") is None
     assert await store.load_item("p", "conv_1", "msg_1") is None
     assert await store.delete_item("p", "conv_1", "msg_1") is False
     assert await store.find_item("p", "msg_1") is None
@@ -90,7 +90,7 @@ async def test_deleting_a_conversation_deletes_its_items(store: Store, make_item
     assert await store.delete_conversation("p", "conv_1") is True
     assert await store.find_item("p", "msg_1") is None
     await store.create_conversation("p", CONVERSATION, [])
-    assert await store.conversation_items("p", "conv_1") == []
+    assert await store.load_conversation_items("p", "conv_1") == []
 
 
 async def test_expired_conversation_is_not_returned(store: Store, make_items: MakeItems, clock: Clock) -> None:
@@ -108,16 +108,16 @@ async def test_appending_extends_the_expiry_of_a_conversation(
     await store.append_items("p", "conv_1", make_items("msg_1"), expires_at=clock.time + 2)
     clock.time += 1
     await store.append_items("p", "conv_1", make_items("msg_2"), expires_at=clock.time)
-    assert await store.conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
+    assert await store.load_conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
     clock.time += 1
-    assert await store.conversation_items("p", "conv_1") is None
+    assert await store.load_conversation_items("p", "conv_1") is None
 
 
 async def test_conversation_without_expiry_never_expires(store: Store, make_items: MakeItems, clock: Clock) -> None:
     await store.create_conversation("p", CONVERSATION, [])
     await store.append_items("p", "conv_1", make_items("msg_1"), expires_at=clock.time + 1)
     clock.time += 1
-    assert await store.conversation_items("p", "conv_1") == make_items("msg_1")
+    assert await store.load_conversation_items("p", "conv_1") == make_items("msg_1")
 
 
 async def test_appended_items_come_last(store: Store, make_items: MakeItems) -> None:
@@ -125,7 +125,7 @@ async def test_appended_items_come_last(store: Store, make_items: MakeItems) -> 
     assert await store.append_items("p", "conv_1", make_items("msg_5", "msg_7")) is True
     assert await store.append_items("p", "conv_1", []) is True
     assert await store.append_items("p", "conv_1", make_items("msg_1")) is True
-    assert await store.conversation_items("p", "conv_1") == make_items("msg_9", "msg_5", "msg_7", "msg_1")
+    assert await store.load_conversation_items("p", "conv_1") == make_items("msg_9", "msg_5", "msg_7", "msg_1")
 
 
 @pytest.mark.parametrize("block", [("msg_2", "msg_1"), ("msg_2", "msg_3", "msg_2")])
@@ -145,7 +145,7 @@ async def test_input_items_already_in_the_conversation_are_skipped(store: Store,
         input_items = make_items("msg_1", "msg_2")
         assert await store.append_items("p", "conv_1", input_items, answer=make_items(answer)) is True
     expected = make_items("msg_1", "msg_2", "msg_a", "msg_b")
-    assert await store.conversation_items("p", "conv_1") == expected
+    assert await store.load_conversation_items("p", "conv_1") == expected
 
 
 async def test_items_with_taken_ids_are_appended_under_new_ids(store: Store, make_items: MakeItems) -> None:
@@ -154,7 +154,7 @@ async def test_items_with_taken_ids_are_appended_under_new_ids(store: Store, mak
     other = Message("user", "I am another.", "msg_1")
     twice = Unknown(b'{"type":"hologram_call","id":"msg_2","n":1.50}')
     assert await store.append_items("p", "conv_1", [other], answer=[*make_items("msg_2"), twice, twice]) is True
-    assert await store.conversation_items("p", "conv_1") == [
+    assert await store.load_conversation_items("p", "conv_1") == [
         *there,
         Message("user", "I am another.", "msg_1_2"),
         Message("user", "I am msg_2.", "msg_2_3"),
@@ -167,7 +167,7 @@ async def test_items_without_an_id_are_stored(store: Store, make_stored: MakeSto
     items = make_stored("resp_1").input * 2
     await store.create_conversation("p", CONVERSATION, items)
     assert await store.append_items("p", "conv_1", items) is True
-    assert await store.conversation_items("p", "conv_1") == items * 2
+    assert await store.load_conversation_items("p", "conv_1") == items * 2
 
 
 async def test_changing_appended_or_loaded_items_does_not_change_the_store(store: Store, make_items: MakeItems) -> None:
@@ -176,12 +176,12 @@ async def test_changing_appended_or_loaded_items_does_not_change_the_store(store
     await asyncio.sleep(0)
     items.clear()
     await creating
-    for loaded in (await store.conversation_items("p", "conv_1"), await store.load_conversation("p", "conv_1")):
+    for loaded in (await store.load_conversation_items("p", "conv_1"), await store.load_conversation("p", "conv_1")):
         if isinstance(loaded, Conversation):
             loaded.metadata = None
         elif loaded is not None:
             loaded.clear()
-    assert await store.conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
+    assert await store.load_conversation_items("p", "conv_1") == make_items("msg_1", "msg_2")
     assert await store.load_conversation("p", "conv_1") == CONVERSATION
 
 
@@ -280,12 +280,12 @@ async def test_items_before_a_response_exclude_later_ones(
     await store.append_items("p", "conv_1", make_items("msg_3"))
     await store.save("p", make_stored("resp_3", status="failed"))
     input_items = make_stored("resp_1").input
-    before = {name: await store.conversation_items("p", "conv_1", before=name) for name in ("resp_1", "resp_2")}
+    before = {name: await store.load_conversation_items("p", "conv_1", before=name) for name in ("resp_1", "resp_2")}
     assert before == {"resp_1": make_items("msg_1"), "resp_2": [*make_items("msg_1"), *input_items]}
     all_items = [*make_items("msg_1"), *input_items, *make_items("msg_3")]
     for never_appended in ("resp_3", "resp_unknown"):
-        assert await store.conversation_items("p", "conv_1", before=never_appended) == all_items
-    assert await store.conversation_items("p", "conv_2", before="resp_1") is None
+        assert await store.load_conversation_items("p", "conv_1", before=never_appended) == all_items
+    assert await store.load_conversation_items("p", "conv_2", before="resp_1") is None
 
 
 async def test_deleted_item_stays_in_other_conversations(store: Store, make_items: MakeItems) -> None:
@@ -324,7 +324,7 @@ async def test_project_cannot_read_or_change_another_projects_conversation(store
     await store.create_conversation("p", CONVERSATION, make_items("msg_1"))
     assert await store.delete_item("p", "conv_1", "msg_1") is True
     assert await store.delete_conversation("p", "conv_1") is True
-    assert await store.conversation_items("theirs", "conv_1") == make_items("msg_1")
+    assert await store.load_conversation_items("theirs", "conv_1") == make_items("msg_1")
 
 
 async def test_blocks_appended_concurrently_stay_contiguous(store: Store, make_items: MakeItems) -> None:

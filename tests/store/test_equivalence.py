@@ -70,7 +70,7 @@ calls = st.one_of(
     ),
     call("load", projects, response_ids),
     call("delete", projects, response_ids),
-    call("chain", projects, response_ids),
+    call("load_chain", projects, response_ids),
     call("expire", times),
     call(
         "create_conversation",
@@ -90,7 +90,7 @@ calls = st.one_of(
         limit=st.integers(1, 4),
         order=st.sampled_from(["asc", "desc"]),
     ),
-    call("conversation_items", projects, conversation_ids, before=st.none() | response_ids),
+    call("load_conversation_items", projects, conversation_ids, before=st.none() | response_ids),
     call("delete_item", projects, conversation_ids, item_ids),
     call("find_item", projects, item_ids),
     call("append_events", projects, response_ids, numbers, event_lists, owner=st.none() | owners),
@@ -107,9 +107,9 @@ calls = st.one_of(
     ),
     call("renew", owners, lease=st.sampled_from([5, 10])),
     call("release", owners),
-    call("put_back", owners, projects, response_ids, free_since=times),
-    call("abandon", owners, projects, response_ids),
-    call("watch", projects, response_ids),
+    call("return_run", owners, projects, response_ids, free_since=times),
+    call("stop_renewing", owners, projects, response_ids),
+    call("mark_watched", projects, response_ids),
     call("request_cancel", projects, response_ids),
 )
 

@@ -106,7 +106,7 @@ async def test_owner_cannot_drop_events_of_a_watched_run(running: Store, make_st
     await running.claim("us", as_of=0, lease=10, limit=1)
     for response_id in ("resp_1", "resp_2"):
         await running.append_events("p", response_id, 0, make_events(0, 2), owner="us")
-    await running.watch("p", "resp_1")
+    await running.mark_watched("p", "resp_1")
 
     assert await running.drop_events("p", "resp_1", owner="us") is False
     assert await running.drop_events("p", "resp_2", owner="them") is False
@@ -150,7 +150,7 @@ async def test_response_is_not_saved_if_its_events_are_rejected(running: Store, 
         await running.save("p", make_stored("resp_1"), owner="them", events=(2, make_events(2, 1)))
     assert await running.load("p", "resp_1") == make_stored("resp_1", status="queued")
     assert await running.read_events("p", "resp_1", -1) == number_events(0, 2)
-    assert await running.watch("p", "resp_1") is True
+    assert await running.mark_watched("p", "resp_1") is True
 
 
 async def test_late_unfinished_save_appends_no_events(store: Store, make_stored: MakeStored) -> None:

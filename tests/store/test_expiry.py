@@ -53,7 +53,7 @@ async def test_expire_deletes_only_expired_data(store: Store, make_stored: MakeS
     assert [await store.find_item("p", f"msg_{n}") for n in (1, 2, 3)] == [None, *make_items("msg_2", "msg_3")]
     assert await store.expire(1_000) == 125 + 1
     assert await store.load("p", "resp_lasting") == make_stored("resp_lasting")
-    assert await store.conversation_items("p", "conv_lasting") == make_items("msg_3")
+    assert await store.load_conversation_items("p", "conv_lasting") == make_items("msg_3")
 
 
 @pytest.mark.parametrize("end", ["delete", "expire"])
@@ -69,9 +69,9 @@ async def test_events_and_run_are_deleted_with_their_response(store: Store, make
         assert await store.expire(1) == 1
 
     assert await store.read_events("ours", "resp_1", -1) == []
-    assert await store.watch("ours", "resp_1") is False
+    assert await store.mark_watched("ours", "resp_1") is False
     assert await store.read_events("theirs", "resp_1", -1) == [(0, b"{}")]
-    assert await store.watch("theirs", "resp_1") is True
+    assert await store.mark_watched("theirs", "resp_1") is True
 
 
 async def test_expired_response_stays_while_another_continues_it(store: Store, make_stored: MakeStored) -> None:
@@ -105,7 +105,7 @@ async def test_expired_ancestors_of_a_live_response_stay(store: Store, make_stor
 async def test_ancestors_of_a_response_without_expiry_stay(store: Store, make_stored: MakeStored) -> None:
     await save_chain(store, make_stored, [10, 20, None])
     assert [await store.expire(now) for now in (10, 20, 10_000)] == [0, 0, 0]
-    assert [link.id for link in await store.chain("p", "resp_2")] == ["resp_0", "resp_1", "resp_2"]
+    assert [link.id for link in await store.load_chain("p", "resp_2")] == ["resp_0", "resp_1", "resp_2"]
 
 
 async def test_forked_response_is_deleted_with_its_last_fork(store: Store, make_stored: MakeStored) -> None:

@@ -66,7 +66,7 @@ async def test_unknown_items_are_loaded_byte_for_byte(store: Store, make_stored:
     loaded = await store.load("p", "resp_1")
     assert loaded is not None
     assert (loaded.input[0], loaded.response.output[-1]) == (Unknown(raw), Unknown(raw))
-    assert await store.chain("p", "resp_1") == [link(stored)]
+    assert await store.load_chain("p", "resp_1") == [link(stored)]
 
 
 async def test_second_save_replaces_the_first(store: Store, make_stored: MakeStored) -> None:
@@ -75,7 +75,7 @@ async def test_second_save_replaces_the_first(store: Store, make_stored: MakeSto
     newer = make_stored("resp_1", previous="resp_0", text="Goodbye")
     await store.save("p", newer)
     assert await store.load("p", "resp_1") == newer
-    assert await store.chain("p", "resp_1") == [link(make_stored("resp_0")), link(newer)]
+    assert await store.load_chain("p", "resp_1") == [link(make_stored("resp_0")), link(newer)]
 
 
 async def test_changing_a_saved_or_loaded_response_does_not_change_the_store(
@@ -93,17 +93,17 @@ async def test_changing_a_saved_or_loaded_response_does_not_change_the_store(
     assert first == make_stored("resp_1")
     first.response.output.clear()
     first.input.clear()
-    (taken,) = await store.chain("p", "resp_1")
+    (taken,) = await store.load_chain("p", "resp_1")
     taken.items.clear()
     assert await store.load("p", "resp_1") == make_stored("resp_1")
-    assert await store.chain("p", "resp_1") == [link(make_stored("resp_1"))]
+    assert await store.load_chain("p", "resp_1") == [link(make_stored("resp_1"))]
 
 
 async def test_deleted_response_cannot_be_loaded(store: Store, make_stored: MakeStored) -> None:
     await store.save("p", make_stored("resp_1"))
     assert await store.delete("p", "resp_1") is True
     assert await store.load("p", "resp_1") is None
-    assert await store.chain("p", "resp_1") == []
+    assert await store.load_chain("p", "resp_1") == []
     assert await store.delete("p", "resp_1") is False
 
 
@@ -115,7 +115,7 @@ async def test_chain_runs_from_the_oldest_to_the_requested_response(store: Store
     ]
     for stored in reversed(chain):
         await store.save("p", stored)
-    assert await store.chain("p", "resp_5") == [link(stored) for stored in chain[:5]]
+    assert await store.load_chain("p", "resp_5") == [link(stored) for stored in chain[:5]]
 
 
 async def test_forks_share_their_ancestors(store: Store, make_stored: MakeStored) -> None:
@@ -123,12 +123,12 @@ async def test_forks_share_their_ancestors(store: Store, make_stored: MakeStored
     left, right = make_stored("resp_l", previous="resp_root"), make_stored("resp_r", previous="resp_root")
     for stored in (root, left, right):
         await store.save("p", stored)
-    assert await store.chain("p", "resp_l") == [link(root), link(left)]
-    assert await store.chain("p", "resp_r") == [link(root), link(right)]
+    assert await store.load_chain("p", "resp_l") == [link(root), link(left)]
+    assert await store.load_chain("p", "resp_r") == [link(root), link(right)]
 
 
 async def test_chain_of_an_unknown_response_is_empty(store: Store) -> None:
-    assert await store.chain("p", "resp_1") == []
+    assert await store.load_chain("p", "resp_1") == []
 
 
 async def test_chain_with_a_deleted_ancestor_starts_after_the_gap(store: Store, make_stored: MakeStored) -> None:
@@ -136,7 +136,7 @@ async def test_chain_with_a_deleted_ancestor_starts_after_the_gap(store: Store, 
     for stored in chain:
         await store.save("p", stored)
     await store.delete("p", "resp_1")
-    assert await store.chain("p", "resp_3") == [link(chain[2]), link(chain[3])]
+    assert await store.load_chain("p", "resp_3") == [link(chain[2]), link(chain[3])]
 
 
 async def test_first_link_of_a_chain_has_its_conversation(store: Store, make_stored: MakeStored) -> None:
@@ -145,21 +145,21 @@ async def test_first_link_of_a_chain_has_its_conversation(store: Store, make_sto
     for stored in (root, newer):
         await store.save("p", stored)
     named = msgspec.structs.replace(link(root), conversation="conv_1")
-    assert await store.chain("p", "resp_0") == [named]
-    assert await store.chain("p", "resp_1") == [named, link(newer)]
+    assert await store.load_chain("p", "resp_0") == [named]
+    assert await store.load_chain("p", "resp_1") == [named, link(newer)]
 
 
 async def test_chain_with_a_cycle_ends(store: Store, make_stored: MakeStored) -> None:
     chain = [make_stored("resp_0", previous="resp_1"), make_stored("resp_1", previous="resp_0")]
     for stored in chain:
         await store.save("p", stored)
-    assert await store.chain("p", "resp_1") == [link(stored) for stored in chain]
+    assert await store.load_chain("p", "resp_1") == [link(stored) for stored in chain]
 
 
 async def test_chain_of_a_thousand_turns_is_complete(store: Store, make_stored: MakeStored) -> None:
     chain = [make_stored(f"resp_{turn:04}", previous=f"resp_{turn - 1:04}" if turn else None) for turn in range(1000)]
     await asyncio.gather(*(store.save("p", stored) for stored in chain))
-    assert await store.chain("p", "resp_0999") == [link(stored) for stored in chain]
+    assert await store.load_chain("p", "resp_0999") == [link(stored) for stored in chain]
 
 
 async def test_project_cannot_read_continue_or_delete_another_projects_response(
@@ -168,8 +168,8 @@ async def test_project_cannot_read_continue_or_delete_another_projects_response(
     await store.save("ours", make_stored("resp_1"))
     await store.save("theirs", make_stored("resp_2", previous="resp_1"))
     assert await store.load("theirs", "resp_1") is None
-    assert await store.chain("theirs", "resp_1") == []
-    assert await store.chain("theirs", "resp_2") == [link(make_stored("resp_2", previous="resp_1"))]
+    assert await store.load_chain("theirs", "resp_1") == []
+    assert await store.load_chain("theirs", "resp_2") == [link(make_stored("resp_2", previous="resp_1"))]
     assert await store.delete("theirs", "resp_1") is False
     assert await store.load("ours", "resp_1") == make_stored("resp_1")
 
@@ -227,7 +227,7 @@ async def test_save_appends_input_and_then_output_to_the_conversation(
     await store.save("p", stored, conversation="conv_1")
     assert await store.load("p", "resp_1") == stored
     expected = [*make_items("msg_first"), *stored.input, *stored.response.output]
-    assert await store.conversation_items("p", "conv_1") == expected
+    assert await store.load_conversation_items("p", "conv_1") == expected
 
 
 async def test_save_fails_if_the_conversation_is_unknown(store: Store, make_stored: MakeStored) -> None:
@@ -248,7 +248,7 @@ async def test_output_with_a_taken_id_is_appended_under_a_new_id(
     (answer,) = make_stored("resp_1").response.output
     answer.id = "msg_resp_1_2"
     expected = [*make_items("msg_resp_1"), *stored.input, answer]
-    assert await store.conversation_items("p", "conv_1") == expected
+    assert await store.load_conversation_items("p", "conv_1") == expected
     assert await store.load_item("p", "conv_1", "msg_resp_1_2") == answer
 
 
@@ -257,14 +257,14 @@ async def test_response_saved_twice_is_appended_once(store: Store, make_stored: 
     stored = make_stored("resp_1")
     for _ in range(2):
         await store.save("p", stored, conversation="conv_1")
-    assert await store.conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
+    assert await store.load_conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
 
 
 async def test_late_unfinished_save_appends_nothing_to_the_conversation(store: Store, make_stored: MakeStored) -> None:
     await store.create_conversation("p", Conversation("conv_1", 1), [])
     await store.save("p", make_stored("resp_1"))
     await store.save("p", make_stored("resp_1", status="in_progress"), conversation="conv_1")
-    assert await store.conversation_items("p", "conv_1") == []
+    assert await store.load_conversation_items("p", "conv_1") == []
 
 
 async def test_save_without_the_lease_writes_nothing(store: Store, make_stored: MakeStored) -> None:
@@ -274,7 +274,7 @@ async def test_save_without_the_lease_writes_nothing(store: Store, make_stored: 
         with pytest.raises(LeaseLost, match=f"{owner} does not own the run of resp_1"):
             await store.save("p", make_stored("resp_1"), conversation="conv_1", owner=owner)
     assert await store.load("p", "resp_1") == make_stored("resp_1", status="queued")
-    assert await store.conversation_items("p", "conv_1") == []
+    assert await store.load_conversation_items("p", "conv_1") == []
 
 
 async def test_expired_response_is_not_returned(store: Store, make_stored: MakeStored, clock: Clock) -> None:
@@ -282,10 +282,10 @@ async def test_expired_response_is_not_returned(store: Store, make_stored: MakeS
     await store.save("p", stored)
     clock.time += 9
     assert await store.load("p", "resp_1") == stored
-    assert await store.chain("p", "resp_1") == [link(stored)]
+    assert await store.load_chain("p", "resp_1") == [link(stored)]
     clock.time += 1
     assert await store.load("p", "resp_1") is None
-    assert await store.chain("p", "resp_1") == []
+    assert await store.load_chain("p", "resp_1") == []
     assert await store.delete("p", "resp_1") is False
 
 
@@ -298,9 +298,9 @@ async def test_chain_includes_expired_ancestors(store: Store, make_stored: MakeS
         await store.save("p", stored)
     clock.time += 2
     await store.expire(clock.time)
-    assert await store.chain("p", "resp_3") == [link(stored) for stored in chain]
+    assert await store.load_chain("p", "resp_3") == [link(stored) for stored in chain]
     assert [await store.load("p", f"resp_{turn}") for turn in range(4)] == [None, None, None, chain[3]]
-    assert [await store.chain("p", f"resp_{turn}") for turn in range(3)] == [[], [], []]
+    assert [await store.load_chain("p", f"resp_{turn}") for turn in range(3)] == [[], [], []]
 
 
 async def test_later_save_changes_the_expiry(store: Store, make_stored: MakeStored, clock: Clock) -> None:

@@ -118,7 +118,7 @@ async def test_own_expired_runs_still_count(queue: Queue, claim: Claim) -> None:
 async def test_run_without_owner_does_not_count(store: Store, queue: Queue, claim: Claim) -> None:
     await queue("aa")
     assert await claim("us", 0, concurrency=1) == ["a1"]
-    await store.abandon("us", "a", "resp_a1")
+    await store.stop_renewing("us", "a", "resp_a1")
     assert await claim("us", 0, concurrency=1) == ["a2"]
 
 
@@ -153,7 +153,7 @@ async def test_released_run_is_found_behind_many_that_may_not_start(store: Store
     await queue("aaab")
     await store.request_cancel("b", "resp_b1")
     assert await claim("us", 0, starts_per_minute=1) == ["a1", "b1"]
-    await store.put_back("us", "b", "resp_b1", free_since=0)
+    await store.return_run("us", "b", "resp_b1", free_since=0)
     assert await claim("us", 1, starts_per_minute=1) == ["b1"]
 
 

@@ -141,9 +141,9 @@ async def test_run_that_is_not_renewed_is_claimed_when_its_lease_expires(
     queued: Store, claim: Claim, clock: Any
 ) -> None:
     await claim("us", 0, limit=2)
-    await queued.abandon("us", "p", "resp_9")
-    await queued.abandon("them", "p", "resp_8")
-    await queued.abandon("us", "p", "resp_1")
+    await queued.stop_renewing("us", "p", "resp_9")
+    await queued.stop_renewing("them", "p", "resp_8")
+    await queued.stop_renewing("us", "p", "resp_1")
     clock.time = 5
     await queued.renew("us", lease=10)
     assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="us") is False
@@ -154,7 +154,7 @@ async def test_run_that_is_not_renewed_is_claimed_when_its_lease_expires(
 
 async def test_claimed_run_is_marked_as_watched(queued: Store, claim: Claim) -> None:
     for _ in range(2):
-        assert await queued.watch("p", "resp_8") is True
+        assert await queued.mark_watched("p", "resp_8") is True
     assert await claim("us", 0, limit=2) == [run(9), run(8, watched=True)]
 
 
@@ -180,7 +180,7 @@ async def test_response_without_a_run_is_neither_watched_nor_cancelled(
 ) -> None:
     await queued.save("p", make_stored("resp_1"))
     for project, response_id in (("p", "resp_1"), ("p", "resp_2"), ("theirs", "resp_9")):
-        assert await queued.watch(project, response_id) is False
+        assert await queued.mark_watched(project, response_id) is False
         assert await queued.request_cancel(project, response_id) is False
     assert await claim("us", 0, limit=1) == [run(9)]
 
@@ -191,7 +191,7 @@ async def test_final_response_has_no_run(queued: Store, make_stored: MakeStored,
     await queued.save("p", make_stored("resp_9", status=status), owner="us")
     await queued.save("p", make_stored("resp_8", status=status))
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status=status)
-    assert await queued.watch("p", "resp_9") is False
+    assert await queued.mark_watched("p", "resp_9") is False
     assert await claim("them", 1_000, limit=9) == [run(7), run(6)]
 
 
@@ -199,7 +199,7 @@ async def test_unfinished_response_keeps_its_run(queued: Store, make_stored: Mak
     await claim("us", 0, limit=1)
     await queued.save("p", make_stored("resp_9", status="in_progress"), owner="us")
     assert await queued.load("p", "resp_9") == make_stored("resp_9", status="in_progress")
-    assert await queued.watch("p", "resp_9") is True
+    assert await queued.mark_watched("p", "resp_9") is True
 
 
 async def test_former_owner_of_a_run_cannot_save(queued: Store, make_stored: MakeStored, claim: Claim) -> None:
@@ -244,17 +244,17 @@ async def test_lease_that_expired_while_waiting_for_the_store_is_not_claimed(
 
 async def test_returned_run_keeps_its_waiting_time(queued: Store, claim: Claim, make_stored: MakeStored) -> None:
     (claimed,) = await claim("us", 5, limit=1)
-    await queued.put_back("them", "p", "resp_9", free_since=1)
+    await queued.return_run("them", "p", "resp_9", free_since=1)
     assert await queued.append_events("p", "resp_9", 0, [b"{}"], owner="us") is True
-    await queued.put_back("us", "p", "resp_9", free_since=claimed.free_since)
-    await queued.put_back("us", "p", "resp_1", free_since=1)
+    await queued.return_run("us", "p", "resp_9", free_since=claimed.free_since)
+    await queued.return_run("us", "p", "resp_1", free_since=1)
     with pytest.raises(LeaseLost):
         await queued.save("p", make_stored("resp_9"), owner="us")
     assert await claim("them", 6, limit=1) == [run(9, attempt=2)]
 
 
 async def test_run_enqueued_by_this_process_is_claimed_at_once(queued: Store) -> None:
-    assert await queued.claim("us", as_of=0, lease=10, limit=2, patience={"scripted": 3600}) == [run(9), run(8)]
+    assert await queued.claim("us", as_of=0, lease=10, limit=2, wait_by_model={"scripted": 3600}) == [run(9), run(8)]
 
 
 async def test_clock_set_back_does_not_lengthen_a_lease(queued: Store, claim: Claim, clock: Any) -> None:

@@ -63,7 +63,7 @@ async def change_for_ever(store: SqliteStore, _: list[str]) -> None:
         )
         if turn % 2:
             await store.claim("child", as_of=0, lease=10, limit=2)
-            await asyncio.gather(store.watch("p", f"resp_{turn}"), store.request_cancel("p", f"resp_{turn}"))
+            await asyncio.gather(store.mark_watched("p", f"resp_{turn}"), store.request_cancel("p", f"resp_{turn}"))
             report(str(turn))
 
 

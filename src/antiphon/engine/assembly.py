@@ -31,7 +31,7 @@ def build_engine(settings: Settings) -> Engine:
     sealer = make_sealer(settings)
     # A stateless server must not show the data of another server in the store.
     url = "memory:" if settings.stateless else settings.store
-    store = locate_store(url, home=make_configuration_id(settings, sealer))
+    store = locate_store(url, configuration_id=make_configuration_id(settings, sealer))
     return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
 
 

@@ -81,9 +81,9 @@ class ClaimedRun(NamedTuple):
 
     `attempt` is 1 for the first claim. `watched`: a reader may have seen events of an earlier attempt. `cancelled`:
     cancellation was requested. `interruptions`: number of earlier attempts that ended neither with `release` nor with
-    `put_back`, for example by a crash. `model` is the model of the response. `ours`: the run was enqueued by
-    a process with the same `home`. `free_since`: the time at which the run was enqueued or released, or at which the
-    lease of its last owner expired.
+    `return_run`, for example by a crash. `model` is the model of the response. `same_configuration`: a process with the
+    same `configuration_id` enqueued the run. `free_since`: the time at which the run was enqueued or released, or at
+    which the lease of its last owner expired.
     """
 
     project: str
@@ -94,7 +94,7 @@ class ClaimedRun(NamedTuple):
     cancelled: bool
     interruptions: int
     model: str
-    ours: bool
+    same_configuration: bool
     free_since: float
 
 
@@ -114,7 +114,7 @@ class StoredPrompt(NamedTuple):
     body: bytes
 
 
-class Responses(Protocol):
+class ResponseStore(Protocol):
     async def save(
         self,
         project: str,
@@ -143,7 +143,7 @@ class Responses(Protocol):
     async def delete(self, project: str, response_id: str) -> bool:
         """Delete a response with its events and its run. Return False if there was none."""
 
-    async def chain(self, project: str, response_id: str) -> Sequence[Link]:
+    async def load_chain(self, project: str, response_id: str) -> Sequence[Link]:
         """Return the response and its ancestors through `previous_response_id`, oldest first.
 
         The result is empty if the response is unknown or has expired. Expired ancestors are included. A deleted
@@ -160,7 +160,7 @@ class Responses(Protocol):
         """
 
 
-class Conversations(Protocol):
+class ConversationStore(Protocol):
     async def create_conversation(
         self,
         project: str,
@@ -211,7 +211,7 @@ class Conversations(Protocol):
         Raises InvalidRequest for `after` if the conversation never had such an item. A deleted item keeps its position.
         """
 
-    async def conversation_items(
+    async def load_conversation_items(
         self, project: str, conversation_id: str, *, before: str | None = None
     ) -> list[Item | Unknown] | None:
         """Return all items, oldest first, or None if there is no such conversation.
@@ -227,7 +227,7 @@ class Conversations(Protocol):
         """Delete an item of a conversation. Return False if there was none."""
 
 
-class References(Protocol):
+class ReferenceStore(Protocol):
     async def load_outputs(self, project: str, response_ids: Sequence[str]) -> list[Item | Unknown]:
         """Return the output items of the given responses. Unknown and expired responses are skipped."""
 
@@ -269,10 +269,10 @@ class RunQueue(Protocol):
     An owner is one worker in one process. Its name is never used again. An owner holds a run by a lease. If it does not
     renew the lease in time, another owner can claim the run, and later writes of the first owner are rejected.
 
-    `home` is an identifier shared by all processes that serve the same models.
+    `configuration_id` is an identifier shared by all processes that serve the same models.
     """
 
-    home: str
+    configuration_id: str
 
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
         """Save a new response and its run in one transaction. `claim` returns `request` unchanged."""
@@ -284,7 +284,7 @@ class RunQueue(Protocol):
         as_of: float,
         lease: float,
         limit: int,
-        patience: Mapping[str, float] | None = None,
+        wait_by_model: Mapping[str, float] | None = None,
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
         """Claim up to `limit` runs for `lease` seconds, oldest first.
@@ -293,8 +293,8 @@ class RunQueue(Protocol):
         process is dead. `as_of` is the time at which the caller began to wait for the store: owners that waited for the
         store too could not renew in that time. The lease starts when the run is claimed.
 
-        A run that was enqueued under another `home` is skipped until it has been free for as many seconds as
-        `patience` has for its model.
+        A run that was enqueued under another `configuration_id` is skipped until it has been free for the number of
+        seconds that `wait_by_model` has for its model.
 
         `limits` are counted over all processes, in the transaction that claims the runs. A run is in progress while
         its owner holds the lease. Runs of a project at its limit are skipped. Only a first attempt is a start.
@@ -312,23 +312,23 @@ class RunQueue(Protocol):
     async def release(self, owner: str) -> None:
         """Release all runs of this owner. Others can claim them at once."""
 
-    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
-        """Release one run that this owner did not start. It counts as free since `free_since`."""
+    async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+        """Return a run that this owner did not start to the queue. It counts as free since `free_since`."""
 
-    async def abandon(self, owner: str, project: str, response_id: str) -> None:
+    async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
         """Stop renewing the lease of one run of this owner, without ending the run.
 
         Any owner, including this one, can claim the run when the lease expires.
         """
 
-    async def watch(self, project: str, response_id: str) -> bool:
+    async def mark_watched(self, project: str, response_id: str) -> bool:
         """Record that a reader follows the run, so that events it may read stay. Return False if there is no run."""
 
     async def request_cancel(self, project: str, response_id: str) -> bool:
         """Ask the current or next owner of a run to end it. Return False if there is no run."""
 
 
-class Prompts(Protocol):
+class PromptStore(Protocol):
     async def save_prompt(self, project: str, prompt_id: str, version: str, body: bytes, created_at: int) -> None:
         """Save a new version of a prompt. Raises InvalidRequest if the version exists: versions do not change."""
 
@@ -342,7 +342,7 @@ class Prompts(Protocol):
         """Delete a prompt with all its versions. Return False if there was none."""
 
 
-class Store(Responses, Conversations, References, EventLog, RunQueue, Prompts, Protocol):
+class Store(ResponseStore, ConversationStore, ReferenceStore, EventLog, RunQueue, PromptStore, Protocol):
     """Storage for all data that outlives a request.
 
     A method that changes data returns when the change is durable: acknowledged writes survive a crash. Returned objects

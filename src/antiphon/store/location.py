@@ -12,10 +12,10 @@ from antiphon.store.sqlite.store import SqliteStore
 FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"
 
 
-def locate_store(url: str, *, now: Callable[[], float] = time.time, home: str | None = None) -> Store:
+def locate_store(url: str, *, now: Callable[[], float] = time.time, configuration_id: str | None = None) -> Store:
     """Return the store for a URL. It is not open yet.
 
-    `now` is the clock for expiry and leases. `home` is described at `RunQueue`.
+    `now` is the clock for expiry and leases. `configuration_id` is described at `RunQueue`.
 
     Error messages do not contain the URL, because it may contain a password.
     """
@@ -27,7 +27,7 @@ def locate_store(url: str, *, now: Callable[[], float] = time.time, home: str | 
             raise ConfigError("The URL of the memory store is memory: with nothing after the colon.")
         return MemoryStore(now=now)
     if scheme == "sqlite":
-        return SqliteStore(_parse_path(rest), now=now, home=home)
+        return SqliteStore(_parse_path(rest), now=now, configuration_id=configuration_id)
     if scheme in ("postgresql", "postgres"):
         raise ConfigError(f"PostgreSQL is not supported yet. Use {FORMS}.")
     raise ConfigError(f"There is no {scheme!r} store. Use {FORMS}.")

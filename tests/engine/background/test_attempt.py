@@ -110,7 +110,7 @@ async def test_damaged_event_log_ends_as_failed_with_readable_end(make_bench: An
 async def wait_for_end(bench: Bench, response_id: str) -> Response:
     """Return the response after its run is gone. Until then it may be unreadable."""
     for _ in range(1_000):
-        if not await bench.store.watch("default", response_id):
+        if not await bench.store.mark_watched("default", response_id):
             return await bench.engine.retrieve("default", response_id)
         await asyncio.sleep(0.01)
     raise AssertionError(f"{response_id} never ended")
@@ -133,12 +133,12 @@ async def test_run_with_damaged_log_can_be_cancelled_at_once(make_bench: Any, tm
 class Shared(SqliteStore):
     """A store that signals when a run was put back."""
 
-    def __init__(self, path: Path, *, home: str | None = None) -> None:
-        super().__init__(path, home=home)
+    def __init__(self, path: Path, *, configuration_id: str | None = None) -> None:
+        super().__init__(path, configuration_id=configuration_id)
         self.put = asyncio.Event()
 
-    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
-        await super().put_back(owner, project, response_id, free_since=free_since)
+    async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+        await super().return_run(owner, project, response_id, free_since=free_since)
         self.put.set()
 
 
@@ -156,9 +156,11 @@ async def serving(says: str, store: SqliteStore, *, any_model: bool, lease: floa
         await bench.engine.close()
 
 
-async def leave_queued(make_bench: Any, path: Path, *, home: str | None = None) -> str:
+async def leave_queued(make_bench: Any, path: Path, *, configuration_id: str | None = None) -> str:
     """Queue a response of the model alpha and stop before a worker claims it. Return its id."""
-    bench = await make_bench({"models": ["alpha"]}, store=SqliteStore(path, home=home), background_slots=0)
+    bench = await make_bench(
+        {"models": ["alpha"]}, store=SqliteStore(path, configuration_id=configuration_id), background_slots=0
+    )
     run = await bench.ask(background=True, model="alpha")
     await bench.engine.close()
     return str(run.response.id)
@@ -184,8 +186,8 @@ async def test_run_left_to_others_stays_queued_without_model_call(
 
 
 async def test_run_of_same_configuration_is_served_at_once(make_bench: Any, tmp_path: Path) -> None:
-    response_id = await leave_queued(make_bench, tmp_path / "store.db", home="here")
-    store = Shared(tmp_path / "store.db", home="here")
+    response_id = await leave_queued(make_bench, tmp_path / "store.db", configuration_id="here")
+    store = Shared(tmp_path / "store.db", configuration_id="here")
     async with serving("at once", store, any_model=True) as bench:
         assert judge(await read(bench, response_id)).output_text == "at once"
     assert not store.put.is_set()

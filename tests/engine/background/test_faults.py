@@ -41,9 +41,9 @@ class Frail(MemoryStore):
         self._give_way("append_events")
         return await super().append_events(*where, owner=owner)
 
-    async def abandon(self, owner: str, project: str, response_id: str) -> None:
-        self._give_way("abandon")
-        await super().abandon(owner, project, response_id)
+    async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
+        self._give_way("stop_renewing")
+        await super().stop_renewing(owner, project, response_id)
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         self._give_way("renew")
@@ -86,7 +86,7 @@ async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> Non
 # Store failures
 
 
-@pytest.mark.parametrize("failures", [{"append_events": 1}, {"renew": 3}, {"save": 2}, {"save": 2, "abandon": 2}])
+@pytest.mark.parametrize("failures", [{"append_events": 1}, {"renew": 3}, {"save": 2}, {"save": 2, "stop_renewing": 2}])
 async def test_temporary_store_failure_delays_end_of_run(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch, failures: dict[str, int]
 ) -> None:
@@ -332,7 +332,7 @@ async def test_close_during_flush_leaves_complete_log(make_bench: Any, tmp_path:
     script = {"default": [{"text": [f" {n}"]} if n % 2 else {"delay": 0.002} for n in range(60)]}
     first = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))
     run = await first.ask(background=True)
-    await first.store.watch("default", run.response.id)
+    await first.store.mark_watched("default", run.response.id)
     await wait_until_logged(first, run.response.id, b'"delta":" %d"' % (10 * words + 1))
     await first.engine.close()
     second = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))

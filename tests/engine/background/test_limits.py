@@ -101,11 +101,11 @@ async def test_waiting_response_is_cancelled_without_a_free_slot(make_bench: Any
 
 async def test_restarted_engine_continues_within_the_limits(make_bench: Any, tmp_path: Path) -> None:
     policy = {"background_limits": RunLimits(concurrency=1, starts_per_minute=2)}
-    first = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", home="here"), **policy)
+    first = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", configuration_id="here"), **policy)
     running, waiting = await ask(first), await ask(first)
     await first.backend.reached("gate")
     await first.engine.close()
-    second = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", home="here"), **policy)
+    second = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", configuration_id="here"), **policy)
     for response_id in (running, waiting):
         await second.backend.reached("gate")
         second.backend.release("gate")

@@ -109,7 +109,7 @@ async def test_reference_finds_an_item_of_a_running_response(bench: Bench) -> No
     running = (await bench.ask([say("wait", "msg_mine")], background=True)).response
     await bench.backend.reached("gate")
     conversation = await bench.engine.conversations.create("default", codec.decode_items(b'[{"id":"msg_mine"}]'), None)
-    listed = await bench.store.conversation_items("default", conversation.id)
+    listed = await bench.store.load_conversation_items("default", conversation.id)
     assert listed is not None
     assert tell(listed) == ["wait"]
     await bench.engine.cancel("default", running.id)
@@ -261,7 +261,7 @@ async def answer_at_once(bench: Bench, asked: list[list[Any]], **options: Any) -
 
 
 async def list_told(bench: Bench, conversation: str) -> list[tuple[str | None, str]]:
-    items = await bench.store.conversation_items("default", conversation)
+    items = await bench.store.load_conversation_items("default", conversation)
     assert items is not None
     return [(item.id, text) for item, text in zip(items, tell(items), strict=True)]
 
@@ -303,7 +303,7 @@ async def test_continuing_a_concurrent_response_reads_items_once(bench: Bench) -
     conversation = await converse(bench, "My name is Ada.")
     brought = [[say("mine", "msg_mine")]] * 2
     await answer_at_once(bench, brought, conversation=conversation)
-    kept = await bench.store.conversation_items("default", conversation)
+    kept = await bench.store.load_conversation_items("default", conversation)
     assert kept is not None
     second = parse_response_id(str(kept[-1].id))
     await bench.answer("later", conversation=conversation)
@@ -396,10 +396,10 @@ async def test_local_shell_outputs_with_one_call_id_are_all_stored(bench: Bench)
     for step in range(2):
         pair = [{**call, "id": f"lsh_{step}"}, {**plain, "output": f"out {step}"}]
         await bench.answer(pair, conversation=conversation)
-    items = await bench.store.conversation_items("default", conversation)
+    items = await bench.store.load_conversation_items("default", conversation)
     assert items is not None
     outputs = [item for item in items if isinstance(item, LocalShellCallOutput)]
     assert [(item.call_id, item.output) for item in outputs] == [("call_0", "out 0"), ("call_0", "out 1")]
     again = codec.decode_items(codec.encode(items))
     copied = await bench.engine.conversations.create("default", again, None)
-    assert await bench.store.conversation_items("default", copied.id) == items
+    assert await bench.store.load_conversation_items("default", copied.id) == items

@@ -148,7 +148,7 @@ async def test_operation_of_several_statements_fails_as_a_whole_and_alone(
     assert kinds == [None, InvalidRequest, None, NotFound, None, ServerError, True, ServerError, None]
     assert read_ids(store.path) == {"resp_0", "resp_1", "resp_3", "resp_4"}
     stored = make_stored("resp_1")
-    assert await store.conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
+    assert await store.load_conversation_items("p", "conv_1") == [*stored.input, *stored.response.output]
     assert len(await store.claim("us", as_of=0, lease=1, limit=9)) == 1
 
 
@@ -163,7 +163,7 @@ async def test_read_of_several_statements_sees_one_snapshot(store: SqliteStore) 
         return [found, connection.execute("SELECT count(*) FROM items").fetchone()]
 
     assert await store._reader.submit(count_twice, ()) == [(1,), (1,)]
-    assert await store.conversation_items("p", "conv_1") is None
+    assert await store.load_conversation_items("p", "conv_1") is None
 
 
 async def test_read_does_not_wait_for_a_blocked_write(store: SqliteStore, make_stored: MakeStored) -> None:
@@ -207,7 +207,7 @@ async def test_damaged_row_raises_a_server_error(store: SqliteStore, make_stored
     await store.save("p", make_stored("resp_1"))
     with connected(store.path) as other:
         other.execute("UPDATE responses SET output = x'00'")
-    for question in (store.load("p", "resp_1"), store.chain("p", "resp_1")):
+    for question in (store.load("p", "resp_1"), store.load_chain("p", "resp_1")):
         with pytest.raises(ServerError, match="resp_1 cannot be read"):
             await question
 

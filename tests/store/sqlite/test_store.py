@@ -121,7 +121,7 @@ async def test_killed_process_loses_no_acknowledged_change(store: SqliteStore, m
     turns = 2 * (20 + len(rest) - 1)  # the last line may be cut off
     assert turns >= 40
 
-    items = await store.conversation_items("p", "conv_1")
+    items = await store.load_conversation_items("p", "conv_1")
     assert items is not None
     assert len(items) % 3 == 0
     assert [item.id for item in items][: 3 * turns] == [f"holo_{n}_{index}" for n in range(turns) for index in range(3)]
@@ -131,7 +131,9 @@ async def test_killed_process_loses_no_acknowledged_change(store: SqliteStore, m
     # The runs that the child had claimed are free. Their marks are stored.
     claimed = (await store.claim("us", as_of=9, lease=10, limit=9_999))[:turns]
     expected = [
-        ClaimedRun("p", f"resp_{n}", b"%d" % n, 2, n % 2 == 1, n % 2 == 1, 1, "m", ours=False, free_since=0)
+        ClaimedRun(
+            "p", f"resp_{n}", b"%d" % n, 2, n % 2 == 1, n % 2 == 1, 1, "m", same_configuration=False, free_since=0
+        )
         for n in range(turns)
     ]
     assert [claim._replace(free_since=0) for claim in claimed] == expected
@@ -146,7 +148,7 @@ async def test_blocks_of_two_processes_do_not_interleave(store: SqliteStore) -> 
         outcomes = [await asyncio.to_thread(child.communicate, timeout=60) for child in (first, second)]
     assert outcomes == [("", ""), ("", "")]
 
-    items = await store.conversation_items("p", "conv_1")
+    items = await store.load_conversation_items("p", "conv_1")
     assert items is not None
     ids = [str(item.id) for item in items]
     names = [ids[start].removesuffix("_0") for start in range(0, len(ids), 3)]
@@ -189,7 +191,7 @@ async def test_migration_from_version_2_keeps_the_expiry_of_chains(tmp_path: Pat
     store = SqliteStore(path, now=lambda: 0)
     await store.open()
     assert [await store.expire(now) for now in (10, 11)] == [0, 0]
-    assert [link.id for link in await store.chain("p", "resp_2")] == ["resp_0", "resp_1", "resp_2"]
+    assert [link.id for link in await store.load_chain("p", "resp_2")] == ["resp_0", "resp_1", "resp_2"]
     assert await store.expire(12) == 3
     await store.close()
 
@@ -214,32 +216,36 @@ async def test_page_of_a_conversation_is_read_by_index(store: SqliteStore) -> No
             )
 
 
-async def test_run_of_another_home_is_skipped_for_the_given_time(store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_run_of_another_configuration_is_skipped_for_the_given_time(
+    store: SqliteStore, make_stored: MakeStored
+) -> None:
     other = SqliteStore(store.path)
     await other.open()
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     await store.enqueue("p", make_stored("resp_2", status="queued"), b"{}")
     await store.request_cancel("p", "resp_2")
-    now, patience = time.time(), {"scripted": 60.0}
+    now, wait_by_model = time.time(), {"scripted": 60.0}
 
     async def claim(later: float, **models: float) -> list[str]:
-        claimed = await other.claim("them", as_of=now + later, lease=10, limit=9, patience=patience | models)
-        assert not any(run.ours for run in claimed)
+        claimed = await other.claim("them", as_of=now + later, lease=10, limit=9, wait_by_model=wait_by_model | models)
+        assert not any(run.same_configuration for run in claimed)
         return [run.response_id for run in claimed]
 
     assert await claim(59) == ["resp_2"]  # ending a cancelled run needs no model
-    (ours,) = await store.claim("us", as_of=now, lease=10, limit=9, patience=patience)
-    assert ours.ours
-    await store.put_back("us", "p", "resp_1", free_since=ours.free_since)
+    (ours,) = await store.claim("us", as_of=now, lease=10, limit=9, wait_by_model=wait_by_model)
+    assert ours.same_configuration
+    await store.return_run("us", "p", "resp_1", free_since=ours.free_since)
     assert await claim(59) == []
     assert await claim(61) == ["resp_1"]
-    await other.abandon("them", "p", "resp_1")  # its lease expires in ten seconds
+    await other.stop_renewing("them", "p", "resp_1")  # its lease expires in ten seconds
     assert await claim(60) == []
     assert await claim(80) == ["resp_1"]
     await other.close()
 
 
-async def test_run_is_left_to_its_home_while_that_is_alive(store: SqliteStore, make_stored: MakeStored) -> None:
+async def test_run_is_left_to_its_configuration_while_that_is_alive(
+    store: SqliteStore, make_stored: MakeStored
+) -> None:
     other = SqliteStore(store.path)
     await other.open()
     await store.renew("us", lease=10)
@@ -248,21 +254,21 @@ async def test_run_is_left_to_its_home_while_that_is_alive(store: SqliteStore, m
         assert connection.execute("SELECT count(*) FROM homes").fetchone() == (0,)
     await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
     await store.renew("us", lease=10)
-    now, patience = time.time(), {"scripted": 5.0}
-    assert await other.claim("them", as_of=now + 14, lease=10, limit=9, patience=patience) == []
-    (claimed,) = await other.claim("them", as_of=now + 16, lease=10, limit=9, patience=patience)
+    now, wait_by_model = time.time(), {"scripted": 5.0}
+    assert await other.claim("them", as_of=now + 14, lease=10, limit=9, wait_by_model=wait_by_model) == []
+    (claimed,) = await other.claim("them", as_of=now + 16, lease=10, limit=9, wait_by_model=wait_by_model)
     assert now + 9 < claimed.free_since <= now + 10
     await other.close()
 
 
-async def test_run_of_the_same_home_is_claimed_at_once(tmp_path: Path, make_stored: MakeStored) -> None:
+async def test_run_of_the_same_configuration_is_claimed_at_once(tmp_path: Path, make_stored: MakeStored) -> None:
     for _ in range(2):  # the second store finds the run of the first
-        store = SqliteStore(tmp_path / "store.db", home="here")
+        store = SqliteStore(tmp_path / "store.db", configuration_id="here")
         await store.open()
         if await store.load("p", "resp_1") is None:
             await store.enqueue("p", make_stored("resp_1", status="queued"), b"{}")
-        (claimed,) = await store.claim("us", as_of=time.time(), lease=10, limit=9, patience={"scripted": 60.0})
-        assert (claimed.response_id, claimed.ours) == ("resp_1", True)
+        (claimed,) = await store.claim("us", as_of=time.time(), lease=10, limit=9, wait_by_model={"scripted": 60.0})
+        assert (claimed.response_id, claimed.same_configuration) == ("resp_1", True)
         await store.release("us")
         await store.close()
 

@@ -197,7 +197,7 @@ class Attempt:
         """
         claimed = self._claimed
         seconds = LEASES_TO_WAIT[status] * self._lease
-        if claimed.ours or not claimed.model or not seconds:
+        if claimed.same_configuration or not claimed.model or not seconds:
             return
         if time.time() - claimed.free_since < seconds:
             raise LeftToOthers(seconds)

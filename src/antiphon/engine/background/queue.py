@@ -86,7 +86,7 @@ class Background:
         Raises if the end cannot be read, because the server stops or the response was deleted.
         """
         # One mark is enough: it stays with the run when another process takes over.
-        await self._store.watch(*key)
+        await self._store.mark_watched(*key)
         while not self._stopping:
             attempt = self._scheduler.attempts.get(key)
             # Read the signal before the log, so that a change during the read is not missed. Only the stored log is

@@ -106,7 +106,7 @@ class Worker:
                 attempt.cancel()
         for key in held.keys() - self.attempts.keys():
             # Its attempt ended, but the release failed. Under our name it would never be free.
-            await self._store.abandon(self._owner, *key)
+            await self._store.stop_renewing(self._owner, *key)
 
     async def _claim(self, began: float) -> None:
         """Claim as many runs as there are free slots."""
@@ -116,7 +116,7 @@ class Worker:
             as_of=began,
             lease=self._lease,
             limit=free,
-            patience=self._waits,
+            wait_by_model=self._waits,
             limits=self._limits,
         )
         self._full = len(claimed) >= free
@@ -152,11 +152,11 @@ class Worker:
                 del self._waits[next(iter(self._waits))]
             self._waits[claimed.model] = left.seconds
             with suppress(Exception):  # the next renewal releases it
-                await self._store.put_back(self._owner, *key, free_since=claimed.free_since)
+                await self._store.return_run(self._owner, *key, free_since=claimed.free_since)
         except Exception:
             logger.exception("an attempt at a background response failed", extra={"response_id": key.response_id})
             with suppress(Exception):  # the next renewal releases it
-                await self._store.abandon(self._owner, *key)
+                await self._store.stop_renewing(self._owner, *key)
 
     def _end(self, key: RunKey, attempt: Attempt) -> None:
         if self.attempts.get(key) is attempt:

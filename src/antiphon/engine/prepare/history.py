@@ -51,7 +51,7 @@ async def load_history(
     """
     conversation = get_conversation_id(request)
     if conversation is not None:
-        items = await store.conversation_items(project, conversation)
+        items = await store.load_conversation_items(project, conversation)
         if items is None:
             raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
         return _make_history(items, request, sealer, project)
@@ -100,7 +100,7 @@ def _find_calls_answered_by(request: CreateRequest, history: Sequence[Item | Unk
 
 async def _load_chain(store: Store, project: str, response_id: str) -> tuple[list[Item | Unknown], list[str]]:
     """Return the items of a response and all responses before it, and a note on lost items."""
-    chain = await store.chain(project, response_id)
+    chain = await store.load_chain(project, response_id)
     missing = response_id if not chain else chain[0].previous_response_id
     if missing is not None:
         raise _previous_not_found(missing)
@@ -123,7 +123,7 @@ async def _load_conversation_before(store: Store, project: str, oldest: Link) ->
     if oldest.conversation is None:
         return [], []
     # A failed or cancelled response is not part of its conversation: then all of its items come before the response.
-    items = await store.conversation_items(project, oldest.conversation, before=oldest.id)
+    items = await store.load_conversation_items(project, oldest.conversation, before=oldest.id)
     if items is None:
         return [], [f"the conversation {oldest.conversation} was deleted, with its items before {oldest.id}"]
     return items, []

@@ -14,7 +14,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
-from antiphon.store.base import Responses, Store, StoredResponse
+from antiphon.store.base import ResponseStore, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class ExpirySweeper:
     Until then they are only hidden, because a response in progress may still continue one of them.
     """
 
-    def __init__(self, store: Responses) -> None:
+    def __init__(self, store: ResponseStore) -> None:
         self._store = store
         self._task: asyncio.Task[None] | None = None
 

@@ -88,7 +88,7 @@ class MemoryConversations(MemoryTables):
         page = [row.items[position].content for position in positions[:limit]]
         return ItemRows(items=unpack_items(conversation_id, page), has_more=limit < len(positions))
 
-    async def conversation_items(
+    async def load_conversation_items(
         self, project: str, conversation_id: str, *, before: str | None = None
     ) -> list[Item | Unknown] | None:
         row = self._find_conversation(project, conversation_id)

@@ -71,7 +71,7 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         self._delete_response((project, response_id))
         return True
 
-    async def chain(self, project: str, response_id: str) -> list[Link]:
+    async def load_chain(self, project: str, response_id: str) -> list[Link]:
         if self._find_response(project, response_id) is None:
             return []
         return build_chain(response_id, lambda each: self._tables.responses.get((project, each)))
@@ -121,10 +121,10 @@ class MemoryRunQueue(MemoryReferences):
         as_of: float,
         lease: float,
         limit: int,
-        patience: Mapping[str, float] | None = None,
+        wait_by_model: Mapping[str, float] | None = None,
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        # All runs in memory were enqueued by this process, so `patience` applies to none.
+        # All runs in memory were enqueued by this process, so `wait_by_model` applies to none.
         admission = self._open_admission(owner, as_of, limit, limits)
         claimed = []
         for key, run in self._tables.runs.items():
@@ -152,16 +152,16 @@ class MemoryRunQueue(MemoryReferences):
             if run.owner == owner:
                 run.owner, run.free_since = None, self._now()
 
-    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+    async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
         if self._is_owned((project, response_id), owner):
             run = self._tables.runs[project, response_id]
             run.owner, run.free_since = None, free_since
 
-    async def abandon(self, owner: str, project: str, response_id: str) -> None:
+    async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
         if self._is_owned((project, response_id), owner):
             self._tables.runs[project, response_id].owner = ""  # clears the owner and keeps the expiry
 
-    async def watch(self, project: str, response_id: str) -> bool:
+    async def mark_watched(self, project: str, response_id: str) -> bool:
         run = self._tables.runs.get((project, response_id))
         if run is not None:
             run.watched = True
@@ -195,7 +195,7 @@ class MemoryRunQueue(MemoryReferences):
             run.cancelled,
             run.interruptions,
             run.model,
-            ours=True,
+            same_configuration=True,
             free_since=run.free_since,
         )
 

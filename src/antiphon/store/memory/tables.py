@@ -84,7 +84,7 @@ class MemoryTables:
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self.home = secrets.token_hex(16)
+        self.configuration_id = secrets.token_hex(16)
         self._open_tables: Tables | None = None
 
     async def open(self) -> None:

@@ -133,7 +133,7 @@ class SqliteConversations(Database):
         items = unpack_items(conversation_id, (content for (content,) in rows[:limit]))
         return ItemRows(items=items, has_more=len(rows) > limit)
 
-    async def conversation_items(
+    async def load_conversation_items(
         self, project: str, conversation_id: str, *, before: str | None = None
     ) -> list[Item | Unknown] | None:
         if before is not None:

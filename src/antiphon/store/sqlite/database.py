@@ -115,13 +115,15 @@ class ConnectionThread:
 class Database:
     """Base of the parts of the SQLite store. `now` is the clock for expiry and leases.
 
-    Without `home`, no other process has the same one.
+    The default for `configuration_id` is a random one, which no other process has.
     """
 
-    def __init__(self, path: Path, *, now: Callable[[], float] = time.time, home: str | None = None) -> None:
+    def __init__(
+        self, path: Path, *, now: Callable[[], float] = time.time, configuration_id: str | None = None
+    ) -> None:
         self.path = path
         self._now = now
-        self.home = home or secrets.token_hex(16)
+        self.configuration_id = configuration_id or secrets.token_hex(16)
         self._processes = LiveProcesses(path.with_name(f"{path.name}-owners"))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
 

@@ -143,7 +143,7 @@ class SqliteResponses(Database):
         deleted: int = await self._writer.submit(DELETE, (project, response_id, self._now()))
         return deleted > 0
 
-    async def chain(self, project: str, response_id: str) -> list[Link]:
+    async def load_chain(self, project: str, response_id: str) -> list[Link]:
         rows = await self._reader.submit(CHAIN, (project, response_id, self._now()))
         return build_chain(response_id, {row[0]: LinkRecord(*row[1:]) for row in rows}.get)
 

@@ -1,4 +1,7 @@
-"""The queue of background runs in SQLite. A run and its response are written in one transaction."""
+"""The queue of background runs in SQLite. A run and its response are written in one transaction.
+
+The column `home` has the configuration id of the process that enqueued a run.
+"""
 
 import heapq
 import json
@@ -100,7 +103,7 @@ CANCEL = "UPDATE runs SET cancelled = 1 WHERE project = ? AND response_id = ?"
 
 class SqliteRunQueue(Database):
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        run = project, stored.response.id, request, stored.response.model, self.home, self._now()
+        run = project, stored.response.id, request, stored.response.model, self.configuration_id, self._now()
         await self._writer.submit(_enqueue, ((project, *pack_response(stored)), run, find_foreign_items(stored)))
 
     async def claim(
@@ -110,28 +113,28 @@ class SqliteRunQueue(Database):
         as_of: float,
         lease: float,
         limit: int,
-        patience: Mapping[str, float] | None = None,
+        wait_by_model: Mapping[str, float] | None = None,
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        claim = _Claim(owner, self.home, as_of, lease, limit, patience or {}, limits)
+        claim = _Claim(owner, self.configuration_id, as_of, lease, limit, wait_by_model or {}, limits)
         claimed: list[ClaimedRun] = await self._writer.submit(_claim, (claim, self._processes, self._now))
         return claimed
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
-        runs: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self.home, self._now, lease))
+        runs: dict[RunKey, bool] = await self._writer.submit(_renew, (owner, self.configuration_id, self._now, lease))
         return runs
 
     async def release(self, owner: str) -> None:
         await self._writer.submit(RELEASE, (self._now(), owner))
         self._processes.unregister(owner)
 
-    async def put_back(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
+    async def return_run(self, owner: str, project: str, response_id: str, *, free_since: float) -> None:
         await self._writer.submit(PUT_BACK, (free_since, owner, project, response_id))
 
-    async def abandon(self, owner: str, project: str, response_id: str) -> None:
+    async def stop_renewing(self, owner: str, project: str, response_id: str) -> None:
         await self._writer.submit(CLEAR_OWNER, (project, response_id, owner))
 
-    async def watch(self, project: str, response_id: str) -> bool:
+    async def mark_watched(self, project: str, response_id: str) -> bool:
         # Most readers follow a run that is already watched, and need not wait for a commit.
         rows = await self._reader.submit(WATCHED, (project, response_id))
         if not rows:
@@ -152,7 +155,7 @@ class _Candidate(NamedTuple):
     project: str
     attempt: int
     model: str
-    home: str
+    configuration_id: str
     free_since: float
 
 
@@ -160,20 +163,20 @@ class _Claim(NamedTuple):
     """The arguments of one claim."""
 
     owner: str
-    home: str
+    configuration_id: str
     as_of: float
     lease: float
     slots: int
-    patience: Mapping[str, float]
+    wait_by_model: Mapping[str, float]
     limits: RunLimits
 
-    def is_left_to_others(self, run: _Candidate, homes: Mapping[str, float]) -> bool:
+    def is_left_to_others(self, run: _Candidate, alive_until: Mapping[str, float]) -> bool:
         """Return True while this run is left to other processes.
 
-        The waiting time begins when no process of the run's home is alive, however long their queue is.
+        The waiting time begins when no process of the run's configuration is alive, however long their queue is.
         """
-        waited = self.as_of - max(run.free_since, homes.get(run.home, run.free_since))
-        return run.home != self.home and waited < self.patience.get(run.model, -math.inf)
+        waited = self.as_of - max(run.free_since, alive_until.get(run.configuration_id, run.free_since))
+        return run.configuration_id != self.configuration_id and waited < self.wait_by_model.get(run.model, -math.inf)
 
 
 def _enqueue(
@@ -204,11 +207,11 @@ def _choose(connection: sqlite3.Connection, claim: _Claim, now: float) -> list[_
     admission = _open_admission(connection, claim, now)
     if admission.room <= 0:
         return []
-    homes: dict[str, float] = dict(connection.execute(LIVE_HOMES).fetchall())
+    alive_until: dict[str, float] = dict(connection.execute(LIVE_HOMES).fetchall())
     expired = sorted(_Candidate(*row) for row in connection.execute(EXPIRED, (claim.as_of, claim.owner)))
     chosen: list[_Candidate] = []
     for run in heapq.merge(expired, _list_waiting(connection, admission)):
-        if claim.is_left_to_others(run, homes) or not admission.admit(run.project, attempt=run.attempt):
+        if claim.is_left_to_others(run, alive_until) or not admission.admit(run.project, attempt=run.attempt):
             continue
         chosen.append(run)
         if admission.room <= 0:
@@ -257,15 +260,19 @@ def _expire_leases(connection: sqlite3.Connection, owner: str, processes: LivePr
 
 def _take(connection: sqlite3.Connection, position: int, claim: _Claim, leased_until: float) -> ClaimedRun:
     connection.execute(TAKE, (claim.owner, leased_until, claim.lease, position))
-    taken = ClaimedRun(*connection.execute(TAKEN, (claim.home, claim.home, position)).fetchone())
-    return taken._replace(watched=bool(taken.watched), cancelled=bool(taken.cancelled), ours=bool(taken.ours))
+    taken = ClaimedRun(
+        *connection.execute(TAKEN, (claim.configuration_id, claim.configuration_id, position)).fetchone()
+    )
+    return taken._replace(
+        watched=bool(taken.watched), cancelled=bool(taken.cancelled), same_configuration=bool(taken.same_configuration)
+    )
 
 
 def _renew(
-    connection: sqlite3.Connection, owner: str, home: str, clock: Callable[[], float], lease: float
+    connection: sqlite3.Connection, owner: str, configuration_id: str, clock: Callable[[], float], lease: float
 ) -> dict[RunKey, bool]:
     now = clock()
-    connection.execute(RENEW_HOME, (home, now + lease, home))
+    connection.execute(RENEW_HOME, (configuration_id, now + lease, configuration_id))
     connection.execute(RENEW, (now + lease, lease, owner))
     connection.execute(SHORTEN_LEASES, (now, now, now))
     return {RunKey(*key): bool(cancelled) for *key, cancelled in connection.execute(OWNED_RUNS, (owner,))}
