@@ -27,7 +27,7 @@ async def fill(bench: Bench, template: dict[str, Any], request: CreateRequest | 
 
 
 async def refusal(bench: Bench, template: dict[str, Any], **fields: Any) -> tuple[str | None, str | None]:
-    """What defining this is refused for: its place and the code."""
+    """Return the param and the code of the error for this definition."""
     with pytest.raises(InvalidRequest) as caught:
         await define(bench, template, **fields)
     return caught.value.param, caught.value.code
@@ -120,8 +120,8 @@ async def test_missing_and_unknown_variables_are_refused_by_name(
 
 async def test_request_values_override_the_template(bench: Bench) -> None:
     template = {"model": "big", "instructions": "Be brief.", "temperature": 0.5, "tools": [], "metadata": {"a": "1"}}
-    asked = CreateRequest(model="small", temperature=0.0, metadata={})
-    filled = await fill(bench, template, asked)
+    sent_request = CreateRequest(model="small", temperature=0.0, metadata={})
+    filled = await fill(bench, template, sent_request)
     assert filled == CreateRequest(
         model="small", temperature=0.0, metadata={}, instructions="Be brief.", tools=[], prompt=filled.prompt
     )
@@ -183,8 +183,8 @@ async def test_other_project_sees_no_responses(bench: Bench) -> None:
 async def test_response_from_a_prompt_echoes_the_prompt(make_bench: Any) -> None:
     bench = await make_bench({"rules": [{"text": "Speak like Ada.", "answers": ["Indeed."]}]})
     made = await define(bench, {"model": "scripted", "instructions": "Speak like {{who}}."})
-    asked = {"id": made.id, "version": "1", "variables": {"who": "Ada"}}
-    response = await bench.answer("Hello", model=None, prompt=asked)
+    sent_request = {"id": made.id, "version": "1", "variables": {"who": "Ada"}}
+    response = await bench.answer("Hello", model=None, prompt=sent_request)
     assert response.output_text == "Indeed."
     assert (response.prompt, response.instructions) == (PromptRef(made.id, {"who": "Ada"}, "1"), "Speak like Ada.")
 

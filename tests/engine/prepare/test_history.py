@@ -55,16 +55,16 @@ def refer(item_id: str | None) -> dict[str, Any]:
     return {"type": "item_reference", "id": item_id}
 
 
-def tell(items: list[Item | Unknown]) -> list[str]:
+def get_texts(items: list[Item | Unknown]) -> list[str]:
     return [extract_text(item.content) for item in items if isinstance(item, Message)]
 
 
 async def resolve(bench: Bench, item_id: str | None, *, project: str = "default") -> str:
-    """What the item says that a reference to this id puts in its place."""
+    """Return the text of the item that a reference to this id resolves to."""
     response = await bench.answer([refer(item_id), say("and?")], project=project)
     page = await bench.engine.input_items(project, response.id, after=None, limit=9, order="asc")
     assert [page.data[0].id, response.output_text] == [item_id, "2 items"]
-    return tell(page.data)[0]
+    return get_texts(page.data)[0]
 
 
 # References
@@ -92,8 +92,8 @@ async def test_deleting_a_response_deletes_its_items_sent_again(bench: Bench) ->
     await bench.engine.delete("default", first.id)
     with pytest.raises(NotFound):
         await bench.ask([refer(first.output[0].id)])
-    kept = await bench.engine.retrieve("default", second.id)
-    assert kept == second
+    stored_items = await bench.engine.retrieve("default", second.id)
+    assert stored_items == second
 
 
 async def test_reference_to_deleted_responses_is_not_found(bench: Bench) -> None:
@@ -111,7 +111,7 @@ async def test_reference_finds_an_item_of_a_running_response(bench: Bench) -> No
     conversation = await bench.engine.conversations.create("default", codec.decode_items(b'[{"id":"msg_mine"}]'), None)
     listed = await bench.store.load_conversation_items("default", conversation.id)
     assert listed is not None
-    assert tell(listed) == ["wait"]
+    assert get_texts(listed) == ["wait"]
     await bench.engine.cancel("default", running.id)
 
 
@@ -128,11 +128,11 @@ async def test_items_of_their_own_response_need_no_reference_row(make_bench: Any
     bench = await make_bench(SCRIPT, store=SqliteStore(tmp_path / "store.db"))
     first = await bench.answer("hello")
     second = await bench.answer([say("and?"), say("well?")], previous_response_id=first.id)
-    kept = await bench.store.load("default", second.id)
-    assert kept is not None
-    items = [*kept.input, *kept.response.output]
+    stored_items = await bench.store.load("default", second.id)
+    assert stored_items is not None
+    items = [*stored_items.input, *stored_items.response.output]
     assert [await bench.store.find_item("default", item.id) for item in items] == [None] * 3
-    assert await resolve(bench, kept.input[0].id) == "and?"
+    assert await resolve(bench, stored_items.input[0].id) == "and?"
 
 
 # A chain that begins in a conversation
@@ -144,7 +144,7 @@ async def converse(bench: Bench, *texts: str) -> str:
 
 
 async def read(bench: Bench, response_id: str) -> tuple[list[str], list[str]]:
-    """What a continuation reads, and what is mended for it."""
+    """Return the texts and repairs of the history of a continuation."""
     context = await load_history(
         CreateRequest(input="and?", previous_response_id=response_id),
         project="default",
@@ -152,7 +152,7 @@ async def read(bench: Bench, response_id: str) -> tuple[list[str], list[str]]:
         sealer=Sealer([bytes(32)]),
         inherit_tools=False,
     )
-    return tell(context.items), context.repairs
+    return get_texts(context.items), context.repairs
 
 
 async def test_chain_from_a_conversation_starts_with_its_items(bench: Bench) -> None:
@@ -184,9 +184,9 @@ async def test_failed_response_comes_after_its_conversation(bench: Bench, ending
         await bench.backend.reached("gate")
         broken = await bench.engine.cancel("default", broken.id)
     await bench.answer("one", conversation=conversation)
-    asked = {"failed": "fail", "cancelled": "wait"}[ending]
+    sent_input = {"failed": "fail", "cancelled": "wait"}[ending]
     assert broken.status == ending
-    assert await read(bench, broken.id) == (["My name is Ada.", "one", "2 items", asked, "Half"], [])
+    assert await read(bench, broken.id) == (["My name is Ada.", "one", "2 items", sent_input, "Half"], [])
 
 
 async def test_deleted_items_do_not_move_the_end_of_the_history(bench: Bench) -> None:
@@ -227,9 +227,9 @@ async def test_chain_of_a_deleted_conversation_continues_with_a_warning(bench: B
 async def test_chain_does_not_read_a_conversation_of_another_project(bench: Bench) -> None:
     conversation = await converse(bench, "My name is Ada.")
     first = await bench.answer("one", conversation=conversation)
-    kept = await bench.store.load("default", first.id)
-    assert kept is not None
-    await bench.store.save("theirs", kept)
+    stored_items = await bench.store.load("default", first.id)
+    assert stored_items is not None
+    await bench.store.save("theirs", stored_items)
     continued = await bench.answer("two", project="theirs", previous_response_id=first.id)
     assert continued.output_text == "3 items"
 
@@ -243,27 +243,27 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return chosen
 
 
-async def answer_at_once(bench: Bench, asked: list[list[Any]], **options: Any) -> list[Response]:
-    """What is answered to each, when all are under way before the first has ended."""
+async def answer_at_once(bench: Bench, sent_input: list[list[Any]], **options: Any) -> list[Response]:
+    """Send all inputs concurrently and return their responses."""
 
     async def answer(each: list[Any]) -> Response:
         run = await bench.ask([*each, say("wait")], **options)
-        told = [event async for batch in run.events() for event in batch]
+        all_items = [event async for batch in run.events() for event in batch]
         # A background response is told from the log.
-        return fold(codec.decode_event(event.raw) if isinstance(event, Unknown) else event for event in told)
+        return fold(codec.decode_event(event.raw) if isinstance(event, Unknown) else event for event in all_items)
 
-    answers = asyncio.gather(*map(answer, asked))
-    for _ in asked:
+    answers = asyncio.gather(*map(answer, sent_input))
+    for _ in sent_input:
         await bench.backend.reached("gate")
-    for _ in asked:
+    for _ in sent_input:
         bench.backend.release("gate")
     return await answers
 
 
-async def list_told(bench: Bench, conversation: str) -> list[tuple[str | None, str]]:
+async def list_items(bench: Bench, conversation: str) -> list[tuple[str | None, str]]:
     items = await bench.store.load_conversation_items("default", conversation)
     assert items is not None
-    return [(item.id, text) for item, text in zip(items, tell(items), strict=True)]
+    return [(item.id, text) for item, text in zip(items, get_texts(items), strict=True)]
 
 
 async def test_items_of_concurrent_responses_are_stored_once(bench: Bench, options: dict[str, Any]) -> None:
@@ -272,9 +272,9 @@ async def test_items_of_concurrent_responses_are_stored_once(bench: Bench, optio
     brought = [say("mine", "msg_mine"), refer(first.output[0].id)]
     responses = await answer_at_once(bench, [brought, brought], conversation=conversation, **options)
     assert [response.status for response in responses] == ["completed", "completed"]
-    told = await list_told(bench, conversation)
-    assert told[:2] == [("msg_mine", "mine"), (first.output[0].id, "1 items")]
-    assert [text for _, text in told[2:]] == ["wait", "Half", "wait", "Half"]
+    all_items = await list_items(bench, conversation)
+    assert all_items[:2] == [("msg_mine", "mine"), (first.output[0].id, "1 items")]
+    assert [text for _, text in all_items[2:]] == ["wait", "Half", "wait", "Half"]
 
 
 async def test_conflicting_message_id_gets_a_new_id(bench: Bench, options: dict[str, Any]) -> None:
@@ -282,17 +282,17 @@ async def test_conflicting_message_id_gets_a_new_id(bench: Bench, options: dict[
     brought = [[say("one", "msg_mine")], [say("two", "msg_mine")]]
     responses = await answer_at_once(bench, brought, conversation=conversation, **options)
     assert [response.status for response in responses] == ["completed", "completed"]
-    told = await list_told(bench, conversation)
-    assert sorted(text for _, text in told) == ["Half", "Half", "one", "two", "wait", "wait"]
-    assert [item_id for item_id, text in told if text in ("one", "two")] == ["msg_mine", "msg_mine_2"]
+    all_items = await list_items(bench, conversation)
+    assert sorted(text for _, text in all_items) == ["Half", "Half", "one", "two", "wait", "wait"]
+    assert [item_id for item_id, text in all_items if text in ("one", "two")] == ["msg_mine", "msg_mine_2"]
 
 
 async def test_answers_with_one_id_are_all_stored(bench: Bench) -> None:
     conversation = await converse(bench)
     answers = [await bench.answer("foreign", conversation=conversation) for _ in range(3)]
     assert [answer.output[0].id for answer in answers] == ["msg_foreign1"] * 3
-    told = await list_told(bench, conversation)
-    assert [item_id for item_id, text in told if text != "foreign"] == [
+    all_items = await list_items(bench, conversation)
+    assert [item_id for item_id, text in all_items if text != "foreign"] == [
         "msg_foreign1",
         "msg_foreign1_2",
         "msg_foreign1_3",
@@ -303,9 +303,9 @@ async def test_continuing_a_concurrent_response_reads_items_once(bench: Bench) -
     conversation = await converse(bench, "My name is Ada.")
     brought = [[say("mine", "msg_mine")]] * 2
     await answer_at_once(bench, brought, conversation=conversation)
-    kept = await bench.store.load_conversation_items("default", conversation)
-    assert kept is not None
-    second = parse_response_id(str(kept[-1].id))
+    stored_items = await bench.store.load_conversation_items("default", conversation)
+    assert stored_items is not None
+    second = parse_response_id(str(stored_items[-1].id))
     await bench.answer("later", conversation=conversation)
     assert await read(bench, str(second)) == (["My name is Ada.", "mine", "wait", "Half", "wait", "Half"], [])
 
@@ -315,7 +315,7 @@ async def test_bare_reasoning_is_loaded_by_its_id(make_bench: Any) -> None:
     first = await bench.answer("why?")
     rest = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "and?"}]
     second = await bench.answer([think(first.output[0].id), *rest])
-    assert (await asked_with(bench, second.id))[0] == first.output[0]
+    assert (await requested_with(bench, second.id))[0] == first.output[0]
 
 
 @pytest.mark.parametrize("item_id", ["rs_1", "msg_mine"])
@@ -323,17 +323,17 @@ async def test_bare_reasoning_is_not_replaced_by_another_type(bench: Bench, item
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
     await bench.answer([say("hello", "msg_mine"), thought, {"role": "assistant", "content": "So."}, say("and?")])
     second = await bench.answer([think(item_id), {"role": "assistant", "content": "So."}, say("and?")])
-    assert (await asked_with(bench, second.id))[0] == Reasoning(id=item_id, status="completed")
+    assert (await requested_with(bench, second.id))[0] == Reasoning(id=item_id, status="completed")
 
 
 def think(item_id: str | None) -> dict[str, Any]:
     return {"type": "reasoning", "id": item_id, "summary": []}
 
 
-async def asked_with(bench: Bench, response_id: str) -> list[Item | Unknown]:
-    kept = await bench.store.load("default", response_id)
-    assert kept is not None
-    return kept.input
+async def requested_with(bench: Bench, response_id: str) -> list[Item | Unknown]:
+    stored_items = await bench.store.load("default", response_id)
+    assert stored_items is not None
+    return stored_items.input
 
 
 # Calls whose ids come again
@@ -350,7 +350,7 @@ LOOP = {
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
-def tell_output(text: str) -> dict[str, str]:
+def make_output(text: str) -> dict[str, str]:
     return {"type": "function_call_output", "call_id": "call_0", "output": text}
 
 
@@ -359,9 +359,9 @@ async def test_whole_history_with_reused_call_ids_can_be_sent_again(make_bench: 
     sent: list[Any] = []
     previous = None
     for step in range(3):
-        asked = await bench.answer([*sent, say(f"go {step}", f"msg_{step}")], previous_response_id=previous)
-        sent += [say(f"go {step}", f"msg_{step}"), *asked.output, tell_output(f"out {step}")]
-        done = await bench.answer(sent, previous_response_id=asked.id)
+        sent_input = await bench.answer([*sent, say(f"go {step}", f"msg_{step}")], previous_response_id=previous)
+        sent += [say(f"go {step}", f"msg_{step}"), *sent_input.output, make_output(f"out {step}")]
+        done = await bench.answer(sent, previous_response_id=sent_input.id)
         assert done.output_text == f"{4 * step + 3} items"
         sent += done.output
         previous = done.id
@@ -372,10 +372,10 @@ async def test_call_without_its_deleted_output_does_not_take_another(make_bench:
     conversation = await converse(bench)
     options = {"conversation": conversation, "tools": [FUNCTION]}
     await bench.answer("go", **options)
-    await bench.answer([{**tell_output("first"), "id": "fco_1"}], **options)
+    await bench.answer([{**make_output("first"), "id": "fco_1"}], **options)
     await bench.engine.conversations.delete_item("default", conversation, "fco_1")
     await bench.answer("again", **options)
-    run = await bench.ask([tell_output("second")], **options)
+    run = await bench.ask([make_output("second")], **options)
     assert run.warnings == ["history: the call call_0 had no output and got a note instead"]
     assert (await run.drain()).output_text == "7 items"
 
@@ -383,7 +383,7 @@ async def test_call_without_its_deleted_output_does_not_take_another(make_bench:
 async def test_call_pair_in_the_input_answers_no_call_of_the_history(make_bench: Any) -> None:
     bench = await make_bench(LOOP)
     opened = await bench.answer("go and say so", tools=[FUNCTION])
-    pair = [{"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "[]"}, tell_output("mine")]
+    pair = [{"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "[]"}, make_output("mine")]
     response = await bench.answer([say("rather"), *pair], previous_response_id=opened.id)
     assert response.output_text == "7 items"
 

@@ -36,8 +36,8 @@ REASONING = Reasoning(id="rs_1")
 
 def test_valid_history_stays_unchanged() -> None:
     sound = [USER, REASONING, CALL, OUTPUT, ANSWER, Unknown(b'{"type":"acme:x"}')]
-    mended = repair_history(sound)
-    assert (mended.items, mended.repairs) == (sound, [])
+    repaired = repair_history(sound)
+    assert (repaired.items, repaired.repairs) == (sound, [])
 
 
 def test_calls_at_the_end_get_no_output() -> None:
@@ -50,16 +50,16 @@ def test_answering_one_response_repairs_the_calls_of_another() -> None:
     ours, theirs = Mint(), Mint()
     mine = FunctionCall("call_m", "f", "{}", ours("fc"))
     other = FunctionCall("call_o", "f", "{}", theirs("fc"))
-    mended = repair_history([USER, mine, ANSWER, other], answered_next={"call_m"})
-    assert mended.items == [USER, mine, ANSWER, other, FunctionCallOutput(LOST_OUTPUT, "call_o", status="completed")]
-    assert mended.repairs == ["the call call_o had no output and got a note instead"]
+    repaired = repair_history([USER, mine, ANSWER, other], answered_next={"call_m"})
+    assert repaired.items == [USER, mine, ANSWER, other, FunctionCallOutput(LOST_OUTPUT, "call_o", status="completed")]
+    assert repaired.repairs == ["the call call_o had no output and got a note instead"]
     both = [USER, mine, FunctionCall("call_n", "f", "{}", ours("fc"))]
     assert repair_history(both, answered_next={"call_m"}).items == both
 
 
 def test_call_in_the_middle_without_an_output_gets_a_note() -> None:
-    mended = repair_history([USER, CALL, CUSTOM, SHELL, USER, ANSWER])
-    assert mended.items == [
+    repaired = repair_history([USER, CALL, CUSTOM, SHELL, USER, ANSWER])
+    assert repaired.items == [
         USER,
         CALL,
         FunctionCallOutput(LOST_OUTPUT, "call_1", status="completed"),
@@ -67,7 +67,7 @@ def test_call_in_the_middle_without_an_output_gets_a_note() -> None:
         CustomToolCallOutput("call_2", LOST_OUTPUT, status="completed"),
         ANSWER,
     ]
-    assert mended.repairs == [
+    assert repaired.repairs == [
         "a second message msg_u was left out",
         "the call call_1 had no output and got a note instead",
         "the call call_2 had no output and got a note instead",
@@ -81,19 +81,19 @@ def test_server_search_needs_no_output() -> None:
 
 
 def test_output_without_its_call_is_dropped() -> None:
-    mended = repair_history([USER, OUTPUT, ANSWER])
-    assert (mended.items, mended.repairs) == ([USER, ANSWER], ["an output without its call call_1 was left out"])
+    repaired = repair_history([USER, OUTPUT, ANSWER])
+    assert (repaired.items, repaired.repairs) == ([USER, ANSWER], ["an output without its call call_1 was left out"])
 
 
 def test_repeated_items_are_dropped() -> None:
-    mended = repair_history([USER, CALL, CALL, OUTPUT, FunctionCallOutput("again", "call_1", "fco_2"), ANSWER])
-    assert mended.items == [USER, CALL, OUTPUT, ANSWER]
-    assert len(mended.repairs) == 2
+    repaired = repair_history([USER, CALL, CALL, OUTPUT, FunctionCallOutput("again", "call_1", "fco_2"), ANSWER])
+    assert repaired.items == [USER, CALL, OUTPUT, ANSWER]
+    assert len(repaired.repairs) == 2
 
 
 def test_different_items_with_one_id_all_stay() -> None:
     picture, another = ([InputImage(image_url=f"https://a.example/{n}")] for n in "12")
-    told: list[Item | Unknown] = [
+    contents: list[Item | Unknown] = [
         Message("user", [InputText("one")], "x"),
         Message("assistant", [OutputText("one")], "x"),
         Message("user", [InputText("two")], "x"),
@@ -105,18 +105,18 @@ def test_different_items_with_one_id_all_stay() -> None:
         FunctionCall("call_1", "f", "{}", "x"),
         FunctionCallOutput("second", "call_1", "x"),
     ]
-    assert repair_history(told) == RepairedHistory(told, [])
-    again = repair_history([*told, *told[:6], Message("user", "one", "x")])
-    assert (again.items, len(again.repairs)) == (told, 7)
+    assert repair_history(contents) == RepairedHistory(contents, [])
+    again = repair_history([*contents, *contents[:6], Message("user", "one", "x")])
+    assert (again.items, len(again.repairs)) == (contents, 7)
 
 
 def test_second_call_with_a_pending_call_id_is_another_call() -> None:
     later = FunctionCall("call_1", "g", "[]", "fc_2")
     noted = [USER, CALL, FunctionCallOutput(LOST_OUTPUT, "call_1", status="completed")]
-    told = ["the call call_1 had no output and got a note instead"]
-    assert repair_history([USER, CALL, ANSWER, later]) == RepairedHistory([*noted, ANSWER, later], told)
-    assert repair_history([USER, CALL, later], answered_next={"call_1"}) == RepairedHistory([*noted, later], told)
-    assert repair_history([USER, CALL, later, OUTPUT]) == RepairedHistory([*noted, later, OUTPUT], told)
+    contents = ["the call call_1 had no output and got a note instead"]
+    assert repair_history([USER, CALL, ANSWER, later]) == RepairedHistory([*noted, ANSWER, later], contents)
+    assert repair_history([USER, CALL, later], answered_next={"call_1"}) == RepairedHistory([*noted, later], contents)
+    assert repair_history([USER, CALL, later, OUTPUT]) == RepairedHistory([*noted, later, OUTPUT], contents)
     shell = ShellCall("call_1", ShellAction(["ls"]), "sh_1")
     gone = ["the call call_1 had no output and was left out"]
     assert repair_history([USER, shell, later, OUTPUT]) == RepairedHistory([USER, later, OUTPUT], gone)
@@ -124,9 +124,9 @@ def test_second_call_with_a_pending_call_id_is_another_call() -> None:
 
 def test_cut_off_call_with_an_answered_call_id_is_dropped() -> None:
     cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
-    told = ["the call call_1 was cut off and left out"]
-    assert repair_history([USER, CALL, OUTPUT, cut]) == RepairedHistory([USER, CALL, OUTPUT], told)
-    assert repair_history([USER, CALL, cut]) == RepairedHistory([USER, CALL], told)
+    contents = ["the call call_1 was cut off and left out"]
+    assert repair_history([USER, CALL, OUTPUT, cut]) == RepairedHistory([USER, CALL, OUTPUT], contents)
+    assert repair_history([USER, CALL, cut]) == RepairedHistory([USER, CALL], contents)
 
 
 CUT = FunctionCall("call_9", "g", '{"x', "fc_9", "incomplete")
@@ -134,17 +134,17 @@ CUT_OUTPUT = FunctionCallOutput("done", "call_9")
 
 
 def test_cut_off_call_is_dropped_unless_answered() -> None:
-    mended = repair_history([USER, CUT])
-    assert (mended.items, mended.repairs) == ([USER], ["the call call_9 was cut off and left out"])
+    repaired = repair_history([USER, CUT])
+    assert (repaired.items, repaired.repairs) == ([USER], ["the call call_9 was cut off and left out"])
     assert repair_history([USER, CUT, CUT_OUTPUT]) == RepairedHistory([USER, CUT, CUT_OUTPUT], [])
     assert repair_history([USER, CUT], answered_next={"call_9"}) == RepairedHistory([USER, CUT], [])
 
 
 def test_next_output_answers_the_complete_call() -> None:
     cut = FunctionCall("call_1", "g", '{"x', "fc_9", "incomplete")
-    told = ["the call call_1 was cut off and left out"]
-    assert repair_history([USER, CALL, cut], answered_next={"call_1"}) == RepairedHistory([USER, CALL], told)
-    assert repair_history([USER, cut, CALL], answered_next={"call_1"}) == RepairedHistory([USER, CALL], told)
+    contents = ["the call call_1 was cut off and left out"]
+    assert repair_history([USER, CALL, cut], answered_next={"call_1"}) == RepairedHistory([USER, CALL], contents)
+    assert repair_history([USER, cut, CALL], answered_next={"call_1"}) == RepairedHistory([USER, CALL], contents)
 
 
 def test_cut_off_call_from_a_client_is_dropped_with_its_reasoning() -> None:
@@ -167,8 +167,8 @@ def test_answered_call_id_can_be_reused() -> None:
         FunctionCall("call_1", "g", "[]", "fc_2"),
         FunctionCallOutput("x", "call_1", "fco_2"),
     ]
-    mended = repair_history(history)
-    assert (mended.items, mended.repairs) == (history, [])
+    repaired = repair_history(history)
+    assert (repaired.items, repaired.repairs) == (history, [])
 
 
 def test_call_answered_by_the_next_input_gets_no_note() -> None:
@@ -176,9 +176,9 @@ def test_call_answered_by_the_next_input_gets_no_note() -> None:
 
 
 def test_dangling_reasoning_is_dropped() -> None:
-    mended = repair_history([REASONING, USER, Reasoning(id="rs_2"), Reasoning(id="rs_3")])
-    assert mended.items == [USER]
-    assert mended.repairs == [
+    repaired = repair_history([REASONING, USER, Reasoning(id="rs_2"), Reasoning(id="rs_3")])
+    assert repaired.items == [USER]
+    assert repaired.repairs == [
         f"the reasoning {each} led to nothing and was left out" for each in ("rs_3", "rs_2", "rs_1")
     ]
 
@@ -203,9 +203,9 @@ histories: st.SearchStrategy[list[Item | Unknown]] = st.lists(
 
 @given(histories)
 def test_any_repaired_history_accepts_a_new_message(history: list[Item | Unknown]) -> None:
-    """Whatever was stored, the same history followed by an answer to its open calls is accepted."""
-    mended = repair_history([*history, Message("user", "next")]).items
-    check_call_pairs(mended)
+    """Any stored history, followed by outputs of its last calls, is accepted."""
+    repaired = repair_history([*history, Message("user", "next")]).items
+    check_call_pairs(repaired)
 
 
 @given(histories)
@@ -226,7 +226,7 @@ async def test_cut_off_call_reads_the_same_in_chain_and_replay(make_bench: Any, 
     rest = [*([output] if answered else []), {"role": "user", "content": "go on"}]
     chained = await bench.ask(rest, previous_response_id=first.id)
     replayed = await bench.ask([{"role": "user", "content": "call"}, call, *rest], store=False)
-    told = [] if answered else ["history: the call call_9 was cut off and left out"]
-    assert chained.warnings == replayed.warnings == told
+    contents = [] if answered else ["history: the call call_9 was cut off and left out"]
+    assert chained.warnings == replayed.warnings == contents
     read = [(await run.drain()).output_text for run in (chained, replayed)]
     assert read == (["4", "4"] if answered else ["2", "2"])

@@ -37,23 +37,23 @@ class Stage:
     def __init__(self, kind: str) -> None:
         part = BRIDGES[kind]
         self.faulty = {"role": "user", "content": [{"type": "input_text", "text": "See:"}, part]}
-        self.place = f"content[1].{list(part)[1]}"
+        self.path = f"content[1].{list(part)[1]}"
         backends = {
             "scripted": create("scripted", name="scripted", options={"script": {}}, data_dir=Path()),
             "bridge": create(kind, name="bridge", options=NOWHERE, data_dir=Path()),
         }
         self.engine = Engine(backends=backends, store=MemoryStore())
 
-    async def ask(self, asked: Any, **fields: Any) -> Run | BackgroundRun:
-        body = codec.encode({"model": "scripted", "input": asked} | fields)
+    async def ask(self, sent_input: Any, **fields: Any) -> Run | BackgroundRun:
+        body = codec.encode({"model": "scripted", "input": sent_input} | fields)
         return await self.engine.create(codec.decode_request(body).request, project="p")
 
-    async def answer(self, asked: Any, **fields: Any) -> Response:
-        return await (await self.ask(asked, **fields)).drain()
+    async def answer(self, sent_input: Any, **fields: Any) -> Response:
+        return await (await self.ask(sent_input, **fields)).drain()
 
-    async def refuse(self, asked: Any, **fields: Any) -> InvalidRequest:
+    async def refuse(self, sent_input: Any, **fields: Any) -> InvalidRequest:
         with pytest.raises(InvalidRequest) as caught:
-            await self.ask(asked, model="m", **fields)
+            await self.ask(sent_input, model="m", **fields)
         return caught.value
 
     async def name_last_input(self, response: Response) -> str | None:
@@ -71,22 +71,22 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
 async def test_input_item_error_has_its_path_with_any_history(stage: Stage) -> None:
     first = await stage.answer([HELLO, ANSWER, HELLO])
     error = await stage.refuse([HELLO, stage.faulty], previous_response_id=first.id)
-    assert error.param == f"input[1].{stage.place}"
+    assert error.param == f"input[1].{stage.path}"
 
 
 async def test_input_item_path_is_right_after_items_are_translated(stage: Stage) -> None:
     error = await stage.refuse([HELLO, TOOLS, SEARCH, THOUGHT, ANSWER, stage.faulty])
-    assert error.param == f"input[5].{stage.place}"
+    assert error.param == f"input[5].{stage.path}"
 
 
 async def test_template_item_error_has_the_template_path(stage: Stage) -> None:
     made = await stage.engine.prompts.define("p", PromptDefinition({"input": [HELLO, stage.faulty]}))
-    assert (await stage.refuse([HELLO], prompt={"id": made.id})).param == f"prompt.input[1].{stage.place}"
+    assert (await stage.refuse([HELLO], prompt={"id": made.id})).param == f"prompt.input[1].{stage.path}"
 
 
 async def test_input_item_after_a_template_has_its_own_path(stage: Stage) -> None:
     made = await stage.engine.prompts.define("p", PromptDefinition({"input": [HELLO, HELLO]}))
-    assert (await stage.refuse([stage.faulty], prompt={"id": made.id})).param == f"input[0].{stage.place}"
+    assert (await stage.refuse([stage.faulty], prompt={"id": made.id})).param == f"input[0].{stage.path}"
 
 
 async def test_history_item_error_has_the_item_id(stage: Stage) -> None:
@@ -106,9 +106,9 @@ async def test_conversation_item_error_has_the_item_id(stage: Stage) -> None:
 
 async def test_background_failure_names_the_item_by_its_id(stage: Stage) -> None:
     run = await stage.ask([HELLO, stage.faulty], model="m", background=True)
-    told = [event async for batch in run.events() for event in batch]
-    assert isinstance(told[-1], Unknown)
-    failed = codec.decode_event(told[-1].raw)
+    reported = [event async for batch in run.events() for event in batch]
+    assert isinstance(reported[-1], Unknown)
+    failed = codec.decode_event(reported[-1].raw)
     assert isinstance(failed, Failed)
     assert failed.response.error is not None
     named = await stage.name_last_input(failed.response)

@@ -28,8 +28,10 @@ def request(**fields: Any) -> CreateRequest:
 
 
 def check(*, on_websocket: bool = False, may_be_empty: bool = False, **fields: Any) -> None:
-    asked = request(**fields)
-    check_parameters(asked, client_input=asked.input, on_websocket=on_websocket, may_be_empty=may_be_empty)
+    sent_request = request(**fields)
+    check_parameters(
+        sent_request, client_input=sent_request.input, on_websocket=on_websocket, may_be_empty=may_be_empty
+    )
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -115,13 +117,13 @@ def test_parameters_are_checked_against_capabilities(fields: dict[str, Any], par
 
 
 def test_reasoning_on_a_model_without_reasoning_is_a_warning() -> None:
-    asked = request(reasoning={"effort": "low", "summary": "auto"})
-    assert check_capabilities(asked, NOTHING, "tiny") == ["reasoning: the model does not reason"]
-    assert check_capabilities(asked, ALL_CAPABILITIES, "tiny") == []
+    sent_request = request(reasoning={"effort": "low", "summary": "auto"})
+    assert check_capabilities(sent_request, NOTHING, "tiny") == ["reasoning: the model does not reason"]
+    assert check_capabilities(sent_request, ALL_CAPABILITIES, "tiny") == []
 
 
 def test_obfuscation_without_padding_is_a_warning() -> None:
-    padded, plain = (request(stream_options={"include_obfuscation": asked}) for asked in (True, False))
+    padded, plain = (request(stream_options={"include_obfuscation": sent_request}) for sent_request in (True, False))
     assert check_capabilities(padded, ALL_CAPABILITIES, "tiny") == [
         "stream_options.include_obfuscation: streams are never padded"
     ]
@@ -145,25 +147,28 @@ def update(**fields: Any) -> Item | Unknown:
 
 
 def test_latest_update_of_each_setting_applies() -> None:
-    asked = CreateRequest(reasoning=ReasoningConfig("high", "auto"), text=TextConfig(TextFormat(), "low"))
+    sent_request = CreateRequest(reasoning=ReasoningConfig("high", "auto"), text=TextConfig(TextFormat(), "low"))
     items = [
         update(reasoning={"effort": "low"}, text=OBJECT),
         Message("user", "hi"),
         update(reasoning={"effort": "medium"}),
     ]
-    changed, useless = apply_configuration_updates(asked, items)
+    changed, useless = apply_configuration_updates(sent_request, items)
     assert useless == []
     assert (changed.reasoning, changed.text) == (
         ReasoningConfig("medium", "auto"),
         TextConfig(JsonObjectFormat(), "low"),
     )
-    assert (asked.reasoning, asked.text) == (ReasoningConfig("high", "auto"), TextConfig(TextFormat(), "low"))
+    assert (sent_request.reasoning, sent_request.text) == (
+        ReasoningConfig("high", "auto"),
+        TextConfig(TextFormat(), "low"),
+    )
 
 
 def test_request_without_updates_stays_unchanged() -> None:
-    asked = CreateRequest()
-    changed, useless = apply_configuration_updates(asked, [Message("user", "hi")])
-    assert (changed is asked, useless) == (True, [])
+    sent_request = CreateRequest()
+    changed, useless = apply_configuration_updates(sent_request, [Message("user", "hi")])
+    assert (changed is sent_request, useless) == (True, [])
 
 
 def test_invalid_update_in_the_history_is_skipped_with_a_warning() -> None:

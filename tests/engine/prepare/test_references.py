@@ -23,31 +23,31 @@ def show(url: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
 
 
-async def talk(bench: Bench, *asked: Any) -> tuple[Response, list[Any]]:
+async def talk(bench: Bench, *sent_input: Any) -> tuple[Response, list[Any]]:
     """The last response of a chain, and all of the chain as a client has it."""
     history: list[Any] = []
     response = None
-    for each in asked:
+    for each in sent_input:
         response = await bench.answer([each], previous_response_id=response and response.id)
         history += [each, *response.output]
     assert response is not None
     return response, history
 
 
-async def keep(bench: Bench, asked: list[Any], previous: Response) -> tuple[list[int], list[str]]:
-    """Which of the items that were asked are new, by their places, and what is told of the others."""
-    run = await bench.ask(asked, previous_response_id=previous.id)
+async def keep(bench: Bench, sent_input: list[Any], previous: Response) -> tuple[list[int], list[str]]:
+    """Return the indexes of the new items, and the warnings about the others."""
+    run = await bench.ask(sent_input, previous_response_id=previous.id)
     stored: StoredResponse | None = await bench.store.load("default", (await run.drain()).id)
     assert stored is not None
     left_out = {int(each.removeprefix("input[").partition("]")[0]) for each in run.warnings}
-    assert len(stored.input) == len(asked) - len(left_out)
-    return sorted(set(range(len(asked))) - left_out), run.warnings
+    assert len(stored.input) == len(sent_input) - len(left_out)
+    return sorted(set(range(len(sent_input))) - left_out), run.warnings
 
 
 async def test_repeated_messages_without_ids_are_dropped(bench: Bench) -> None:
     first = await bench.answer("hello")
-    asked = [{"role": "user", "content": "hello"}, first.output[0], {"role": "user", "content": "next"}]
-    second = await bench.answer(asked, previous_response_id=first.id)
+    sent_input = [{"role": "user", "content": "hello"}, first.output[0], {"role": "user", "content": "next"}]
+    second = await bench.answer(sent_input, previous_response_id=first.id)
     assert second.output_text == "3 items"
 
 
@@ -95,8 +95,8 @@ async def test_message_at_another_position_is_new(bench: Bench) -> None:
 
 
 async def test_message_with_an_unknown_id_is_new(bench: Bench) -> None:
-    response, (asked, answer) = await talk(bench, say("one"))
-    assert (await keep(bench, [asked | {"id": "msg_mine"}, answer], response))[0] == [0]
+    response, (sent_input, answer) = await talk(bench, say("one"))
+    assert (await keep(bench, [sent_input | {"id": "msg_mine"}, answer], response))[0] == [0]
 
 
 async def test_messages_before_an_out_of_order_item_are_new(bench: Bench) -> None:

@@ -54,13 +54,13 @@ CLIENT_TOOLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("tool", CLIENT_TOOLS, ids=str)
 def test_client_tools_are_selected(tool: dict[str, Any]) -> None:
-    asked = request(tools=[tool])
-    assert select_tools(asked, capabilities=FUNCTIONS) == (asked.tools, [])
+    sent_request = request(tools=[tool])
+    assert select_tools(sent_request, capabilities=FUNCTIONS) == (sent_request.tools, [])
 
 
 def test_backend_with_any_tool_gets_every_tool() -> None:
-    asked = request(tools=[MCP, {"type": "web_search"}, {"type": "acme:tool"}, namespace(namespace(F))])
-    assert select_tools(asked, capabilities=ALL_CAPABILITIES, unsupported="refuse") == (asked.tools, [])
+    sent_request = request(tools=[MCP, {"type": "web_search"}, {"type": "acme:tool"}, namespace(namespace(F))])
+    assert select_tools(sent_request, capabilities=ALL_CAPABILITIES, unsupported="refuse") == (sent_request.tools, [])
 
 
 @pytest.mark.parametrize("kind", ["web_search", "web_search_preview", "web_search_2025_08_26"])
@@ -208,14 +208,14 @@ def test_choice_for_backend_tools_is_not_checked(fields: dict[str, Any]) -> None
 )
 def test_every_valid_choice_is_accepted(choice: Any) -> None:
     child = {"type": "function", "name": "child"}
-    asked = request(tools=[F, G, C, SHELL, {"type": "computer"}, namespace(child)], tool_choice=choice)
-    assert select_tools(asked, capabilities=FUNCTIONS)[1] == []
+    sent_request = request(tools=[F, G, C, SHELL, {"type": "computer"}, namespace(child)], tool_choice=choice)
+    assert select_tools(sent_request, capabilities=FUNCTIONS)[1] == []
 
 
 def test_tool_in_an_input_item_can_be_chosen() -> None:
     brought = {"type": "additional_tools", "role": "developer", "tools": [F]}
-    asked = request(input=[brought], tool_choice={"type": "function", "name": "f"})
-    assert select_tools(asked, capabilities=FUNCTIONS) == ([], [])
+    sent_request = request(input=[brought], tool_choice={"type": "function", "name": "f"})
+    assert select_tools(sent_request, capabilities=FUNCTIONS) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_tool_of_an_earlier_turn_can_be_chosen(choice: Any) -> None:
     brought = [{"type": "additional_tools", "role": "developer", "tools": [F, namespace(G)]}]
     earlier = request(input=brought).input
     assert isinstance(earlier, list)
-    for fields in {}, {"input": brought}:  # whoever brings them every time brings the same ones
-        asked = request(tool_choice=choice, **fields)
-        assert select_tools(asked, capabilities=FUNCTIONS, history=earlier) == ([], [])
+    for fields in {}, {"input": brought}:  # a client may send the same tools with every request
+        sent_request = request(tool_choice=choice, **fields)
+        assert select_tools(sent_request, capabilities=FUNCTIONS, history=earlier) == ([], [])
 
 
 def test_tools_in_input_items_are_checked_the_same() -> None:

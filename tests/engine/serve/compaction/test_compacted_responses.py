@@ -62,8 +62,8 @@ async def bench(make_bench: Any) -> Bench:
 
 async def test_compaction_precedes_the_answer_above_the_threshold(bench: Bench) -> None:
     run = await bench.ask([*HISTORY, user("recall")], **THRESHOLD)
-    told = [event async for batch in run.events() for event in batch]
-    assert [event.type for event in told[:6]] == [
+    reported = [event async for batch in run.events() for event in batch]
+    assert [event.type for event in reported[:6]] == [
         "response.created",
         "response.in_progress",
         "response.output_item.added",
@@ -71,17 +71,17 @@ async def test_compaction_precedes_the_answer_above_the_threshold(bench: Bench) 
         "response.output_item.done",
         "response.output_item.added",
     ]
-    added, done = told[2], told[4]
+    added, done = reported[2], reported[4]
     assert isinstance(added, events.OutputItemAdded)
     assert isinstance(done, events.OutputItemDone)
-    assert json.loads(codec.encode(told[3])) == {
+    assert json.loads(codec.encode(reported[3])) == {
         "type": "response.compaction.compacting",
         "sequence_number": 3,
         "output_index": 0,
         "item_id": added.item.id,
     }
     assert added.item == Compaction("", done.item.id)
-    response = judge(told)
+    response = judge(reported)
     assert [item.type for item in response.output] == ["compaction", "message"]
     assert response.output[0] == done.item
     assert (response.status, response.output_text) == ("completed", "It was to be red.")
@@ -153,7 +153,7 @@ async def test_conversation_continues_from_its_compaction(bench: Bench) -> None:
 
 
 async def test_deleting_a_covered_item_has_no_effect(bench: Bench) -> None:
-    """What a compaction covers is not mended: half of a pair in it is no half."""
+    """Covered items are not repaired, even if half of a pair was deleted."""
     conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
     await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
     listed = await bench.engine.conversations.list_items("default", conversation, after=None, limit=9, order="asc")
@@ -293,8 +293,8 @@ async def test_compaction_of_another_project_is_dropped(bench: Bench) -> None:
 
 async def test_whole_history_sent_with_the_chain_is_not_doubled(bench: Bench) -> None:
     first = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
-    asked = await bench.engine.input_items("default", first.id, after=None, limit=100, order="asc")
-    whole = [*json.loads(codec.encode(asked.data)), *wire(first)]
+    sent_input = await bench.engine.input_items("default", first.id, after=None, limit=100, order="asc")
+    whole = [*json.loads(codec.encode(sent_input.data)), *wire(first)]
     alone = await bench.answer("count", previous_response_id=first.id)
     again = await bench.answer([*whole, user("count")], previous_response_id=first.id)
     stateless = await bench.answer([*whole, user("count")])
@@ -315,8 +315,8 @@ async def test_input_tokens_count_the_compaction_content(bench: Bench) -> None:
 async def test_websocket_session_continues_from_its_compaction(bench: Bench) -> None:
     session = Session()
 
-    async def say(asked: Any, **fields: Any) -> Response:
-        body = codec.encode({"model": "scripted", "input": asked, "store": False} | fields)
+    async def say(sent_input: Any, **fields: Any) -> Response:
+        body = codec.encode({"model": "scripted", "input": sent_input, "store": False} | fields)
         run = await bench.engine.create(codec.decode_request(body).request, project="default", session=session)
         return await run.drain()
 
@@ -369,9 +369,9 @@ async def test_resumed_run_reuses_the_emitted_compaction(make_bench: Any, tmp_pa
         store=SqliteStore(path),
     )
     batches = await second.engine.follow("default", run.response.id, after=-1)
-    told = [codec.decode_event(event.raw) async for batch in batches for event in batch]
-    assert [codec.encode(event) for event in told[: len(seen)]] == [event.raw for event in seen]
-    response = judge(told)
+    reported = [codec.decode_event(event.raw) async for batch in batches for event in batch]
+    assert [codec.encode(event) for event in reported[: len(seen)]] == [event.raw for event in seen]
+    response = judge(reported)
     assert (response.status, response.output_text) == ("completed", "It was so.")
     assert [item.type for item in response.output] == ["compaction", "message"]
     assert (await second.answer("hi", previous_response_id=response.id)).status == "completed"

@@ -58,11 +58,11 @@ async def test_compacted_turn_has_task_summary_and_last_steps() -> None:
 async def test_summary_is_requested_in_one_message_without_tools() -> None:
     backend = CountingBackend(WINDOW)
     await compact(backend, make_turn(LONG, instructions="Speak like a sailor.", temperature=0.1, tools=[]))
-    (asked,) = backend.read
-    assert (asked.request.tools, asked.request.temperature, asked.request.store) == (None, 0.1, False)
-    assert asked.request.max_output_tokens is not None
-    assert asked.request.max_output_tokens <= WINDOW // 8
-    (message,) = asked.items
+    (requested,) = backend.read
+    assert (requested.request.tools, requested.request.temperature, requested.request.store) == (None, 0.1, False)
+    assert requested.request.max_output_tokens is not None
+    assert requested.request.max_output_tokens <= WINDOW // 8
+    (message,) = requested.items
     assert isinstance(message, Message)
     text = extract_text(message.content)
     assert "system: Speak like a sailor." in text
@@ -129,7 +129,7 @@ async def test_earlier_summary_is_summarised_and_not_retained() -> None:
     assert SUMMARY in extract_text(backend.read[1].items[0].content)  # type: ignore[union-attr]
     assert memory.first[0] == user("build a bridge")
     assert make_summary_message(SUMMARY) not in [*memory.first, *memory.last]
-    # Whatever a client sends along of the two, the second stands for all of it.
+    # The second compaction covers everything that a client may send with it.
     read = with_items(turn, [second.item]).items
     for sent in ([*whole, second.item], [*LONG, *more, user("ready?"), second.item], [first.item, second.item]):
         assert [item for item in with_items(turn, sent).items if item != RULE] == read
@@ -199,7 +199,7 @@ async def test_any_conversation_fits_after_compaction(name: str, per_token: int)
 async def check_fit(backend: CountingBackend, items: list[Item | Unknown]) -> None:
     turn = make_turn([RULE, *items])
     compacted, memory = await compact(backend, turn)
-    # What goes on from it by chain, by retained messages, or by the item alone, with a question of its own.
+    # A continuation by chain, by retained messages, or by the item alone, with a new question.
     question = user("x" * (WINDOW // 16))
     for sent in ([RULE, *items, compacted.item], [*compacted.retained, compacted.item], [compacted.item]):
         going_on = with_items(turn, [*sent, question])

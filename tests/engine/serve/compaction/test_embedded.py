@@ -28,7 +28,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 async def test_embedded_model_summarises_a_long_conversation(engine: Engine) -> None:
-    told = [
+    received = [
         item
         for number in range(1, 6)
         for item in (
@@ -38,7 +38,7 @@ async def test_embedded_model_summarises_a_long_conversation(engine: Engine) -> 
     ]
     body = {
         "model": DEFAULT_MODEL,
-        "input": [*told, {"role": "user", "content": "Which colour is the bridge?"}],
+        "input": [*received, {"role": "user", "content": "Which colour is the bridge?"}],
         "context_management": [{"type": "compaction", "compact_threshold": 256}],
         "max_output_tokens": 8,
         "temperature": 0,

@@ -91,17 +91,17 @@ def test_reasoning_is_replaced_with_the_next_item() -> None:
 def test_output_of_a_later_call_does_not_answer_a_retained_call() -> None:
     memory = CompactionContent(summary="", first=[user("build")], last=[call("c")], covered=b"")
     item = seal_content(memory, SEALER, project=PROJECT)
-    kept = [user("build"), call("c")]
-    noted = [*kept, FunctionCallOutput(LOST_OUTPUT, "c", status="completed")]
-    told = ["the call c had no output and got a note instead"]
+    retained = [user("build"), call("c")]
+    noted = [*retained, FunctionCallOutput(LOST_OUTPUT, "c", status="completed")]
+    expected_warnings = ["the call c had no output and got a note instead"]
     again: list[Item | Unknown] = [user("again"), call("c")]
     answered = expand_compactions([item, output("c", "x")], SEALER, project=PROJECT)
-    assert (answered.items, answered.warnings) == ([*kept, item, output("c", "x")], [])
+    assert (answered.items, answered.warnings) == ([*retained, item, output("c", "x")], [])
     waiting = expand_compactions([item], SEALER, project=PROJECT, answered_next={"c"})
-    assert (waiting.items, waiting.warnings) == ([*kept, item], [])
+    assert (waiting.items, waiting.warnings) == ([*retained, item], [])
     for later, answered_next in (([*again, output("c", "x")], ()), (again, {"c"})):
         expanded = expand_compactions([item, *later], SEALER, project=PROJECT, answered_next=answered_next)
-        assert (expanded.items, expanded.warnings) == ([*noted, item, *later], told)
+        assert (expanded.items, expanded.warnings) == ([*noted, item, *later], expected_warnings)
 
 
 def test_expanding_twice_changes_nothing() -> None:

@@ -252,15 +252,15 @@ sizes = st.sampled_from([0, 40, 900, 8_000])
 @settings(max_examples=60)
 @given(st.lists(sizes, max_size=4), st.booleans(), st.lists(sizes, max_size=2), st.sampled_from([2_000, 8_000, 40_000]))
 def test_removed_unread_items_always_leave_a_note(
-    outputs: list[int], screenshot: bool, said: list[int], size: int
+    outputs: list[int], screenshot: bool, messages: list[int], size: int
 ) -> None:
     pairs = [(call(str(number)), output(str(number), "o" * length)) for number, length in enumerate(outputs)]
-    asked: list[Item | Unknown] = [one for one, _ in pairs]
-    unread: list[Item | Unknown] = [*(other for _, other in pairs), *(user("u" * length) for length in said)]
+    called: list[Item | Unknown] = [one for one, _ in pairs]
+    unread: list[Item | Unknown] = [*(other for _, other in pairs), *(user("u" * length) for length in messages)]
     seen: tuple[list[Item | Unknown], list[Item | Unknown]] = ([CLICK], [SCREENSHOT]) if screenshot else ([], [])
-    chosen = select_items([user("task"), assistant("ok"), *seen[0], *asked, *seen[1], *unread], SizeLimits(size, size))
-    kept = [getattr(item, "call_id", None) for item in chosen.last]
+    chosen = select_items([user("task"), assistant("ok"), *seen[0], *called, *seen[1], *unread], SizeLimits(size, size))
+    retained = [getattr(item, "call_id", None) for item in chosen.last]
     noted = any("left out" in extract_text(item.content) for item in chosen.last if isinstance(item, Message))
     for call_id in [str(number) for number in range(len(outputs))] + ["s"] * screenshot:
-        assert kept.count(call_id) == 2 or (kept.count(call_id) == 0 and noted)
+        assert retained.count(call_id) == 2 or (retained.count(call_id) == 0 and noted)
     assert sum(map(measure_item, chosen.last)) <= size // 2 + 600

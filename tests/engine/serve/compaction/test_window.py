@@ -82,7 +82,7 @@ async def test_model_that_refuses_everything_ends_the_retries() -> None:
     assert (backend.refused, compacted.window.size) == (8, ASSUMED_WINDOW // 2**8)
 
 
-async def speak(backend: CountingBackend, items: list[Item | Unknown]) -> list[Delta]:
+async def run_turn(backend: CountingBackend, items: list[Item | Unknown]) -> list[Delta]:
     begun = await Compactor(SEALER).start(backend.route, make_turn(items, **THRESHOLD))
     assert begun is not None
     return [delta async for batch in begun for delta in batch]
@@ -90,18 +90,18 @@ async def speak(backend: CountingBackend, items: list[Item | Unknown]) -> list[D
 
 async def test_refused_answer_is_compacted_again() -> None:
     backend = CountingBackend(WINDOW, refuses="The maximum context length is 4000 tokens.")
-    told = await speak(backend, HUGE)
-    kinds = [type(delta) for delta in told]
+    emitted = await run_turn(backend, HUGE)
+    kinds = [type(delta) for delta in emitted]
     assert (kinds.count(OpenItem), kinds.count(CloseItem)) == (1, 1)
-    assert told[-3] == Text(SUMMARY)
-    assert (type(told[-2]), told[-1], backend.refused) == (TokenUsage, Finish(), 1)
-    (closed,) = (delta.item for delta in told if isinstance(delta, CloseItem))
+    assert emitted[-3] == Text(SUMMARY)
+    assert (type(emitted[-2]), emitted[-1], backend.refused) == (TokenUsage, Finish(), 1)
+    (closed,) = (delta.item for delta in emitted if isinstance(delta, CloseItem))
     assert isinstance(closed, Compaction)
     assert await backend.count_tokens(with_items(make_turn(HUGE), [*HUGE, closed])) < WINDOW
 
 
 @pytest.mark.parametrize(
-    ("backend", "asked"),
+    ("backend", "requests"),
     [
         (CountingBackend(0, refuses="Too long."), 9),
         (CountingBackend(None, says=RateLimited("Slow down.")), 1),
@@ -109,15 +109,15 @@ async def test_refused_answer_is_compacted_again() -> None:
     ],
     ids=["refuses everything", "is busy", "is broken"],
 )
-async def test_final_refusal_fails_after_the_compaction_is_emitted(backend: CountingBackend, asked: int) -> None:
+async def test_final_refusal_fails_after_the_compaction_is_emitted(backend: CountingBackend, requests: int) -> None:
     begun = await Compactor(SEALER).start(backend.route, make_turn(HUGE, **THRESHOLD))
     assert begun is not None
-    told: list[Any] = []
+    emitted: list[Any] = []
     with pytest.raises((ContextLengthExceeded, RateLimited, RuntimeError)):
         async for batch in begun:
-            told += batch
-    assert isinstance(told[-1], CloseItem)
-    assert backend.refused + len(backend.read) == asked
+            emitted += batch
+    assert isinstance(emitted[-1], CloseItem)
+    assert backend.refused + len(backend.read) == requests
 
 
 async def test_closing_after_the_start_closes_the_answer() -> None:

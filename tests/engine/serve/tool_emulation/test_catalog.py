@@ -135,8 +135,8 @@ def test_any_names_survive_the_round_trip(tools: list[tuple[str | None, str, boo
     catalog = Catalog(offered, [], frozenset({"function"}))
     for namespace, name, custom in tools:
         called = (CustomToolCall if custom else FunctionCall)("c", name, "{}", namespace=namespace)
-        (lowered,) = translate_items([called], catalog, custom=False, images=False)
-        assert isinstance(lowered, FunctionCall)
-        entry = catalog.find(lowered.name)
+        (translated,) = translate_items([called], catalog, custom=False, images=False)
+        assert isinstance(translated, FunctionCall)
+        entry = catalog.find(translated.name)
         assert entry is not None
         assert entry.key == ToolKey("named", namespace, name)

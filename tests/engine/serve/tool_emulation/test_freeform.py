@@ -17,8 +17,8 @@ def read(fragments: list[str]) -> list[str]:
 
 
 def split(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({min(cut, len(text)) for cut in cuts})
-    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    positions = sorted({min(cut, len(text)) for cut in cuts})
+    return [text[start:end] for start, end in zip([0, *positions], [*positions, len(text)], strict=True)]
 
 
 @given(anything, st.lists(st.integers(0, 200), max_size=20), st.booleans())

@@ -153,8 +153,8 @@ def test_json_object_format_accepts_only_objects() -> None:
 
 
 def test_instructions_have_schema_name_and_description() -> None:
-    told = CHECK.make_instructions()
-    assert ("'number': a number" in told, '"maxLength": 2' in told) == (True, True)
+    prompt = CHECK.make_instructions()
+    assert ("'number': a number" in prompt, '"maxLength": 2' in prompt) == (True, True)
 
 
 def test_invalid_schema_is_refused() -> None:

@@ -22,7 +22,7 @@ def allow(*tools: Any, mode: str = "auto") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "lowered"),
+    ("choice", "translated"),
     [
         ("auto", "auto"),
         ("required", "required"),
@@ -36,11 +36,11 @@ def allow(*tools: Any, mode: str = "auto") -> dict[str, Any]:
         ({"type": "computer_use_preview"}, "computer"),
     ],
 )
-async def test_every_choice_is_sent_as_a_function_choice(emulate: Any, choice: Any, lowered: str) -> None:
+async def test_every_choice_is_sent_as_a_function_choice(emulate: Any, choice: Any, translated: str) -> None:
     bench = await emulate({"refusal": "No."})
     answer = await bench.ask(tools=TOOLS, tool_choice=choice)
     given = answer.turns[0].request.tool_choice
-    assert (getattr(given, "name", given), answer.shown) == (lowered, EVERY_NAME)
+    assert (getattr(given, "name", given), answer.shown) == (translated, EVERY_NAME)
     assert (answer.response["tool_choice"], answer.response["status"]) == (choice, "completed")
 
 
@@ -87,7 +87,7 @@ async def test_forbidden_calls_after_the_retry_fail_the_response(emulate: Any) -
 
 
 @pytest.mark.parametrize(
-    ("choice", "kept"),
+    ("choice", "retained"),
     [
         (F, "call_1"),
         ({"type": "function", "name": "child"}, "call_2"),
@@ -96,7 +96,7 @@ async def test_forbidden_calls_after_the_retry_fail_the_response(emulate: Any) -
         ({"type": "computer_use"}, "call_5"),
     ],
 )
-async def test_calls_beside_the_required_tool_are_dropped(emulate: Any, choice: Any, kept: str) -> None:
+async def test_calls_beside_the_required_tool_are_dropped(emulate: Any, choice: Any, retained: str) -> None:
     bench = await emulate(
         call("f", {}, "call_1"),
         call("n__child", {}, "call_2"),
@@ -106,7 +106,7 @@ async def test_calls_beside_the_required_tool_are_dropped(emulate: Any, choice: 
         call("unheard_of", {}, "call_6"),
     )
     answer = await bench.ask(tools=TOOLS, tool_choice=choice)
-    assert ([item["call_id"] for item in answer.output], len(answer.turns)) == ([kept], 1)
+    assert ([item["call_id"] for item in answer.output], len(answer.turns)) == ([retained], 1)
 
 
 async def test_call_of_another_than_the_required_tool_is_retried_once(emulate: Any) -> None:

@@ -69,10 +69,10 @@ LOOK = call("tool_search", {"query": "weather in Bern"}, "call_0")
 
 
 def searched(arguments: Any, *tools: Any) -> list[dict[str, Any]]:
-    place = {"call_id": None, "execution": "server", "status": "completed"}
+    location = {"call_id": None, "execution": "server", "status": "completed"}
     return [
-        {"type": "tool_search_call", "arguments": arguments, **place},
-        {"type": "tool_search_output", "tools": list(tools), **place},
+        {"type": "tool_search_call", "arguments": arguments, **location},
+        {"type": "tool_search_output", "tools": list(tools), **location},
     ]
 
 

@@ -41,8 +41,8 @@ HOSTED += ["image_generation_call", "mcp_approval_request", "mcp_approval_respon
 
 @pytest.mark.parametrize("name", HOSTED)
 def test_no_content_of_hosted_items_is_lost(name: str) -> None:
-    told = codec.encode(read(ITEMS[name])).decode().replace('\\"', '"')
-    assert [leaf for leaf in leaves(ITEMS[name]) if leaf not in told] == []
+    texts = codec.encode(read(ITEMS[name])).decode().replace('\\"', '"')
+    assert [leaf for leaf in leaves(ITEMS[name]) if leaf not in texts] == []
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_program_and_its_output_share_a_call_id() -> None:
 
 
 def test_approval_request_and_response_become_messages() -> None:
-    asked, given = read(ITEMS["mcp_approval_request"], ITEMS["mcp_approval_response"])
-    assert [(item.role, json.loads(extract_text(item.content))["type"]) for item in (asked, given)] == [
+    request, given = read(ITEMS["mcp_approval_request"], ITEMS["mcp_approval_response"])
+    assert [(item.role, json.loads(extract_text(item.content))["type"]) for item in (request, given)] == [
         ("assistant", "mcp_approval_request"),
         ("user", "mcp_approval_response"),
     ]
@@ -86,9 +86,9 @@ def test_approval_request_and_response_become_messages() -> None:
 
 def test_unknown_item_becomes_a_message_with_its_json() -> None:
     unknown = {"type": "acme:note", "n": [1, None]}
-    (told,) = read(unknown)
-    assert isinstance(told, Message)
-    assert json.loads(extract_text(told.content)) == unknown
+    (texts,) = read(unknown)
+    assert isinstance(texts, Message)
+    assert json.loads(extract_text(texts.content)) == unknown
 
 
 def test_server_searches_get_different_call_ids() -> None:

@@ -29,21 +29,21 @@ TOOLS: list[Any] = [
 
 def raise_(*batches: list[Delta], choice: Any = None) -> list[Delta]:
     request = CreateRequest(tools=TOOLS, tool_choice=choice)
-    spoken = AnswerTranslator(translate_turn(Turn(request=request, items=[]), NATIVE), TurnBudget())
-    return [delta for batch in batches for delta in spoken.feed(batch)]
+    translator = AnswerTranslator(translate_turn(Turn(request=request, items=[]), NATIVE), TurnBudget())
+    return [delta for batch in batches for delta in translator.feed(batch)]
 
 
 def test_call_is_held_until_its_name_arrives() -> None:
-    told = raise_([ToolCall(1, '{"input"')], [ToolCall(1, ': "x', "c", "call_1")], [ToolCall(1, '"}')], [Finish()])
-    assert told == [CustomToolCall(1, "x", "c", "call_1"), Finish()]
+    emitted = raise_([ToolCall(1, '{"input"')], [ToolCall(1, ': "x', "c", "call_1")], [ToolCall(1, '"}')], [Finish()])
+    assert emitted == [CustomToolCall(1, "x", "c", "call_1"), Finish()]
 
 
 def test_interleaved_calls_stay_separate() -> None:
-    told = raise_(
+    emitted = raise_(
         [ToolCall(1, '{"a"', "n__child", "call_1"), ToolCall(2, '{"input": "x', "c", "call_2")],
         [ToolCall(1, ":1}"), ToolCall(2, 'y"}'), Finish()],
     )
-    assert told == [
+    assert emitted == [
         ToolCall(1, '{"a"', "child", "call_1", "n"),
         CustomToolCall(2, "x", "c", "call_2"),
         ToolCall(1, ":1}"),
@@ -57,8 +57,8 @@ def test_call_without_a_name_is_emitted() -> None:
 
 
 def test_other_deltas_pass_unchanged() -> None:
-    said: list[Delta] = [deltas.Reasoning("Hm."), Text("So."), deltas.Failure("No.")]
-    assert raise_(said) == said
+    delta_batches: list[Delta] = [deltas.Reasoning("Hm."), Text("So."), deltas.Failure("No.")]
+    assert raise_(delta_batches) == delta_batches
 
 
 RECEIPT = WebSearchCall("ws_1", {}, "completed")
@@ -66,8 +66,8 @@ RECEIPT = WebSearchCall("ws_1", {}, "completed")
 
 @pytest.mark.parametrize("run", [deltas.WholeItem(RECEIPT), deltas.OpenItem("ws", RECEIPT)])
 def test_hosted_tool_call_satisfies_a_required_call(run: Delta) -> None:
-    said: list[Delta] = [run, Text("So."), Finish()]
-    assert raise_(said, choice="required") == said
+    delta_batches: list[Delta] = [run, Text("So."), Finish()]
+    assert raise_(delta_batches, choice="required") == delta_batches
 
 
 steps = st.lists(
@@ -85,11 +85,11 @@ steps = st.lists(
 
 
 @given(steps)
-def test_any_answer_composes_without_error(said: list[Delta]) -> None:
-    told = raise_(*([delta] for delta in said), [Finish()])
+def test_any_answer_composes_without_error(delta_batches: list[Delta]) -> None:
+    emitted = raise_(*([delta] for delta in delta_batches), [Finish()])
     numbers = iter(range(1000))
     composer = Composer(
         Response(id="r", created_at=0, model="m"), new_id=lambda kind: f"{kind}_{next(numbers)}", now=int
     )
-    composer.compose(told)
-    assert composer.finished == any(isinstance(delta, Finish | deltas.Failure) for delta in told)
+    composer.compose(emitted)
+    assert composer.finished == any(isinstance(delta, Finish | deltas.Failure) for delta in emitted)
