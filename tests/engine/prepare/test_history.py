@@ -86,7 +86,7 @@ async def test_reference_finds_an_item_in_stored_input(bench: Bench) -> None:
     assert await resolve(bench, unstored.output[0].id) == "1 items"
 
 
-async def test_deleting_a_response_deletes_its_items_sent_again(bench: Bench) -> None:
+async def test_referenced_item_of_a_deleted_response_is_not_found(bench: Bench) -> None:
     first = await bench.answer("hello")
     second = await bench.answer([refer(first.output[0].id), say("and?")])
     await bench.engine.delete("default", first.id)

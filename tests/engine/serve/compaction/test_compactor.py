@@ -228,7 +228,7 @@ async def test_compaction_always_fits_the_window(drawn: list[list[Item | Unknown
     await check_fit(backend, [item for step in drawn for item in step])
 
 
-async def test_huge_history_is_compacted_in_bounded_time() -> None:
+async def test_huge_history_is_compacted_in_bounded_memory() -> None:
     items: list[Item | Unknown] = [user("task"), call("c"), output("c", "x" * 10**7)]
     turn = make_turn(items)
     tracemalloc.start()

@@ -57,7 +57,7 @@ def test_pairs_of_all_types_stay_together() -> None:
     assert split_steps(items) == [items[:2], items[2:4], items[4:6], items[6:]]
 
 
-def test_unknown_call_without_a_call_id_is_a_step() -> None:
+def test_undecodable_unknown_call_is_a_step() -> None:
     deep = Unknown(b'{"type":"acme_call","x":%b,"call_id":"c"}' % (b"[" * 100_000 + b"]" * 100_000))
     assert split_steps([user("a"), deep, user("b")]) == [[user("a")], [deep], [user("b")]]
 

@@ -190,8 +190,8 @@ async def test_text_instead_of_a_required_call_need_not_be_json(emulate: Any) ->
     ]
 
 
-async def test_backend_tool_call_counts_as_the_required_call(emulate: Any) -> None:
-    """Though another beside it makes no sense, and is not made again."""
+async def test_valid_call_beside_an_invalid_one_satisfies_required(emulate: Any) -> None:
+    """The invalid call beside it is not made again."""
     bench = await emulate(
         call("f", {}), call("shell", {}, "call_2"), rules=[{"text": "Call the tool again", "answers": ["Done."]}]
     )
