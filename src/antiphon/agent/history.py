@@ -1,7 +1,7 @@
 """Histories of agents, as lists of JSON items: completing them, turning output into input, encrypted reasoning.
 
 Servers reject a history in which a call has no output. `complete_history` makes a history from any source acceptable
-and loses no content. The repair of stored conversations in `engine/prepare/repair.py` is a different operation on
+and loses no content. The repair of stored conversations in `engine/prepare/history_repair.py` is another operation on
 decoded items: it drops items, leaves the last calls open for the client, and returns a warning for each change.
 """
 
