@@ -24,7 +24,7 @@ help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
 	@echo "make test          run the tests"
 	@echo "make test-clients  run the tests with third-party clients; some need node and npm"
-	@echo "make check         check format, lint, types, imports and sizes"
+	@echo "make check         check format, lint, types, imports, sizes and words"
 	@echo "make format        format the code and generate docs/behaviour.md"
 	@echo "make bench         run the benchmarks, also of other projects (benchmarks/README.md)"
 	@echo "make setup         install into .venv; the command is then .venv/bin/antiphon"
@@ -46,7 +46,7 @@ test-clients: setup
 		echo "!!! node or npm is missing: CODEX CLI AND THE JAVASCRIPT CLIENTS ARE NOT TESTED. Install Node.js 20 or newer. !!!" >&2; fi
 	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
-check: check-format check-lint check-types check-imports check-shape
+check: check-format check-lint check-types check-imports check-shape check-words
 
 check-format: setup
 	@$(BIN)/ruff format --check $(CODE)

@@ -46,5 +46,18 @@ def test_every_fault_is_reported(tmp_path: Path) -> None:
     )
 
 
+def test_class_name_that_two_modules_use_is_reported_unless_shared(tmp_path: Path) -> None:
+    write(tmp_path / "src/antiphon/first.py", "class Route: ...\nclass Turn: ...\nclass _Private: ...\n")
+    write(tmp_path / "src/antiphon/second.py", "class Turn: ...\nclass _Private: ...\nclass Route: ...\n")
+
+    assert check(tmp_path) == (
+        1,
+        [
+            "src/antiphon/second.py:3: the class name Route is used in src/antiphon/first.py too",
+            "shape: 2 files, 1 faults",
+        ],
+    )
+
+
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     assert check(tmp_path) == (2, [])

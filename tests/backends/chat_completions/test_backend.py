@@ -47,7 +47,7 @@ async def listen(backend: ChatCompletionsBackend, turn: Turn) -> list[Delta]:
 
 async def test_turn_is_sent_and_answer_streamed() -> None:
     async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, api_key="sk-up") as backend:
-        told = await listen(backend, make_turn(temperature=0.5))
+        emitted = await listen(backend, make_turn(temperature=0.5))
         (request,) = upstream.requests
     assert (request.path, request.headers["authorization"]) == ("/v1/chat/completions", "Bearer sk-up")
     assert request.json == {
@@ -57,7 +57,7 @@ async def test_turn_is_sent_and_answer_streamed() -> None:
         "stream_options": {"include_usage": True},
         "temperature": 0.5,
     }
-    assert told == [Text("Hel"), Text("lo. Größe 🎈"), TokenUsage(Usage(5, 3, 8)), Finish("stop")]
+    assert emitted == [Text("Hel"), Text("lo. Größe 🎈"), TokenUsage(Usage(5, 3, 8)), Finish("stop")]
 
 
 async def test_other_served_model_is_announced_first() -> None:
@@ -69,8 +69,8 @@ async def test_other_served_model_is_announced_first() -> None:
     ]
     raw = b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks)
     async with serve([stream_of(raw)]) as upstream, running(upstream.url) as backend:
-        told = await listen(backend, make_turn())
-    assert told[:3] == [Served("m", "up", "acme/model-1"), Text("Hi."), Text(" So.")]
+        emitted = await listen(backend, make_turn())
+    assert emitted[:3] == [Served("m", "up", "acme/model-1"), Text("Hi."), Text(" So.")]
 
 
 async def test_no_key_sends_no_authorization() -> None:
@@ -90,17 +90,17 @@ async def test_extra_body_is_added_to_every_request() -> None:
 async def test_server_that_does_not_stream_is_supported() -> None:
     whole = json_of(json.loads(recorded("whole_completion").removeprefix(b"data: ")))
     async with serve([whole]) as upstream, running(upstream.url) as backend:
-        told = await listen(backend, make_turn())
-    assert told[-2:] == [TokenUsage(Usage(5, 3, 8)), Finish("stop")]
+        emitted = await listen(backend, make_turn())
+    assert emitted[-2:] == [TokenUsage(Usage(5, 3, 8)), Finish("stop")]
 
 
 async def test_missing_usage_is_estimated() -> None:
     async with serve([stream_of(recorded("usage_missing"))]) as upstream, running(upstream.url) as backend:
         turn = make_turn()
-        told = await listen(backend, turn)
+        emitted = await listen(backend, turn)
         counted = await backend.count_tokens(turn)
-    assert isinstance(told[-2], TokenUsage)
-    assert (told[-2].usage.estimated, told[-2].usage.input_tokens) == (True, counted)
+    assert isinstance(emitted[-2], TokenUsage)
+    assert (emitted[-2].usage.estimated, emitted[-2].usage.input_tokens) == (True, counted)
 
 
 @pytest.mark.parametrize(

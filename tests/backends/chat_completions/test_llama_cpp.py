@@ -53,10 +53,10 @@ async def test_llama_cpp_lists_model_with_context_window(backend: ChatCompletion
 
 
 async def test_llama_cpp_sends_logprobs(backend: ChatCompletionsBackend) -> None:
-    told = await ask(backend, "Say hello.", top_logprobs=2, max_output_tokens=3)
-    probable = [logprob for delta in told if isinstance(delta, Text) for logprob in delta.logprobs]
+    emitted = await ask(backend, "Say hello.", top_logprobs=2, max_output_tokens=3)
+    probable = [logprob for delta in emitted if isinstance(delta, Text) for logprob in delta.logprobs]
     assert [(len(each.top_logprobs), each.logprob <= 0) for each in probable] == [(2, True)] * 3
-    assert "".join(each.token for each in probable) == say(told)
+    assert "".join(each.token for each in probable) == say(emitted)
 
 
 async def test_llama_cpp_accepts_history_with_calls(backend: ChatCompletionsBackend) -> None:

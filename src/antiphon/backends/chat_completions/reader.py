@@ -14,8 +14,8 @@ from antiphon.backends.chat_completions.quirks import Quirks
 from antiphon.backends.chat_completions.text import TextStream
 from antiphon.backends.chat_completions.tool_calls import ToolCallAssembler
 from antiphon.backends.chat_completions.wire import (
+    ChatChunk,
     Choice,
-    Chunk,
     FinishReason,
     MessageDelta,
     OpaqueState,
@@ -103,7 +103,7 @@ class ChatReader:
                 deltas += self._read_choice(choice)
         return deltas if self._served_model is None else self._announce(self._served_model, chunk, deltas)
 
-    def _announce(self, served_model: ServedModel, chunk: Chunk, deltas: Sequence[Delta]) -> Sequence[Delta]:
+    def _announce(self, served_model: ServedModel, chunk: ChatChunk, deltas: Sequence[Delta]) -> Sequence[Delta]:
         served_model.observe(chunk.model)
         if not deltas:
             return deltas
@@ -115,7 +115,7 @@ class ChatReader:
             raise make_broken_stream_error()
         return self._finish()
 
-    def _decode(self, data: bytes, *, named_error: bool) -> Chunk:
+    def _decode(self, data: bytes, *, named_error: bool) -> ChatChunk:
         try:
             chunk = decode_chunk(data)
             if not named_error and not chunk.is_error():

@@ -64,7 +64,7 @@ class Choice(msgspec.Struct):
         return self.finish_reason is None and self.logprobs is None and not self.error and self.message is None
 
 
-class Chunk(msgspec.Struct):
+class ChatChunk(msgspec.Struct):
     model: Any = None
     choices: list[Choice] | None = None
     usage: Any = None
@@ -81,7 +81,7 @@ class Chunk(msgspec.Struct):
         return self.choices is None and bool(self.message or self.detail)
 
 
-decode_chunk = msgspec.json.Decoder(Chunk).decode
+decode_chunk = msgspec.json.Decoder(ChatChunk).decode
 
 
 def parse_annotation(payload: Any) -> "Annotation | Unknown | None":

@@ -31,7 +31,7 @@ BUSY_TIMEOUT = 30.0
 Work = str | Callable[..., object]
 
 
-class Operation:
+class QueuedOperation:
     """Work for a connection thread. `outcome` is its result, or the exception that it raised."""
 
     __slots__ = ("outcome", "parameters", "waiter", "work")
@@ -43,7 +43,7 @@ class Operation:
         self.outcome: object = None
 
 
-ExecuteBatch = Callable[[sqlite3.Connection, list[Operation]], None]
+ExecuteBatch = Callable[[sqlite3.Connection, list[QueuedOperation]], None]
 
 
 class ConnectionThread:
@@ -55,8 +55,8 @@ class ConnectionThread:
     def __init__(self, name: str, connection: sqlite3.Connection, execute_batch: ExecuteBatch) -> None:
         self._connection = connection
         self._execute_batch = execute_batch
-        self._queue: queue.SimpleQueue[Sequence[Operation] | None] = queue.SimpleQueue()
-        self._outbox: list[Operation] = []
+        self._queue: queue.SimpleQueue[Sequence[QueuedOperation] | None] = queue.SimpleQueue()
+        self._outbox: list[QueuedOperation] = []
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
@@ -70,7 +70,7 @@ class ConnectionThread:
         waiter = self._loop.create_future()
         if not self._outbox:
             self._loop.call_soon(self._send)
-        self._outbox.append(Operation(work, parameters, waiter))
+        self._outbox.append(QueuedOperation(work, parameters, waiter))
         return waiter
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class ConnectionThread:
         self._connection.close()
         self._call_loop(self._finished.set_result, None)
 
-    def _execute(self, batch: list[Operation]) -> None:
+    def _execute(self, batch: list[QueuedOperation]) -> None:
         try:
             self._execute_batch(self._connection, batch)
         except Exception as error:
@@ -178,7 +178,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _resolve_futures(batch: list[Operation]) -> None:
+def _resolve_futures(batch: list[QueuedOperation]) -> None:
     for operation in batch:
         if operation.waiter.done():  # cancelled by the caller
             continue
@@ -194,7 +194,7 @@ def _resolve_futures(batch: list[Operation]) -> None:
             operation.waiter.set_result(operation.outcome)
 
 
-def _write_batch(connection: sqlite3.Connection, batch: list[Operation]) -> None:
+def _write_batch(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
     """Execute a batch in one transaction. An operation that fails does not affect the others."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -230,7 +230,7 @@ def _write_atomically(
     return outcome
 
 
-def _read_batch(connection: sqlite3.Connection, batch: list[Operation]) -> None:
+def _read_batch(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
     for operation in batch:
         try:
             if isinstance(operation.work, str):
