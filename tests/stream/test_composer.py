@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from antiphon.protocol import codec, content, events, items
 from antiphon.protocol.events import Event
-from antiphon.protocol.hosted import (
-    LocalShellAction,
-    LocalShellCall,
-    ToolSearchCall,
-    ToolSearchOutput,
-)
+from antiphon.protocol.hosted import LocalShellAction, LocalShellCall, ToolSearchCall, ToolSearchOutput
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d

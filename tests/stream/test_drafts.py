@@ -3,10 +3,7 @@
 import msgspec
 
 from antiphon.protocol import content, events, items
-from antiphon.protocol.hosted import (
-    ShellAction,
-    ShellCall,
-)
+from antiphon.protocol.hosted import ShellAction, ShellCall
 from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta, ShellCommandDone
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d

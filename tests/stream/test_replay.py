@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.protocol.content import LogProb, extract_text
-from antiphon.protocol.hosted import (
-    ShellAction,
-    ShellCall,
-    ShellCallOutput,
-    ShellOutput,
-)
+from antiphon.protocol.hosted import ShellAction, ShellCall, ShellCallOutput, ShellOutput
 from antiphon.protocol.items import Compaction
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown

@@ -18,7 +18,7 @@ from antiphon.backends.base import Backend
 from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.assembly import make_policy
-from antiphon.engine.background.queue import BackgroundRun
+from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Events, Run
 from antiphon.engine.respond.session import Session

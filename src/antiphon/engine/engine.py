@@ -7,7 +7,7 @@ import msgspec
 
 from antiphon.backends.base import Backend, Model
 from antiphon.engine.background.attempt import QueuedRequest
-from antiphon.engine.background.queue import Background, BackgroundRun
+from antiphon.engine.background.responses import BackgroundResponses, BackgroundRun
 from antiphon.engine.background.worker import Worker
 from antiphon.engine.conversations import Conversations
 from antiphon.engine.items import ItemPage, make_page, normalize_item
@@ -56,7 +56,7 @@ class Engine:
             lease=self._policy.background_lease_seconds,
             limits=self._policy.background_limits,
         )
-        self._background = Background(store, worker, lease=self._policy.background_lease_seconds)
+        self._background = BackgroundResponses(store, worker, lease=self._policy.background_lease_seconds)
         self._sweeper = ExpirySweeper(store)
         self._stopping = False
         self.ready = False

@@ -17,7 +17,7 @@ from antiphon.agent.execute.execution import Execution, make_error_envelope
 from antiphon.agent.execute.wire import AgentExecuteBody, Progress
 from antiphon.agent.transports.engine import LocalTransport
 from antiphon.config import Settings
-from antiphon.engine.background.queue import BackgroundRun
+from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, ConfigError, NotFound, PreviousResponseNotFound, ServerError

@@ -155,7 +155,7 @@ class HttpRequest:
         """True while a part of the stream waits for the client to read."""
         return self._writing or self._keepalive_task is not None
 
-    def start_keepalive(self, number: int) -> None:
+    def send_keepalive(self, number: int) -> None:
         """Send a keepalive event without waiting for it. The next `write` waits."""
         self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(encode_keepalive(number)))
 

@@ -1,4 +1,7 @@
-"""Keepalive events on idle streams, so that clients and proxies do not time out while a model is silent."""
+"""Keepalive events on idle streams, so that clients and proxies do not time out while a model is silent.
+
+The interval is the setting `keepalive_seconds`.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ class KeepaliveStream(Protocol):
     def is_writing(self) -> bool:
         """True while data waits for the client to read."""
 
-    def start_keepalive(self, number: int) -> None:
+    def send_keepalive(self, number: int) -> None:
         """Send a keepalive event without waiting for the client to read it."""
 
 
@@ -80,7 +83,7 @@ class Keepalive:
             if stream.is_writing or stream.bytes_sent != activity.bytes_sent:
                 activity.bytes_sent, activity.since = stream.bytes_sent, now
             elif activity.last_event is not None and now - activity.since >= self._interval:
-                stream.start_keepalive(_find_number(activity.last_event))
+                stream.send_keepalive(_find_number(activity.last_event))
         self._timer = loop.call_later(self._interval / _CHECKS_PER_INTERVAL, self._check, loop)
 
 

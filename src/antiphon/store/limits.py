@@ -1,4 +1,4 @@
-"""Limits on background runs, shared by all processes that use one store."""
+"""Limits on background runs, shared by all processes that use one store. A claim counts them: `sqlite/runs.py`."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -19,7 +19,8 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.unions import Unknown
-from antiphon.upstream.error_mapping import map_api_error, redact
+from antiphon.upstream.error_mapping import map_api_error
+from antiphon.upstream.redaction import redact
 
 # Fields that do not affect the answer.
 _IGNORED_FIELDS = frozenset(

@@ -16,9 +16,9 @@ from antiphon.upstream.error_mapping import (
     make_broken_stream_error,
     map_error_payload,
     parse_error_body,
-    redact,
 )
 from antiphon.upstream.http import BodyReader, read_bounded
+from antiphon.upstream.redaction import redact
 
 MAX_BODY_SIZE = 64 * 1024 * 1024
 FINAL_IDLE_TIMEOUT = 10.0

@@ -30,6 +30,7 @@ from antiphon.errors import (
     UpstreamTimeout,
 )
 from antiphon.protocol.json_text import read_json
+from antiphon.upstream.redaction import redact
 
 AUTHENTICATION = "upstream_authentication"
 REFUSED = "upstream_refused"
@@ -47,20 +48,6 @@ MAX_MESSAGE_LENGTH = 2000
 
 # Page patterns need quadratic time on hostile pages.
 _MAX_PAGE_LENGTH = 8000
-# Shorter strings are not secrets, and would match inside ordinary words.
-_MIN_SECRET_LENGTH = 4
-
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>)\]}]+", re.IGNORECASE)
-_IPV4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\.\d)(?::\d{1,5})?"
-_IPV6 = r"\[[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*\](?::\d{1,5})?"
-_HOST_AND_PORT = r"\b(?:localhost|[a-z0-9_-]+(?:\.[a-z0-9_-]+)+):\d{2,5}\b"
-_POOL_HOST = r"host='[^']*', port=\d+"  # the notation of urllib3's connection pools
-_ADDRESS = re.compile(f"{_IPV6}|{_IPV4}|{_HOST_AND_PORT}|{_POOL_HOST}", re.IGNORECASE)
-# Key formats of well-known servers. Some servers repeat a key half masked with asterisks.
-_KEY = re.compile(
-    r"\bBearer\s+\S+|\b(?:sk|gsk|xai|hf|nvapi|pk|rk)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|[\w.-]{0,64}\*{4,}[\w*.-]*",
-    re.IGNORECASE,
-)
 
 _CODE = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
@@ -220,16 +207,6 @@ def parse_wait(message: str) -> float | None:
         return None
     wait = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(found[1]))
     return min(wait, _MAX_WAIT)
-
-
-def redact(text: str, secrets: Collection[str] = ()) -> str:
-    """Mask every secret, key, URL and network address in a text."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _MIN_SECRET_LENGTH:
-            text = text.replace(secret, "***")
-    text = _URL.sub("[URL]", text)
-    text = _KEY.sub("***", text)
-    return _ADDRESS.sub("[address]", text)
 
 
 def _classify(

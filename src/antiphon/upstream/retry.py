@@ -85,7 +85,7 @@ class CircuitBreaker:
         self._now = now
         self._failures = 0
         self._pause = FIRST_PAUSE
-        self._closed_at = 0.0
+        self._paused_until = 0.0
         self._is_trial_running = False
 
     @contextmanager
@@ -110,7 +110,7 @@ class CircuitBreaker:
         """Return True if this call is the trial."""
         if self._failures < FAILURE_THRESHOLD:
             return False
-        left = self._closed_at - self._now()
+        left = self._paused_until - self._now()
         if left > 0 or self._is_trial_running:
             raise Unavailable(
                 "The upstream failed repeatedly. Requests to it are paused.",
@@ -125,7 +125,7 @@ class CircuitBreaker:
         # Calls that were in progress when the pause began do not extend it.
         if is_trial or self._failures == FAILURE_THRESHOLD:
             self._pause = min(2 * self._pause, MAX_PAUSE) if is_trial else FIRST_PAUSE
-            self._closed_at = self._now() + self._pause
+            self._paused_until = self._now() + self._pause
             logger.warning("backend %s: repeated failures; requests are paused for %.0f s.", self._name, self._pause)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.background import attempt, event_writer, queue
+from antiphon.engine.background import attempt, event_writer, responses
 from antiphon.errors import NotFound, ServerError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
@@ -255,7 +255,7 @@ async def test_queued_response_is_cancelled_when_all_slots_are_taken(make_bench:
 async def test_cancel_right_after_create_finds_run(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "POLL_SECONDS", LONG)
+    monkeypatch.setattr(responses, "POLL_SECONDS", LONG)
     bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
     for turns in range(12):
         run = await bench.ask(background=True)
@@ -269,7 +269,7 @@ async def test_cancel_right_after_create_finds_run(
 async def test_run_of_dead_process_is_cancelled_after_lease_expiry(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "POLL_SECONDS", 5.0)  # at most four leases
+    monkeypatch.setattr(responses, "POLL_SECONDS", 5.0)  # at most four leases
     bench = await make_bench(SLOW, background_lease_seconds=SHORT)
     run = await bench.ask(background=True)
     await bench.backend.reached("gate")
@@ -320,7 +320,7 @@ async def test_running_attempts_do_not_exceed_slots(make_bench: Any, tmp_path: P
 async def test_live_reader_does_not_wait_for_poll_interval(
     make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "POLL_SECONDS", LONG)
+    monkeypatch.setattr(responses, "POLL_SECONDS", LONG)
     bench = await make_bench({"default": "a word"}, store=SqliteStore(tmp_path / "store.db"))
     for _ in range(12):
         run = await bench.ask(background=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.backends.registry import create
-from antiphon.engine.background.queue import BackgroundRun
+from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Run
 from antiphon.errors import InvalidRequest

@@ -111,7 +111,7 @@ class Attempt:
         stored = self._stored = await self._store.load(self._claimed.project, self._claimed.response_id)
         if stored is None:  # deleted while it was queued
             return
-        log = await self._load_log()
+        log = await self._recover_log()
         if log.is_damaged:
             await self._fail(DAMAGED, log)
             return
@@ -149,8 +149,8 @@ class Attempt:
             id=claimed.response_id, created_at=int(time.time()), status="queued", model=claimed.model, background=True
         )
 
-    async def _load_log(self) -> LoggedEvents:
-        """Return the events of earlier attempts that a reader may have seen."""
+    async def _recover_log(self) -> LoggedEvents:
+        """Return the events of earlier attempts. Events of a run without readers are deleted instead."""
         project, response_id = self._claimed.project, self._claimed.response_id
         if self._claimed.attempt == 1 or await self._store.drop_events(project, response_id, owner=self._owner):
             return read_log([])

@@ -1,7 +1,8 @@
 """The event log of a background run. Events are stored before any reader gets them.
 
 Events wait in memory while a flush is in progress, and the next flush writes all of them at once. Readers read the
-store, so an event can always be read again under the same number.
+store, so an event can always be read again under the same number. The last events are saved together with the final
+response, by `Attempt.save`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The interface between background responses and the scheduler that starts their runs."""
+"""The scheduler interface. `worker.Worker` implements it on the store's own queue."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Persistence of foreground responses, and deletion of expired ones."""
+"""Persistence of foreground responses, and deletion of expired ones.
+
+Errors of the store are raised. `Run` turns them into a failed response.
+"""
 
 import asyncio
 import logging

@@ -1,4 +1,7 @@
-"""A response from its first event to its last: the only generator of events. `stream: false` drains it."""
+"""A response from its first event to its last: the only generator of events. `stream: false` drains it.
+
+Every error after the first event ends in a failed response. A response that cannot be stored has failed, too.
+"""
 
 import asyncio
 import logging

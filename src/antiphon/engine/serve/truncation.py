@@ -1,4 +1,8 @@
-"""`truncation: auto`: drop the oldest turns, then the oldest steps of the last turn, until the rest fits."""
+"""`truncation: auto`: drop the oldest exchanges with the user, then the oldest tool steps, until the rest fits.
+
+System and developer messages, tools, the last user message and the last step are never dropped. A call and its output
+are dropped together or not at all.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,12 +19,12 @@ from antiphon.stream.deltas import Deltas
 
 
 class Truncation(Stage):
-    """Shortens turns that are too long for the model, if the request allows it."""
+    """Shortens a context that is too long for the model, if the request allows it."""
 
     async def stream(self, turn: Turn) -> Deltas:
-        """Begin the turn. If it is too long, drop as many of its oldest turns as necessary.
+        """Begin the model call. If its context is too long, drop as many of the oldest exchanges as necessary.
 
-        A shortened turn gets a warning with the number of dropped items.
+        A shortened context gets a warning with the number of dropped items.
         """
         try:
             return await self.inner.stream(turn)
@@ -78,18 +82,18 @@ class Truncation(Stage):
 def find_droppable(items: Sequence[Item | Unknown]) -> list[list[int]]:
     """Return the indexes of the items that can be dropped, in blocks, in the order of dropping.
 
-    First come all turns but the last, oldest first: a turn begins with a user message. Then come the steps of the last
-    turn but its last step: a step is the model's output and the outputs of its calls. So the user's last question
+    First come all exchanges but the last, oldest first: one begins with a user message. Then come the steps of the last
+    exchange but its last step: a step is the model's output and the outputs of its calls. So the user's last question
     stays, and so do the newest results of a long tool loop. System messages and tools always stay.
     """
-    turns = _group(items, range(len(items)), lambda item, _: _is_from(item, "user"))
-    if not turns:
+    exchanges = _group(items, range(len(items)), lambda item, _: _is_from(item, "user"))
+    if not exchanges:
         return []
-    rest = [index for index in turns[-1] if not _is_from(items[index], "user")]
+    rest = [index for index in exchanges[-1] if not _is_from(items[index], "user")]
     steps = _group(
         items, rest, lambda item, previous: isinstance(previous, OUTPUT_TYPES) and not isinstance(item, OUTPUT_TYPES)
     )
-    return [*turns[:-1], *steps[:-1]]
+    return [*exchanges[:-1], *steps[:-1]]
 
 
 def _group(

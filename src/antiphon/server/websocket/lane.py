@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
-from antiphon.engine.background.queue import BackgroundRun
+from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.respond.run import Run
 from antiphon.errors import AntiphonError, ServerError
 from antiphon.protocol import events
@@ -213,7 +213,7 @@ class Lane:
     def is_writing(self) -> bool:
         return self._state.socket.is_writing or self._keepalive_task is not None
 
-    def start_keepalive(self, number: int) -> None:
+    def send_keepalive(self, number: int) -> None:
         self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(number))
 
     async def _send_keepalive(self, number: int) -> None:

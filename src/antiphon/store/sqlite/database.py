@@ -6,7 +6,8 @@ can share the file.
 
 A failed statement fails only its own operation. If the disk is full, or on an I/O error, SQLite rolls back the
 transaction: every operation in it raises ServerError, and nothing of it is stored. The threads continue, so later
-writes succeed when there is space again.
+writes succeed when there is space again. A foreground response then fails (`engine/respond/run.py`). A background
+response retries its writes (`engine/background/attempt.py`).
 """
 
 import asyncio

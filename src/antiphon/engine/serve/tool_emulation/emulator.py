@@ -1,8 +1,8 @@
 """Emulation of tools and JSON output for a backend that only supports function tools.
 
 A turn is translated for the backend (`translate_request`), and the backend's answer is translated back
-(`translate_response`). If a call is invalid, or a tool search found tools, the backend is called again within the same
-response (`follow_up`).
+(`translate_response`). After an invalid call, a tool search, a violation of `tool_choice` or a wrong output format, the
+backend is called again within the same response (`follow_up`).
 """
 
 from contextlib import aclosing

@@ -45,7 +45,7 @@ def decide_follow_up(
         return _run_searches(answer, finish, translated, budget)
     violation = find_violation(answer, translated.rules, budget)
     if violation is not None:
-        return _request_call(answer, violation, translated, budget)
+        return _retry_after_violation(answer, violation, translated, budget)
     return _check_output(answer, finish, translated, budget)
 
 
@@ -94,7 +94,7 @@ def _make_rejection(call: CallTranslator) -> str:
     )
 
 
-def _request_call(
+def _retry_after_violation(
     answer: AnswerRecord, violation: deltas.Failure, translated: TranslatedTurn, budget: TurnBudget
 ) -> FollowUp:
     """Ask for an allowed call. Text that came instead is emitted, as it may well come before a call."""

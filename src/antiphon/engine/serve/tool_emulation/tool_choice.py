@@ -1,7 +1,8 @@
 """`tool_choice` and `parallel_tool_calls`: translate them for the backend and enforce them on its answer.
 
 A backend may ignore a choice, so every answer is checked. Calls that are not allowed are dropped. If a required call is
-missing, the backend is called once more; then the response fails.
+missing, the backend is called once more, unless the retry of this response is used up, and then the response fails.
+`follow_up` acts on the violations that are found here.
 """
 
 import logging

@@ -39,7 +39,7 @@ class BackgroundRun:
         return self.response
 
 
-class Background:
+class BackgroundResponses:
     """Queues background responses, reads their events and cancels them.
 
     `lease` is the time after which the run of a dead process is free.
