@@ -14,7 +14,7 @@ from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import InvalidRequest, PreviousResponseNotFound, UnsupportedParameter
 from antiphon.protocol import codec
 from antiphon.store.memory.store import MemoryStore
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 from support.live_server import LiveServer, make_settings
 
 SCRIPT: dict[str, Any] = {
@@ -72,10 +72,10 @@ async def transport(request: pytest.FixtureRequest, server: LiveServer) -> Async
         yield recorder
         await recorder.close()
         return
-    bench = Bench(SCRIPT, MemoryStore())
-    await bench.engine.start()
-    yield Recorder(LocalTransport(bench.engine))
-    await bench.engine.close()
+    harness = EngineHarness(SCRIPT, MemoryStore())
+    await harness.engine.start()
+    yield Recorder(LocalTransport(harness.engine))
+    await harness.engine.close()
 
 
 def make_provider(transport: Transport, **options: Any) -> Provider:

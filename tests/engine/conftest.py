@@ -8,26 +8,26 @@ import pytest
 from antiphon.engine.policy import Policy
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 
 
 @pytest.fixture
-async def make_bench() -> AsyncIterator[Any]:
+async def make_harness() -> AsyncIterator[Any]:
     """Start an engine on a script; every one is closed at the end."""
-    started: list[Bench] = []
+    started: list[EngineHarness] = []
 
-    async def make(script: dict[str, Any] | None = None, *, store: Store | None = None, **policy: Any) -> Bench:
-        bench = Bench(script or {}, store or MemoryStore(), Policy(**policy))
-        await bench.engine.start()
-        started.append(bench)
-        return bench
+    async def make(script: dict[str, Any] | None = None, *, store: Store | None = None, **policy: Any) -> EngineHarness:
+        harness = EngineHarness(script or {}, store or MemoryStore(), Policy(**policy))
+        await harness.engine.start()
+        started.append(harness)
+        return harness
 
     yield make
-    for bench in started:
-        await bench.engine.close()
+    for harness in started:
+        await harness.engine.close()
 
 
 @pytest.fixture
-async def bench(make_bench: Any) -> Bench:
-    made: Bench = await make_bench()
+async def harness(make_harness: Any) -> EngineHarness:
+    made: EngineHarness = await make_harness()
     return made

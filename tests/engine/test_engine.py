@@ -19,7 +19,7 @@ from antiphon.protocol.content import InputText
 from antiphon.protocol.items import FunctionCall, Message
 from antiphon.protocol.response import Response
 from antiphon.store.sqlite.store import SqliteStore
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 CALLS = {
@@ -30,8 +30,8 @@ CALLS = {
 }
 
 
-async def test_response_echoes_request_settings(bench: Bench) -> None:
-    response = await bench.answer(
+async def test_response_echoes_request_settings(harness: EngineHarness) -> None:
+    response = await harness.answer(
         "hello",
         instructions="Be kind.",
         temperature=0.5,
@@ -68,30 +68,30 @@ async def test_response_echoes_request_settings(bench: Bench) -> None:
     )
 
 
-async def test_finished_response_is_retrievable_at_once(bench: Bench) -> None:
-    response = await bench.answer("hello")
-    assert await bench.engine.retrieve("default", response.id) == response
+async def test_finished_response_is_retrievable_at_once(harness: EngineHarness) -> None:
+    response = await harness.answer("hello")
+    assert await harness.engine.retrieve("default", response.id) == response
 
 
-async def test_running_response_is_in_progress(make_bench: Any) -> None:
-    bench = await make_bench({"default": [{"wait": "gate"}]})
-    run = await bench.ask()
+async def test_running_response_is_in_progress(make_harness: Any) -> None:
+    harness = await make_harness({"default": [{"wait": "gate"}]})
+    run = await harness.ask()
     reader = asyncio.create_task(run.drain())
-    await bench.backend.reached("gate")
-    assert (await bench.engine.retrieve("default", run.response.id)).status == "in_progress"
+    await harness.backend.reached("gate")
+    assert (await harness.engine.retrieve("default", run.response.id)).status == "in_progress"
     with pytest.raises(NotFound):
-        await bench.engine.retrieve("other", run.response.id)
-    bench.backend.release("gate")
+        await harness.engine.retrieve("other", run.response.id)
+    harness.backend.release("gate")
     done = await reader
-    assert await bench.engine.retrieve("default", done.id) == done
+    assert await harness.engine.retrieve("default", done.id) == done
 
 
-async def test_chain_keeps_order_and_can_fork(make_bench: Any) -> None:
-    bench = await make_bench({"default": "{history} items, last {input}"})
-    first = await bench.answer("one")
-    second = await bench.answer("two", previous_response_id=first.id)
-    third = await bench.answer("three", previous_response_id=second.id)
-    fork = await bench.answer("other", previous_response_id=first.id)
+async def test_chain_keeps_order_and_can_fork(make_harness: Any) -> None:
+    harness = await make_harness({"default": "{history} items, last {input}"})
+    first = await harness.answer("one")
+    second = await harness.answer("two", previous_response_id=first.id)
+    third = await harness.answer("three", previous_response_id=second.id)
+    fork = await harness.answer("other", previous_response_id=first.id)
     assert [response.output_text for response in (first, second, third, fork)] == [
         "1 items, last one",
         "3 items, last two",
@@ -100,193 +100,193 @@ async def test_chain_keeps_order_and_can_fork(make_bench: Any) -> None:
     ]
 
 
-async def test_unknown_previous_response_is_refused(bench: Bench) -> None:
+async def test_unknown_previous_response_is_refused(harness: EngineHarness) -> None:
     with pytest.raises(PreviousResponseNotFound) as caught:
-        await bench.ask(previous_response_id="resp_none")
+        await harness.ask(previous_response_id="resp_none")
     assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
-async def test_chain_with_deleted_response_is_refused_with_its_id(bench: Bench) -> None:
-    first = await bench.answer("one")
-    second = await bench.answer("two", previous_response_id=first.id)
-    await bench.engine.delete("default", first.id)
+async def test_chain_with_deleted_response_is_refused_with_its_id(harness: EngineHarness) -> None:
+    first = await harness.answer("one")
+    second = await harness.answer("two", previous_response_id=first.id)
+    await harness.engine.delete("default", first.id)
     with pytest.raises(PreviousResponseNotFound, match=first.id):
-        await bench.ask(previous_response_id=second.id)
+        await harness.ask(previous_response_id=second.id)
 
 
-async def test_running_response_cannot_be_continued(make_bench: Any) -> None:
-    bench = await make_bench({"rules": [{"user": "first", "answers": [[{"wait": "gate"}, {"text": "done"}]]}]})
-    first = (await bench.ask("first", background=True)).response
-    await bench.backend.reached("gate")
+async def test_running_response_cannot_be_continued(make_harness: Any) -> None:
+    harness = await make_harness({"rules": [{"user": "first", "answers": [[{"wait": "gate"}, {"text": "done"}]]}]})
+    first = (await harness.ask("first", background=True)).response
+    await harness.backend.reached("gate")
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask("second", previous_response_id=first.id)
+        await harness.ask("second", previous_response_id=first.id)
     assert (caught.value.code, caught.value.param) == ("previous_response_not_ended", "previous_response_id")
-    bench.backend.release("gate")
-    async for _ in await bench.engine.follow("default", first.id, after=-1):
+    harness.backend.release("gate")
+    async for _ in await harness.engine.follow("default", first.id, after=-1):
         pass
-    assert (await bench.answer("second", previous_response_id=first.id)).output_text == "You said: second"
+    assert (await harness.answer("second", previous_response_id=first.id)).output_text == "You said: second"
 
 
 @pytest.mark.parametrize("second", [{"role": "user", "content": "b", "id": "msg_1"}, {"id": "msg_1"}])
-async def test_duplicate_item_id_in_input_is_refused(bench: Bench, second: dict[str, Any]) -> None:
+async def test_duplicate_item_id_in_input_is_refused(harness: EngineHarness, second: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask([{"role": "user", "content": "a", "id": "msg_1"}, second])
+        await harness.ask([{"role": "user", "content": "a", "id": "msg_1"}, second])
     assert (caught.value.code, caught.value.param) == ("invalid_value", "input[1].id")
 
 
-async def test_duplicate_item_id_is_accepted_without_storage(bench: Bench) -> None:
+async def test_duplicate_item_id_is_accepted_without_storage(harness: EngineHarness) -> None:
     twice = [{"role": "user", "content": text, "id": "msg_1"} for text in ("a", "b")]
-    assert (await bench.answer(twice, store=False)).output_text == "You said: b"
+    assert (await harness.answer(twice, store=False)).output_text == "You said: b"
 
 
-async def test_unstored_response_cannot_be_retrieved_or_continued(bench: Bench) -> None:
-    response = await bench.answer(store=False)
+async def test_unstored_response_cannot_be_retrieved_or_continued(harness: EngineHarness) -> None:
+    response = await harness.answer(store=False)
     assert response.store is False
     with pytest.raises(NotFound):
-        await bench.engine.retrieve("default", response.id)
+        await harness.engine.retrieve("default", response.id)
     with pytest.raises(PreviousResponseNotFound):
-        await bench.ask(previous_response_id=response.id)
+        await harness.ask(previous_response_id=response.id)
 
 
-async def test_other_project_sees_no_responses(bench: Bench) -> None:
-    response = await bench.answer(project="a")
+async def test_other_project_sees_no_responses(harness: EngineHarness) -> None:
+    response = await harness.answer(project="a")
     with pytest.raises(NotFound):
-        await bench.engine.retrieve("b", response.id)
+        await harness.engine.retrieve("b", response.id)
     with pytest.raises(NotFound):
-        await bench.engine.delete("b", response.id)
+        await harness.engine.delete("b", response.id)
     with pytest.raises(NotFound):
-        await bench.engine.input_items("b", response.id, after=None, limit=20, order="asc")
+        await harness.engine.input_items("b", response.id, after=None, limit=20, order="asc")
     with pytest.raises(PreviousResponseNotFound):
-        await bench.ask(project="b", previous_response_id=response.id)
-    assert await bench.engine.retrieve("a", response.id) == response
+        await harness.ask(project="b", previous_response_id=response.id)
+    assert await harness.engine.retrieve("a", response.id) == response
 
 
-async def test_deleted_response_is_not_found(bench: Bench) -> None:
-    response = await bench.answer()
-    await bench.engine.delete("default", response.id)
+async def test_deleted_response_is_not_found(harness: EngineHarness) -> None:
+    response = await harness.answer()
+    await harness.engine.delete("default", response.id)
     with pytest.raises(NotFound):
-        await bench.engine.delete("default", response.id)
+        await harness.engine.delete("default", response.id)
 
 
-async def test_instructions_are_not_inherited(make_bench: Any) -> None:
-    bench = await make_bench({"default": "{history}"})
-    first = await bench.answer("one", instructions="Be brief.")
-    second = await bench.answer("two", previous_response_id=first.id)
+async def test_instructions_are_not_inherited(make_harness: Any) -> None:
+    harness = await make_harness({"default": "{history}"})
+    first = await harness.answer("one", instructions="Be brief.")
+    second = await harness.answer("two", previous_response_id=first.id)
     assert (second.instructions, second.output_text) == (None, "3")
 
 
-async def test_call_output_is_accepted_through_chain(make_bench: Any) -> None:
-    bench = await make_bench(CALLS)
-    first = await bench.answer("call f", tools=TOOLS)
+async def test_call_output_is_accepted_through_chain(make_harness: Any) -> None:
+    harness = await make_harness(CALLS)
+    first = await harness.answer("call f", tools=TOOLS)
     (call,) = first.output
     assert isinstance(call, FunctionCall)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
-    second = await bench.answer([output], previous_response_id=first.id, tools=TOOLS)
+    second = await harness.answer([output], previous_response_id=first.id, tools=TOOLS)
     assert second.output_text == "It was done."
 
 
-async def test_continuing_without_pending_call_output_is_refused(make_bench: Any) -> None:
-    bench = await make_bench(CALLS)
-    first = await bench.answer("call f", tools=TOOLS)
+async def test_continuing_without_pending_call_output_is_refused(make_harness: Any) -> None:
+    harness = await make_harness(CALLS)
+    first = await harness.answer("call f", tools=TOOLS)
     with pytest.raises(InvalidRequest, match="No tool output found for function call call_1") as caught:
-        await bench.ask("never mind", previous_response_id=first.id)
+        await harness.ask("never mind", previous_response_id=first.id)
     assert (caught.value.param, caught.value.code) == ("input", None)
 
 
-async def test_unknown_model_is_not_found_and_known_ones_are_listed(bench: Bench) -> None:
+async def test_unknown_model_is_not_found_and_known_ones_are_listed(harness: EngineHarness) -> None:
     with pytest.raises(ModelNotFound, match=r"'gpt-9' does not exist.*'scripted'") as caught:
-        await bench.ask(model="gpt-9")
+        await harness.ask(model="gpt-9")
     assert (caught.value.status, caught.value.param) == (404, "model")
 
 
-async def test_input_is_stored_as_items_with_ids_and_listed_in_pages(bench: Bench) -> None:
-    response = await bench.answer([{"role": "user", "content": f"m{index}"} for index in range(5)])
-    everything = await bench.engine.input_items("default", response.id, after=None, limit=100, order="asc")
+async def test_input_is_stored_as_items_with_ids_and_listed_in_pages(harness: EngineHarness) -> None:
+    response = await harness.answer([{"role": "user", "content": f"m{index}"} for index in range(5)])
+    everything = await harness.engine.input_items("default", response.id, after=None, limit=100, order="asc")
     assert [item.content for item in everything.data if isinstance(item, Message)] == [
         [InputText(f"m{index}")] for index in range(5)
     ]
     ids = [item.id for item in everything.data]
     assert len(set(ids)) == 5
-    newest = await bench.engine.input_items("default", response.id, after=None, limit=2, order="desc")
+    newest = await harness.engine.input_items("default", response.id, after=None, limit=2, order="desc")
     assert newest == ItemPage(data=everything.data[:2:-1], first_id=ids[4], last_id=ids[3], has_more=True)
-    rest = await bench.engine.input_items("default", response.id, after=ids[3], limit=3, order="desc")
+    rest = await harness.engine.input_items("default", response.id, after=ids[3], limit=3, order="desc")
     assert ([item.id for item in rest.data], rest.has_more) == ([ids[2], ids[1], ids[0]], False)
 
 
-async def test_unknown_cursor_is_refused(bench: Bench) -> None:
-    response = await bench.answer()
+async def test_unknown_cursor_is_refused(harness: EngineHarness) -> None:
+    response = await harness.answer()
     with pytest.raises(InvalidRequest) as caught:
-        await bench.engine.input_items("default", response.id, after="msg_none", limit=2, order="desc")
+        await harness.engine.input_items("default", response.id, after="msg_none", limit=2, order="desc")
     assert caught.value.param == "after"
 
 
-async def test_models_are_listed(make_bench: Any) -> None:
-    bench = await make_bench({"models": ["a", "b"]})
-    assert [model.id for model in bench.engine.models()] == ["a", "b"]
-    assert (await bench.answer(model="b")).model == "b"
+async def test_models_are_listed(make_harness: Any) -> None:
+    harness = await make_harness({"models": ["a", "b"]})
+    assert [model.id for model in harness.engine.models()] == ["a", "b"]
+    assert (await harness.answer(model="b")).model == "b"
 
 
-async def test_stopping_engine_refuses_requests(bench: Bench) -> None:
-    bench.engine.stop_runs()
+async def test_stopping_engine_refuses_requests(harness: EngineHarness) -> None:
+    harness.engine.stop_runs()
     with pytest.raises(Unavailable):
-        await bench.ask()
+        await harness.ask()
 
 
-async def test_repeated_call_output_is_left_out_with_warning(make_bench: Any) -> None:
-    bench = await make_bench(CALLS)
-    first = await bench.answer("call f", tools=TOOLS)
+async def test_repeated_call_output_is_left_out_with_warning(make_harness: Any) -> None:
+    harness = await make_harness(CALLS)
+    first = await harness.answer("call f", tools=TOOLS)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
-    second = await bench.answer([output], previous_response_id=first.id)
-    run = await bench.ask([output, {"role": "user", "content": "and?"}], previous_response_id=second.id)
+    second = await harness.answer([output], previous_response_id=first.id)
+    run = await harness.ask([output, {"role": "user", "content": "and?"}], previous_response_id=second.id)
     assert run.warnings == ["input[0]: the output of call_1 is part of the history already"]
     assert (await run.drain()).status == "completed"
 
 
-async def test_call_output_that_differs_from_history_is_refused(make_bench: Any) -> None:
-    bench = await make_bench(CALLS)
-    first = await bench.answer("call f", tools=TOOLS)
+async def test_call_output_that_differs_from_history_is_refused(make_harness: Any) -> None:
+    harness = await make_harness(CALLS)
+    first = await harness.answer("call f", tools=TOOLS)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
-    second = await bench.answer([output], previous_response_id=first.id)
+    second = await harness.answer([output], previous_response_id=first.id)
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask([output | {"output": "undone"}], previous_response_id=second.id)
+        await harness.ask([output | {"output": "undone"}], previous_response_id=second.id)
     assert (caught.value.param, "call_1" in caught.value.message) == ("input[0]", True)
 
 
-async def test_message_with_id_of_other_message_is_not_treated_as_repeated(bench: Bench) -> None:
+async def test_message_with_id_of_other_message_is_not_treated_as_repeated(harness: EngineHarness) -> None:
     """Some clients number their messages anew in every request. Their messages must not be dropped."""
     requested = {"id": "msg_1", "role": "user", "content": "first"}
-    first = await bench.answer([requested])
-    run = await bench.ask([requested, {"role": "user", "content": "and?"}], previous_response_id=first.id)
+    first = await harness.answer([requested])
+    run = await harness.ask([requested, {"role": "user", "content": "and?"}], previous_response_id=first.id)
     assert run.warnings == ["input[0]: msg_1 is part of the history already"]
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask([requested | {"content": "second"}], previous_response_id=first.id)
+        await harness.ask([requested | {"content": "second"}], previous_response_id=first.id)
     assert caught.value.param == "input[0].id"
     await run.drain()
 
 
-async def test_client_can_reuse_id_of_answered_call(bench: Bench) -> None:
+async def test_client_can_reuse_id_of_answered_call(harness: EngineHarness) -> None:
     call = {"type": "function_call", "call_id": "call_0", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "call_0", "output": "done"}
     question = {"role": "user", "content": "go on"}
-    first = await bench.answer([question, call, output])
-    run = await bench.ask([question, call, output | {"output": "again"}], previous_response_id=first.id)
+    first = await harness.answer([question, call, output])
+    run = await harness.ask([question, call, output | {"output": "again"}], previous_response_id=first.id)
     assert (run.warnings, (await run.drain()).status) == ([], "completed")
 
 
-async def test_reasoning_without_following_item_is_left_out_with_warning(make_bench: Any) -> None:
-    bench = await make_bench({"default": "{history}"})
+async def test_reasoning_without_following_item_is_left_out_with_warning(make_harness: Any) -> None:
+    harness = await make_harness({"default": "{history}"})
     thought = {"type": "reasoning", "id": "rs_1", "summary": []}
     user = {"role": "user", "content": "hi"}
-    run = await bench.ask([user, thought, user])
+    run = await harness.ask([user, thought, user])
     assert run.warnings == ["history: the reasoning rs_1 led to nothing and was left out"]
     assert (await run.drain()).output_text == "2"
 
 
-async def test_unsupported_inherited_tools_are_left_out_with_warning(make_bench: Any, tmp_path: Path) -> None:
+async def test_unsupported_inherited_tools_are_left_out_with_warning(make_harness: Any, tmp_path: Path) -> None:
     mcp = {"type": "mcp", "server_label": "l", "server_url": "https://example.org"}
-    able = await make_bench(store=SqliteStore(tmp_path / "antiphon.db"))
+    able = await make_harness(store=SqliteStore(tmp_path / "antiphon.db"))
     first = await (await able.ask(tools=[mcp])).drain()
-    plain = await make_bench({"native_tools": ["function"]}, store=SqliteStore(tmp_path / "antiphon.db"))
+    plain = await make_harness({"native_tools": ["function"]}, store=SqliteStore(tmp_path / "antiphon.db"))
     run = await plain.ask("again", previous_response_id=first.id)
     assert run.warnings == ["tools[0]: mcp is not available here and was left out"]
     await run.drain()
@@ -294,11 +294,11 @@ async def test_unsupported_inherited_tools_are_left_out_with_warning(make_bench:
         await plain.ask("again", tools=[mcp])
 
 
-async def test_model_can_reuse_id_of_answered_call(make_bench: Any) -> None:
-    bench = await make_bench(CALLS)
+async def test_model_can_reuse_id_of_answered_call(make_harness: Any) -> None:
+    harness = await make_harness(CALLS)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
-    first = await bench.answer("call f", tools=TOOLS)
-    second = await bench.answer([output], previous_response_id=first.id)
-    third = await bench.answer("call f", previous_response_id=second.id)
-    run = await bench.ask([output], previous_response_id=third.id)
+    first = await harness.answer("call f", tools=TOOLS)
+    second = await harness.answer([output], previous_response_id=first.id)
+    third = await harness.answer("call f", previous_response_id=second.id)
+    run = await harness.ask([output], previous_response_id=third.id)
     assert (run.warnings, (await run.drain()).output_text) == ([], "It was done.")

@@ -20,7 +20,7 @@ from antiphon.stream.fold import fold
 from support import openresponses
 
 
-class Bench:
+class EngineHarness:
     """An engine with its scripted backend and its store."""
 
     def __init__(self, script: dict[str, Any], store: Store, policy: Policy | None = None) -> None:

@@ -16,7 +16,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, RunKey, StoredResponse
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
-from support.engine_harness import Bench, judge
+from support.engine_harness import EngineHarness, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 # Short enough for a test, long enough for a busy machine.
@@ -59,8 +59,8 @@ class Frail(MemoryStore):
         await super().save(project, stored, **bound)
 
 
-async def read(bench: Bench, response_id: str) -> list[Event | Unknown]:
-    batches = await bench.engine.follow("default", response_id, after=-1)
+async def read(harness: EngineHarness, response_id: str) -> list[Event | Unknown]:
+    batches = await harness.engine.follow("default", response_id, after=-1)
     return [codec.decode_event(event.raw) async for batch in batches for event in batch if isinstance(event, Unknown)]
 
 
@@ -68,16 +68,16 @@ async def collect(batches: Any) -> list[Any]:
     return [event async for batch in batches for event in batch]
 
 
-async def finish(bench: Bench, response_id: str) -> Response:
-    emitted = judge(await read(bench, response_id))
-    assert await bench.engine.retrieve("default", response_id) == emitted
+async def finish(harness: EngineHarness, response_id: str) -> Response:
+    emitted = judge(await read(harness, response_id))
+    assert await harness.engine.retrieve("default", response_id) == emitted
     return emitted
 
 
-async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> None:
+async def wait_until_logged(harness: EngineHarness, response_id: str, words: bytes) -> None:
     """Wait until the log has this text. Reading the store does not count as a reader."""
     for _ in range(10_000):
-        if words in b"".join(payload for _, payload in await bench.store.read_events("default", response_id, -1)):
+        if words in b"".join(payload for _, payload in await harness.store.read_events("default", response_id, -1)):
             return
         await asyncio.sleep(0.001)
     raise AssertionError(f"{words!r} never came")
@@ -88,41 +88,41 @@ async def wait_until_logged(bench: Bench, response_id: str, words: bytes) -> Non
 
 @pytest.mark.parametrize("failures", [{"append_events": 1}, {"renew": 3}, {"save": 2}, {"save": 2, "stop_renewing": 2}])
 async def test_temporary_store_failure_delays_end_of_run(
-    make_bench: Any, monkeypatch: pytest.MonkeyPatch, failures: dict[str, int]
+    make_harness: Any, monkeypatch: pytest.MonkeyPatch, failures: dict[str, int]
 ) -> None:
     monkeypatch.setattr(attempt, "SAVE_TIMEOUT_SECONDS", 0.0)  # so that the attempt is repeated
     store = Frail(**failures)
-    bench = await make_bench({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
-    run = await bench.ask(background=True)
-    response = await finish(bench, run.response.id)
+    harness = await make_harness({"default": "all in all"}, store=store, background_lease_seconds=SHORT)
+    run = await harness.ask(background=True)
+    response = await finish(harness, run.response.id)
     assert (response.status, response.output_text) == ("completed", "all in all")
 
 
-async def test_finished_answer_is_saved_when_store_recovers(make_bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finished_answer_is_saved_when_store_recovers(make_harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.01)
     script = {"rules": [{"answers": ["once and for all", "something else"]}]}
-    bench = await make_bench(script, store=Frail(save=5), background_lease_seconds=LONG)
-    run = await bench.ask(background=True)
-    response = await finish(bench, run.response.id)
+    harness = await make_harness(script, store=Frail(save=5), background_lease_seconds=LONG)
+    run = await harness.ask(background=True)
+    response = await finish(harness, run.response.id)
     assert (response.status, response.output_text) == ("completed", "once and for all")
 
 
 async def test_events_of_failed_flush_are_stored_with_next_flush(
-    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+    make_harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_writer, "RETRY_SECONDS", 0.01)
-    bench = await make_bench(SLOW, store=Frail(append_events=3), background_lease_seconds=LONG)
-    run = await bench.ask(background=True)
-    await wait_until_logged(bench, run.response.id, b" far")
-    bench.backend.release("gate")
-    assert (await finish(bench, run.response.id)).output_text == "so far and on"
+    harness = await make_harness(SLOW, store=Frail(append_events=3), background_lease_seconds=LONG)
+    run = await harness.ask(background=True)
+    await wait_until_logged(harness, run.response.id, b" far")
+    harness.backend.release("gate")
+    assert (await finish(harness, run.response.id)).output_text == "so far and on"
 
 
-async def test_unreadable_queued_request_ends_as_failed(make_bench: Any) -> None:
-    bench = await make_bench(background_lease_seconds=0.1)
+async def test_unreadable_queued_request_ends_as_failed(make_harness: Any) -> None:
+    harness = await make_harness(background_lease_seconds=0.1)
     response = Response(id="resp_1", created_at=1, status="queued", model="scripted", background=True)
-    await bench.store.enqueue("default", StoredResponse(response=response, input=[]), b"of another version")
-    failed = await finish(bench, "resp_1")
+    await harness.store.enqueue("default", StoredResponse(response=response, input=[]), b"of another version")
+    failed = await finish(harness, "resp_1")
     assert failed.error is not None
     assert (failed.status, failed.error.code) == ("failed", "interrupted")
 
@@ -130,26 +130,26 @@ async def test_unreadable_queued_request_ends_as_failed(make_bench: Any) -> None
 # Lost leases
 
 
-async def lose(bench: Bench, response_id: str) -> None:
+async def lose(harness: EngineHarness, response_id: str) -> None:
     """Claim the run for another process."""
-    (claimed,) = await bench.store.claim("another", as_of=time.time() + LONG, lease=LONG, limit=1)
+    (claimed,) = await harness.store.claim("another", as_of=time.time() + LONG, lease=LONG, limit=1)
     assert claimed.response_id == response_id
 
 
-async def test_events_of_lost_attempt_are_not_shown(make_bench: Any) -> None:
+async def test_events_of_lost_attempt_are_not_shown(make_harness: Any) -> None:
     """Without a reader the other process begins again, and its text is the response."""
-    bench = await make_bench(SLOW, background_lease_seconds=LONG)
-    run = await bench.ask(background=True)
-    await wait_until_logged(bench, run.response.id, b" far")
-    await lose(bench, run.response.id)
-    await bench.store.drop_events("default", run.response.id, owner="another")
-    await bench.store.append_events("default", run.response.id, 0, [b'{"type":"acme.other"}'], owner="another")
-    reader = await bench.engine.follow("default", run.response.id, after=-1)
+    harness = await make_harness(SLOW, background_lease_seconds=LONG)
+    run = await harness.ask(background=True)
+    await wait_until_logged(harness, run.response.id, b" far")
+    await lose(harness, run.response.id)
+    await harness.store.drop_events("default", run.response.id, owner="another")
+    await harness.store.append_events("default", run.response.id, 0, [b'{"type":"acme.other"}'], owner="another")
+    reader = await harness.engine.follow("default", run.response.id, after=-1)
     assert await anext(reader) == [Unknown(b'{"type":"acme.other"}')]
     await reader.aclose()
 
 
-async def test_lease_is_checked_as_of_time_before_store_wait(make_bench: Any) -> None:
+async def test_lease_is_checked_as_of_time_before_store_wait(make_harness: Any) -> None:
     """Another process that waited for the store could not renew its lease."""
     requested: list[float] = []
     renewing, writable = asyncio.Event(), asyncio.Event()
@@ -164,75 +164,75 @@ async def test_lease_is_checked_as_of_time_before_store_wait(make_bench: Any) ->
             requested.append(as_of)
             return await super().claim(owner, as_of=as_of, **terms)
 
-    bench = await make_bench(store=Busy(), background_lease_seconds=LONG)
+    harness = await make_harness(store=Busy(), background_lease_seconds=LONG)
     await renewing.wait()
     began = time.time()
     writable.set()
-    await finish(bench, (await bench.ask(background=True)).response.id)
+    await finish(harness, (await harness.ask(background=True)).response.id)
     assert requested[0] <= began
 
 
-async def test_process_stops_attempt_after_losing_lease(make_bench: Any) -> None:
-    bench = await make_bench(SLOW, background_lease_seconds=SHORT)
-    run = await bench.ask(background=True)
-    await bench.backend.reached("gate")
-    await lose(bench, run.response.id)
-    await bench.backend.cancellation.wait()
+async def test_process_stops_attempt_after_losing_lease(make_harness: Any) -> None:
+    harness = await make_harness(SLOW, background_lease_seconds=SHORT)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    await lose(harness, run.response.id)
+    await harness.backend.cancellation.wait()
 
 
-async def test_run_that_was_lost_and_reclaimed_has_one_attempt(make_bench: Any) -> None:
-    bench = await make_bench(SLOW, background_lease_seconds=LONG)
-    run = await bench.ask(background=True)
-    await bench.backend.reached("gate")
-    await lose(bench, run.response.id)
-    await bench.store.release("another")
-    await bench.ask("wake up", background=True)
+async def test_run_that_was_lost_and_reclaimed_has_one_attempt(make_harness: Any) -> None:
+    harness = await make_harness(SLOW, background_lease_seconds=LONG)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    await lose(harness, run.response.id)
+    await harness.store.release("another")
+    await harness.ask("wake up", background=True)
     for _ in range(2):  # the second attempt, and the response that woke the worker
-        await bench.backend.reached("gate")
-    assert bench.backend.cancelled == 1
+        await harness.backend.reached("gate")
+    assert harness.backend.cancelled == 1
     for _ in range(2):
-        bench.backend.release("gate")
-    assert (await finish(bench, run.response.id)).output_text == "so far and on"
+        harness.backend.release("gate")
+    assert (await finish(harness, run.response.id)).output_text == "so far and on"
 
 
 # Deleted responses
 
 
-async def test_deleting_running_response_stops_model_and_streams(make_bench: Any) -> None:
-    bench = await make_bench(SLOW, background_lease_seconds=LONG)
-    run = await bench.ask(background=True)
-    await bench.backend.reached("gate")
-    stream = await bench.engine.follow("default", run.response.id, after=-1)
+async def test_deleting_running_response_stops_model_and_streams(make_harness: Any) -> None:
+    harness = await make_harness(SLOW, background_lease_seconds=LONG)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    stream = await harness.engine.follow("default", run.response.id, after=-1)
     await anext(stream)
     reader = asyncio.create_task(collect(stream))
-    await wait_until_logged(bench, run.response.id, b" far")
-    await bench.engine.delete("default", run.response.id)
-    await bench.backend.cancellation.wait()
+    await wait_until_logged(harness, run.response.id, b" far")
+    await harness.engine.delete("default", run.response.id)
+    await harness.backend.cancellation.wait()
     with pytest.raises(NotFound):
         await reader
     with pytest.raises(NotFound):
-        await bench.engine.retrieve("default", run.response.id)
+        await harness.engine.retrieve("default", run.response.id)
 
 
-async def test_response_that_expires_while_running_leaves_no_rows(make_bench: Any) -> None:
-    bench = await make_bench(SLOW, background_lease_seconds=SHORT, retention_seconds=3600)
-    run = await bench.ask(background=True)
-    await bench.backend.reached("gate")
-    await bench.store.expire(int(time.time()) + 3601)
-    await bench.backend.cancellation.wait()
-    assert await bench.store.read_events("default", run.response.id, -1) == []
-    assert await bench.store.claim("us", as_of=time.time() + LONG, lease=1, limit=9) == []
+async def test_response_that_expires_while_running_leaves_no_rows(make_harness: Any) -> None:
+    harness = await make_harness(SLOW, background_lease_seconds=SHORT, retention_seconds=3600)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    await harness.store.expire(int(time.time()) + 3601)
+    await harness.backend.cancellation.wait()
+    assert await harness.store.read_events("default", run.response.id, -1) == []
+    assert await harness.store.claim("us", as_of=time.time() + LONG, lease=1, limit=9) == []
 
 
 @pytest.mark.parametrize(("background", "store"), [(True, True), (False, True), (False, False)])
-async def test_response_fails_if_its_conversation_was_deleted(make_bench: Any, background: bool, store: bool) -> None:
-    bench = await make_bench(SLOW)
-    conversation = await bench.engine.conversations.create("default", [], None)
-    run = await bench.ask(background=background, store=store, conversation=conversation.id)
-    ending = asyncio.create_task(finish(bench, run.response.id) if background else run.drain())
-    await bench.backend.reached("gate")
-    await bench.engine.conversations.delete("default", conversation.id)
-    bench.backend.release("gate")
+async def test_response_fails_if_its_conversation_was_deleted(make_harness: Any, background: bool, store: bool) -> None:
+    harness = await make_harness(SLOW)
+    conversation = await harness.engine.conversations.create("default", [], None)
+    run = await harness.ask(background=background, store=store, conversation=conversation.id)
+    ending = asyncio.create_task(finish(harness, run.response.id) if background else run.drain())
+    await harness.backend.reached("gate")
+    await harness.engine.conversations.delete("default", conversation.id)
+    harness.backend.release("gate")
     response = await ending
     assert response.error is not None
     assert (response.status, response.output_text) == ("failed", "so far and on")
@@ -242,61 +242,61 @@ async def test_response_fails_if_its_conversation_was_deleted(make_bench: Any, b
 # Cancellation at critical moments
 
 
-async def test_queued_response_is_cancelled_when_all_slots_are_taken(make_bench: Any) -> None:
-    bench = await make_bench(SLOW, background_slots=1, background_lease_seconds=LONG)
-    await bench.ask(background=True)
-    await bench.backend.reached("gate")
-    waiting = await bench.ask(background=True)
-    cancelled = await bench.engine.cancel("default", waiting.response.id)
+async def test_queued_response_is_cancelled_when_all_slots_are_taken(make_harness: Any) -> None:
+    harness = await make_harness(SLOW, background_slots=1, background_lease_seconds=LONG)
+    await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    waiting = await harness.ask(background=True)
+    cancelled = await harness.engine.cancel("default", waiting.response.id)
     assert (cancelled.status, cancelled.output) == ("cancelled", [])
-    assert await finish(bench, waiting.response.id) == cancelled
+    assert await finish(harness, waiting.response.id) == cancelled
 
 
 async def test_cancel_right_after_create_finds_run(
-    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "POLL_SECONDS", LONG)
-    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
+    harness = await make_harness(SLOW, store=SqliteStore(tmp_path / "store.db"), background_lease_seconds=LONG)
     for turns in range(12):
-        run = await bench.ask(background=True)
+        run = await harness.ask(background=True)
         for _ in range(turns):
             await asyncio.sleep(0)
-        both = await asyncio.gather(*(bench.engine.cancel("default", run.response.id) for _ in range(2)))
+        both = await asyncio.gather(*(harness.engine.cancel("default", run.response.id) for _ in range(2)))
         assert [response.status for response in both] == ["cancelled", "cancelled"]
-        assert both[0] == both[1] == await finish(bench, run.response.id)
+        assert both[0] == both[1] == await finish(harness, run.response.id)
 
 
 async def test_run_of_dead_process_is_cancelled_after_lease_expiry(
-    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+    make_harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "POLL_SECONDS", 5.0)  # at most four leases
-    bench = await make_bench(SLOW, background_lease_seconds=SHORT)
-    run = await bench.ask(background=True)
-    await bench.backend.reached("gate")
-    await bench.store.claim("dead", as_of=time.time() + LONG, lease=SHORT, limit=1)
-    assert (await bench.engine.cancel("default", run.response.id)).status == "cancelled"
+    harness = await make_harness(SLOW, background_lease_seconds=SHORT)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
+    await harness.store.claim("dead", as_of=time.time() + LONG, lease=SHORT, limit=1)
+    assert (await harness.engine.cancel("default", run.response.id)).status == "cancelled"
 
 
-async def test_cancel_stops_model_when_store_fails(make_bench: Any) -> None:
-    bench = await make_bench(SLOW, store=Frail(request_cancel=1), background_lease_seconds=LONG)
-    run = await bench.ask(background=True)
-    await bench.backend.reached("gate")
+async def test_cancel_stops_model_when_store_fails(make_harness: Any) -> None:
+    harness = await make_harness(SLOW, store=Frail(request_cancel=1), background_lease_seconds=LONG)
+    run = await harness.ask(background=True)
+    await harness.backend.reached("gate")
     with pytest.raises(ServerError):
-        await bench.engine.cancel("default", run.response.id)
-    await bench.backend.cancellation.wait()
-    assert (await finish(bench, run.response.id)).status == "cancelled"
+        await harness.engine.cancel("default", run.response.id)
+    await harness.backend.cancellation.wait()
+    assert (await finish(harness, run.response.id)).status == "cancelled"
 
 
-async def test_cancel_during_finish_leaves_one_terminal_event(make_bench: Any, tmp_path: Path) -> None:
-    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"))
+async def test_cancel_during_finish_leaves_one_terminal_event(make_harness: Any, tmp_path: Path) -> None:
+    harness = await make_harness(SLOW, store=SqliteStore(tmp_path / "store.db"))
     for turns in range(12):
-        run = await bench.ask(background=True)
-        reader = asyncio.create_task(finish(bench, run.response.id))
-        await bench.backend.reached("gate")
-        bench.backend.release("gate")
+        run = await harness.ask(background=True)
+        reader = asyncio.create_task(finish(harness, run.response.id))
+        await harness.backend.reached("gate")
+        harness.backend.release("gate")
         for _ in range(turns):
             await asyncio.sleep(0)
-        cancelled = await bench.engine.cancel("default", run.response.id)
+        cancelled = await harness.engine.cancel("default", run.response.id)
         assert cancelled.status in {"cancelled", "completed"}
         assert await reader == cancelled
 
@@ -304,38 +304,38 @@ async def test_cancel_during_finish_leaves_one_terminal_event(make_bench: Any, t
 # Slots and readers
 
 
-async def test_running_attempts_do_not_exceed_slots(make_bench: Any, tmp_path: Path) -> None:
-    bench = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db"), background_slots=2)
-    runs = await asyncio.gather(*(bench.ask(background=True) for _ in range(12)))
+async def test_running_attempts_do_not_exceed_slots(make_harness: Any, tmp_path: Path) -> None:
+    harness = await make_harness(SLOW, store=SqliteStore(tmp_path / "store.db"), background_slots=2)
+    runs = await asyncio.gather(*(harness.ask(background=True) for _ in range(12)))
     for done in range(12):
-        await bench.backend.reached("gate")
+        await harness.backend.reached("gate")
         if done < 10:
-            statuses = [(await bench.engine.retrieve("default", run.response.id)).status for run in runs]
+            statuses = [(await harness.engine.retrieve("default", run.response.id)).status for run in runs]
             assert statuses.count("in_progress") <= 2
-        bench.backend.release("gate")
+        harness.backend.release("gate")
     for run in runs:
-        assert (await finish(bench, run.response.id)).status == "completed"
+        assert (await finish(harness, run.response.id)).status == "completed"
 
 
 async def test_live_reader_does_not_wait_for_poll_interval(
-    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "POLL_SECONDS", LONG)
-    bench = await make_bench({"default": "a word"}, store=SqliteStore(tmp_path / "store.db"))
+    harness = await make_harness({"default": "a word"}, store=SqliteStore(tmp_path / "store.db"))
     for _ in range(12):
-        run = await bench.ask(background=True)
+        run = await harness.ask(background=True)
         assert judge([codec.decode_event(e.raw) async for b in run.events() for e in b]).status == "completed"
 
 
 @pytest.mark.parametrize("words", [1, 2, 3])
-async def test_close_during_flush_leaves_complete_log(make_bench: Any, tmp_path: Path, words: int) -> None:
+async def test_close_during_flush_leaves_complete_log(make_harness: Any, tmp_path: Path, words: int) -> None:
     script = {"default": [{"text": [f" {n}"]} if n % 2 else {"delay": 0.002} for n in range(60)]}
-    first = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))
+    first = await make_harness(script, store=SqliteStore(tmp_path / "store.db"))
     run = await first.ask(background=True)
     await first.store.mark_watched("default", run.response.id)
     await wait_until_logged(first, run.response.id, b'"delta":" %d"' % (10 * words + 1))
     await first.engine.close()
-    second = await make_bench(script, store=SqliteStore(tmp_path / "store.db"))
+    second = await make_harness(script, store=SqliteStore(tmp_path / "store.db"))
     emitted = await read(second, run.response.id)
     assert [event.sequence_number for event in emitted if not isinstance(event, Unknown)] == list(range(len(emitted)))
     assert judge(emitted).status == "completed"

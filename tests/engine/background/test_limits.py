@@ -13,7 +13,7 @@ from antiphon.store.base import Store
 from antiphon.store.limits import RunLimits
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
-from support.engine_harness import Bench, judge
+from support.engine_harness import EngineHarness, judge
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 DONE = ("completed", "so far and on")
@@ -25,87 +25,87 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
     return MemoryStore if request.param == "memory" else lambda: SqliteStore(tmp_path / "store.db")
 
 
-async def ask(bench: Bench, project: str = "default") -> str:
-    return (await bench.ask(project=project, background=True)).response.id
+async def ask(harness: EngineHarness, project: str = "default") -> str:
+    return (await harness.ask(project=project, background=True)).response.id
 
 
-async def finish(bench: Bench, response_id: str, project: str = "default") -> tuple[str, str]:
+async def finish(harness: EngineHarness, response_id: str, project: str = "default") -> tuple[str, str]:
     """Return the final status and text of a response."""
-    batches = await bench.engine.follow(project, response_id, after=-1)
+    batches = await harness.engine.follow(project, response_id, after=-1)
     response = judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
     return response.status, response.output_text
 
 
 async def test_next_run_begins_as_soon_as_one_ends(
-    make_bench: Any, make_store: Any, monkeypatch: pytest.MonkeyPatch
+    make_harness: Any, make_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "CHECK_SECONDS", LONG)
-    bench = await make_bench(
+    harness = await make_harness(
         SLOW, store=make_store(), background_limits=RunLimits(concurrency=1), background_lease_seconds=LONG
     )
-    first, second = await ask(bench), await ask(bench)
-    await bench.backend.reached("gate")
-    assert [(await bench.engine.retrieve("default", each)).status for each in (first, second)] == [
+    first, second = await ask(harness), await ask(harness)
+    await harness.backend.reached("gate")
+    assert [(await harness.engine.retrieve("default", each)).status for each in (first, second)] == [
         "in_progress",
         "queued",
     ]
-    bench.backend.release("gate")
-    assert await finish(bench, first) == DONE
-    await bench.backend.reached("gate")
-    bench.backend.release("gate")
-    assert await finish(bench, second) == DONE
+    harness.backend.release("gate")
+    assert await finish(harness, first) == DONE
+    await harness.backend.reached("gate")
+    harness.backend.release("gate")
+    assert await finish(harness, second) == DONE
 
 
-async def test_full_project_does_not_block_other_projects(make_bench: Any, make_store: Any) -> None:
-    bench = await make_bench(SLOW, store=make_store(), background_limits=RunLimits(concurrency_per_project=1))
-    first, second, other = await ask(bench), await ask(bench), await ask(bench, "other")
-    await bench.backend.reached("gate")
-    await bench.backend.reached("gate")
-    statuses = [(await bench.engine.retrieve("default", each)).status for each in (first, second)]
-    statuses.append((await bench.engine.retrieve("other", other)).status)
+async def test_full_project_does_not_block_other_projects(make_harness: Any, make_store: Any) -> None:
+    harness = await make_harness(SLOW, store=make_store(), background_limits=RunLimits(concurrency_per_project=1))
+    first, second, other = await ask(harness), await ask(harness), await ask(harness, "other")
+    await harness.backend.reached("gate")
+    await harness.backend.reached("gate")
+    statuses = [(await harness.engine.retrieve("default", each)).status for each in (first, second)]
+    statuses.append((await harness.engine.retrieve("other", other)).status)
     assert statuses == ["in_progress", "queued", "in_progress"]
     for _ in range(3):
-        bench.backend.release("gate")
-    ended = [await finish(bench, first), await finish(bench, second), await finish(bench, other, "other")]
+        harness.backend.release("gate")
+    ended = [await finish(harness, first), await finish(harness, second), await finish(harness, other, "other")]
     assert ended == [DONE] * 3
 
 
 async def test_starts_beyond_the_limit_of_a_minute_wait(
-    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "CHECK_SECONDS", 0.02)
     ahead = 0.0
     store = SqliteStore(tmp_path / "store.db", now=lambda: time.time() + ahead)
-    bench = await make_bench(
+    harness = await make_harness(
         {"default": "done"},
         store=store,
         background_limits=RunLimits(starts_per_minute=2),
         background_lease_seconds=LONG,
     )
-    first, second, third = await ask(bench), await ask(bench), await ask(bench)
-    assert [await finish(bench, each) for each in (first, second)] == [("completed", "done")] * 2
-    assert (await bench.engine.retrieve("default", third)).status == "queued"
+    first, second, third = await ask(harness), await ask(harness), await ask(harness)
+    assert [await finish(harness, each) for each in (first, second)] == [("completed", "done")] * 2
+    assert (await harness.engine.retrieve("default", third)).status == "queued"
     ahead = 60.0
-    assert await finish(bench, third) == ("completed", "done")
+    assert await finish(harness, third) == ("completed", "done")
 
 
-async def test_waiting_response_is_cancelled_without_a_free_slot(make_bench: Any, make_store: Any) -> None:
-    bench = await make_bench(SLOW, store=make_store(), background_limits=RunLimits(concurrency=1))
-    first = await ask(bench)
-    await bench.backend.reached("gate")
-    second = await ask(bench)
-    assert (await bench.engine.cancel("default", second)).status == "cancelled"
-    bench.backend.release("gate")
-    assert await finish(bench, first) == DONE
+async def test_waiting_response_is_cancelled_without_a_free_slot(make_harness: Any, make_store: Any) -> None:
+    harness = await make_harness(SLOW, store=make_store(), background_limits=RunLimits(concurrency=1))
+    first = await ask(harness)
+    await harness.backend.reached("gate")
+    second = await ask(harness)
+    assert (await harness.engine.cancel("default", second)).status == "cancelled"
+    harness.backend.release("gate")
+    assert await finish(harness, first) == DONE
 
 
-async def test_restarted_engine_continues_within_the_limits(make_bench: Any, tmp_path: Path) -> None:
+async def test_restarted_engine_continues_within_the_limits(make_harness: Any, tmp_path: Path) -> None:
     policy = {"background_limits": RunLimits(concurrency=1, starts_per_minute=2)}
-    first = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", configuration_id="here"), **policy)
+    first = await make_harness(SLOW, store=SqliteStore(tmp_path / "store.db", configuration_id="here"), **policy)
     running, waiting = await ask(first), await ask(first)
     await first.backend.reached("gate")
     await first.engine.close()
-    second = await make_bench(SLOW, store=SqliteStore(tmp_path / "store.db", configuration_id="here"), **policy)
+    second = await make_harness(SLOW, store=SqliteStore(tmp_path / "store.db", configuration_id="here"), **policy)
     for response_id in (running, waiting):
         await second.backend.reached("gate")
         second.backend.release("gate")

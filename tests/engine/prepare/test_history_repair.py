@@ -215,17 +215,17 @@ def test_repairing_twice_changes_nothing_more(history: list[Item | Unknown]) -> 
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_cut_off_call_reads_the_same_in_chain_and_replay(make_bench: Any, answered: bool) -> None:
+async def test_cut_off_call_reads_the_same_in_chain_and_replay(make_harness: Any, answered: bool) -> None:
     half = [{"tool_call": {"name": "f", "arguments": '{"x', "call_id": "call_9"}}, {"finish": "length"}]
-    bench = await make_bench({"rules": [{"user": "call", "answers": [half]}], "default": "{history}"})
+    harness = await make_harness({"rules": [{"user": "call", "answers": [half]}], "default": "{history}"})
     tools = [{"type": "function", "name": "f"}]
-    first = await bench.answer("call", tools=tools)
+    first = await harness.answer("call", tools=tools)
     (call,) = json.loads(codec.encode(first.output))
     assert (call["status"], call["arguments"]) == ("incomplete", '{"x')
     output = {"type": "function_call_output", "call_id": "call_9", "output": "broken"}
     rest = [*([output] if answered else []), {"role": "user", "content": "go on"}]
-    chained = await bench.ask(rest, previous_response_id=first.id)
-    replayed = await bench.ask([{"role": "user", "content": "call"}, call, *rest], store=False)
+    chained = await harness.ask(rest, previous_response_id=first.id)
+    replayed = await harness.ask([{"role": "user", "content": "call"}, call, *rest], store=False)
     contents = [] if answered else ["history: the call call_9 was cut off and left out"]
     assert chained.warnings == replayed.warnings == contents
     read = [(await run.drain()).output_text for run in (chained, replayed)]

@@ -18,7 +18,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.items import ITEMS, Item, Message
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, ReasoningConfig, TextConfig, TextFormat
 from antiphon.protocol.unions import Unknown
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 
 NOTHING = Capabilities()
 
@@ -178,9 +178,9 @@ def test_invalid_update_in_the_history_is_skipped_with_a_warning() -> None:
     assert [each.partition(":")[0] for each in useless] == ["the configuration_update cu_1 was left out"]
 
 
-async def test_conversation_refuses_an_invalid_update(bench: Bench) -> None:
+async def test_conversation_refuses_an_invalid_update(harness: EngineHarness) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await bench.engine.conversations.create("default", [update(reasoning={"effort": "huge"})], None)
+        await harness.engine.conversations.create("default", [update(reasoning={"effort": "huge"})], None)
     assert caught.value.param == "items[0].reasoning.effort"
 
 
@@ -199,9 +199,9 @@ def test_invalid_update_is_refused_with_its_path(fields: dict[str, Any], param: 
     assert caught.value.param.startswith(param)
 
 
-async def test_update_applies_to_later_turns_and_is_echoed(make_bench: Any) -> None:
-    bench = await make_bench()
+async def test_update_applies_to_later_turns_and_is_echoed(make_harness: Any) -> None:
+    harness = await make_harness()
     sent = {"type": "configuration_update", "reasoning": {"effort": "low"}, "text": OBJECT}
-    first = await bench.answer([sent, {"role": "user", "content": "hi"}])
-    second = await bench.answer("again", previous_response_id=first.id, reasoning={"effort": "high"})
+    first = await harness.answer([sent, {"role": "user", "content": "hi"}])
+    second = await harness.answer("again", previous_response_id=first.id, reasoning={"effort": "high"})
     assert [(each.reasoning.effort, each.text.format) for each in (first, second)] == [("low", JsonObjectFormat())] * 2

@@ -7,7 +7,7 @@ import pytest
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.response import Response
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 
 
 def say(text: str) -> dict[str, Any]:
@@ -30,44 +30,44 @@ FAULTS = [
 ]
 
 
-async def refuse(bench: Bench, requested: Any, **fields: Any) -> InvalidRequest:
+async def refuse(harness: EngineHarness, requested: Any, **fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask(requested, **fields)
+        await harness.ask(requested, **fields)
     return caught.value
 
 
-async def make_history(bench: Bench) -> tuple[Response, list[Any]]:
+async def make_history(harness: EngineHarness) -> tuple[Response, list[Any]]:
     """Return a response and the history up to it as a client stores it."""
-    response = await bench.answer("hello")
+    response = await harness.answer("hello")
     return response, [say("hello"), *response.output]
 
 
-async def define(bench: Bench, requested: Any) -> dict[str, Any]:
-    made = await bench.engine.prompts.define("default", PromptDefinition({"input": requested}))
+async def define(harness: EngineHarness, requested: Any) -> dict[str, Any]:
+    made = await harness.engine.prompts.define("default", PromptDefinition({"input": requested}))
     return {"id": made.id}
 
 
 @pytest.mark.parametrize(("item", "field_path"), FAULTS)
 async def test_error_names_client_item_after_repeated_items_were_dropped(
-    bench: Bench, item: dict[str, Any], field_path: str
+    harness: EngineHarness, item: dict[str, Any], field_path: str
 ) -> None:
-    response, history = await make_history(bench)
-    error = await refuse(bench, [*history, say("next"), item, say("end")], previous_response_id=response.id)
+    response, history = await make_history(harness)
+    error = await refuse(harness, [*history, say("next"), item, say("end")], previous_response_id=response.id)
     assert error.param == ".".join(filter(None, ("input[3]", field_path)))
 
 
 @pytest.mark.parametrize(("item", "field_path"), FAULTS)
 async def test_error_names_client_item_after_prompt_template_items(
-    bench: Bench, item: dict[str, Any], field_path: str
+    harness: EngineHarness, item: dict[str, Any], field_path: str
 ) -> None:
-    prompt = await define(bench, [say("one"), say("two")])
-    error = await refuse(bench, [say("three"), item, say("end")], prompt=prompt)
+    prompt = await define(harness, [say("one"), say("two")])
+    error = await refuse(harness, [say("three"), item, say("end")], prompt=prompt)
     assert error.param == ".".join(filter(None, ("input[1]", field_path)))
 
 
-async def test_error_message_names_same_param(bench: Bench) -> None:
-    prompt = await define(bench, "one")
-    error = await refuse(bench, [UPDATE], prompt=prompt)
+async def test_error_message_names_same_param(harness: EngineHarness) -> None:
+    prompt = await define(harness, "one")
+    error = await refuse(harness, [UPDATE], prompt=prompt)
     assert (error.param, error.message, str(error)) == (
         "input[0].text.format.schema",
         "Missing required parameter: 'input[0].text.format.schema'.",
@@ -75,24 +75,24 @@ async def test_error_message_names_same_param(bench: Bench) -> None:
     )
 
 
-async def test_duplicate_item_is_named_by_its_own_index(bench: Bench) -> None:
-    prompt = await define(bench, "one")
+async def test_duplicate_item_is_named_by_its_own_index(harness: EngineHarness) -> None:
+    prompt = await define(harness, "one")
     twice = [say("two") | {"id": "msg_1"}, say("three") | {"id": "msg_1"}]
-    assert (await refuse(bench, twice, prompt=prompt)).param == "input[1].id"
+    assert (await refuse(harness, twice, prompt=prompt)).param == "input[1].id"
 
 
 @pytest.mark.parametrize("requested", [None, "hi", [say("hi")]])
-async def test_error_in_prompt_template_names_prompt(bench: Bench, requested: Any) -> None:
-    prompt = await define(bench, [say("one"), PICTURE])
-    assert (await refuse(bench, requested, prompt=prompt)).param == "prompt.input[1].content[0]"
+async def test_error_in_prompt_template_names_prompt(harness: EngineHarness, requested: Any) -> None:
+    prompt = await define(harness, [say("one"), PICTURE])
+    assert (await refuse(harness, requested, prompt=prompt)).param == "prompt.input[1].content[0]"
 
 
-async def test_warnings_name_items_like_errors(make_bench: Any) -> None:
-    bench = await make_bench({"native_tools": ["function"]}, unsupported_tools="drop")
-    response, history = await make_history(bench)
-    prompt = await define(bench, "one")
+async def test_warnings_name_items_like_errors(make_harness: Any) -> None:
+    harness = await make_harness({"native_tools": ["function"]}, unsupported_tools="drop")
+    response, history = await make_history(harness)
+    prompt = await define(harness, "one")
     tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "hologram"}]}
-    run = await bench.ask([*history, tools, say("next")], prompt=prompt, previous_response_id=response.id)
+    run = await harness.ask([*history, tools, say("next")], prompt=prompt, previous_response_id=response.id)
     assert run.warnings == [
         "input[2].tools[0]: hologram is not available here and was left out",
         "input[0]: this message is part of the history already",

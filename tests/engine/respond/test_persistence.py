@@ -50,7 +50,7 @@ def respond(name: str, expires_at: int | None) -> StoredResponse:
     return StoredResponse(response=response, input=[], expires_at=expires_at)
 
 
-async def test_engine_start_deletes_rows_expired_an_hour_ago(make_bench: Any, tmp_path: Path) -> None:
+async def test_engine_start_deletes_rows_expired_an_hour_ago(make_harness: Any, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "antiphon.db")
     await store.open()
     now = int(time.time())
@@ -58,41 +58,41 @@ async def test_engine_start_deletes_rows_expired_an_hour_ago(make_bench: Any, tm
         await store.save("default", respond(name, expires_at))
     await store.close()
     swept = SweptStore(tmp_path / "antiphon.db")
-    await make_bench(store=swept)
+    await make_harness(store=swept)
     assert await swept.sweeps.get() == 1
     with closing(sqlite3.connect(swept.path)) as connection:
         assert connection.execute("SELECT id FROM responses ORDER BY id").fetchall() == [("resp_kept",), ("resp_new",)]
 
 
 async def test_chain_in_use_outlives_expiry_of_first_responses(
-    make_bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(time, "time", clock)
     store = SqliteStore(tmp_path / "antiphon.db", now=clock)
-    bench = await make_bench({"default": "{history} items"}, store=store, retention_seconds=30)
-    turns = [await bench.answer("turn 0")]
+    harness = await make_harness({"default": "{history} items"}, store=store, retention_seconds=30)
+    turns = [await harness.answer("turn 0")]
     for turn in range(1, 5):
         clock.time += 20
         assert await store.expire(clock.time) == 0
-        turns.append(await bench.answer(f"turn {turn}", previous_response_id=turns[-1].id))
+        turns.append(await harness.answer(f"turn {turn}", previous_response_id=turns[-1].id))
     assert [turn.output_text for turn in turns] == [f"{number} items" for number in (1, 3, 5, 7, 9)]
 
     first = turns[0].id
     with pytest.raises(NotFound):
-        await bench.engine.retrieve("default", first)
+        await harness.engine.retrieve("default", first)
     with pytest.raises(NotFound):
-        await bench.engine.input_items("default", first, after=None, limit=20, order="asc")
+        await harness.engine.input_items("default", first, after=None, limit=20, order="asc")
     with pytest.raises(NotFound):
-        await bench.engine.delete("default", first)
+        await harness.engine.delete("default", first)
     with pytest.raises(NotFound):
-        await bench.ask([{"type": "item_reference", "id": turns[0].output[0].id}])
+        await harness.ask([{"type": "item_reference", "id": turns[0].output[0].id}])
     with pytest.raises(PreviousResponseNotFound):
-        await bench.ask("fork", previous_response_id=first)
+        await harness.ask("fork", previous_response_id=first)
 
     clock.time += 30
     with pytest.raises(PreviousResponseNotFound):
-        await bench.ask("too late", previous_response_id=turns[-1].id)
+        await harness.ask("too late", previous_response_id=turns[-1].id)
     assert await store.expire(clock.time) == len(turns)
     with closing(sqlite3.connect(store.path)) as connection:
         assert connection.execute("SELECT count(*) FROM responses").fetchone() == (0,)

@@ -11,12 +11,12 @@ from antiphon.errors import UpstreamError
 from antiphon.protocol import events
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.fold import fold
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 
 SCRIPT: dict[str, Any] = {"default": "Hello."}
 
 
-class SlowBench(Bench):
+class SlowBench(EngineHarness):
     """An engine whose model starts, or fails to start, on command."""
 
     def __init__(self, *, patience: float) -> None:
@@ -35,10 +35,10 @@ class SlowBench(Bench):
 
 @pytest.fixture
 async def slow() -> AsyncIterator[SlowBench]:
-    bench = SlowBench(patience=0)
-    await bench.engine.start()
-    yield bench
-    await bench.engine.close()
+    harness = SlowBench(patience=0)
+    await harness.engine.start()
+    yield harness
+    await harness.engine.close()
 
 
 async def test_stream_begins_before_model_and_names_it_later(slow: SlowBench) -> None:
@@ -94,12 +94,12 @@ async def test_late_error_is_raised_without_stream(slow: SlowBench) -> None:
 
 
 async def test_client_disconnect_before_model_starts_stops_model() -> None:
-    bench = SlowBench(patience=60)
-    await bench.engine.start()
-    asking = asyncio.create_task(bench.ask(stream=True))
-    await bench.waiting.wait()
+    harness = SlowBench(patience=60)
+    await harness.engine.start()
+    asking = asyncio.create_task(harness.ask(stream=True))
+    await harness.waiting.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert bench.go_on.cancelled()
-    await bench.engine.close()
+    assert harness.go_on.cancelled()
+    await harness.engine.close()

@@ -20,7 +20,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta, Finish, ReasoningSeal, Text, TokenUsage
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 
 SEALER = Sealer([b"k" * 32])
 WANTED = ["reasoning.encrypted_content"]
@@ -171,23 +171,23 @@ async def test_seal_of_other_project_is_unreadable() -> None:
 
 async def test_stateless_client_continues_with_sealed_reasoning() -> None:
     script = {"rules": [{"user": "hi", "answers": [[{"reasoning": "Hm."}, {"text": "Hello."}]]}], "default": "Again."}
-    bench = Bench(script, MemoryStore())
-    await bench.engine.start()
-    first = await bench.answer("hi", store=False, include=WANTED)
+    harness = EngineHarness(script, MemoryStore())
+    await harness.engine.start()
+    first = await harness.answer("hi", store=False, include=WANTED)
     thought, produced = first.output
     assert isinstance(thought, Reasoning)
     assert thought.encrypted_content
     carried = [{"role": "user", "content": "hi"}, *first.output, {"role": "user", "content": "more"}]
-    run = await bench.ask(carried, store=False)
+    run = await harness.ask(carried, store=False)
     assert (await run.drain()).output_text == "Again."
     assert run.warnings == []
     forged = [
         msgspec.structs.replace(thought, encrypted_content=f"{thought.encrypted_content}x", content=None),
         produced,
     ]
-    run = await bench.ask(
+    run = await harness.ask(
         [{"role": "user", "content": "hi"}, *forged, {"role": "user", "content": "more"}], store=False
     )
     assert (await run.drain()).output_text == "Again."
     assert [warning for warning in run.warnings if "cannot be opened" in warning]
-    await bench.engine.close()
+    await harness.engine.close()

@@ -16,7 +16,7 @@ from antiphon.protocol.items import FunctionCall, FunctionCallOutput, Item, Mess
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Deltas
-from support.engine_harness import Bench
+from support.engine_harness import EngineHarness
 
 SYSTEM = Message("system", "Be kind.")
 CALL = FunctionCall("c", "f", "{}")
@@ -217,5 +217,5 @@ async def test_nothing_is_dropped_without_truncation_auto() -> None:
             await Truncation(Narrow(10)).stream(turn)
 
 
-async def test_fitting_turn_is_unchanged(bench: Bench) -> None:
-    assert (await bench.answer("hello", truncation="auto")).output_text == "You said: hello"
+async def test_fitting_turn_is_unchanged(harness: EngineHarness) -> None:
+    assert (await harness.answer("hello", truncation="auto")).output_text == "You said: hello"

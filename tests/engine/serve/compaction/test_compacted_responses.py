@@ -13,7 +13,7 @@ from antiphon.protocol import codec, events
 from antiphon.protocol.items import Compaction
 from antiphon.protocol.response import Response
 from antiphon.store.sqlite.store import SqliteStore
-from support.engine_harness import Bench, judge
+from support.engine_harness import EngineHarness, judge
 
 NOTES = "Goal: a red bridge."
 SUMMARISER = {"text": "You write the notes", "answers": [NOTES]}
@@ -52,16 +52,16 @@ def wire(response: Response) -> list[Any]:
 
 
 @pytest.fixture
-async def bench(make_bench: Any) -> Bench:
-    made: Bench = await make_bench(SCRIPT)
+async def harness(make_harness: Any) -> EngineHarness:
+    made: EngineHarness = await make_harness(SCRIPT)
     return made
 
 
 # Thresholds
 
 
-async def test_compaction_precedes_the_answer_above_the_threshold(bench: Bench) -> None:
-    run = await bench.ask([*HISTORY, user("recall")], **THRESHOLD)
+async def test_compaction_precedes_the_answer_above_the_threshold(harness: EngineHarness) -> None:
+    run = await harness.ask([*HISTORY, user("recall")], **THRESHOLD)
     reported = [event async for batch in run.events() for event in batch]
     assert [event.type for event in reported[:6]] == [
         "response.created",
@@ -88,268 +88,272 @@ async def test_compaction_precedes_the_answer_above_the_threshold(bench: Bench) 
     assert str(done.item.id).startswith("cmp_")
 
 
-async def test_turn_below_the_threshold_is_not_compacted(bench: Bench) -> None:
-    plain = await bench.answer([*HISTORY, user("recall")])
+async def test_turn_below_the_threshold_is_not_compacted(harness: EngineHarness) -> None:
+    plain = await harness.answer([*HISTORY, user("recall")])
     threshold = {"context_management": [{"type": "compaction", "compact_threshold": 100_000}]}
-    response = await bench.answer([*HISTORY, user("recall")], **threshold)
+    response = await harness.answer([*HISTORY, user("recall")], **threshold)
     assert [item.type for item in response.output] == ["message"]
     assert response.usage == plain.usage
 
 
-async def test_default_threshold_comes_from_the_window(bench: Bench) -> None:
+async def test_default_threshold_comes_from_the_window(harness: EngineHarness) -> None:
     rule = {"context_management": [{"type": "compaction"}]}
-    assert [item.type for item in (await bench.answer("hi", **rule)).output] == ["message"]
+    assert [item.type for item in (await harness.answer("hi", **rule)).output] == ["message"]
     huge = [*HISTORY, {"role": "assistant", "content": "word " * 110_000}, user("recall")]
-    response = await bench.answer(huge, **rule)
+    response = await harness.answer(huge, **rule)
     assert [item.type for item in response.output] == ["compaction", "message"]
     assert response.output_text == "It was to be red."
 
 
-async def test_usage_includes_the_summary_tokens(bench: Bench) -> None:
-    compacted = await bench.answer([*HISTORY, user("recall")], store=False, **THRESHOLD)
-    after = await bench.answer([RULE, *wire(compacted)[:1], user("recall")], store=False)
+async def test_usage_includes_the_summary_tokens(harness: EngineHarness) -> None:
+    compacted = await harness.answer([*HISTORY, user("recall")], store=False, **THRESHOLD)
+    after = await harness.answer([RULE, *wire(compacted)[:1], user("recall")], store=False)
     assert compacted.usage is not None
     assert after.usage is not None
     assert compacted.usage.output_tokens == after.usage.output_tokens + len(NOTES.split())
     assert compacted.usage.input_tokens > after.usage.input_tokens
 
 
-async def test_chain_continues_from_its_compaction(bench: Bench) -> None:
-    first = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
-    second = await bench.answer("recall", previous_response_id=first.id)
+async def test_chain_continues_from_its_compaction(harness: EngineHarness) -> None:
+    first = await harness.answer([*HISTORY, user("recall")], **THRESHOLD)
+    second = await harness.answer("recall", previous_response_id=first.id)
     assert second.output_text == "It was to be red."
-    counted = await bench.answer("count", previous_response_id=second.id)
+    counted = await harness.answer("count", previous_response_id=second.id)
     assert int(counted.output_text) < 20
 
 
-async def test_chain_is_compacted_repeatedly(bench: Bench) -> None:
-    previous = (await bench.answer(HISTORY, **THRESHOLD)).id
+async def test_chain_is_compacted_repeatedly(harness: EngineHarness) -> None:
+    previous = (await harness.answer(HISTORY, **THRESHOLD)).id
     for _ in range(3):
         more = [{"role": "assistant", "content": "word " * 600}, user("recall")]
-        response = await bench.answer(more, previous_response_id=previous, **THRESHOLD)
+        response = await harness.answer(more, previous_response_id=previous, **THRESHOLD)
         assert [item.type for item in response.output] == ["compaction", "message"]
         assert response.output_text == "It was to be red."
         previous = response.id
-    assert int((await bench.answer("count", previous_response_id=previous)).output_text) < 20
+    assert int((await harness.answer("count", previous_response_id=previous)).output_text) < 20
 
 
-async def test_unreachable_threshold_does_not_compact_every_turn(bench: Bench) -> None:
+async def test_unreachable_threshold_does_not_compact_every_turn(harness: EngineHarness) -> None:
     rules = {"instructions": "word " * 1000}
-    previous = (await bench.answer([*HISTORY, user("recall")], **THRESHOLD, **rules)).id
+    previous = (await harness.answer([*HISTORY, user("recall")], **THRESHOLD, **rules)).id
     turns: list[list[str]] = []
     for text in ("short", "short", "long " * 300, "short"):
-        response = await bench.answer([user(text), user("recall")], previous_response_id=previous, **THRESHOLD, **rules)
+        response = await harness.answer(
+            [user(text), user("recall")], previous_response_id=previous, **THRESHOLD, **rules
+        )
         turns.append([item.type for item in response.output])
         previous = response.id
     assert turns == [["message"], ["message"], ["compaction", "message"], ["message"]]
 
 
-async def test_conversation_continues_from_its_compaction(bench: Bench) -> None:
-    conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
-    await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
-    answer = await bench.answer("recall", conversation=conversation)
+async def test_conversation_continues_from_its_compaction(harness: EngineHarness) -> None:
+    conversation = (await harness.engine.conversations.create("default", items=[], metadata=None)).id
+    await harness.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
+    answer = await harness.answer("recall", conversation=conversation)
     assert answer.output_text == "It was to be red."
-    assert int((await bench.answer("count", conversation=conversation)).output_text) < 20
+    assert int((await harness.answer("count", conversation=conversation)).output_text) < 20
 
 
-async def test_deleting_a_covered_item_has_no_effect(bench: Bench) -> None:
+async def test_deleting_a_covered_item_has_no_effect(harness: EngineHarness) -> None:
     """Covered items are not repaired, even if half of a pair was deleted."""
-    conversation = (await bench.engine.conversations.create("default", items=[], metadata=None)).id
-    await bench.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
-    listed = await bench.engine.conversations.list_items("default", conversation, after=None, limit=9, order="asc")
+    conversation = (await harness.engine.conversations.create("default", items=[], metadata=None)).id
+    await harness.answer([*HISTORY, user("recall")], conversation=conversation, **THRESHOLD)
+    listed = await harness.engine.conversations.list_items("default", conversation, after=None, limit=9, order="asc")
     output = next(item for item in listed.data if item.type == "function_call_output")
-    await bench.engine.conversations.delete_item("default", conversation, str(output.id))
-    assert (await bench.answer("recall", conversation=conversation)).output_text == "It was to be red."
+    await harness.engine.conversations.delete_item("default", conversation, str(output.id))
+    assert (await harness.answer("recall", conversation=conversation)).output_text == "It was to be red."
 
 
-async def test_compaction_comes_before_truncation(bench: Bench) -> None:
-    response = await bench.answer([*HISTORY, user("recall")], truncation="auto", **THRESHOLD)
+async def test_compaction_comes_before_truncation(harness: EngineHarness) -> None:
+    response = await harness.answer([*HISTORY, user("recall")], truncation="auto", **THRESHOLD)
     assert (response.output[0].type, response.output_text) == ("compaction", "It was to be red.")
 
 
-async def test_response_continues_with_extracts_without_a_summary(make_bench: Any) -> None:
+async def test_response_continues_with_extracts_without_a_summary(make_harness: Any) -> None:
     script = {"rules": [{"text": "You write the notes", "answers": [[{"crash": "boom"}]]}, *SCRIPT["rules"][2:]]}
-    bench = await make_bench(script)
-    response = await bench.answer([*HISTORY, user("count")], **THRESHOLD)
+    harness = await make_harness(script)
+    response = await harness.answer([*HISTORY, user("count")], **THRESHOLD)
     assert (response.status, response.output[0].type) == ("completed", "compaction")
 
 
-async def test_failure_after_a_compaction_includes_the_compaction(make_bench: Any) -> None:
+async def test_failure_after_a_compaction_includes_the_compaction(make_harness: Any) -> None:
     failing = {"user": "fail", "answers": [[{"raise": {"message": "No.", "status": 400, "code": "no"}}]]}
-    bench = await make_bench({"rules": [SUMMARISER, failing]})
-    response = await bench.answer([*HISTORY, user("fail")], **THRESHOLD)
+    harness = await make_harness({"rules": [SUMMARISER, failing]})
+    response = await harness.answer([*HISTORY, user("fail")], **THRESHOLD)
     assert response.error is not None
     assert (response.status, response.error.code) == ("failed", "no")
     assert [item.type for item in response.output] == ["compaction"]
 
 
-async def test_cancelled_compaction_is_an_empty_item(make_bench: Any) -> None:
+async def test_cancelled_compaction_is_an_empty_item(make_harness: Any) -> None:
     gate = {"text": "You write the notes", "answers": [[{"wait": "gate"}, {"text": NOTES}]]}
-    bench = await make_bench({"rules": [gate]})
-    run = await bench.ask([*HISTORY, user("hi")], **THRESHOLD)
+    harness = await make_harness({"rules": [gate]})
+    run = await harness.ask([*HISTORY, user("hi")], **THRESHOLD)
     reading = asyncio.ensure_future(run.drain())
-    await bench.backend.reached("gate")
-    cancelled = await bench.engine.cancel("default", run.response.id)
+    await harness.backend.reached("gate")
+    cancelled = await harness.engine.cancel("default", run.response.id)
     await reading
     assert (cancelled.status, cancelled.output) == ("cancelled", [Compaction("", cancelled.output[0].id)])
-    again = await bench.ask("hi", previous_response_id=cancelled.id)
+    again = await harness.ask("hi", previous_response_id=cancelled.id)
     assert ((await again.drain()).status, again.warnings) == ("completed", [])
 
 
-async def test_too_long_instructions_are_refused_before_the_first_event(bench: Bench) -> None:
+async def test_too_long_instructions_are_refused_before_the_first_event(harness: EngineHarness) -> None:
     endless = [{"role": "system", "content": "word " * 130_000}, user("hi")]
     with pytest.raises(ContextLengthExceeded, match="leaves no room for a conversation"):
-        await bench.ask(endless, **THRESHOLD)
+        await harness.ask(endless, **THRESHOLD)
 
 
 # Triggers
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_trigger_is_answered_with_exactly_one_compaction(bench: Bench, store: bool) -> None:
-    response = await bench.answer([*HISTORY, {"type": "compaction_trigger"}], store=store)
+async def test_trigger_is_answered_with_exactly_one_compaction(harness: EngineHarness, store: bool) -> None:
+    response = await harness.answer([*HISTORY, {"type": "compaction_trigger"}], store=store)
     assert (response.status, [item.type for item in response.output]) == ("completed", ["compaction"])
-    after = await bench.answer([RULE, *wire(response), user("recall")])
+    after = await harness.answer([RULE, *wire(response), user("recall")])
     assert after.status == "completed"
 
 
-async def test_trigger_compacts_the_previous_response(bench: Bench) -> None:
-    first = await bench.answer([*HISTORY, user("hi")])
+async def test_trigger_compacts_the_previous_response(harness: EngineHarness) -> None:
+    first = await harness.answer([*HISTORY, user("hi")])
     trigger = [{"type": "compaction_trigger"}]
-    compacted = await bench.answer(trigger, previous_response_id=first.id)
+    compacted = await harness.answer(trigger, previous_response_id=first.id)
     assert [item.type for item in compacted.output] == ["compaction"]
-    listed = await bench.engine.input_items("default", compacted.id, after=None, limit=9, order="asc")
+    listed = await harness.engine.input_items("default", compacted.id, after=None, limit=9, order="asc")
     assert [item.type for item in listed.data] == ["compaction_trigger"]
-    after = await bench.answer("count", previous_response_id=compacted.id)
+    after = await harness.answer("count", previous_response_id=compacted.id)
     # Everything had room, so nothing is lost: the rule, the task, 90 steps, a question and its answer, and this one.
     assert int(after.output_text) == len(HISTORY) + 3
 
 
-async def test_trigger_without_history_is_answered(bench: Bench) -> None:
-    response = await bench.answer([{"type": "compaction_trigger"}])
+async def test_trigger_without_history_is_answered(harness: EngineHarness) -> None:
+    response = await harness.answer([{"type": "compaction_trigger"}])
     assert [item.type for item in response.output] == ["compaction"]
-    assert (await bench.answer([*wire(response), user("count")])).output_text == "1"
+    assert (await harness.answer([*wire(response), user("count")])).output_text == "1"
 
 
-async def test_trigger_before_the_end_is_refused(bench: Bench) -> None:
+async def test_trigger_before_the_end_is_refused(harness: EngineHarness) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await bench.ask([{"type": "compaction_trigger"}, user("hi")])
+        await harness.ask([{"type": "compaction_trigger"}, user("hi")])
     assert (caught.value.param, caught.value.code) == ("input[0]", "invalid_value")
 
 
-async def test_calls_without_outputs_can_be_compacted(bench: Bench) -> None:
+async def test_calls_without_outputs_can_be_compacted(harness: EngineHarness) -> None:
     call = {"type": "function_call", "call_id": "open", "name": "look", "arguments": "{}"}
-    response = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
+    response = await harness.answer([*HISTORY, call, {"type": "compaction_trigger"}])
     output = {"type": "function_call_output", "call_id": "open", "output": "found"}
-    assert (await bench.answer([*wire(response), output])).status == "completed"
+    assert (await harness.answer([*wire(response), output])).status == "completed"
 
 
 @pytest.mark.parametrize("chained", [True, False])
-async def test_compacted_call_without_an_output_does_not_block(bench: Bench, chained: bool) -> None:
+async def test_compacted_call_without_an_output_does_not_block(harness: EngineHarness, chained: bool) -> None:
     """The call is sealed, so no client could mend it."""
     call = {"type": "function_call", "call_id": "open", "name": "look", "arguments": "{}"}
-    compacted = await bench.answer([*HISTORY, call, {"type": "compaction_trigger"}])
+    compacted = await harness.answer([*HISTORY, call, {"type": "compaction_trigger"}])
     before: list[Any] = [] if chained else [RULE, *wire(compacted)]
     chain = {"previous_response_id": compacted.id} if chained else {}
-    run = await bench.ask([*before, user("count")], **chain)
+    run = await harness.ask([*before, user("count")], **chain)
     first = await run.drain()
     assert int(first.output_text) == len(HISTORY) + 3
     assert run.warnings == ["history: the call open had no output and got a note instead"]
     output = {"type": "function_call_output", "call_id": "open", "output": "found"}
-    late = await bench.ask([*before, output, user("count")], **chain)
+    late = await harness.ask([*before, output, user("count")], **chain)
     assert ((await late.drain()).output_text, late.warnings) == (first.output_text, [])
 
 
 # Items that come back
 
 
-async def test_call_id_can_be_reused_after_a_compaction(make_bench: Any) -> None:
+async def test_call_id_can_be_reused_after_a_compaction(make_harness: Any) -> None:
     again = [{"tool_call": {"name": "look", "arguments": "{}", "call_id": "c0"}}]
     looked = {"last_item": "function_call_output", "answers": [again, "Done."]}
-    bench = await make_bench({"rules": [SUMMARISER, looked]})
+    harness = await make_harness({"rules": [SUMMARISER, looked]})
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
-    first = await bench.answer(HISTORY[:-1], tools=tools, **THRESHOLD)
+    first = await harness.answer(HISTORY[:-1], tools=tools, **THRESHOLD)
     assert [item["type"] for item in wire(first)] == ["compaction", "function_call"]
     output = {"type": "function_call_output", "call_id": "c0", "output": "it is iron"}
-    assert (await bench.answer([output], previous_response_id=first.id)).output_text == "Done."
+    assert (await harness.answer([output], previous_response_id=first.id)).output_text == "Done."
 
 
 @pytest.mark.parametrize("broken", ["of another server", "tampered with"])
-async def test_unreadable_compaction_in_the_input_is_dropped_with_a_warning(bench: Bench, broken: str) -> None:
-    (item,) = wire(await bench.answer([*HISTORY, {"type": "compaction_trigger"}]))
+async def test_unreadable_compaction_in_the_input_is_dropped_with_a_warning(
+    harness: EngineHarness, broken: str
+) -> None:
+    (item,) = wire(await harness.answer([*HISTORY, {"type": "compaction_trigger"}]))
     changed = item | {"encrypted_content": broken if broken[0] == "o" else item["encrypted_content"][:-8] + "AAAAAAAA"}
-    run = await bench.ask([user("Build."), changed, user("count")])
+    run = await harness.ask([user("Build."), changed, user("count")])
     assert (await run.drain()).output_text == "2"
     assert run.warnings == [
         f"history: compaction {item['id']}: its encrypted_content cannot be opened here and was left out"
     ]
 
 
-async def test_compaction_of_another_project_is_dropped(bench: Bench) -> None:
-    (item,) = wire(await bench.answer([*HISTORY, {"type": "compaction_trigger"}]))
-    run = await bench.ask([item, user("count")], project="another")
+async def test_compaction_of_another_project_is_dropped(harness: EngineHarness) -> None:
+    (item,) = wire(await harness.answer([*HISTORY, {"type": "compaction_trigger"}]))
+    run = await harness.ask([item, user("count")], project="another")
     assert ((await run.drain()).output_text, len(run.warnings)) == ("1", 1)
 
 
-async def test_whole_history_sent_with_the_chain_is_not_doubled(bench: Bench) -> None:
-    first = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
-    sent_input = await bench.engine.input_items("default", first.id, after=None, limit=100, order="asc")
+async def test_whole_history_sent_with_the_chain_is_not_doubled(harness: EngineHarness) -> None:
+    first = await harness.answer([*HISTORY, user("recall")], **THRESHOLD)
+    sent_input = await harness.engine.input_items("default", first.id, after=None, limit=100, order="asc")
     whole = [*json.loads(codec.encode(sent_input.data)), *wire(first)]
-    alone = await bench.answer("count", previous_response_id=first.id)
-    again = await bench.answer([*whole, user("count")], previous_response_id=first.id)
-    stateless = await bench.answer([*whole, user("count")])
+    alone = await harness.answer("count", previous_response_id=first.id)
+    again = await harness.answer([*whole, user("count")], previous_response_id=first.id)
+    stateless = await harness.answer([*whole, user("count")])
     assert alone.output_text == again.output_text == stateless.output_text
 
 
-async def test_input_tokens_count_the_compaction_content(bench: Bench) -> None:
-    compacted = await bench.answer([*HISTORY, user("recall")], **THRESHOLD)
+async def test_input_tokens_count_the_compaction_content(harness: EngineHarness) -> None:
+    compacted = await harness.answer([*HISTORY, user("recall")], **THRESHOLD)
     request = codec.decode_request(
         codec.encode({"model": "scripted", "input": "recall", "previous_response_id": compacted.id})
     ).request
-    counted, _ = await bench.engine.count_input_tokens(request, project="default")
-    answered = await bench.answer("recall", previous_response_id=compacted.id)
+    counted, _ = await harness.engine.count_input_tokens(request, project="default")
+    answered = await harness.answer("recall", previous_response_id=compacted.id)
     assert answered.usage is not None
     assert counted == answered.usage.input_tokens
 
 
-async def test_websocket_session_continues_from_its_compaction(bench: Bench) -> None:
+async def test_websocket_session_continues_from_its_compaction(harness: EngineHarness) -> None:
     session = Session()
 
     async def say(sent_input: Any, **fields: Any) -> Response:
         body = codec.encode({"model": "scripted", "input": sent_input, "store": False} | fields)
-        run = await bench.engine.create(codec.decode_request(body).request, project="default", session=session)
+        run = await harness.engine.create(codec.decode_request(body).request, project="default", session=session)
         return await run.drain()
 
     first = await say([*HISTORY, user("recall")], **THRESHOLD)
     second = await say("recall", previous_response_id=first.id)
     counted = await say("count", previous_response_id=second.id)
-    alone = await bench.answer([RULE, *wire(first), user("recall"), *wire(second), user("count")])
+    alone = await harness.answer([RULE, *wire(first), user("recall"), *wire(second), user("count")])
     assert (second.output_text, counted.output_text) == ("It was to be red.", alone.output_text)
 
 
 # In the background
 
 
-async def test_background_response_is_compacted_too(bench: Bench) -> None:
-    run = await bench.ask([*HISTORY, user("recall")], background=True, **THRESHOLD)
-    response = await read(bench, run.response.id)
+async def test_background_response_is_compacted_too(harness: EngineHarness) -> None:
+    run = await harness.ask([*HISTORY, user("recall")], background=True, **THRESHOLD)
+    response = await read(harness, run.response.id)
     assert [item.type for item in response.output] == ["compaction", "message"]
-    trigger = await bench.ask([{"type": "compaction_trigger"}], background=True, previous_response_id=response.id)
-    assert [item.type for item in (await read(bench, trigger.response.id)).output] == ["compaction"]
+    trigger = await harness.ask([{"type": "compaction_trigger"}], background=True, previous_response_id=response.id)
+    assert [item.type for item in (await read(harness, trigger.response.id)).output] == ["compaction"]
 
 
-async def read(bench: Bench, response_id: str) -> Response:
-    batches = await bench.engine.follow("default", response_id, after=-1)
+async def read(harness: EngineHarness, response_id: str) -> Response:
+    batches = await harness.engine.follow("default", response_id, after=-1)
     return judge([codec.decode_event(event.raw) async for batch in batches for event in batch])
 
 
 @pytest.mark.parametrize("shown", ["the compacting", "the compaction", "the answer"])
-async def test_resumed_run_reuses_the_emitted_compaction(make_bench: Any, tmp_path: Path, shown: str) -> None:
+async def test_resumed_run_reuses_the_emitted_compaction(make_harness: Any, tmp_path: Path, shown: str) -> None:
     path = tmp_path / "store.db"
     steps: dict[str, Any] = {"the compacting": [{"wait": "gate"}, {"text": "lost"}]}
     notes = {"text": "You write the notes", "answers": [steps.get(shown, NOTES)]}
     opening = [{"text": ["It", " was"]}] if shown == "the answer" else []
-    first = await make_bench(
+    first = await make_harness(
         {"rules": [notes], "default": [*opening, {"wait": "gate"}, {"text": " lost"}]}, store=SqliteStore(path)
     )
     run = await first.ask([*HISTORY, user("recall")], background=True, **THRESHOLD)
@@ -361,7 +365,7 @@ async def test_resumed_run_reuses_the_emitted_compaction(make_bench: Any, tmp_pa
     await reader.aclose()
     await first.engine.close()
     other = {"text": "You write the notes", "answers": ["Other words, which nobody may see in the place of the first."]}
-    second = await make_bench(
+    second = await make_harness(
         {
             "rules": [other if shown == "the compacting" else {**other, "answers": [[{"crash": "not again"}]]}],
             "default": [{"text": ["It", " was", " so."]}],

@@ -16,11 +16,11 @@ async def emulate() -> AsyncIterator[Callable[..., Awaitable[EmulationBench]]]:
     async def make(*steps: Any, policy: dict[str, Any] | None = None, **script: Any) -> EmulationBench:
         if steps:
             script["default"] = list(steps)
-        bench = EmulationBench(script, **(policy or {}))
-        await bench.engine.start()
-        started.append(bench)
-        return bench
+        harness = EmulationBench(script, **(policy or {}))
+        await harness.engine.start()
+        started.append(harness)
+        return harness
 
     yield make
-    for bench in started:
-        await bench.engine.close()
+    for harness in started:
+        await harness.engine.close()

@@ -71,8 +71,8 @@ def getting(**changes: Any) -> dict[str, Any]:
 
 
 async def test_call_is_emitted_with_its_namespace(emulate: Any) -> None:
-    bench = await emulate(call("crm__get", {}), call("crm__put", {"input": "x"}, "call_2"))
-    answer = await bench.ask(tools=[CRM])
+    harness = await emulate(call("crm__get", {}), call("crm__put", {"input": "x"}, "call_2"))
+    answer = await harness.ask(tools=[CRM])
     assert answer.output == [
         getting(),
         {
@@ -89,13 +89,13 @@ async def test_call_is_emitted_with_its_namespace(emulate: Any) -> None:
 
 
 async def test_call_without_the_namespace_is_resolved(emulate: Any) -> None:
-    bench = await emulate(call("get", {}))
-    assert (await bench.ask(tools=[CRM])).output == [getting()]
+    harness = await emulate(call("get", {}))
+    assert (await harness.ask(tools=[CRM])).output == [getting()]
 
 
 async def test_namespace_description_is_added_to_its_first_tool(emulate: Any) -> None:
-    bench = await emulate({"text": "Ok."})
-    answer = await bench.ask(tools=[CRM])
+    harness = await emulate({"text": "Ok."})
+    answer = await harness.ask(tools=[CRM])
     assert [tool.description for tool in answer.turns[0].request.tools] == [
         "All tools of crm: Customers.",
         "Put the whole text for this tool into 'input'.",
@@ -103,21 +103,21 @@ async def test_namespace_description_is_added_to_its_first_tool(emulate: Any) ->
 
 
 async def test_ambiguous_name_without_namespace_stays_unchanged(emulate: Any) -> None:
-    bench = await emulate(call("get", {}))
-    (called,) = (await bench.ask(tools=[CRM, CRM | {"name": "erp"}])).output
+    harness = await emulate(call("get", {}))
+    (called,) = (await harness.ask(tools=[CRM, CRM | {"name": "erp"}])).output
     assert (called["name"], called.get("namespace")) == ("get", None)
 
 
 async def test_function_is_found_before_a_namespaced_tool(emulate: Any) -> None:
-    bench = await emulate(call("get", {}), call("crm__get", {}, "call_2"))
-    output = (await bench.ask(tools=[CRM, GET])).output
+    harness = await emulate(call("get", {}), call("crm__get", {}, "call_2"))
+    output = (await harness.ask(tools=[CRM, GET])).output
     assert [(item["name"], item.get("namespace")) for item in output] == [("get", None), ("get", "crm")]
 
 
 async def test_history_calls_have_the_same_backend_name(emulate: Any) -> None:
-    bench = await emulate({"text": "Ok."})
+    harness = await emulate({"text": "Ok."})
     output = {"type": "function_call_output", "call_id": "call_1", "output": "ada"}
-    answer = await bench.ask([{"role": "user", "content": "?"}, getting(), output], tools=[CRM])
+    answer = await harness.ask([{"role": "user", "content": "?"}, getting(), output], tools=[CRM])
     assert (answer.read[1]["name"], answer.read[1].get("namespace")) == ("crm__get", None)
 
 

@@ -56,8 +56,8 @@ CALLS: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CALLS)
 async def test_emulated_call_becomes_its_own_item_type(emulate: Any, name: str) -> None:
     tool, function, arguments, item = CALLS[name]
-    bench = await emulate({"text": "I do."}, call(function, arguments), {"text": "Done?"})
-    answer = await bench.ask(tools=[tool])
+    harness = await emulate({"text": "I do."}, call(function, arguments), {"text": "Done?"})
+    answer = await harness.ask(tools=[tool])
     assert answer.output[1] == item | {"call_id": "call_1", "status": "completed"}
     assert [each["type"] for each in answer.output] == ["message", item["type"], "message"]
     assert answer.shown == [function]
@@ -67,30 +67,30 @@ async def test_emulated_call_becomes_its_own_item_type(emulate: Any, name: str) 
 async def test_invalid_arguments_are_retried_once(emulate: Any, name: str) -> None:
     tool, function, arguments, item = CALLS[name]
     rules = [{"text": "arguments are wrong", "answers": [[call(function, arguments)]]}]
-    bench = await emulate(call(function, {"nonsense": 1}, "call_0"), rules=rules)
-    answer = await bench.ask(tools=[tool])
+    harness = await emulate(call(function, {"nonsense": 1}, "call_0"), rules=rules)
+    answer = await harness.ask(tools=[tool])
     assert answer.output == [item | {"call_id": "call_1", "status": "completed"}]
 
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_invalid_arguments_after_the_retry_fail_the_response(emulate: Any, name: str) -> None:
     tool, function, *_ = CALLS[name]
-    bench = await emulate(call(function, "{"))
-    answer = await bench.ask(tools=[tool])
+    harness = await emulate(call(function, "{"))
+    answer = await harness.ask(tools=[tool])
     assert (answer.response["status"], answer.response["error"]["code"]) == ("failed", "invalid_tool_input")
 
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_call_without_an_id_gets_one(emulate: Any, name: str) -> None:
     tool, function, arguments, _ = CALLS[name]
-    bench = await emulate({"tool_call": {"name": function, "arguments": arguments}})
-    (item,) = (await bench.ask(tools=[tool])).response["output"]
+    harness = await emulate({"tool_call": {"name": function, "arguments": arguments}})
+    (item,) = (await harness.ask(tools=[tool])).response["output"]
     assert item["call_id"].partition("_")[2] == item["id"].partition("_")[2] != ""
 
 
 async def test_shell_commands_are_emitted_one_by_one(emulate: Any) -> None:
-    bench = await emulate(call("shell", {"commands": ["ls", "pwd"]}))
-    answer = await bench.ask(tools=[SHELL])
+    harness = await emulate(call("shell", {"commands": ["ls", "pwd"]}))
+    answer = await harness.ask(tools=[SHELL])
     assert [
         (event["type"].removeprefix("response."), event.get("command_index"), event.get("command", event.get("delta")))
         for event in answer.events[2:-1]
@@ -143,9 +143,9 @@ OUTPUTS: dict[str, tuple[dict[str, Any], Any]] = {
 async def test_history_call_and_output_become_function_items(emulate: Any, name: str) -> None:
     tool, function, arguments, item = CALLS[name]
     output, read = OUTPUTS[name]
-    bench = await emulate({"text": "Ok."})
+    harness = await emulate({"text": "Ok."})
     sent = [{"role": "user", "content": "?"}, item | {"id": "x", "call_id": "call_1", "status": "completed"}, output]
-    answer = await bench.ask(sent, tools=[tool])
+    answer = await harness.ask(sent, tools=[tool])
     called, came = answer.read[1:]
     assert (called["type"], called["name"], called["call_id"]) == ("function_call", function, "call_1")
     assert {"env": {}} | json.loads(called["arguments"]) == {"env": {}} | arguments
@@ -153,9 +153,9 @@ async def test_history_call_and_output_become_function_items(emulate: Any, name:
 
 
 async def test_screenshot_becomes_a_note_for_a_model_without_images(emulate: Any) -> None:
-    bench = await emulate({"text": "Ok."}, lacks=["images"])
+    harness = await emulate({"text": "Ok."}, lacks=["images"])
     item = CALLS["computer"][3] | {"id": "x", "call_id": "call_1", "status": "completed"}
-    answer = await bench.ask([{"role": "user", "content": "?"}, item, OUTPUTS["computer"][0]], tools=[COMPUTER])
+    answer = await harness.ask([{"role": "user", "content": "?"}, item, OUTPUTS["computer"][0]], tools=[COMPUTER])
     assert answer.read[2]["output"] == [
         {"type": "input_text", "text": "A screenshot was taken, but images cannot be shown here."}
     ]

@@ -96,6 +96,6 @@ def test_emulated_features_produce_warnings() -> None:
 
 
 async def test_background_response_is_emulated_too(emulate: Any) -> None:
-    bench = await emulate(call("c", {"input": "x"}))
-    answer = await bench.ask(tools=[C], background=True)
+    harness = await emulate(call("c", {"input": "x"}))
+    answer = await harness.ask(tools=[C], background=True)
     assert [item["type"] for item in answer.output] == ["custom_tool_call"]

@@ -196,8 +196,8 @@ def texts(answer: Any) -> list[str]:
 
 
 async def test_schema_is_sent_in_the_instructions(emulate: Any) -> None:
-    bench = await emulate({"text": '{"n": 1}'}, lacks=LACKS)
-    answer = await bench.ask(text=FORMAT, instructions="Be brief.")
+    harness = await emulate({"text": '{"n": 1}'}, lacks=LACKS)
+    answer = await harness.ask(text=FORMAT, instructions="Be brief.")
     request = answer.turns[0].request
     assert (request.text.format, request.text.verbosity) == (None, "low")
     assert request.instructions.startswith("Be brief.\n\n")
@@ -207,28 +207,28 @@ async def test_schema_is_sent_in_the_instructions(emulate: Any) -> None:
 
 
 async def test_backend_with_json_schema_gets_the_format_unchanged(emulate: Any) -> None:
-    bench = await emulate({"text": "whatever"})
-    answer = await bench.ask(text=FORMAT)
+    harness = await emulate({"text": "whatever"})
+    answer = await harness.ask(text=FORMAT)
     assert (answer.turns[0].request.text.format.name, texts(answer)) == ("number", ["whatever"])
 
 
 @pytest.mark.parametrize("form", [FORMAT, OBJECT])
 async def test_code_fence_around_the_answer_is_removed(emulate: Any, form: Any) -> None:
-    bench = await emulate({"text": '```json\n{"n": 1}\n```'}, lacks=LACKS)
-    assert texts(await bench.ask(text=form)) == ['{"n": 1}']
+    harness = await emulate({"text": '```json\n{"n": 1}\n```'}, lacks=LACKS)
+    assert texts(await harness.ask(text=form)) == ['{"n": 1}']
 
 
 async def test_invalid_answer_is_hidden_and_retried_once(emulate: Any) -> None:
     rules = [{"user": "'n' is a required property", "answers": ['{"n": 2}']}]
-    bench = await emulate({"reasoning": "Hm."}, {"text": '{"m": 2}'}, lacks=LACKS, rules=rules)
-    answer = await bench.ask(text=FORMAT)
+    harness = await emulate({"reasoning": "Hm."}, {"text": '{"m": 2}'}, lacks=LACKS, rules=rules)
+    answer = await harness.ask(text=FORMAT)
     assert (texts(answer), [item["type"] for item in answer.output]) == (['{"n": 2}'], ["reasoning", "message"])
     assert [item["type"] for item in answer.read] == ["message", "reasoning", "message", "message"]
 
 
 async def test_invalid_answer_after_the_retry_fails_the_response(emulate: Any) -> None:
-    bench = await emulate({"text": "One."}, lacks=LACKS)
-    answer = await bench.ask(text=FORMAT)
+    harness = await emulate({"text": "One."}, lacks=LACKS)
+    answer = await harness.ask(text=FORMAT)
     (error,) = answer.get_events("error")
     assert (answer.response["status"], answer.output, len(answer.turns), error["error"]["type"]) == (
         "failed",
@@ -245,8 +245,8 @@ async def test_invalid_answer_after_the_retry_fails_the_response(emulate: Any) -
 
 
 async def test_text_before_a_call_is_commentary_and_not_checked(emulate: Any) -> None:
-    bench = await emulate({"text": "I look it up."}, call("f", {}), lacks=LACKS)
-    answer = await bench.ask(text=FORMAT, tools=[{"type": "function", "name": "f"}])
+    harness = await emulate({"text": "I look it up."}, call("f", {}), lacks=LACKS)
+    answer = await harness.ask(text=FORMAT, tools=[{"type": "function", "name": "f"}])
     assert [(item["type"], item.get("phase")) for item in answer.output] == [
         ("message", "commentary"),
         ("function_call", None),
@@ -254,8 +254,8 @@ async def test_text_before_a_call_is_commentary_and_not_checked(emulate: Any) ->
 
 
 async def test_refusal_is_not_checked(emulate: Any) -> None:
-    bench = await emulate({"refusal": "No."}, lacks=LACKS)
-    answer = await bench.ask(text=FORMAT)
+    harness = await emulate({"refusal": "No."}, lacks=LACKS)
+    answer = await harness.ask(text=FORMAT)
     assert (answer.response["status"], answer.output[0]["content"]) == (
         "completed",
         [{"type": "refusal", "refusal": "No."}],
@@ -263,14 +263,14 @@ async def test_refusal_is_not_checked(emulate: Any) -> None:
 
 
 async def test_cut_off_answer_is_not_checked(emulate: Any) -> None:
-    bench = await emulate({"text": '{"n": '}, {"finish": "length"}, lacks=LACKS)
-    answer = await bench.ask(text=FORMAT)
+    harness = await emulate({"text": '{"n": '}, {"finish": "length"}, lacks=LACKS)
+    answer = await harness.ask(text=FORMAT)
     assert (answer.response["status"], texts(answer)) == ("incomplete", ['{"n": '])
 
 
 async def test_backend_with_any_tool_gets_only_json_emulation(emulate: Any) -> None:
-    bench = await emulate({"text": '{"n": 1}'}, lacks=LACKS, native_tools=None)
-    answer = await bench.ask(
+    harness = await emulate({"text": '{"n": 1}'}, lacks=LACKS, native_tools=None)
+    answer = await harness.ask(
         text=FORMAT, tools=[{"type": "mcp", "server_label": "l", "server_url": "https://a.example"}]
     )
     assert (texts(answer), answer.turns[0].request.tools[0].type) == (['{"n": 1}'], "mcp")

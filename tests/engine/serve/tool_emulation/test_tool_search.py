@@ -78,8 +78,8 @@ def searched(arguments: Any, *tools: Any) -> list[dict[str, Any]]:
 
 async def test_server_search_loads_tools_and_calls_the_model_again(emulate: Any) -> None:
     rules = [{"text": "can be called now: get_weather", "answers": [[call("get_weather", {"city": "Bern"})]]}]
-    bench = await emulate({"text": "Let me see."}, LOOK, rules=rules)
-    answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL])
+    harness = await emulate({"text": "Let me see."}, LOOK, rules=rules)
+    answer = await harness.ask(tools=[SEARCH, WEATHER, MAIL])
     message, *search, called = answer.output
     assert (message["type"], search, called["name"]) == (
         "message",
@@ -100,17 +100,17 @@ async def test_found_tools_stay_loaded_in_the_next_turn(emulate: Any) -> None:
         {"last_item": "function_call_output", "text": "mild", "answers": ["It is mild."]},
         {"text": "can be called now", "answers": [[call("get_weather", {})]]},
     ]
-    bench = await emulate(LOOK, rules=rules)
-    first = await bench.ask(tools=[SEARCH, WEATHER, MAIL])
+    harness = await emulate(LOOK, rules=rules)
+    first = await harness.ask(tools=[SEARCH, WEATHER, MAIL])
     output = {"type": "function_call_output", "call_id": "call_1", "output": "mild"}
-    second = await bench.ask([output], previous_response_id=first.response["id"])
+    second = await harness.ask([output], previous_response_id=first.response["id"])
     assert second.shown == ["tool_search", "get_weather"]
     assert [item.get("call_id") for item in second.read[1:3]] == ["call_search_1", "call_search_1"]
 
 
 async def test_client_call_beside_a_search_ends_the_turn(emulate: Any) -> None:
-    bench = await emulate(LOOK, call("f", {}))
-    answer = await bench.ask(tools=[SEARCH, WEATHER, {"type": "function", "name": "f"}])
+    harness = await emulate(LOOK, call("f", {}))
+    answer = await harness.ask(tools=[SEARCH, WEATHER, {"type": "function", "name": "f"}])
     assert [item["type"] for item in answer.output] == ["function_call", "tool_search_call", "tool_search_output"]
     assert len(answer.turns) == 1
 
@@ -120,15 +120,15 @@ async def test_max_tool_calls_limits_searches(emulate: Any) -> None:
         {"text": "No more searches", "answers": ["I give up."]},
         {"text": "No tools were found", "answers": [[call("tool_search", {"query": "letter"}, "call_2")]]},
     ]
-    bench = await emulate(call("tool_search", {"query": "rocket"}), rules=rules)
-    answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL], max_tool_calls=1)
+    harness = await emulate(call("tool_search", {"query": "rocket"}), rules=rules)
+    answer = await harness.ask(tools=[SEARCH, WEATHER, MAIL], max_tool_calls=1)
     assert answer.output[:-1] == searched({"query": "rocket"})
     assert (answer.output[-1]["content"][0]["text"], len(answer.turns)) == ("I give up.", 3)
 
 
 async def test_endless_searching_ends_the_response(emulate: Any) -> None:
-    bench = await emulate(call("tool_search", {"query": "rocket"}))
-    answer = await bench.ask(tools=[SEARCH, WEATHER], max_tool_calls=2)
+    harness = await emulate(call("tool_search", {"query": "rocket"}))
+    answer = await harness.ask(tools=[SEARCH, WEATHER], max_tool_calls=2)
     assert (answer.response["status"], answer.output, len(answer.turns)) == (
         "completed",
         searched({"query": "rocket"}) * 2,
@@ -137,13 +137,13 @@ async def test_endless_searching_ends_the_response(emulate: Any) -> None:
 
 
 async def test_deferred_tools_are_sent_without_a_search_tool(emulate: Any) -> None:
-    bench = await emulate({"text": "Ok."})
-    assert (await bench.ask(tools=[WEATHER, MAIL])).shown == ["get_weather", "mail__send"]
+    harness = await emulate({"text": "Ok."})
+    assert (await harness.ask(tools=[WEATHER, MAIL])).shown == ["get_weather", "mail__send"]
 
 
 async def test_required_deferred_tool_is_sent(emulate: Any) -> None:
-    bench = await emulate(call("get_weather", {}))
-    answer = await bench.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice={"type": "function", "name": "get_weather"})
+    harness = await emulate(call("get_weather", {}))
+    answer = await harness.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice={"type": "function", "name": "get_weather"})
     assert answer.shown == ["tool_search", "get_weather"]
 
 
@@ -154,14 +154,16 @@ async def test_required_deferred_tool_is_sent(emulate: Any) -> None:
 async def test_allowed_tool_is_deferred_only_if_search_is_allowed(
     emulate: Any, allowed: list[Any], shown: list[str]
 ) -> None:
-    bench = await emulate({"refusal": "No."})
+    harness = await emulate({"refusal": "No."})
     choice = {"type": "allowed_tools", "mode": "required", "tools": allowed}
-    assert (await bench.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice=choice)).shown == shown
+    assert (await harness.ask(tools=[SEARCH, WEATHER, MAIL], tool_choice=choice)).shown == shown
 
 
 async def test_search_satisfies_a_required_call(emulate: Any) -> None:
-    bench = await emulate(call("tool_search", {"query": "rocket"}), rules=[{"text": "No tools", "answers": ["None."]}])
-    answer = await bench.ask(tools=[SEARCH, WEATHER], tool_choice="required")
+    harness = await emulate(
+        call("tool_search", {"query": "rocket"}), rules=[{"text": "No tools", "answers": ["None."]}]
+    )
+    answer = await harness.ask(tools=[SEARCH, WEATHER], tool_choice="required")
     assert (answer.response["status"], [item["type"] for item in answer.output]) == (
         "completed",
         ["tool_search_call", "tool_search_output", "message"],
@@ -178,8 +180,8 @@ CLIENT_SEARCH = {
 
 async def test_tools_found_by_the_client_can_be_called(emulate: Any) -> None:
     rules = [{"text": "can be called now: get_weather, mail__send", "answers": [[call("mail__send", {})]]}]
-    bench = await emulate(call("tool_search", {"goal": "write"}), rules=rules)
-    first = await bench.ask(tools=[CLIENT_SEARCH])
+    harness = await emulate(call("tool_search", {"goal": "write"}), rules=rules)
+    first = await harness.ask(tools=[CLIENT_SEARCH])
     (search,) = first.output
     assert search == {
         "type": "tool_search_call",
@@ -193,18 +195,18 @@ async def test_tools_found_by_the_client_can_be_called(emulate: Any) -> None:
         CLIENT_SEARCH["parameters"],
     )
     found = {"type": "tool_search_output", "call_id": "call_1", "execution": "client", "tools": [WEATHER, MAIL]}
-    second = await bench.ask([found], previous_response_id=first.response["id"])
+    second = await harness.ask([found], previous_response_id=first.response["id"])
     assert (second.output[0]["namespace"], second.output[0]["name"]) == ("mail", "send")
     assert second.shown == ["tool_search", "get_weather", "mail__send"]
     assert second.warnings == ["tools: emulated by functions: tool_search"]
 
 
 async def test_tools_in_input_items_can_be_called(emulate: Any) -> None:
-    bench = await emulate(call("crm__draw", {"input": "x"}))
+    harness = await emulate(call("crm__draw", {"input": "x"}))
     custom = {"type": "custom", "name": "draw"}
     namespace = {"type": "namespace", "name": "crm", "description": "d", "tools": [custom]}
     brought = {"type": "additional_tools", "role": "developer", "tools": [namespace]}
-    answer = await bench.ask([brought, {"role": "user", "content": "draw"}])
+    answer = await harness.ask([brought, {"role": "user", "content": "draw"}])
     assert answer.output == [
         {
             "type": "custom_tool_call",
@@ -216,7 +218,7 @@ async def test_tools_in_input_items_can_be_called(emulate: Any) -> None:
         }
     ]
     assert (answer.shown, [item["type"] for item in answer.read]) == (["crm__draw"], ["message"])
-    again = await bench.ask(
+    again = await harness.ask(
         [{"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}],
         previous_response_id=answer.response["id"],
     )
@@ -225,11 +227,11 @@ async def test_tools_in_input_items_can_be_called(emulate: Any) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
 async def test_tools_of_earlier_items_can_be_chosen(emulate: Any, choice: Any) -> None:
-    bench = await emulate({"text": "Ok."}, rules=[{"user": "now", "answers": [[call("f", {})]]}])
+    harness = await emulate({"text": "Ok."}, rules=[{"user": "now", "answers": [[call("f", {})]]}])
     function = {"type": "function", "name": "f"}
     brought = {"type": "additional_tools", "role": "developer", "tools": [function]}
-    first = await bench.ask([brought, {"role": "user", "content": "later"}])
-    second = await bench.ask("now", previous_response_id=first.response["id"], tool_choice=choice)
+    first = await harness.ask([brought, {"role": "user", "content": "later"}])
+    second = await harness.ask("now", previous_response_id=first.response["id"], tool_choice=choice)
     assert (second.shown, [item["name"] for item in second.output]) == (["f"], ["f"])
 
 
@@ -238,10 +240,10 @@ async def test_found_function_has_its_name_as_namespace(emulate: Any) -> None:
         {"text": "mild", "answers": ["It is mild."]},
         {"text": "can be called now", "answers": [[call("get_weather", {})]]},
     ]
-    bench = await emulate(LOOK, rules=rules)
-    first = await bench.ask(tools=[SEARCH, WEATHER])
+    harness = await emulate(LOOK, rules=rules)
+    first = await harness.ask(tools=[SEARCH, WEATHER])
     called = first.output[-1]
     assert (called["name"], called["namespace"]) == ("get_weather", "get_weather")
     output = {"type": "function_call_output", "call_id": "call_1", "output": "mild"}
-    second = await bench.ask([output], previous_response_id=first.response["id"])
+    second = await harness.ask([output], previous_response_id=first.response["id"])
     assert [item["name"] for item in second.read if item["type"] == "function_call"] == ["tool_search", "get_weather"]
