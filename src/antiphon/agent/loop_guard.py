@@ -1,7 +1,7 @@
-"""The guard against a model that repeats a tool call: the second identical call gets a warning, the third is not run.
+"""Rules against a model that repeats a tool call: the second identical call gets a warning, the third is not run.
 
-The agent loop (`tool_calls.py`) and the execute endpoint (`execute/execution.py`) both apply it. Tools that are
-`repeatable` are exempt.
+The agent loop applies them in `ToolCalls` (`tool_calls.py`), and the execute endpoint in `execute/execution.py`. Tools
+that are `repeatable` are exempt.
 """
 
 import msgspec

@@ -1,4 +1,7 @@
-"""Redaction: remove keys, host names and addresses of upstreams from texts that clients see."""
+"""Redaction: remove keys, host names and addresses of upstreams from texts that clients see.
+
+`UpstreamClient.secrets` has the strings of an upstream that are removed in addition to known formats.
+"""
 
 import re
 from collections.abc import Collection

@@ -1,6 +1,6 @@
 """Persistence of foreground responses, and deletion of expired ones.
 
-Errors of the store are raised. `Run` turns them into a failed response.
+Errors of the store, such as a full disk, are raised. `Run._save` turns them into a failed response.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ A model call passes these stages, outermost first. Each stage is a module or pac
     compaction        replace a context that is too long, or that ends in a trigger, by a summary
     routing           choose the first candidate that can serve the turn
     strict_output     check the answers of upstreams that only promise to follow a schema
-    truncation        drop the oldest turns of a context that is too long
+    truncation        drop the oldest exchanges of a context that is too long
     tool_emulation    translate tools and output formats that the backend lacks
     sealed_reasoning  open encrypted reasoning for the backend, and seal it for the client
     the backend
@@ -34,9 +34,11 @@ from antiphon.stream.deltas import Delta
 
 
 def add_stages(name: str, backend: Backend, sealer: Sealer) -> Backend:
-    """Wrap a backend in the stages that depend on it, innermost first."""
+    """Wrap a backend in the last four stages of the list, innermost first. `Pipeline.serve` applies the others."""
     sealed = SealedReasoning(backend, name=name, sealer=sealer)
-    return StrictOutput(Truncation(Emulator(sealed)))
+    emulated = Emulator(sealed)
+    truncated = Truncation(emulated)
+    return StrictOutput(truncated)
 
 
 class Pipeline:

@@ -2,7 +2,7 @@
 
 A backend may ignore a choice, so every answer is checked. Calls that are not allowed are dropped. If a required call is
 missing, the backend is called once more, unless the retry of this response is used up, and then the response fails.
-`follow_up` acts on the violations that are found here.
+`find_violation` finds a violation, and `follow_up.decide_follow_up` acts on it.
 """
 
 import logging
