@@ -118,7 +118,7 @@ class Engine:
             sink,
             request=prepared.turn.request,
             mint=prepared.mint,
-            warnings=list(dict.fromkeys((*serving.warnings, *prepared.warnings))),
+            warnings=_join_warnings(serving.warnings, prepared.warnings),
         )
         key = RunKey(project, run.response.id)
         self._running[key] = run
@@ -216,6 +216,10 @@ class Engine:
         if stored is None:
             raise _not_found(response_id)
         return stored
+
+
+def _join_warnings(first: Sequence[str], then: Sequence[str]) -> Sequence[str]:
+    return list(dict.fromkeys((*first, *then))) if first else then
 
 
 def _not_found(response_id: str) -> NotFound:

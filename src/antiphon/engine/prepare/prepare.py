@@ -7,7 +7,6 @@ continues may have changed in the meantime.
 import time
 from collections.abc import Sequence
 from copy import copy
-from typing import NamedTuple
 
 import msgspec
 
@@ -106,8 +105,9 @@ class Preparer:
             request = await self._prompts.apply_template(request, project)
             check_parameters(request, client_input=client_input, on_websocket=session is not None, may_be_empty=repair)
         route = self._router.find(request.model or "")
-        capabilities = route.first.backend.capabilities
-        warnings = check_capabilities(request, capabilities, route.first.model.id)
+        candidate = route.first
+        capabilities = candidate.backend.capabilities
+        warnings = check_capabilities(request, capabilities, candidate.model.id)
         context = await load_history(
             request,
             project=project,
@@ -118,17 +118,17 @@ class Preparer:
         )
         request, left_out = self._select_tools(request, context, capabilities)
         if accepted is None:
-            new = await self._read_input(request, client_input, context, route.first, project=project, repair=repair)
+            new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
         else:
             new = _NewInput(items=accepted.input, mint=accepted.mint)
-        history = self._build_history(context, new, project=project, repair=repair or accepted is not None)
-        request, useless = _complete(request, history.items, route.first.model)
+        items, repairs = self._build_history(context, new, project=project, repair=repair or accepted is not None)
+        request, useless = _complete(request, items, candidate.model)
         # A continued compaction is expanded twice, with the same warnings.
-        repairs = list(dict.fromkeys((*context.repairs, *history.warnings, *useless)))
+        repairs = list(dict.fromkeys((*context.repairs, *repairs, *useless)))
         return Prepared(
             turn=Turn(
                 request=request,
-                items=history.items,
+                items=items,
                 project=project,
                 response_id=accepted.response_id if accepted is not None else "",
                 find_param=new.paths.find_param if new.paths is not None else None,
@@ -145,7 +145,7 @@ class Preparer:
                 *new.left_out,
                 *(f"history: {each}" for each in repairs),
                 *new.repeated,
-                *route.first.describe_emulation(request),
+                *candidate.describe_emulation(request),
             ],
             repairs=repairs,
         )
@@ -165,7 +165,7 @@ class Preparer:
             functions_only=self._policy.stateless,
             history=context.items,
         )
-        request = copy(request)
+        request = copy(request)  # from here on the request is our own and may be changed
         request.tools = tools or None
         return request, left_out
 
@@ -212,7 +212,9 @@ class Preparer:
         check_configuration_updates(items)
         return check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
 
-    def _build_history(self, context: History, new: "_NewInput", *, project: str, repair: bool) -> "_ModelHistory":
+    def _build_history(
+        self, context: History, new: "_NewInput", *, project: str, repair: bool
+    ) -> tuple[Items, list[str]]:
         """Return the whole history that the model reads, and warnings about repairs."""
         expanded = expand_compactions(context.items + new.items, self._sealer, project=project)
         items, unreadable = drop_unreadable_seals(expanded.items, self._sealer, project=project)
@@ -221,7 +223,7 @@ class Preparer:
         else:
             check_call_pairs(items)
             items, unpaired = drop_unfinished_items(items)
-        return _ModelHistory(items, [*expanded.warnings, *unreadable, *unpaired])
+        return items, [*expanded.warnings, *unreadable, *unpaired]
 
 
 class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,15 +236,9 @@ class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
     repeated: Sequence[str] = ()
 
 
-class _ModelHistory(NamedTuple):
-    items: Items
-    warnings: list[str]
-
-
 def _complete(request: CreateRequest, items: Items, model: Model) -> tuple[CreateRequest, list[str]]:
     """Apply configuration updates and the model's defaults. Return the request and warnings about useless updates."""
-    updated, useless = apply_configuration_updates(request, items)
-    request = copy(updated)
+    request, useless = apply_configuration_updates(request, items)
     if request.temperature is None:
         request.temperature = model.temperature
     if request.top_p is None:

@@ -1,6 +1,6 @@
 """The base class of the serving stages that wrap a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from antiphon.backends.base import Backend, Capabilities, Model, Turn
 from antiphon.protocol.request import CreateRequest
@@ -12,6 +12,7 @@ class Stage:
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
+        self.models: Callable[[], Sequence[Model]] = inner.models  # called for every request, so without a detour
         self.capabilities = self.extend(inner.capabilities)
 
     def extend(self, capabilities: Capabilities) -> Capabilities:
@@ -25,9 +26,6 @@ class Stage:
 
     async def close(self) -> None:
         await self.inner.close()
-
-    def models(self) -> Sequence[Model]:
-        return self.inner.models()
 
     async def stream(self, turn: Turn) -> Deltas:
         return await self.inner.stream(turn)
