@@ -1,12 +1,9 @@
-"""Pairing of calls and outputs, and media in input items."""
+"""Pairing of calls and outputs."""
 
 import pytest
 
-from antiphon.backends.base import ALL_CAPABILITIES, Capabilities
 from antiphon.engine.prepare.call_pairs import check_call_pairs, find_answered_calls
-from antiphon.engine.prepare.parameters import check_media
 from antiphon.errors import InvalidRequest
-from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
 from antiphon.protocol.hosted import (
     LocalShellAction,
     LocalShellCall,
@@ -90,30 +87,3 @@ def test_call_or_output_without_its_pair_is_refused(items: list[Item | Unknown],
 )
 def test_output_answers_the_latest_call_with_its_id(items: list[Item | Unknown], answered: set[str]) -> None:
     assert find_answered_calls(items) == answered
-
-
-IMAGE = InputImage(image_url="data:image/png;base64,AA==")
-FILE = InputFile(file_data="data:text/plain;base64,AA==")
-
-
-@pytest.mark.parametrize(
-    ("item", "param", "message"),
-    [
-        (Message("user", [InputText("a"), IMAGE]), "input[0].content[1]", "cannot read images"),
-        (Message("user", [FILE]), "input[0].content[0]", "cannot read files"),
-        (Message("user", [InputAudio(AudioData("AA==", "mp3"))]), "input[0].content[0]", "cannot read audio"),
-        (Message("user", [InputVideo("https://a.example/v")]), "input[0].content[0]", "cannot read video"),
-        (FunctionCallOutput([IMAGE], "c"), "input[0].output[0]", "cannot read images"),
-        (Message("user", [InputImage()]), "input[0].content[0]", "not none"),
-        (Message("user", [InputImage(image_url="a", file_id="b")]), "input[0].content[0]", "not 'image_url' and 'file"),
-        (Message("user", [InputFile(filename="a.txt")]), "input[0].content[0]", "not none"),
-    ],
-)
-def test_unsupported_media_are_refused_with_their_path(item: Item, param: str, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message) as caught:
-        check_media([item], Capabilities(), "tiny")
-    assert caught.value.param == param
-
-
-def test_capable_model_accepts_all_media() -> None:
-    check_media([Message("user", [InputText("a"), IMAGE, FILE])], ALL_CAPABILITIES, "big")

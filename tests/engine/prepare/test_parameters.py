@@ -1,4 +1,4 @@
-"""Checks of request parameters, and configuration updates."""
+"""Checks of request parameters, media and configuration updates."""
 
 from typing import Any
 
@@ -11,11 +11,13 @@ from antiphon.engine.prepare.parameters import (
     apply_configuration_updates,
     check_capabilities,
     check_configuration_updates,
+    check_media,
     check_parameters,
 )
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
-from antiphon.protocol.items import ITEMS, Item, Message
+from antiphon.protocol.content import AudioData, InputAudio, InputFile, InputImage, InputText, InputVideo
+from antiphon.protocol.items import ITEMS, FunctionCallOutput, Item, Message
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, ReasoningConfig, TextConfig, TextFormat
 from antiphon.protocol.unions import Unknown
 from support.engine_harness import EngineHarness
@@ -205,3 +207,30 @@ async def test_update_applies_to_later_turns_and_is_echoed(make_harness: Any) ->
     first = await harness.answer([sent, {"role": "user", "content": "hi"}])
     second = await harness.answer("again", previous_response_id=first.id, reasoning={"effort": "high"})
     assert [(each.reasoning.effort, each.text.format) for each in (first, second)] == [("low", JsonObjectFormat())] * 2
+
+
+IMAGE = InputImage(image_url="data:image/png;base64,AA==")
+FILE = InputFile(file_data="data:text/plain;base64,AA==")
+
+
+@pytest.mark.parametrize(
+    ("item", "param", "message"),
+    [
+        (Message("user", [InputText("a"), IMAGE]), "input[0].content[1]", "cannot read images"),
+        (Message("user", [FILE]), "input[0].content[0]", "cannot read files"),
+        (Message("user", [InputAudio(AudioData("AA==", "mp3"))]), "input[0].content[0]", "cannot read audio"),
+        (Message("user", [InputVideo("https://a.example/v")]), "input[0].content[0]", "cannot read video"),
+        (FunctionCallOutput([IMAGE], "c"), "input[0].output[0]", "cannot read images"),
+        (Message("user", [InputImage()]), "input[0].content[0]", "not none"),
+        (Message("user", [InputImage(image_url="a", file_id="b")]), "input[0].content[0]", "not 'image_url' and 'file"),
+        (Message("user", [InputFile(filename="a.txt")]), "input[0].content[0]", "not none"),
+    ],
+)
+def test_unsupported_media_are_refused_with_their_path(item: Item, param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        check_media([item], Capabilities(), "tiny")
+    assert caught.value.param == param
+
+
+def test_capable_model_accepts_all_media() -> None:
+    check_media([Message("user", [InputText("a"), IMAGE, FILE])], ALL_CAPABILITIES, "big")
