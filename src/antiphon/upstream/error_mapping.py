@@ -137,17 +137,26 @@ def map_error_payload(payload: Any, *, secrets: Collection[str] = ()) -> Antipho
 def map_api_error(status: int | None, payload: Any, *, retry_after: float | None = None) -> AntiphonError:
     """Map an error of a Responses API server for its own client. `status` is None for an error in a stream.
 
-    The class follows from the code, else from the type and the status. Code, param and message are the server's.
+    The class follows from the code, else from the type and the status. Code, param and message are the server's; the
+    message is put on one line.
     """
     if status is not None and 300 <= status < 400:
         return _make_redirect_error(status)
     report = parse_error_payload(payload)
-    code = report.code or report.type
+    code = _get_raw_code(payload) or report.type
     kind = _API_ERRORS.get(code) or _choose_api_error(status, report.type)
     message = report.message or code or (f"The upstream answered with status {status}." if status else "Unknown error.")
     error = kind(message, param=report.param, retry_after=retry_after)
     error.code = code or error.code
     return error
+
+
+def _get_raw_code(payload: Any) -> str:
+    """Return the code of an error in any form, such as a number."""
+    error = payload.get("error") if isinstance(payload, Mapping) else None
+    error = error if isinstance(error, Mapping) else payload
+    code = error.get("code") if isinstance(error, Mapping) else None
+    return str(code) if code else ""
 
 
 def make_broken_stream_error() -> UpstreamError:

@@ -73,7 +73,7 @@ class HttpSession:
             raise UpstreamError("The connection to the upstream is closed.", code=REFUSED)
         own_headers = {"Content-Type": "application/json"} if body is not None else {}
         with mapped_network_errors():
-            url = URL(self._base_url + path)
+            url = _parse_url(self._base_url + path)
             response = await self._session.request(
                 method,
                 url.update_query(self._query) if self._query else url,
@@ -189,3 +189,11 @@ def _retrieve_exception(closed: "asyncio.Future[None]") -> None:
     """Retrieve a future's exception, which asyncio would log otherwise."""
     if not closed.cancelled():
         closed.exception()
+
+
+def _parse_url(url: str) -> URL:
+    """Parse a URL. Raises aiohttp.InvalidURL, like a request does."""
+    try:
+        return URL(url)
+    except ValueError as error:
+        raise aiohttp.InvalidURL(url) from error

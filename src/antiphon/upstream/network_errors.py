@@ -15,6 +15,7 @@ NETWORK_ERRORS = (aiohttp.ClientError, OSError, RuntimeError)
 _TLS_ERRORS = (aiohttp.ClientSSLError, ssl.SSLError)
 # The first match counts: some later classes are bases of earlier ones.
 _MESSAGES: tuple[tuple[type[Exception], type[UpstreamError], str], ...] = (
+    (aiohttp.InvalidURL, UpstreamError, "The address of the upstream is not a valid URL."),
     (aiohttp.ClientConnectorDNSError, UpstreamError, "The upstream's host name could not be resolved."),
     (aiohttp.ClientConnectorError, UpstreamError, "The upstream cannot be reached."),
     (aiohttp.ConnectionTimeoutError, UpstreamTimeout, "The connection to the upstream timed out."),

@@ -209,6 +209,25 @@ async def test_unreachable_server_is_an_upstream_error() -> None:
         await transport.close()
 
 
+@pytest.mark.parametrize(
+    "url", ["http://host:notaport/v1", "http://[bad/v1", "http://127.0.0.1:99999/v1", "nowhere", ""]
+)
+async def test_invalid_base_url_is_an_upstream_error(url: str) -> None:
+    transport = HttpTransport(url, retries=0)
+    with pytest.raises(UpstreamError, match="The address of the upstream is not a valid URL"):
+        await transport.stream({"model": "m"})
+    await transport.close()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(429, "429"), ("two words", "two words"), ("x" * 70, "x" * 70)])
+async def test_error_code_of_the_server_is_kept_in_any_form(code: Any, expected: str) -> None:
+    failure = json_of({"error": {"message": "No.", "code": code}}, 400)
+    async with serve([failure]) as upstream:
+        with pytest.raises(InvalidRequest) as raised:
+            await ask(upstream)
+    assert raised.value.code == expected
+
+
 async def test_unanswered_request_is_a_timeout() -> None:
     async with serve([Reply(raw=STALL)]) as upstream:
         with pytest.raises(UpstreamTimeout, match="The upstream did not answer in time"):

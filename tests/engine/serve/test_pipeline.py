@@ -18,10 +18,12 @@ from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve import pipeline as pipeline_module
 from antiphon.engine.serve.pipeline import Pipeline, add_stages
 from antiphon.engine.serve.stage import Stage
-from antiphon.errors import ModelNotFound
+from antiphon.errors import InvalidRequest, ModelNotFound
 from antiphon.protocol import codec
+from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import FunctionCall, FunctionCallOutput
 from antiphon.protocol.prompt import PromptDefinition
+from antiphon.protocol.request import JsonObjectFormat, TextConfig
 from antiphon.protocol.response import Response
 from antiphon.store.base import StoredResponse
 from antiphon.store.memory.store import MemoryStore
@@ -32,8 +34,8 @@ SEALER = Sealer([bytes(32)])
 class Recorder(ScriptedBackend):
     """A backend that records its turns."""
 
-    def __init__(self) -> None:
-        super().__init__("recorder", msgspec.convert({"default": [{"text": "hello"}]}, Script))
+    def __init__(self, script: dict[str, Any] | None = None) -> None:
+        super().__init__("recorder", msgspec.convert({"default": [{"text": "hello"}]} | (script or {}), Script))
         self.turns: list[Turn] = []
 
     async def stream(self, turn: Turn) -> Any:
@@ -106,6 +108,33 @@ async def test_queued_request_does_not_apply_its_prompt_template_again() -> None
     again = await pipeline.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
     assert len(prepared.turn.items) == 2
     assert again.turn.items == prepared.turn.items
+
+
+async def test_queued_request_keeps_its_settings_on_a_backend_that_lacks_them() -> None:
+    request = decode(top_logprobs=2, tools=[{"type": "file_search", "vector_store_ids": ["vs_1"]}])
+    able = Recorder({"native_tools": None})
+    prepared = await make_pipeline(MemoryStore(), able).prepare(request, project="p")
+    lacking = Recorder({"native_tools": ["function"], "lacks": ["logprobs"]})
+    other = make_pipeline(MemoryStore(), lacking, unsupported_tools="refuse")
+    with pytest.raises(InvalidRequest):
+        await other.prepare(request, project="p")
+    again = await other.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+    assert again.turn.request == prepared.turn.request
+
+
+async def test_queued_request_ignores_configuration_updates_added_meanwhile() -> None:
+    store = MemoryStore()
+    await store.open()
+    pipeline = make_pipeline(store)
+    await store.create_conversation("p", Conversation("conv_1", 1, {}), [])
+    prepared = await pipeline.prepare(decode(conversation="conv_1"), project="p")
+    update = codec.decode_items(
+        b'[{"type": "configuration_update", "id": "cfg_1", "text": {"format": {"type": "json_object"}}}]'
+    )
+    await store.append_items("p", "conv_1", update)
+    again = await pipeline.prepare(prepared.turn.request, project="p", accepted=accept(prepared))
+    fresh = await pipeline.prepare(decode(conversation="conv_1"), project="p")
+    assert (again.turn.request.text, fresh.turn.request.text) == (None, TextConfig(format=JsonObjectFormat()))
 
 
 async def test_queued_request_of_removed_model_raises_model_not_found() -> None:

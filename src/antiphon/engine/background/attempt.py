@@ -29,7 +29,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, LeaseLost, Store, StoredResponse
 from antiphon.stream.composer import Composer
 from antiphon.stream.decompose import decompose_events
-from antiphon.stream.deltas import Delta, Deltas, Failure, Finish
+from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, Served
 from antiphon.stream.replay import Diverged, ReplayFilter
 from antiphon.stream.sse import encode_json_line
 
@@ -179,8 +179,8 @@ class Attempt:
             raise
         for warning in (*(f"history: {each}" for each in prepared.repairs), *serving.warnings):
             logger.warning("%s", warning, extra={"response_id": accepted.response_id})
-        if serving.served is not None:
-            yield [serving.served]
+        candidate = serving.candidate or prepared.route.first
+        yield [Served(candidate.model.id, candidate.name)]
         replay = ReplayFilter(replayed)
         async with aclosing(serving.deltas) as deltas:
             async for batch in deltas:

@@ -95,19 +95,17 @@ class Preparer:
         """Check the request, load the context it continues, and lay out the turn.
 
         With `repair`, calls and outputs of the input that do not match are repaired like those in the store instead of
-        refused. `accepted` is given for a queued request that starts: its parameters and input were checked already.
+        refused. `accepted` is given for a queued request that starts. Its parameters, tools and input were checked when
+        it was accepted and stay as they are; only its context is loaded again.
         """
-        ignored: list[str] = []
+        warnings: list[str] = []
         client_input = request.input
         if accepted is None:
-            if self._policy.stateless:
-                request, ignored = remove_state(request, has_session=session is not None)
-            request = await self._prompts.apply_template(request, project)
-            check_parameters(request, client_input=client_input, on_websocket=session is not None, may_be_empty=repair)
+            request, warnings = await self._complete_request(request, project, session, may_be_empty=repair)
         route = self._router.find(request.model or "")
         candidate = route.first
-        capabilities = candidate.backend.capabilities
-        warnings = check_capabilities(request, capabilities, candidate.model.id)
+        if accepted is None:
+            warnings += check_capabilities(request, candidate.backend.capabilities, candidate.model.id)
         context = await load_history(
             request,
             project=project,
@@ -116,15 +114,18 @@ class Preparer:
             inherit_tools=self._policy.inherit_tools and accepted is None,
             session=session,
         )
-        request, left_out = self._select_tools(request, context, capabilities)
         if accepted is None:
+            request, left_out = self._select_tools(request, context, candidate.backend.capabilities)
             new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
+            warnings += [*left_out, *new.left_out]
         else:
             new = _NewInput(items=accepted.input, mint=accepted.mint)
         items, repairs = self._build_history(context, new, project=project, repair=repair or accepted is not None)
-        request, useless = _complete(request, items, candidate.model)
+        if accepted is None:
+            request, useless = _apply_defaults(request, items, candidate.model)
+            repairs += useless
         # A continued compaction is expanded twice, with the same warnings.
-        repairs = list(dict.fromkeys((*context.repairs, *repairs, *useless)))
+        repairs = list(dict.fromkeys((*context.repairs, *repairs)))
         return Prepared(
             turn=Turn(
                 request=request,
@@ -139,16 +140,27 @@ class Preparer:
             created_at=int(time.time()),
             # The header holds a limited number of warnings, so the most numerous kinds come last.
             warnings=[
-                *ignored,
                 *warnings,
-                *left_out,
-                *new.left_out,
                 *(f"history: {each}" for each in repairs),
                 *new.repeated,
                 *candidate.describe_emulation(request),
             ],
             repairs=repairs,
         )
+
+    async def _complete_request(
+        self, request: CreateRequest, project: str, session: Session | None, *, may_be_empty: bool
+    ) -> tuple[CreateRequest, list[str]]:
+        """Return the request with its prompt template and without ignored state, and warnings. Check its parameters."""
+        ignored: list[str] = []
+        client_input = request.input
+        if self._policy.stateless:
+            request, ignored = remove_state(request, has_session=session is not None)
+        request = await self._prompts.apply_template(request, project)
+        check_parameters(
+            request, client_input=client_input, on_websocket=session is not None, may_be_empty=may_be_empty
+        )
+        return request, ignored
 
     def _select_tools(
         self, request: CreateRequest, context: History, capabilities: Capabilities
@@ -236,7 +248,7 @@ class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
     repeated: Sequence[str] = ()
 
 
-def _complete(request: CreateRequest, items: Items, model: Model) -> tuple[CreateRequest, list[str]]:
+def _apply_defaults(request: CreateRequest, items: Items, model: Model) -> tuple[CreateRequest, list[str]]:
     """Apply configuration updates and the model's defaults. Return the request and warnings about useless updates."""
     request, useless = apply_configuration_updates(request, items)
     if request.temperature is None:

@@ -339,7 +339,9 @@ async def test_background_response_is_compacted_too(harness: EngineHarness) -> N
     response = await read(harness, run.response.id)
     assert [item.type for item in response.output] == ["compaction", "message"]
     trigger = await harness.ask([{"type": "compaction_trigger"}], background=True, previous_response_id=response.id)
-    assert [item.type for item in (await read(harness, trigger.response.id)).output] == ["compaction"]
+    compacted = await read(harness, trigger.response.id)
+    assert [item.type for item in compacted.output] == ["compaction"]
+    assert compacted.served_by == "test/scripted"
 
 
 async def read(harness: EngineHarness, response_id: str) -> Response:
