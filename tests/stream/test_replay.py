@@ -55,6 +55,8 @@ def _summarize(response: Response) -> list[Any]:
     [
         ([], [d.Text("a")], [d.Text("a")]),
         ([d.Text("a")], [d.Text("a")], []),
+        ([d.ReasoningSummary("", 0)], [d.ReasoningSummary("", 0), d.Text("a")], [d.Text("a")]),
+        ([d.ReasoningSummary("", 0)], [d.ReasoningSummary("ab", 0)], [d.ReasoningSummary("ab", 0)]),
         ([d.Text("a"), d.Text("b")], [d.Text("ab"), d.Text("c")], [d.Text("c")]),
         ([d.Text("ab")], [d.Text("a"), d.Text("b"), d.Text("c")], [d.Text("c")]),
         ([d.Text("a")], [d.Text("abc")], [d.Text("bc")]),

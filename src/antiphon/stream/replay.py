@@ -43,7 +43,7 @@ class ReplayFilter:
             if first_run.starts_call(delta):
                 self._first_call_ids.append(_get_call_id(delta))
             self._expect(first_run.normalize(delta))
-        self._first_keys = list(first_run.calls)
+        self._first_keys = first_run.keys
         self._call_ids: dict[str | None, str | None] = {}  # the second run's call ids, mapped to the first run's
         self._started_calls = 0
         self._second_run = _Normalizer()
@@ -68,7 +68,7 @@ class ReplayFilter:
             return [delta]
         if isinstance(delta, deltas.Finish):
             return self._finish(delta)
-        if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall) and delta.key not in self._second_run.calls:
+        if isinstance(delta, deltas.ToolCall | deltas.CustomToolCall) and not self._second_run.is_open(delta.key):
             delta = self._add_held_fragments(delta)
             if not delta.name:
                 return []
@@ -172,7 +172,9 @@ class _Normalizer:
     """
 
     def __init__(self) -> None:
-        self.calls: dict[int | str, int] = {}
+        self.calls: dict[int | str, int] = {}  # the position of the call or item that last had this key
+        self.keys: list[int | str] = []  # the keys in the order of their calls and items
+        self._closed: set[int | str] = set()
         self._summaries = 0
         self._summary_index: int | None = None
         self._texts = 0
@@ -182,10 +184,21 @@ class _Normalizer:
         """Return True if this is the first delta of a call."""
         match delta:
             case deltas.ToolCall() | deltas.CustomToolCall():
-                return delta.key not in self.calls
+                return not self.is_open(delta.key)
             case deltas.WholeItem() | deltas.OpenItem():
                 return get_call_id(delta.item) is not None and not delta.item.type.endswith("_output")
         return False
+
+    def is_open(self, key: int | str) -> bool:
+        """Return True if a call with this key has started and was not closed. A key may be used again after that."""
+        return key in self.calls and key not in self._closed
+
+    def _open(self, key: int | str) -> int:
+        """Return the position of a new call or item with this key."""
+        self.calls[key] = len(self.keys)
+        self.keys.append(key)
+        self._closed.discard(key)
+        return self.calls[key]
 
     def normalize(self, delta: Delta) -> "Sequence[_TextPiece | Delta]":
         match delta:
@@ -215,13 +228,13 @@ class _Normalizer:
         """Return the delta with its item's ids removed, because they differ in each run."""
         if isinstance(delta, deltas.CloseItem) and delta.key is not None:
             known = delta.item is not None and delta.key in self.calls
+            self._closed.add(delta.key)
             return [deltas.CloseItem(self.calls[delta.key], _remove_ids(delta.item))] if known else []
         self._end_text()
         if isinstance(delta, deltas.CloseItem):
             return []
         if isinstance(delta, deltas.OpenItem):
-            self.calls[delta.key] = len(self.calls)
-            return [deltas.OpenItem(self.calls[delta.key], _remove_ids(delta.item))]
+            return [deltas.OpenItem(self._open(delta.key), _remove_ids(delta.item))]
         return [deltas.WholeItem(_remove_ids(delta.item))]
 
     def _end_text(self) -> None:
@@ -252,17 +265,20 @@ class _Normalizer:
         return [delta]
 
     def _normalize_summary(self, delta: deltas.ReasoningSummary) -> "Sequence[_TextPiece | Delta]":
+        pieces: list[_TextPiece | Delta] = []
         if delta.index != self._summary_index:
             self._summary_index = delta.index
             self._summaries += 1
-        return [_TextPiece((type(delta), self._summaries), delta.text)] if delta.text else []
+            pieces.append(deltas.ReasoningSummary("", self._summaries))  # a part exists even without text
+        if delta.text:
+            pieces.append(_TextPiece((type(delta), self._summaries), delta.text))
+        return pieces
 
     def _normalize_call(self, delta: deltas.ToolCall | deltas.CustomToolCall) -> "Sequence[_TextPiece | Delta]":
         pieces: list[_TextPiece | Delta] = []
-        if delta.key not in self.calls:
+        if not self.is_open(delta.key):
             self._end_text()
-            self.calls[delta.key] = len(self.calls)
-            pieces.append(type(delta)(self.calls[delta.key], "", delta.name, None, delta.namespace))
+            pieces.append(type(delta)(self._open(delta.key), "", delta.name, None, delta.namespace))
         text = _get_text(delta)
         if text:
             pieces.append(_TextPiece((type(delta), self.calls[delta.key]), text))

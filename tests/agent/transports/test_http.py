@@ -220,7 +220,7 @@ async def test_invalid_base_url_is_an_upstream_error(url: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "expected"), [(429, "429"), ("two words", "two words"), ("x" * 70, "x" * 70)])
-async def test_error_code_of_the_server_is_kept_in_any_form(code: Any, expected: str) -> None:
+async def test_error_code_of_the_server_is_preserved_in_any_form(code: Any, expected: str) -> None:
     failure = json_of({"error": {"message": "No.", "code": code}}, 400)
     async with serve([failure]) as upstream:
         with pytest.raises(InvalidRequest) as raised:
