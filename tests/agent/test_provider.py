@@ -43,7 +43,7 @@ class Recorder:
         self.sent: list[dict[str, Any]] = []
         self.refuse: Exception | None = None
         self.refusals: list[Exception] = []
-        """What the next requests get, one after the other."""
+        """Errors that the next requests raise, in order."""
         self._inner = inner
 
     async def stream(self, request: dict[str, Any]) -> Events:

@@ -251,7 +251,7 @@ async def answer_at_once(harness: EngineHarness, sent_input: list[list[Any]], **
     async def answer(each: list[Any]) -> Response:
         run = await harness.ask([*each, say("wait")], **options)
         all_items = [event async for batch in run.events() for event in batch]
-        # A background response is told from the log.
+        # The events of a background response come from the log, undecoded.
         return fold(codec.decode_event(event.raw) if isinstance(event, Unknown) else event for event in all_items)
 
     answers = asyncio.gather(*map(answer, sent_input))
