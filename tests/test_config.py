@@ -275,7 +275,7 @@ def test_repr_shows_no_secrets() -> None:
         "max_body_bytes=67108864, shutdown_grace_seconds=10, keepalive_seconds=15, websocket_max_seconds=3600, "
         "inherit_tools=True, retention_days=30, background_slots=64, background_lease_seconds=15, "
         "background_concurrency=None, background_concurrency_per_project=None, background_starts_per_minute=None, "
-        "opening_seconds=5, models={}, "
+        "opening_seconds=1, models={}, "
         "seal_keys='<1>', compat='openai', unsupported_tools='default', stateless=False, stateless_id_prefix='', "
         "agent_model='', agent_system='', agent_temperature=0.7, agent_tools=(), "
         "log_level='info', log_format='text', "

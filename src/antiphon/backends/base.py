@@ -23,7 +23,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
     client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
-    client gets them with the response.
+    client gets them with the response. A backend that calls another server calls `on_accepted` when that server has
+    accepted the request, before its first delta.
     """
 
     request: CreateRequest
@@ -32,6 +33,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str = ""
     find_param: Callable[[Item | Unknown], str | None] | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
+    on_accepted: Callable[[], object] | None = None
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     background_slots: int = 64
     background_lease_seconds: float = 15.0
     background_limits: RunLimits = RunLimits()
-    first_delta_seconds: float = 5.0
+    first_delta_seconds: float = 1.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False

@@ -97,24 +97,33 @@ class UpstreamClient:
         make_reader: Callable[[], Reader],
         *,
         headers: Mapping[str, str] | None = None,
+        on_accepted: Callable[[], object] | None = None,
     ) -> Deltas:
         """Send a request, and return its deltas once the first ones have arrived.
 
-        Closing the deltas closes the connection at once.
+        `on_accepted` is called when the upstream has answered with a success status, before the first deltas. Closing
+        the deltas closes the connection at once.
         """
-        deltas = self._stream(path, body, make_reader, headers)
+        deltas = self._stream(path, body, make_reader, headers, on_accepted)
         # Closing a generator that was never entered does not run its cleanup, so it is entered here.
         await anext(deltas)
         return deltas
 
     async def _stream(
-        self, path: str, body: bytes, make_reader: Callable[[], Reader], headers: Mapping[str, str] | None
+        self,
+        path: str,
+        body: bytes,
+        make_reader: Callable[[], Reader],
+        headers: Mapping[str, str] | None,
+        on_accepted: Callable[[], object] | None,
     ) -> Deltas:
         """Yield an empty batch when the first deltas have arrived, then the deltas."""
 
         async def begin(policy: RetryPolicy) -> tuple[DeltaStream, list[Delta]]:
             response = await self._session.send("POST", path, body, headers)
             policy.answered = True
+            if on_accepted is not None:
+                on_accepted()
             stream = DeltaStream(response, make_reader(), secrets=self.secrets)
             try:
                 while not (deltas := await stream.read()):

@@ -1,17 +1,24 @@
 """Models that are slow to start: the stream begins without them, and no model is left running."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from antiphon.backends.chat_completions.backend import create
+from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
-from antiphon.errors import UpstreamError
-from antiphon.protocol import events
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve import first_delta
+from antiphon.errors import RateLimited, UpstreamError
+from antiphon.protocol import codec, events
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream.fold import fold
 from support.engine_harness import EngineHarness
+from support.upstream_server import STALL, Reply, json_of, serve, stream_of
 
 SCRIPT: dict[str, Any] = {"default": "Hello."}
 
@@ -103,3 +110,93 @@ async def test_client_disconnect_before_model_starts_stops_model() -> None:
         await asking
     assert harness.go_on.cancelled()
     await harness.engine.close()
+
+
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"Hello."}}]}\n\n'
+END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+ANSWER = stream_of(CHUNK, END)
+
+
+@contextlib.asynccontextmanager
+async def bridge(*replies: Reply, names: tuple[str, ...] = ("up",), **policy: Any) -> AsyncIterator[Engine]:
+    """Start an engine over a scripted upstream, which several backends may share."""
+    async with serve(replies) as upstream:
+        options = {"base_url": upstream.url, "models": ["m"], "stream_retries": 0, "request_retries": 0}
+        engine = Engine(
+            backends={name: create(name, options, Path()) for name in names},
+            store=MemoryStore(),
+            policy=Policy(**policy),
+            sealer=Sealer([bytes(32)]),
+        )
+        await engine.start()
+        yield engine
+        await engine.close()
+
+
+async def stream(engine: Engine, model: str = "m") -> Any:
+    request = codec.decode_request(codec.encode({"model": model, "input": "hi", "stream": True})).request
+    return await engine.create(request, project="p")
+
+
+async def read_types(run: Any) -> list[str]:
+    return [event.type async for batch in run.events() for event in batch]
+
+
+async def test_known_upstream_that_accepts_begins_stream_before_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_delta, "KNOWN_UPSTREAM_SECONDS", 60)
+    go_on = asyncio.Event()
+    async with bridge(ANSWER, stream_of(b": accepted\n\n", go_on, CHUNK, END), first_delta_seconds=60) as engine:
+        await read_types(await stream(engine))
+        run = await stream(engine)
+        emitted = run.events()
+        assert [event.type for event in await anext(emitted)] == ["response.created", "response.in_progress"]
+        assert (run.begun.model, run.begun.served_by) == ("m", "up/m")
+        go_on.set()
+        assert [event.type async for batch in emitted for event in batch][-1] == "response.completed"
+
+
+async def test_known_upstream_that_holds_its_answer_begins_stream_soon() -> None:
+    async with bridge(ANSWER, Reply(raw=STALL), first_delta_seconds=60) as engine:
+        await read_types(await stream(engine))
+        run = await stream(engine)
+        emitted = run.events()
+        assert [event.type for event in await anext(emitted)] == ["response.created", "response.in_progress"]
+        await emitted.aclose()
+
+
+async def test_refusal_of_known_upstream_is_raised_before_stream_begins() -> None:
+    refusal = json_of({"error": {"message": "Slow down.", "type": "rate_limit_error"}}, 429)
+    async with bridge(ANSWER, refusal) as engine:
+        await read_types(await stream(engine))
+        with pytest.raises(RateLimited, match="Slow down"):
+            await stream(engine)
+
+
+async def test_first_stream_waits_for_first_token_of_upstream() -> None:
+    go_on = asyncio.Event()
+    failing = stream_of(b": accepted\n\n", go_on, b'data: {"error":{"message":"Out of memory."}}\n\n')
+    async with bridge(failing, first_delta_seconds=60) as engine:
+        asking = asyncio.create_task(stream(engine))
+        go_on.set()
+        with pytest.raises(UpstreamError, match="Out of memory"):
+            await asking
+
+
+async def test_upstream_that_accepts_and_fails_stays_unknown() -> None:
+    failing = stream_of(b'data: {"error":{"message":"Out of memory."}}\n\n')
+    async with bridge(failing, failing, first_delta_seconds=60) as engine:
+        for _ in range(2):
+            with pytest.raises(UpstreamError, match="Out of memory"):
+                await stream(engine)
+
+
+async def test_early_stream_names_no_backend_if_another_may_answer() -> None:
+    go_on = asyncio.Event()
+    slow = stream_of(b": accepted\n\n", go_on, CHUNK, END)
+    async with bridge(ANSWER, slow, names=("a", "b"), models={"x": ["a/m", "b/m"]}, first_delta_seconds=60) as engine:
+        await read_types(await stream(engine, "x"))
+        run = await stream(engine, "x")
+        assert run.begun.served_by is None
+        go_on.set()
+        await read_types(run)
+        assert run.response.served_by == "a/m"

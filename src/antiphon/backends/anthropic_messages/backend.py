@@ -65,12 +65,12 @@ class AnthropicMessagesBackend(UpstreamBackend):
     async def stream(self, turn: Turn) -> Deltas:
         request = self._translate(turn)
         try:
-            return await self._send(request)
+            return await self._send(request, turn)
         except InvalidRequest as error:
             # Newer models reject their earlier thinking if anything before it has changed.
             if not request.has_thinking or not _THINKING_REJECTED.search(error.message):
                 raise
-        return await self._send(self._translate(turn, include_thinking=False))
+        return await self._send(self._translate(turn, include_thinking=False), turn)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await self.count_upstream("/messages/count_tokens", turn, self._write_count_request)
@@ -79,11 +79,13 @@ class AnthropicMessagesBackend(UpstreamBackend):
         body = self._translate(turn).body
         return msgspec.json.encode({name: body[name] for name in COUNTED_FIELDS if name in body})
 
-    async def _send(self, request: MessagesRequest) -> Deltas:
+    async def _send(self, request: MessagesRequest, turn: Turn) -> Deltas:
         def make_reader() -> MessagesReader:
             return MessagesReader(request.tool_names, secrets=self.upstream.secrets)
 
-        return await self.upstream.stream("/messages", msgspec.json.encode(request.body), make_reader)
+        return await self.upstream.stream(
+            "/messages", msgspec.json.encode(request.body), make_reader, on_accepted=turn.on_accepted
+        )
 
     def _translate(self, turn: Turn, *, include_thinking: bool = True) -> MessagesRequest:
         traits = self._find_traits(turn.request.model or "")

@@ -89,7 +89,9 @@ class ChatCompletionsBackend(UpstreamBackend):
             served_model = ServedModel(self.upstream.name, model)
             return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets, served_model=served_model)
 
-        return await self.upstream.stream("/chat/completions", codec.encode(body), make_reader)
+        return await self.upstream.stream(
+            "/chat/completions", codec.encode(body), make_reader, on_accepted=turn.on_accepted
+        )
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ChatCompletionsBackend:

@@ -90,7 +90,9 @@ class ResponsesBackend(UpstreamBackend):
             served_model = ServedModel(self.upstream.name, stripped.model or "")
             return ResponsesReader(secrets=self.upstream.secrets, on_completed=on_completed, served_model=served_model)
 
-        return await self.upstream.stream("/responses", request.body, make_reader, headers=request.headers)
+        return await self.upstream.stream(
+            "/responses", request.body, make_reader, headers=request.headers, on_accepted=stripped.turn.on_accepted
+        )
 
     async def count_tokens(self, turn: Turn) -> int:
         return await self.count_upstream("/responses/input_tokens", turn, self._write_count_request)

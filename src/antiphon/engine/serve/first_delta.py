@@ -1,35 +1,72 @@
-"""The time limit for the first delta of a streamed response.
+"""The beginning of a streamed response: how long it waits for its model.
 
-A client that streams needs a sign of life. When the limit has passed, the stream begins without its model, and an error
-that would have been an HTTP error becomes an error event.
+A client that streams needs a sign of life. Before the stream begins, an error of the upstream becomes an HTTP error,
+which clients handle best. Later it becomes an error event. So a stream waits for the first delta, within the time limit
+of the settings. If the upstream has answered before, the stream begins when the upstream accepts the request, or after
+a short time in which most refusals of a nearby server arrive.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any
 
-from antiphon.engine.serve.routing import Serving
+import msgspec
+
+from antiphon.backends.base import Turn
+from antiphon.engine.serve.routing import ModelRoute, Serving
 from antiphon.stream.deltas import Delta, Deltas
 
 logger = logging.getLogger(__name__)
 
+KNOWN_UPSTREAM_SECONDS = 0.05
+"""Maximum wait for an upstream that has answered before."""
 
-async def wait_for_start(start: Coroutine[Any, Any, Serving], *, seconds: float) -> Serving:
-    """Await the start of a model call for at most `seconds`.
+Start = Callable[[Turn], Coroutine[Any, Any, Serving]]
 
-    Errors within the limit are raised here. After it, the returned deltas wait for the start and raise its errors.
-    """
-    starting = asyncio.ensure_future(start)
-    try:
-        await asyncio.sleep(0)  # an embedded model starts at once, and a wait with a timer costs more than that
-        if not starting.done():
-            await asyncio.wait((starting,), timeout=seconds)
-    except asyncio.CancelledError:
-        await _cancel(starting)
-        raise
-    return starting.result() if starting.done() else Serving(LateDeltas(starting), None)
+
+class FirstDelta:
+    """Starts model calls, and waits until their streams may begin. Remembers the backends that have answered."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    async def start(self, start: Start, route: ModelRoute, turn: Turn, *, seconds: float) -> Serving:
+        """Start the model call of a turn and wait for its first delta, for at most `seconds`.
+
+        Errors within the limit are raised here. After it, the returned deltas wait for the start and raise its errors.
+        """
+        backend = route.first.name
+        loop = asyncio.get_running_loop()
+        accepted: asyncio.Future[None] = loop.create_future()
+        starting = loop.create_task(self._start(start, turn, backend, accepted))
+        waiting: tuple[asyncio.Future[Any], ...] = (starting,)
+        if backend in self._known:
+            waiting, seconds = (starting, accepted), min(seconds, KNOWN_UPSTREAM_SECONDS)
+        try:
+            await asyncio.sleep(0)  # an embedded model starts at once, and a wait with a timer costs more than that
+            if not starting.done():
+                await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await _cancel(starting)
+            raise
+        if starting.done():
+            return starting.result()
+        # With several candidates it is not certain yet which one will answer.
+        candidate = route.first if len(route.candidates) == 1 else None
+        warnings = tuple(turn.warnings)
+        return Serving(LateDeltas(starting, sent_warnings=warnings), candidate, warnings)
+
+    async def _start(self, start: Start, turn: Turn, backend: str, accepted: "asyncio.Future[None]") -> Serving:
+        def accept() -> None:
+            if not accepted.done():
+                accepted.set_result(None)
+
+        serving = await start(msgspec.structs.replace(turn, on_accepted=accept))
+        if accepted.done():
+            self._known.add(backend)
+        return serving
 
 
 async def _cancel(starting: "asyncio.Task[Serving]") -> None:
@@ -42,8 +79,9 @@ async def _cancel(starting: "asyncio.Task[Serving]") -> None:
 class LateDeltas(AsyncGenerator[Sequence[Delta], None]):
     """The deltas of a model call that has not started yet. The first batch names the model."""
 
-    def __init__(self, starting: "asyncio.Task[Serving]") -> None:
+    def __init__(self, starting: "asyncio.Task[Serving]", *, sent_warnings: Sequence[str]) -> None:
         self._starting = starting
+        self._sent_warnings = sent_warnings
         self._started: Deltas | None = None
 
     async def asend(self, value: None) -> Sequence[Delta]:
@@ -52,8 +90,9 @@ class LateDeltas(AsyncGenerator[Sequence[Delta], None]):
         # Cancelling this wait must not leave the model running: `aclose` cancels the start.
         serving = await asyncio.shield(self._starting)
         self._started = serving.deltas
-        for warning in serving.warnings:  # too late for the response headers
-            logger.warning("%s", warning)
+        for warning in serving.warnings:
+            if warning not in self._sent_warnings:  # too late for the response headers
+                logger.warning("%s", warning)
         return await anext(self._started) if serving.served is None else (serving.served,)
 
     async def athrow(

@@ -2,7 +2,7 @@
 
 A model call passes these stages, outermost first. Each stage is a module or package beside this one.
 
-    first_delta       begin the stream after a time limit, even if the model has not answered
+    first_delta       begin the stream when the model answers, the upstream accepts the turn, or time is up
     compaction        replace a context that is too long, or that ends in a trigger, by a summary
     routing           choose the first candidate that can serve the turn
     strict_output     check the answers of upstreams that only promise to follow a schema
@@ -16,15 +16,16 @@ again and served when its run starts, perhaps in another process.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from antiphon.backends.base import Backend, Model
+from antiphon.backends.base import Backend, Model, Turn
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared, Preparer
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compactor import CompactedTurn, Compactor
-from antiphon.engine.serve.first_delta import wait_for_start
-from antiphon.engine.serve.routing import ModelRouter, ModelStatus, Serving
+from antiphon.engine.serve.first_delta import FirstDelta
+from antiphon.engine.serve.routing import ModelRoute, ModelRouter, ModelStatus, Serving
 from antiphon.engine.serve.sealed_reasoning import SealedReasoning
 from antiphon.engine.serve.strict_output import StrictOutput
 from antiphon.engine.serve.tool_emulation.emulator import Emulator
@@ -52,6 +53,7 @@ class Pipeline:
         preparer = Preparer(router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer)
         self.prepare = preparer.prepare
         self._compactor = Compactor(sealer)
+        self._first_delta = FirstDelta()
 
     async def start(self) -> None:
         for backend in self._backends.values():
@@ -77,14 +79,17 @@ class Pipeline:
         Without a time limit, this returns when the model has begun to answer. `replayed` are the deltas that an
         earlier attempt at the same response has shown.
         """
-        start = self._start(prepared, replayed)
-        return await (start if first_delta_seconds is None else wait_for_start(start, seconds=first_delta_seconds))
+        route, turn = prepared.route, prepared.turn
+        if first_delta_seconds is None:
+            return await self._start(route, replayed, turn)
+        start = partial(self._start, route, replayed)
+        return await self._first_delta.start(start, route, turn, seconds=first_delta_seconds)
 
-    async def _start(self, prepared: Prepared, replayed: Sequence[Delta]) -> Serving:
-        compacting = await self._compactor.start(prepared.route, prepared.turn, replayed=replayed)
+    async def _start(self, route: ModelRoute, replayed: Sequence[Delta], turn: Turn) -> Serving:
+        compacting = await self._compactor.start(route, turn, replayed=replayed)
         if compacting is not None:
             return Serving(compacting, None)
-        return await prepared.route.start(prepared.turn)
+        return await route.start(turn)
 
     async def count_tokens(self, prepared: Prepared) -> int:
         """Count the tokens that the model would read for a prepared request."""
