@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import json
 import logging
 from typing import Any
@@ -100,6 +101,27 @@ async def test_closing_an_unread_stream_closes_the_connection() -> None:
         await deltas.aclose()
         await conn.server.until_hang_ups()
         assert flatten(await conn.ask()) == flatten(WORDS)
+
+
+async def test_dropping_an_unclosed_stream_frees_connection_and_slot() -> None:
+    async with connect(stream_of(b"data: a\n\n", STALL), HELLO, max_concurrent=1) as conn:
+        deltas = await conn.begin()
+        del deltas
+        gc.collect()
+        await conn.server.until_hang_ups()
+        assert flatten(await conn.ask()) == flatten(WORDS)
+
+
+async def test_closed_or_failed_stream_only_ends() -> None:
+    async with connect(stream_of(b"data: a\n\n", STALL), stream_of(b"data: a\n\n", HANG_UP)) as conn:
+        closed = await conn.begin()
+        await closed.aclose()
+        failed = await conn.begin()
+        assert await anext(failed) == [Text("a")]
+        with pytest.raises(UpstreamError):
+            await anext(failed)
+        assert [[batch async for batch in deltas] for deltas in (closed, failed)] == [[], []]
+        await failed.aclose()
 
 
 @pytest.mark.parametrize("reply", [Reply(raw=STALL), stream_of(STALL), stream_of(b": alive\n\n", STALL)])

@@ -8,8 +8,8 @@ Some deltas have the same name as the item or content part they add to. Modules 
 `deltas`.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -217,4 +217,21 @@ Delta = (
     | Passthrough
 )
 
-Deltas = AsyncGenerator[Sequence[Delta], None]
+Batch_co = TypeVar("Batch_co", covariant=True)
+
+
+class ClosableIterator(Protocol[Batch_co]):
+    """An async iterator that can be closed before its end. An async generator is one.
+
+    After an error, the end or `aclose`, iteration only raises `StopAsyncIteration`.
+    """
+
+    def __aiter__(self) -> AsyncIterator[Batch_co]: ...
+
+    def __anext__(self) -> Awaitable[Batch_co]: ...
+
+    def aclose(self) -> Awaitable[None]:
+        """Release what the iterator holds, such as a connection. A second call has no effect."""
+
+
+Deltas = ClosableIterator[Sequence[Delta]]

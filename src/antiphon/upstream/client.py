@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -62,9 +61,7 @@ class UpstreamClient:
         self._sleep = sleep
         self._circuit_breaker = CircuitBreaker(name, now=now)
         # A semaphore wakes waiting calls in order of arrival.
-        self._slots: AbstractAsyncContextManager[Any] = (
-            asyncio.Semaphore(options.max_concurrent) if options.max_concurrent else nullcontext()
-        )
+        self._slots = asyncio.Semaphore(options.max_concurrent) if options.max_concurrent else None
         self._drains: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -86,9 +83,13 @@ class UpstreamClient:
 
     async def post_json(self, path: str, body: bytes) -> bytes:
         """Send a request that is not streamed, and return the response body."""
-        async with self._slots:
+        if self._slots is not None:
+            await self._slots.acquire()
+        try:
             with self._circuit_breaker.guard():
                 return await self._retry(lambda _: self._fetch("POST", path, body))
+        finally:
+            self._free_slot()
 
     async def stream(
         self,
@@ -104,48 +105,39 @@ class UpstreamClient:
         `on_accepted` is called when the upstream has answered with a success status, before the first deltas. Closing
         the deltas closes the connection at once.
         """
-        deltas = self._stream(path, body, make_reader, headers, on_accepted)
-        # Closing a generator that was never entered does not run its cleanup, so it is entered here.
-        await anext(deltas)
-        return deltas
+        if self._slots is not None:
+            await self._slots.acquire()
+        try:
+            with self._circuit_breaker.guard():
+                stream, first = await self._retry(partial(self._begin, path, body, make_reader, headers, on_accepted))
+        except BaseException:
+            self._free_slot()
+            raise
+        return _StreamedAnswer(self, stream, first)
 
-    async def _stream(
+    async def _begin(
         self,
         path: str,
         body: bytes,
         make_reader: Callable[[], Reader],
         headers: Mapping[str, str] | None,
         on_accepted: Callable[[], object] | None,
-    ) -> Deltas:
-        """Yield an empty batch when the first deltas have arrived, then the deltas."""
-
-        async def begin(policy: RetryPolicy) -> tuple[DeltaStream, list[Delta]]:
-            response = await self._session.send("POST", path, body, headers)
-            policy.answered = True
-            if on_accepted is not None:
-                on_accepted()
-            stream = DeltaStream(response, make_reader(), secrets=self.secrets)
-            try:
-                while not (deltas := await stream.read()):
-                    pass
-                stream.check()  # the client has not seen these deltas yet, so the request can be retried
-            except BaseException:
-                stream.close()
-                raise
-            return stream, list(deltas)
-
-        async with self._slots:
-            with self._circuit_breaker.guard():
-                stream, first = await self._retry(begin)
-            try:
-                yield ()
-                yield first
-                stream.set_idle_timeout(self.options.idle_timeout)
-                while not stream.finished:
-                    if deltas := await stream.read():
-                        yield deltas
-            finally:
-                self._release(stream)
+        policy: RetryPolicy,
+    ) -> tuple[DeltaStream, Sequence[Delta]]:
+        """Send the request and read the first deltas. The client has not seen them yet, so this can be retried."""
+        response = await self._session.send("POST", path, body, headers)
+        policy.answered = True
+        if on_accepted is not None:
+            on_accepted()
+        stream = DeltaStream(response, make_reader(), secrets=self.secrets)
+        try:
+            while not (deltas := await stream.read()):
+                pass
+            stream.check()
+        except BaseException:
+            stream.close()
+            raise
+        return stream, deltas
 
     async def _retry(self, attempt: Callable[[RetryPolicy], Awaitable[T]]) -> T:
         options = self.options
@@ -180,8 +172,16 @@ class UpstreamClient:
     def _map_error(self, status: int, body: bytes, retry_after: float | None) -> AntiphonError:
         return map_error_response(status, body, secrets=self.secrets, retry_after=retry_after)
 
-    def _release(self, stream: DeltaStream) -> None:
-        """Close the connection, or read the rest of a finished answer in the background so that it can be reused."""
+    def _free_slot(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
+
+    def release(self, stream: DeltaStream) -> None:
+        """Free the slot of a stream, and close its connection.
+
+        The rest of a finished answer is read in the background, so that the connection can be reused.
+        """
+        self._free_slot()
         if not stream.finished or stream.response.content.is_eof():
             stream.close()
             return
@@ -192,6 +192,51 @@ class UpstreamClient:
     def _end_drain(self, stream: DeltaStream, task: asyncio.Task[None]) -> None:
         stream.close()
         self._drains.discard(task)
+
+
+class _StreamedAnswer:
+    """The deltas of a streamed answer. `first` are those that have arrived already."""
+
+    def __init__(self, client: UpstreamClient, stream: DeltaStream, first: Sequence[Delta]) -> None:
+        self._client = client
+        self._stream = stream
+        self._first: Sequence[Delta] | None = first
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[Delta]:
+        if self._is_closed:
+            raise StopAsyncIteration
+        stream = self._stream
+        if (first := self._first) is not None:
+            self._first = None
+            stream.set_idle_timeout(self._client.options.idle_timeout)
+            return first
+        try:
+            while not stream.finished:
+                if deltas := await stream.read():
+                    return deltas
+        except BaseException:
+            self._close()
+            raise
+        self._close()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._client.release(self._stream)
+
+    def __del__(self) -> None:
+        # An answer that was dropped without `aclose` must not hold its connection and slot.
+        if not self._is_closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._client.release, self._stream)
 
 
 def _collect_secrets(options: UpstreamOptions, headers: Mapping[str, str]) -> frozenset[str]:
