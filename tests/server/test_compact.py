@@ -108,9 +108,10 @@ def test_earlier_compaction_is_compacted_again(running: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("items", [{}, {"input": None}, {"input": []}, {"instructions": "Be kind."}])
-def test_compact_of_no_items_is_one_compaction_item(running: LiveServer, items: dict[str, Any]) -> None:
+def test_compact_of_nothing_is_refused(running: LiveServer, items: dict[str, Any]) -> None:
     answer = compact(running, {"model": "scripted"} | items)
-    assert (answer.status, [item["type"] for item in answer.json["output"]]) == (200, ["compaction"])
+    error = answer.json["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, "input", "invalid_value")
 
 
 @pytest.mark.parametrize(

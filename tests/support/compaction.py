@@ -55,7 +55,7 @@ class CountingBackend:
         window: int | None,
         *,
         per_token: int = 3,
-        says: str | Exception | None = SUMMARY,
+        says: str | Exception | deltas.Failure | None = SUMMARY,
         refuses: str | None = None,
     ) -> None:
         self._window = window
@@ -95,7 +95,8 @@ class CountingBackend:
             yield []  # the stream has started and must be closed
             if self._says is None:
                 await asyncio.get_running_loop().create_future()
-            yield [deltas.Text(str(self._says)), deltas.TokenUsage(Usage(10, 5, 15)), deltas.Finish()]
+            end = self._says if isinstance(self._says, deltas.Failure) else deltas.Finish()
+            yield [deltas.Text(str(self._says)), deltas.TokenUsage(Usage(10, 5, 15)), end]
         finally:
             self.open -= 1
 

@@ -30,6 +30,7 @@ from antiphon.engine.serve.sealed_reasoning import SealedReasoning
 from antiphon.engine.serve.strict_output import StrictOutput
 from antiphon.engine.serve.tool_emulation.emulator import Emulator
 from antiphon.engine.serve.truncation import Truncation
+from antiphon.errors import ContextLengthExceeded
 from antiphon.store.base import Store
 from antiphon.stream.deltas import Delta
 
@@ -89,7 +90,11 @@ class Pipeline:
         compacting = await self._compactor.start(route, turn, replayed=replayed)
         if compacting is not None:
             return Serving(compacting, None)
-        return await route.start(turn)
+        try:
+            return await route.start(turn)
+        except ContextLengthExceeded as refusal:
+            self._compactor.learn_refusal(route, refusal)
+            raise
 
     async def count_tokens(self, prepared: Prepared) -> int:
         """Count the tokens that the model would read for a prepared request."""

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.engine.serve.compaction.compaction_item import make_summary_message
-from antiphon.errors import ContextLengthExceeded, RateLimited
+from antiphon.errors import ContextLengthExceeded, InvalidRequest, RateLimited
 from antiphon.protocol.content import ComputerScreenshot, extract_text
 from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
-from antiphon.protocol.items import Item, Message, Reasoning
+from antiphon.protocol.items import CompactionTrigger, Item, Message, Reasoning
 from antiphon.protocol.request import ContextManagement
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
+from antiphon.stream.deltas import Failure
 from support.compaction import (
     SUMMARY,
     CountingBackend,
@@ -77,15 +78,25 @@ async def test_summary_request_has_tokens_for_reasoning() -> None:
 
 
 async def test_conversation_that_fits_is_retained_without_a_summary() -> None:
-    backend = CountingBackend(None)
+    backend = CountingBackend(10**6)
     compacted, memory = await compact(backend, make_turn(LONG))
     assert (backend.read, memory.summary, memory.list_items()) == ([], "", LONG[1:])
     assert compacted.usage == Usage(0, 0, 0)
 
 
-async def test_empty_conversation_can_be_compacted() -> None:
-    compacted, memory = await compact(CountingBackend(WINDOW), make_turn([]))
-    assert (memory.list_items(), compacted.retained) == ([], [])
+async def test_failed_summary_counts_the_tokens_that_were_used() -> None:
+    backend = CountingBackend(WINDOW, says=Failure("Out of memory."))
+    compacted, memory = await compact(backend, make_turn(LONG))
+    assert memory.summary.startswith("(No summary could be written.")
+    assert compacted.usage == Usage(10, 5, 15)
+
+
+@pytest.mark.parametrize("items", [[], [Message("system", "Be kind.")], [CompactionTrigger()]], ids=repr)
+async def test_compaction_of_nothing_is_refused(items: list[Item | Unknown]) -> None:
+    backend = CountingBackend(WINDOW)
+    with pytest.raises(InvalidRequest, match="nothing to compact"):
+        await compact(backend, make_turn(items))
+    assert backend.read == []
 
 
 @pytest.mark.parametrize("says", [RuntimeError("boom"), RateLimited("slow down"), "", "  \n"], ids=repr)
@@ -222,7 +233,7 @@ steps = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(steps, max_size=15), st.integers(1, 6), st.sampled_from(["", "s" * 30_000, SUMMARY]))
+@given(st.lists(steps, min_size=1, max_size=15), st.integers(1, 6), st.sampled_from(["", "s" * 30_000, SUMMARY]))
 async def test_compaction_always_fits_the_window(drawn: list[list[Item | Unknown]], per_token: int, says: str) -> None:
     backend = CountingBackend(WINDOW, per_token=per_token, says=says)
     await check_fit(backend, [item for step in drawn for item in step])

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from antiphon.engine.serve.compaction.compactor import Compactor
-from antiphon.engine.serve.compaction.window import ASSUMED_WINDOW, ContextWindow, measure_window, shrink_window
+from antiphon.engine.serve.compaction.window import ASSUMED_WINDOW, ContextWindow, ContextWindows
 from antiphon.errors import ContextLengthExceeded, RateLimited
-from antiphon.protocol.items import Compaction, Item, Message
+from antiphon.protocol.items import Compaction, CompactionTrigger, Item, Message
 from antiphon.protocol.request import ContextManagement
+from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import CloseItem, Delta, Finish, OpenItem, Text, TokenUsage
 from support.compaction import (
@@ -52,17 +53,19 @@ THRESHOLD = {"context_management": [ContextManagement("compaction", 500)]}
 )
 async def test_refused_window_shrinks_to_the_reported_size_or_half(words: str, size: int) -> None:
     turn, route = make_turn([]), CountingBackend(None).route
-    window = await measure_window(route, turn)
+    windows = ContextWindows()
+    window = await windows.measure(route, turn)
     assert (window.size, window.is_guess) == (ASSUMED_WINDOW, True)
-    smaller = await shrink_window(route, turn, window, ContextLengthExceeded(words))
+    smaller = await windows.shrink(route, turn, window, ContextLengthExceeded(words))
     assert smaller is not None
     assert (smaller.size, smaller.is_guess) == (size, True)
+    assert await windows.measure(route, turn) == smaller
 
 
 async def test_window_cannot_shrink_below_the_instructions() -> None:
     turn, route = make_turn([Message("system", "word " * 1_000)]), CountingBackend(None).route
     window = ContextWindow(2_500, 1_700, 600, 300)
-    assert await shrink_window(route, turn, window, ContextLengthExceeded("too long")) is None
+    assert await ContextWindows().shrink(route, turn, window, ContextLengthExceeded("too long")) is None
 
 
 @pytest.mark.parametrize("words", ["The maximum context length is 4000 tokens.", "Too long."])
@@ -77,9 +80,56 @@ async def test_compaction_fits_after_a_refused_summary_request(words: str) -> No
 
 async def test_model_that_refuses_everything_ends_the_retries() -> None:
     backend = CountingBackend(0, refuses="Too long.")
-    compacted, memory = await compact(backend, make_turn(LONG))
-    assert memory.summary.startswith("(No summary could be written.")
-    assert (backend.refused, compacted.window.size) == (8, ASSUMED_WINDOW // 2**8)
+    with pytest.raises(ContextLengthExceeded, match="Too long"):
+        await compact(backend, make_turn(LONG))
+    assert backend.refused < 20
+
+
+@pytest.mark.parametrize("words", ["The maximum context length is 1500 tokens.", "Too long."])
+@pytest.mark.parametrize("trigger", [False, True])
+async def test_explicit_compaction_fits_a_window_of_unknown_size(words: str, *, trigger: bool) -> None:
+    backend = CountingBackend(1500, refuses=words)
+    compactor = Compactor(SEALER)
+    if trigger:
+        begun = await compactor.start(backend.route, make_turn([*HUGE, CompactionTrigger()]))
+        assert begun is not None
+        (item,) = [each.item async for batch in begun for each in batch if isinstance(each, CloseItem)]
+    else:
+        item = (await compactor.compact(backend.route, make_turn(HUGE))).item
+    assert isinstance(item, Compaction)
+    assert await backend.count_tokens(with_items(make_turn(HUGE), [*HUGE, item])) < 1500
+
+
+async def test_usage_has_the_call_that_checks_the_length() -> None:
+    backend = CountingBackend(None)
+    compactor = Compactor(SEALER)
+    items: list[Item | Unknown] = [user("build a bridge"), assistant("done"), user("and now?")]
+    first = await compactor.compact(backend.route, make_turn(items))
+    assert (first.usage, len(backend.read)) == (Usage(10, 5, 15), 1)
+    # The model is known to accept this length.
+    second = await compactor.compact(backend.route, make_turn(items))
+    assert (second.usage, len(backend.read)) == (Usage(0, 0, 0), 1)
+
+
+async def test_failure_of_the_check_leaves_the_compaction_as_it_is() -> None:
+    backend = CountingBackend(None, says=RateLimited("Slow down."))
+    compacted, memory = await compact(backend, make_turn([user("build a bridge")]))
+    assert (memory.list_items(), compacted.usage) == ([user("build a bridge")], Usage(0, 0, 0))
+
+
+async def test_refusal_of_an_ordinary_turn_is_remembered_for_its_model() -> None:
+    backend = CountingBackend(WINDOW, refuses="The maximum context length is 4000 tokens.")
+    compactor = Compactor(SEALER)
+    compactor.learn_refusal(backend.route, ContextLengthExceeded("The maximum context length is 4000 tokens."))
+    compacted = await compactor.compact(backend.route, make_turn(LONG))
+    assert (compacted.window.size, backend.refused) == (4_000, 0)
+
+
+async def test_listed_window_is_not_replaced_by_a_refusal() -> None:
+    backend = CountingBackend(WINDOW)
+    windows = ContextWindows()
+    windows.learn_refusal(backend.route, ContextLengthExceeded("The maximum context length is 1000 tokens."))
+    assert (await windows.measure(backend.route, make_turn([]))).size == WINDOW
 
 
 async def run_turn(backend: CountingBackend, items: list[Item | Unknown]) -> list[Delta]:

@@ -1,8 +1,9 @@
 """Compaction of a turn: replace a conversation that is too long by a summary, the task and the last steps."""
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 import msgspec
 
@@ -25,16 +26,11 @@ from antiphon.engine.serve.compaction.expansion import (
 )
 from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits, select_items
 from antiphon.engine.serve.compaction.summary import CHARACTERS_PER_TOKEN, Summariser, Summary
-from antiphon.engine.serve.compaction.window import (
-    ContextWindow,
-    count_conversation,
-    exceeds_threshold,
-    measure_window,
-    shrink_window,
-)
+from antiphon.engine.serve.compaction.window import ContextWindow, ContextWindows, count_conversation
 from antiphon.engine.serve.routing import ModelRoute, Serving
-from antiphon.errors import ContextLengthExceeded
+from antiphon.errors import ContextLengthExceeded, InvalidRequest
 from antiphon.protocol import codec, events
+from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Compaction, Item, Message
 from antiphon.protocol.response import Usage
 from antiphon.protocol.unions import Unknown
@@ -50,11 +46,18 @@ _MAX_RETAINED_TOKENS = 16_000
 # Maximum number of times that the assumed size of a window is reduced.
 _MAX_SHRINKS = 8
 
+# A trial shows that a compacted conversation fits. Some servers refuse to write fewer tokens.
+_TRIAL_TOKENS = 16
+_TRIAL_MESSAGE = Message("user", [InputText("Continue.")])
+
 _KEY = "compaction"
 _START_DELTAS: Sequence[Delta] = (
     deltas.OpenItem(_KEY, Compaction(""), "cmp"),
     deltas.ItemPassthrough(Unknown(codec.encode(events.CompactionCompacting(0, "", 0))), _KEY),
 )
+
+
+T = TypeVar("T")
 
 
 class CompactedTurn(msgspec.Struct, frozen=True):
@@ -77,10 +80,26 @@ class Compactor:
     def __init__(self, sealer: Sealer, *, summary_timeout: float = SUMMARY_TIMEOUT) -> None:
         self._sealer = sealer
         self._summariser = Summariser(timeout=summary_timeout)
+        self._windows = ContextWindows()
+
+    def learn_refusal(self, route: ModelRoute, refusal: ContextLengthExceeded) -> None:
+        """Remember the window size that the refusal of an ordinary turn states."""
+        self._windows.learn_refusal(route, refusal)
 
     async def compact(self, route: ModelRoute, turn: Turn) -> CompactedTurn:
-        """Compact the whole turn. Raises ContextLengthExceeded if instructions and tools fill the window."""
-        return await self._compact(route, turn, await measure_window(route, turn))
+        """Compact the whole turn.
+
+        Raises ContextLengthExceeded if instructions and tools fill the window, and InvalidRequest if there is nothing
+        else in the turn.
+        """
+        window = await self._windows.measure(route, turn)
+        if all(is_never_compacted(item) or is_marker(item) for item in turn.items):
+            raise InvalidRequest(
+                "There is nothing to compact: the conversation has no items besides instructions and tools.",
+                param="input",
+                code="invalid_value",
+            )
+        return await self._fit(route, turn, await self._compact(route, turn, window))
 
     async def start(self, route: ModelRoute, turn: Turn, *, replayed: Sequence[Delta] = ()) -> Deltas | None:
         """Start a turn that has to be compacted first. Return None if the turn needs no compaction.
@@ -94,7 +113,7 @@ class Compactor:
             is_due = ends_in_trigger(turn.items) or await self._exceeds_threshold(route, turn)
         if not is_due:
             return None
-        window = await measure_window(route, turn)
+        window = await self._windows.measure(route, turn)
         emitted = next((delta.item for delta in replayed if isinstance(delta, deltas.CloseItem)), None)
         return self._stream(route, turn, window, emitted if isinstance(emitted, Compaction) else None)
 
@@ -102,7 +121,7 @@ class Compactor:
         if not turn.request.context_management:
             return False
         found = find_last_compaction(turn.items, self._sealer, project=turn.project)
-        return await exceeds_threshold(route, turn, found[1].list_items() if found is not None else None)
+        return await self._windows.exceeds_threshold(route, turn, found[1].list_items() if found is not None else None)
 
     async def _stream(
         self, route: ModelRoute, turn: Turn, window: ContextWindow, emitted: Compaction | None
@@ -113,13 +132,15 @@ class Compactor:
         else:
             compacted = CompactedTurn(emitted, [], Usage(0, 0, 0), None, window)
         if ends_in_trigger(turn.items):
+            if emitted is None:
+                compacted = await self._fit(route, turn, compacted)
             yield [deltas.CloseItem(_KEY, compacted.item)]
             served = [compacted.served] if compacted.served is not None else []
             yield [*served, deltas.TokenUsage(compacted.usage), deltas.Finish()]
             return
         started: Serving | Exception | None = None
         if compacted.window.is_guess and emitted is None:  # an emitted compaction cannot be changed
-            compacted, started = await self._start_shrinking(route, turn, compacted)
+            compacted, started = await self._start_shrinking(route, turn, compacted, self._start_answer)
         closed: list[Delta] = [deltas.CloseItem(_KEY, compacted.item)]
         if not isinstance(started, Serving):
             yield closed
@@ -138,16 +159,59 @@ class Compactor:
         expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
         return await route.start(msgspec.structs.replace(turn, items=expanded.items))
 
+    async def _fit(self, route: ModelRoute, turn: Turn, compacted: CompactedTurn) -> CompactedTurn:
+        """Return a compaction that the model accepts, and add the usage of the calls that show it.
+
+        This takes a call only if the window is not known, and the model has not accepted a turn of this length.
+        Raises ContextLengthExceeded if the model refuses even the shortest turn. Other errors show nothing.
+        """
+        if not compacted.window.is_guess:
+            return compacted
+        compacted, tried = await self._start_shrinking(route, turn, compacted, self._try_length)
+        if isinstance(tried, ContextLengthExceeded):
+            raise tried
+        if isinstance(tried, Exception):
+            logger.warning("cannot check that the compacted conversation fits the model: %s", tried)
+            return compacted
+        return msgspec.structs.replace(compacted, usage=compacted.usage + tried)
+
+    async def _try_length(self, route: ModelRoute, turn: Turn, compacted: CompactedTurn) -> Usage:
+        """Send the compacted turn with a short question, unless the model has accepted a turn of this length."""
+        expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
+        request = msgspec.structs.replace(
+            turn.request, max_output_tokens=_TRIAL_TOKENS, tool_choice=None, text=None, context_management=None
+        )
+        trial = msgspec.structs.replace(turn, request=request, items=[*expanded.items, _TRIAL_MESSAGE])
+        counted = await route.count_tokens(trial)
+        if counted <= self._windows.find_learned(route).accepted:
+            return Usage(0, 0, 0)
+        usage = Usage(0, 0, 0)
+        serving = await route.start(trial)
+        async with aclosing(serving.deltas) as answer:
+            async for batch in answer:
+                for delta in batch:
+                    if isinstance(delta, deltas.TokenUsage):
+                        usage = delta.usage
+        self._windows.learn_accepted(route, counted)
+        return usage
+
     async def _start_shrinking(
-        self, route: ModelRoute, turn: Turn, compacted: CompactedTurn
-    ) -> tuple[CompactedTurn, Serving | Exception]:
-        """Start the answer. While the model refuses the length, compact again for a smaller window."""
+        self,
+        route: ModelRoute,
+        turn: Turn,
+        compacted: CompactedTurn,
+        start: Callable[[ModelRoute, Turn, CompactedTurn], Awaitable[T]],
+    ) -> tuple[CompactedTurn, T | Exception]:
+        """Start a call with the compacted turn. While the model refuses the length, compact again for a smaller window.
+
+        Return the compaction that was sent last, and the started call or its error.
+        """
         left = _MAX_SHRINKS
         while True:
             try:
-                return compacted, await self._start_answer(route, turn, compacted)
+                return compacted, await start(route, turn, compacted)
             except ContextLengthExceeded as refusal:
-                smaller = await shrink_window(route, turn, compacted.window, refusal) if left else None
+                smaller = await self._windows.shrink(route, turn, compacted.window, refusal) if left else None
                 if smaller is None:
                     return compacted, refusal
             except Exception as error:
@@ -162,7 +226,7 @@ class Compactor:
             try:
                 return await self._compact_for(window, route, turn)
             except ContextLengthExceeded as refusal:
-                smaller = await shrink_window(route, turn, window, refusal)
+                smaller = await self._windows.shrink(route, turn, window, refusal)
             if smaller is None:
                 break
             logger.warning("the model refused a turn for a window of %d tokens: assuming %d", window.size, smaller.size)
@@ -191,6 +255,7 @@ class Compactor:
             material = [*summaries, *selected.rest]
             if use_model:
                 summary = await self._summariser.summarise(route, turn, material, window=window.size, tokens=tokens)
+                self._windows.learn_accepted(route, summary.accepted)
             else:
                 summary = self._summariser.extract(material, tokens=tokens)
         covered = join_fingerprints(

@@ -49,11 +49,15 @@ _MIN_ENTRY_LENGTH = 200
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A summary, its token usage, and the model that wrote it. `served` is None for extracts."""
+    """A summary, its token usage, and the model that wrote it. `served` is None for extracts.
+
+    `accepted` are the tokens of the request for the summary, as counted here.
+    """
 
     text: str
     usage: Usage
     served: deltas.Served | None
+    accepted: int = 0
 
 
 class Summariser:
@@ -69,21 +73,21 @@ class Summariser:
 
         Raises ContextLengthExceeded if the model's window is smaller than `window`.
         """
-        usage = Usage(0, 0, 0)
+        answer = _Answer()
         try:
             async with asyncio.timeout(self._timeout):
-                request = await self._make_turn(route, turn, conversation, window=window, tokens=tokens)
+                request, counted = await self._make_turn(route, turn, conversation, window=window, tokens=tokens)
                 serving = await route.start(request)
-                async with aclosing(serving.deltas) as answer:
-                    text, usage = await _read_answer(answer)
-            if text:
-                return Summary(text, usage, serving.served)
+                async with aclosing(serving.deltas):
+                    await answer.read(serving.deltas)
+            if text := answer.text.strip():
+                return Summary(text, answer.usage, serving.served, counted)
             logger.warning("the model wrote no summary: using extracts")
         except ContextLengthExceeded:
             raise
         except Exception:
             logger.warning("the model failed to write a summary: using extracts", exc_info=True)
-        return msgspec.structs.replace(self.extract(conversation, tokens=tokens), usage=usage)
+        return msgspec.structs.replace(self.extract(conversation, tokens=tokens), usage=answer.usage)
 
     def extract(self, conversation: Sequence[Item | Unknown], *, tokens: int) -> Summary:
         """Return extracts of the conversation, without calling a model."""
@@ -92,8 +96,11 @@ class Summariser:
 
     async def _make_turn(
         self, route: ModelRoute, turn: Turn, conversation: Sequence[Item | Unknown], *, window: int, tokens: int
-    ) -> Turn:
-        """Return the turn that requests the summary, with as much of the conversation as fits the window."""
+    ) -> tuple[Turn, int]:
+        """Return the turn that requests the summary, and its tokens.
+
+        It has as much of the conversation as fits the window.
+        """
         original = turn.request
         reasoning_tokens = min(_REASONING_TOKENS, window // 8) if original.reasoning is not None else 0
         request = CreateRequest(
@@ -119,7 +126,7 @@ class Summariser:
             summary_turn = Turn(request=request, items=[Message("user", [InputText(text)])], project=turn.project)
             counted = await route.count_tokens(summary_turn)
             if counted <= room:
-                return summary_turn
+                return summary_turn, counted
             size = min(size, len(transcript)) * min(room * 9, counted * 7) // (counted * 10)
         raise ModelError("The model's context window has no room for a summary.")
 
@@ -128,19 +135,23 @@ def _list_instructions(request: CreateRequest) -> Sequence[Item]:
     return [Message("system", request.instructions)] if request.instructions else []
 
 
-async def _read_answer(answer: Deltas) -> tuple[str, Usage]:
-    """Return the text and the usage of an answer. Raises ModelError if the model fails."""
-    texts: list[str] = []
-    usage = Usage(0, 0, 0)
-    async for batch in answer:
-        for delta in batch:
-            if isinstance(delta, deltas.Text):
-                texts.append(delta.text)
-            elif isinstance(delta, deltas.TokenUsage):
-                usage = delta.usage
-            elif isinstance(delta, deltas.Failure):
-                raise ModelError(delta.message, code=delta.code)
-    return "".join(texts).strip(), usage
+class _Answer:
+    """The text and the usage of an answer, as far as it was read."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.usage = Usage(0, 0, 0)
+
+    async def read(self, answer: Deltas) -> None:
+        """Read the answer to its end. Raises ModelError if the model fails."""
+        async for batch in answer:
+            for delta in batch:
+                if isinstance(delta, deltas.Text):
+                    self.text += delta.text
+                elif isinstance(delta, deltas.TokenUsage):
+                    self.usage = delta.usage
+                elif isinstance(delta, deltas.Failure):
+                    raise ModelError(delta.message, code=delta.code)
 
 
 # Transcript
