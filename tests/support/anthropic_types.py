@@ -13,9 +13,9 @@ _RETIRED = {"temperature", "top_p"}
 @functools.cache
 def _adapter() -> TypeAdapter[Any]:
     # Imported on first use: loading the package takes longer than validating all requests.
-    from anthropic.types.message_create_params import MessageCreateParamsStreaming
+    from anthropic.types.message_create_params import MessageCreateParams
 
-    return TypeAdapter(list[MessageCreateParamsStreaming], config=ConfigDict(extra="forbid"))
+    return TypeAdapter(list[MessageCreateParams], config=ConfigDict(extra="forbid"))
 
 
 def check_request(raw: bytes) -> dict[str, Any]:

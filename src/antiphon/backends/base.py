@@ -20,6 +20,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `request.instructions`. Do not read `request.input`: it has only the newest part. `request.tools` and
     `request.tool_choice` are resolved and validated. `project` is the owner of the turn. `response_id` is set if the
     turn is repeated after a crash: readers can continue if a backend repeats the same answer for the same id.
+    `streamed` is False if the answer is read only when it is complete: a backend may then yield it in one batch.
 
     An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
     client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
@@ -31,6 +32,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     items: list[Item | Unknown]
     project: str = ""
     response_id: str = ""
+    streamed: bool = True
     find_param: Callable[[Item | Unknown], str | None] | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
     on_accepted: Callable[[], object] | None = None

@@ -11,7 +11,9 @@ import msgspec
 
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.errors import AntiphonError, NotFound
-from antiphon.upstream.client import UpstreamClient
+from antiphon.stream.deltas import Deltas
+from antiphon.upstream.client import UpstreamClient, WriteRequest
+from antiphon.upstream.delta_stream import Reader
 from antiphon.upstream.error_mapping import REFUSED
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.token_estimate import estimate_tokens
@@ -176,6 +178,13 @@ class UpstreamBackend:
 
     def models(self) -> Sequence[Model]:
         return self._catalog.models()
+
+    async def send(self, turn: Turn, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
+        """Send the request of a turn, and return the deltas of its answer."""
+        if not turn.streamed:
+            return await self.upstream.request_whole(path, write, make_reader)
+        body, headers = write(stream=True)
+        return await self.upstream.stream(path, body, make_reader, headers=headers, on_accepted=turn.on_accepted)
 
     async def count_tokens(self, turn: Turn) -> int:
         return estimate_tokens(turn.request, turn.items)

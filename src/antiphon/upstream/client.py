@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,6 +17,7 @@ from antiphon.upstream.error_mapping import map_error_response
 from antiphon.upstream.http import HttpSession, drain, read_bounded
 from antiphon.upstream.options import UpstreamOptions, check_options
 from antiphon.upstream.retry import CircuitBreaker, RetryPolicy
+from antiphon.upstream.whole_answers import WholeAnswers
 
 DRAIN_SECONDS = 1.0
 
@@ -26,7 +27,15 @@ _PUBLIC_HEADERS = frozenset(
 
 T = TypeVar("T")
 
+_Started = tuple[DeltaStream, Sequence[Delta]]
+
 logger = logging.getLogger(__name__)
+
+
+class WriteRequest(Protocol):
+    """Returns the body and the headers of a turn's request."""
+
+    def __call__(self, *, stream: bool) -> tuple[bytes, Mapping[str, str] | None]: ...
 
 
 class UpstreamClient:
@@ -59,7 +68,9 @@ class UpstreamClient:
             verify_tls=options.verify_tls,
         )
         self._sleep = sleep
+        self._now = now
         self._circuit_breaker = CircuitBreaker(name, now=now)
+        self._whole_answers = WholeAnswers(name, options, now=now)
         # A semaphore wakes waiting calls in order of arrival.
         self._slots = asyncio.Semaphore(options.max_concurrent) if options.max_concurrent else None
         self._drains: set[asyncio.Task[None]] = set()
@@ -82,12 +93,12 @@ class UpstreamClient:
             raise UpstreamError("The upstream's answer is not JSON.") from None
 
     async def post_json(self, path: str, body: bytes) -> bytes:
-        """Send a request that is not streamed, and return the response body."""
+        """Send a request for data, and return the response body."""
         if self._slots is not None:
             await self._slots.acquire()
         try:
             with self._circuit_breaker.guard():
-                return await self._retry(lambda _: self._fetch("POST", path, body))
+                return await self._retry(lambda _: self._limit_time(self._fetch("POST", path, body)))
         finally:
             self._free_slot()
 
@@ -100,31 +111,57 @@ class UpstreamClient:
         headers: Mapping[str, str] | None = None,
         on_accepted: Callable[[], object] | None = None,
     ) -> Deltas:
-        """Send a request, and return its deltas once the first ones have arrived.
+        """Send a request for a streamed answer, and return its deltas once the first ones have arrived.
 
         `on_accepted` is called when the upstream has answered with a success status, before the first deltas. Closing
         the deltas closes the connection at once.
         """
+        return await self._start(
+            lambda policy: self._limit_time(self._begin(path, (body, headers), make_reader, policy, on_accepted))
+        )
+
+    async def request_whole(self, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
+        """Send a request for an answer in one piece, and return its deltas when it has arrived.
+
+        The answer is streamed after all if the upstream cannot answer otherwise.
+        """
+        options = self.options
+
+        async def begin(policy: RetryPolicy) -> _Started:
+            if self._whole_answers.are_possible:
+                seconds = options.answer_timeout or 2 * options.first_token_timeout
+                began = self._now()
+                try:
+                    return await self._limit_time(self._begin(path, write(stream=False), make_reader, policy), seconds)
+                except AntiphonError as error:
+                    if not self._whole_answers.note_failure(error, seconds=self._now() - began):
+                        raise
+                policy.answered = False
+            return await self._limit_time(self._begin(path, write(stream=True), make_reader, policy))
+
+        return await self._start(begin)
+
+    async def _start(self, begin: Callable[[RetryPolicy], Awaitable[_Started]]) -> Deltas:
         if self._slots is not None:
             await self._slots.acquire()
         try:
             with self._circuit_breaker.guard():
-                stream, first = await self._retry(partial(self._begin, path, body, make_reader, headers, on_accepted))
+                stream, first = await self._retry(begin)
         except BaseException:
             self._free_slot()
             raise
-        return _StreamedAnswer(self, stream, first)
+        return _Answer(self, stream, first)
 
     async def _begin(
         self,
         path: str,
-        body: bytes,
+        request: tuple[bytes, Mapping[str, str] | None],
         make_reader: Callable[[], Reader],
-        headers: Mapping[str, str] | None,
-        on_accepted: Callable[[], object] | None,
         policy: RetryPolicy,
-    ) -> tuple[DeltaStream, Sequence[Delta]]:
+        on_accepted: Callable[[], object] | None = None,
+    ) -> _Started:
         """Send the request and read the first deltas. The client has not seen them yet, so this can be retried."""
+        body, headers = request
         response = await self._session.send("POST", path, body, headers)
         policy.answered = True
         if on_accepted is not None:
@@ -143,9 +180,7 @@ class UpstreamClient:
         options = self.options
         policy = RetryPolicy(request_retries=options.request_retries, stream_retries=options.stream_retries)
         try:
-            return await policy.run(
-                lambda policy: self._limit_time(attempt(policy)), sleep=self._sleep, on_retry=self._log_retry
-            )
+            return await policy.run(attempt, sleep=self._sleep, on_retry=self._log_retry)
         except AntiphonError as error:
             # Invalid requests are the client's to fix, so they are not worth a warning here.
             level = logging.INFO if isinstance(error, InvalidRequest) else logging.WARNING
@@ -155,9 +190,10 @@ class UpstreamClient:
     def _log_retry(self, error: AntiphonError, wait: float) -> None:
         logger.warning("backend %s: %s Retrying in %.1f s.", self.name, error.message, wait)
 
-    async def _limit_time(self, work: Awaitable[T]) -> T:
+    async def _limit_time(self, work: Awaitable[T], seconds: float | None = None) -> T:
+        """Await `work` for at most `seconds`, or for the timeout of the first token."""
         try:
-            async with asyncio.timeout(self.options.first_token_timeout):
+            async with asyncio.timeout(seconds or self.options.first_token_timeout):
                 return await work
         except TimeoutError:
             raise UpstreamTimeout("The upstream did not answer in time.") from None
@@ -194,8 +230,8 @@ class UpstreamClient:
         self._drains.discard(task)
 
 
-class _StreamedAnswer:
-    """The deltas of a streamed answer. `first` are those that have arrived already."""
+class _Answer:
+    """The deltas of an answer. `first` are those that have arrived already."""
 
     def __init__(self, client: UpstreamClient, stream: DeltaStream, first: Sequence[Delta]) -> None:
         self._client = client
@@ -213,7 +249,10 @@ class _StreamedAnswer:
         stream = self._stream
         if (first := self._first) is not None:
             self._first = None
-            stream.set_idle_timeout(self._client.options.idle_timeout)
+            if stream.finished:
+                self._close()
+            else:
+                stream.set_idle_timeout(self._client.options.idle_timeout)
             return first
         try:
             while not stream.finished:

@@ -21,6 +21,9 @@ class UpstreamOptions(Struct, kw_only=True):
     `first_token_timeout` runs from the request to the first delta; keepalives do not count. `idle_timeout` is the
     longest pause after that. `request_retries` are for requests without a response, `stream_retries` for responses that
     break off before the first delta. After the first delta nothing is retried.
+
+    With `always_stream`, all turns are streamed; else only those that a client reads as a stream. `answer_timeout` is
+    for an answer that is not streamed, and is twice `first_token_timeout` if it is not set.
     """
 
     base_url: str
@@ -32,6 +35,8 @@ class UpstreamOptions(Struct, kw_only=True):
     connect_timeout: Seconds = 10.0
     first_token_timeout: Seconds = 300.0
     idle_timeout: Seconds = 300.0
+    answer_timeout: Seconds | None = None
+    always_stream: bool = False
     request_retries: Retries = 4
     stream_retries: Retries = 5
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None

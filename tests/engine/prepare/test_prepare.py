@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 
+from antiphon.engine.engine import Engine
 from antiphon.errors import InvalidRequest
+from antiphon.protocol import codec
 from antiphon.protocol.prompt import PromptDefinition
 from antiphon.protocol.response import Response
+from antiphon.store.memory.store import MemoryStore
 from support.engine_harness import EngineHarness
+from support.recording_backend import RecordingBackend
 
 
 def say(text: str) -> dict[str, Any]:
@@ -99,3 +103,19 @@ async def test_warnings_name_items_like_errors(make_harness: Any) -> None:
         f"input[1]: {response.output[0].id} is part of the history already",
     ]
     await run.drain()
+
+
+@pytest.mark.parametrize(
+    ("fields", "streamed"),
+    [({}, False), ({"stream": False}, False), ({"stream": True}, True), ({"background": True}, True)],
+)
+async def test_turn_is_streamed_if_its_events_can_be_read(*, fields: dict[str, bool], streamed: bool) -> None:
+    backend = RecordingBackend({"default": "hello"})
+    engine = Engine(backends={"test": backend}, store=MemoryStore())
+    await engine.start()
+    body = codec.encode({"model": "scripted", "input": "hi"} | fields)
+    run = await engine.create(codec.decode_request(body).request, project="default")
+    async for _ in run.events():
+        pass
+    await engine.close()
+    assert [turn.streamed for turn in backend.turns] == [streamed]

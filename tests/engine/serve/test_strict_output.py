@@ -143,9 +143,11 @@ class Server:
             yield [each]
 
 
-async def ask(server: Server, **fields: Any) -> list[Delta]:
+async def ask(server: Server, *, streamed: bool = False, **fields: Any) -> list[Delta]:
     turn = Turn(
-        request=CreateRequest(model="m", text=TextConfig(format=STRICT), **fields), items=[Message("user", "2+2?")]
+        request=CreateRequest(model="m", text=TextConfig(format=STRICT), **fields),
+        items=[Message("user", "2+2?")],
+        streamed=streamed,
     )
     answer = await StrictOutput(server).stream(turn)
     return [delta async for batch in answer for delta in batch]
@@ -208,10 +210,9 @@ async def test_answer_with_tool_call_is_not_retried() -> None:
     assert (await ask(server), len(server.turns)) == ([CALL, PROSE, FAILED], 1)
 
 
-@pytest.mark.parametrize("watched", [{"stream": True}, {"background": True}])
-async def test_streamed_answer_is_not_retried(watched: dict[str, bool]) -> None:
+async def test_streamed_answer_is_not_retried() -> None:
     server = Server([PROSE, Finish()])
-    assert (await ask(server, **watched), len(server.turns)) == ([PROSE, FAILED], 1)
+    assert (await ask(server, streamed=True), len(server.turns)) == ([PROSE, FAILED], 1)
 
 
 async def test_backend_with_enforced_schema_is_not_checked() -> None:
@@ -221,7 +222,7 @@ async def test_backend_with_enforced_schema_is_not_checked() -> None:
 
 async def test_deltas_before_upstream_error_are_emitted_first() -> None:
     server = Server([GOOD, UpstreamError("Gone.")])
-    turn = Turn(request=CreateRequest(model="m", text=TextConfig(format=STRICT)), items=[])
+    turn = Turn(request=CreateRequest(model="m", text=TextConfig(format=STRICT)), items=[], streamed=False)
     answer = await StrictOutput(server).stream(turn)
     assert await anext(answer) == [GOOD]
     with pytest.raises(UpstreamError, match="Gone"):

@@ -83,9 +83,10 @@ class AnthropicMessagesBackend(UpstreamBackend):
         def make_reader() -> MessagesReader:
             return MessagesReader(request.tool_names, secrets=self.upstream.secrets)
 
-        return await self.upstream.stream(
-            "/messages", msgspec.json.encode(request.body), make_reader, on_accepted=turn.on_accepted
-        )
+        def write(*, stream: bool) -> tuple[bytes, None]:
+            return msgspec.json.encode(request.body | {"stream": stream}), None
+
+        return await self.send(turn, "/messages", write, make_reader)
 
     def _translate(self, turn: Turn, *, include_thinking: bool = True) -> MessagesRequest:
         traits = self._find_traits(turn.request.model or "")

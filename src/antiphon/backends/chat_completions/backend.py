@@ -82,16 +82,18 @@ class ChatCompletionsBackend(UpstreamBackend):
     async def stream(self, turn: Turn) -> Deltas:
         model = turn.request.model or ""
         quirks = self._find_quirks(model)
-        body = make_body(turn, quirks) | self._options.extra_body
+        if quirks.always_stream:
+            turn = msgspec.structs.replace(turn, streamed=True)
         estimate = functools.partial(estimate_usage, turn.request, turn.items)
 
         def make_reader() -> ChatReader:
             served_model = ServedModel(self.upstream.name, model)
             return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets, served_model=served_model)
 
-        return await self.upstream.stream(
-            "/chat/completions", codec.encode(body), make_reader, on_accepted=turn.on_accepted
-        )
+        def write(*, stream: bool) -> tuple[bytes, None]:
+            return codec.encode(make_body(turn, quirks, stream=stream) | self._options.extra_body), None
+
+        return await self.send(turn, "/chat/completions", write, make_reader)
 
 
 def create(name: str, options: Mapping[str, Any], data_dir: Path) -> ChatCompletionsBackend:

@@ -26,7 +26,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `<think>`; with `thinking_open`, the answer starts inside it. `call_ids` may have `any` form, `short` (at most 40
     characters) or `nine` letters and digits. Without `named_choice`, a tool that must be called is the only one sent.
     `hints` are the hint fields that the server supports. With `keep_call_extras`, a call's `extra_content` is sent back
-    with it.
+    with it. With `always_stream`, the server is never called without streaming.
     """
 
     system_role: Literal["system", "developer", "user"] = "system"
@@ -47,6 +47,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     file_urls: bool = False
     json_schema: bool = True
     stream_usage: bool = True
+    always_stream: bool = False
     hints: list[Hint] = []
 
 

@@ -11,11 +11,11 @@ from antiphon.protocol.tools import FunctionChoice, FunctionTool
 _SAME_NAMES = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
-def make_body(turn: Turn, quirks: Quirks) -> JsonObject:
+def make_body(turn: Turn, quirks: Quirks, *, stream: bool = True) -> JsonObject:
     """Return the request body. Parameters that the request does not set are left to the server's defaults."""
     request = turn.request
-    body: JsonObject = {"model": request.model or "", "messages": make_messages(turn, quirks), "stream": True}
-    if quirks.stream_usage:
+    body: JsonObject = {"model": request.model or "", "messages": make_messages(turn, quirks), "stream": stream}
+    if stream and quirks.stream_usage:
         body["stream_options"] = {"include_usage": True}
     body |= _write_tools(request, quirks)
     body |= {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}

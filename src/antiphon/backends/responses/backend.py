@@ -81,18 +81,19 @@ class ResponsesBackend(UpstreamBackend):
         return is_lost
 
     async def _send(self, stripped: StrippedTurn, previous: PreviousResponse | None) -> Deltas:
-        request = self._writer.write(stripped.turn, previous, can_encrypt=stripped.can_encrypt)
-        for warning in request.warnings:
-            logger.warning("backend %s: %s", self.upstream.name, warning)
         on_completed = functools.partial(self._state.add, stripped.turn) if self._state is not None else None
 
         def make_reader() -> ResponsesReader:
             served_model = ServedModel(self.upstream.name, stripped.model or "")
             return ResponsesReader(secrets=self.upstream.secrets, on_completed=on_completed, served_model=served_model)
 
-        return await self.upstream.stream(
-            "/responses", request.body, make_reader, headers=request.headers, on_accepted=stripped.turn.on_accepted
-        )
+        def write(*, stream: bool) -> tuple[bytes, Mapping[str, str]]:
+            request = self._writer.write(stripped.turn, previous, can_encrypt=stripped.can_encrypt, stream=stream)
+            for warning in request.warnings:
+                logger.warning("backend %s: %s", self.upstream.name, warning)
+            return request.body, request.headers
+
+        return await self.send(stripped.turn, "/responses", write, make_reader)
 
     async def count_tokens(self, turn: Turn) -> int:
         return await self.count_upstream("/responses/input_tokens", turn, self._write_count_request)

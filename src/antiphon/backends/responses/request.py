@@ -56,7 +56,8 @@ _COUNTED_FIELDS = (
 _LOCAL_FIELDS = ("id", "status", "created_by")
 _TEXT_PARTS = (InputText, OutputText, Text)
 
-_HEADERS = {"Accept": "text/event-stream", "OpenAI-Beta": "responses=experimental"}
+_HEADERS = {"Accept": "application/json", "OpenAI-Beta": "responses=experimental"}
+_STREAM_HEADERS = _HEADERS | {"Accept": "text/event-stream"}
 
 
 class ResponsesOptions(UpstreamOptions, kw_only=True):
@@ -102,11 +103,11 @@ class RequestWriter:
         return {"api-key": key} if self.is_azure else {"Authorization": f"Bearer {key}"}
 
     def write(
-        self, turn: Turn, previous: PreviousResponse | None = None, *, can_encrypt: bool = True
+        self, turn: Turn, previous: PreviousResponse | None = None, *, can_encrypt: bool = True, stream: bool = True
     ) -> UpstreamRequest:
         """Return the request for a turn. Raises InvalidRequest if no server could accept it.
 
-        With `can_encrypt`, encrypted reasoning is requested too.
+        With `can_encrypt`, encrypted reasoning is requested too. Without `stream`, the answer is not streamed.
         """
         request = turn.request
         items = turn.items if previous is None else previous.new_items
@@ -115,11 +116,13 @@ class RequestWriter:
         params = self._collect_params(request, contract)
         if previous is not None:
             params["previous_response_id"] = previous.id
+        if not stream:
+            params["stream"] = False
         body = codec.encode(_merge(contract, params) if params else contract)
         warnings = []
         if request.text is not None and request.text.verbosity and not takes_verbosity(contract.model):
             warnings.append(f"text.verbosity: omitted, because '{contract.model}' is not of the gpt-5 family")
-        return UpstreamRequest(body, self._make_headers(contract), warnings)
+        return UpstreamRequest(body, self._make_headers(contract, stream=stream), warnings)
 
     def write_count_request(self, turn: Turn) -> bytes:
         """Return the body of `POST /responses/input_tokens`."""
@@ -159,11 +162,12 @@ class RequestWriter:
                 params["truncation"] = request.truncation
         return params
 
-    def _make_headers(self, contract: ResponsesApiRequest) -> dict[str, str]:
+    def _make_headers(self, contract: ResponsesApiRequest, *, stream: bool) -> dict[str, str]:
+        headers = _STREAM_HEADERS if stream else _HEADERS
         key = contract.prompt_cache_key
         if not self._options.session_headers or not isinstance(key, str) or not is_header_value(key):
-            return _HEADERS
-        return {**_HEADERS, "conversation_id": key, "session_id": key}
+            return headers
+        return {**headers, "conversation_id": key, "session_id": key}
 
 
 def list_ignored_params(request: CreateRequest, model: str) -> list[str]:

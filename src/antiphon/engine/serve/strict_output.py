@@ -1,8 +1,8 @@
 """Strict schemas that an upstream promises to enforce. Not every upstream does.
 
 The answer is checked when it is complete. An answer that does not fit fails the response, because a client that
-requested a strict schema cannot read anything else. A streamed answer is forwarded as it arrives and checked at its
-end. An answer that nobody can be streaming is held until it is complete, so that the model can be asked once more.
+requested a strict schema cannot read anything else. The answer to a streamed turn is forwarded as it arrives and
+checked at its end. Another answer is held until it is complete, so that the model can be asked once more.
 """
 
 import asyncio
@@ -35,13 +35,11 @@ class StrictOutput(Stage):
     """Checks answers against a strict schema, for backends whose schema support is only a promise."""
 
     async def stream(self, turn: Turn) -> Deltas:
-        request = turn.request
-        schema = find_strict_schema(request) if self.capabilities.verify_json_schema else None
+        schema = find_strict_schema(turn.request) if self.capabilities.verify_json_schema else None
         answer = await self.inner.stream(turn)
         if schema is None:
             return answer
-        # The stream of a background response can be read by any client at any time, from its first event.
-        if request.stream or request.background:
+        if turn.streamed:
             return check_at_end(schema, answer)
         return self._check_and_retry(schema, answer, turn)
 

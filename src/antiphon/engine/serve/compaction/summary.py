@@ -123,7 +123,8 @@ class Summariser:
         while size > CHARACTERS_PER_TOKEN:
             transcript = write_transcript([*_list_instructions(original), *conversation], size)
             text = f"<transcript>\n{transcript}\n</transcript>\n\n{_CLOSING}"
-            summary_turn = Turn(request=request, items=[Message("user", [InputText(text)])], project=turn.project)
+            items: list[Item | Unknown] = [Message("user", [InputText(text)])]
+            summary_turn = Turn(request=request, items=items, project=turn.project, streamed=False)
             counted = await route.count_tokens(summary_turn)
             if counted <= room:
                 return summary_turn, counted
