@@ -210,7 +210,7 @@ async def test_pain_d_51_explicit_defaults_are_accepted() -> None:
     """stdapi-ai/stdapi.ai#160"""
     async with bridge(recorded("text")) as it:
         response = await it.ask("hi", truncation="disabled", store=True, background=False, service_tier="auto")
-        assert it.sent[0].keys() == {"model", "messages", "stream", "stream_options"}
+        assert it.sent[0].keys() == {"model", "messages", "stream"}
     assert (response["status"], response["truncation"]) == ("completed", "disabled")
 
 
