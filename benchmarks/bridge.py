@@ -1,44 +1,79 @@
 """CPU time of bridges: servers that translate a Chat Completions upstream to the Responses API.
 
-The skeleton needs no upstream. The difference to it is the additional cost of a bridge.
+The two skeletons are bridges with the minimal work (`skeleton_bridge.py`). The difference to them is the cost of
+everything else that a server does.
 """
 
 import contextlib
-import functools
 import json
 import re
 import secrets
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import rounds
+from benchmarks import rounds, skeleton_bridge
 from benchmarks.client import HOST, Answer, Client, InvalidAnswer, post
-from benchmarks.rounds import Rounds
-from benchmarks.servers import (
-    SERVERS,
-    UPSTREAM,
-    ProcessFailed,
-    RunningServer,
-    Server,
-    make_antiphon_command,
-    start_server,
+from benchmarks.rounds import Round, Rounds
+from benchmarks.servers import UPSTREAM, ProcessFailed, RunningServer, Server, make_antiphon_command, start_server
+from benchmarks.workloads import (
+    ANSWERS,
+    BRIEF,
+    BRIEF_BATCHED,
+    LONG,
+    LONG_BATCHED,
+    TEN_ITEMS,
+    Workload,
+    make_items,
+    make_tools,
 )
-from benchmarks.workloads import ANSWERS, BRIEF, BRIEF_BATCHED, LONG, LONG_BATCHED, STORED, Workload
 
 # LiteLLM requires a key, so our server requires one too.
 KEY = f"sk-{secrets.token_hex(32)}"
 
-WHOLE = STORED._replace(name="not streamed", store=False, key=KEY, concurrency=8, requests=48)
-FEW = BRIEF._replace(name="streamed, 2 deltas", store=False, key=KEY, concurrency=8, requests=32)
+SHORT_ANSWER = Workload(
+    "2 tokens", BRIEF.model, TEN_ITEMS, False, True, concurrency=8, requests=160, key=KEY, tools=make_tools(3)
+)
+LONG_ANSWER = SHORT_ANSWER._replace(name="200 tokens", model=LONG.model)
+FEW = SHORT_ANSWER._replace(name="2 tokens, streamed", stream=True, requests=96)
+ITEMS = {
+    count: SHORT_ANSWER._replace(name=f"{count:,} items", input=make_items(count), tools=(), requests=6400 // count)
+    for count in (10, 100, 1000)
+}
+TOOLS = {
+    count: SHORT_ANSWER._replace(name=f"{count} tools", tools=make_tools(count), requests=1600 // count)
+    for count in (20, 200)
+}
 # One request at a time: the slowest server must finish a delta before the next one arrives.
-ALONE = FEW._replace(name="streamed, 2 deltas, 1 at once", concurrency=1, requests=16)
-MANY = ALONE._replace(name="streamed, 200 deltas", model=LONG.model, requests=3)
-FEW_BATCHED = ALONE._replace(name="streamed, 10 deltas a read, 1 read", model=BRIEF_BATCHED.model)
-MANY_BATCHED = ALONE._replace(name="streamed, 10 deltas a read, 20 reads", model=LONG_BATCHED.model, requests=4)
-WORKLOADS = (WHOLE, FEW, ALONE, MANY, FEW_BATCHED, MANY_BATCHED)
+ALONE = FEW._replace(name="2 tokens, streamed, 1 at once", concurrency=1, requests=48)
+MANY = ALONE._replace(name="200 tokens, streamed", model=LONG.model, requests=3)
+FEW_BATCHED = ALONE._replace(name="10 tokens a read, 1 read", model=BRIEF_BATCHED.model)
+MANY_BATCHED = ALONE._replace(name="10 tokens a read, 20 reads", model=LONG_BATCHED.model, requests=6)
+WORKLOADS = (
+    SHORT_ANSWER,
+    LONG_ANSWER,
+    FEW,
+    *ITEMS.values(),
+    *TOOLS.values(),
+    ALONE,
+    MANY,
+    FEW_BATCHED,
+    MANY_BATCHED,
+)
 
-SKELETON = SERVERS[0]
+LEAN, AIOHTTP, ANTIPHON, LITELLM, DIRECT = "lean", "aiohttp", "antiphon", "litellm", "direct"
+# LiteLLM needs tens of times the time of the others.
+_SCALES = {LITELLM: 0.25}
 _LITELLM_SECONDS = 90.0
 _COMPLETED = re.compile(rb'"status": ?"completed"')
+
+
+def make_skeleton(kind: str, upstream: RunningServer) -> Server:
+    def prepare(folder: Path, port: int) -> list[str]:
+        return [sys.executable, "-m", skeleton_bridge.__name__, kind, str(port), str(upstream.port)]
+
+    return Server(kind, "/", prepare)
 
 
 def make_antiphon(upstream: RunningServer) -> Server:
@@ -49,7 +84,7 @@ def make_antiphon(upstream: RunningServer) -> Server:
         )
         return make_antiphon_command(folder, port)
 
-    return Server("antiphon", "/readyz", prepare)
+    return Server(ANTIPHON, "/readyz", prepare)
 
 
 def make_litellm(python: Path, upstream: RunningServer) -> Server:
@@ -74,7 +109,7 @@ def make_litellm(python: Path, upstream: RunningServer) -> Server:
         # Otherwise it downloads its list of prices.
         return ["env", "LITELLM_LOCAL_MODEL_COST_MAP=True", str(python), "-c", start, *options, "--telemetry", "False"]
 
-    return Server("litellm", "/health/liveliness", prepare, start_timeout=_LITELLM_SECONDS)
+    return Server(LITELLM, "/health/liveliness", prepare, start_timeout=_LITELLM_SECONDS)
 
 
 async def measure(litellm: Path | None, folder: Path, *, repeats: int, scale: float) -> tuple[Rounds, list[str]]:
@@ -84,9 +119,10 @@ async def measure(litellm: Path | None, folder: Path, *, repeats: int, scale: fl
     """
     notes: list[str] = []
     async with start_server(UPSTREAM, folder / "bridge-upstream") as upstream, contextlib.AsyncExitStack() as stack:
+        servers = [make_skeleton(LEAN, upstream), make_skeleton(AIOHTTP, upstream), make_antiphon(upstream)]
         running = [
             await stack.enter_async_context(start_server(server, folder / f"bridge-{server.name}"))
-            for server in (SKELETON, make_antiphon(upstream))
+            for server in servers
         ]
         if litellm is not None:
             server = make_litellm(litellm, upstream)
@@ -95,12 +131,33 @@ async def measure(litellm: Path | None, folder: Path, *, repeats: int, scale: fl
             except ProcessFailed as error:
                 notes.append(f"bridge: without LiteLLM, because {error}")
         clients = {each.name: stack.enter_context(contextlib.closing(Client(each.port))) for each in running}
+        direct = stack.enter_context(contextlib.closing(Client(upstream.port)))
         for workload in WORKLOADS:
             for each in running:
                 _check_whole(each.name, workload, await clients[each.name].send(post(workload.body, key=KEY)))
-        measure_rounds = functools.partial(rounds.measure, running, clients, WORKLOADS, scale=scale, check=_check)
-        await measure_rounds(rounds=1)  # a warm-up
-        return await measure_rounds(rounds=repeats), notes
+        found: Rounds = defaultdict(list)
+        for number in range(repeats + 1):  # the first round is a warm-up
+            one = await _measure_round(running, clients, direct, scale=scale)
+            if number:
+                for name, measured in one.items():
+                    found[name] += measured
+        return dict(found), notes
+
+
+async def _measure_round(
+    running: Sequence[RunningServer], clients: dict[str, Client], direct: Client, *, scale: float
+) -> Rounds:
+    found = await rounds.measure(running, clients, WORKLOADS, rounds=1, scale=scale, check=_check, scales=_SCALES)
+    found[ALONE.name, DIRECT] = [await _measure_direct(direct, round(ALONE.requests * scale))]
+    return found
+
+
+async def _measure_direct(client: Client, count: int) -> Round:
+    """Stream the answer of ALONE from the upstream without a bridge."""
+    messages = [{"role": "user", "content": "When does the next train leave?"}]
+    body = json.dumps({"model": ALONE.model, "messages": messages, "stream": True}).encode()
+    answers = await client.load(post(body, path="/v1/chat/completions"), count=count, concurrency=1, seconds=30)
+    return rounds.summarize(answers, 0, 1)
 
 
 def _check(name: str, workload: Workload, answer: Answer) -> None:
@@ -119,5 +176,7 @@ def _check_whole(name: str, workload: Workload, answer: Answer) -> None:
     else:
         pieces = [json.loads(answer.content)["output"][0]["content"][0]["text"]]
     expected = [piece for read in ANSWERS[workload.model] for piece in read]
+    if not workload.stream:
+        expected = ["".join(expected)]
     if pieces != expected:
         raise InvalidAnswer(f"{name}, {workload.name}: {pieces} is not {expected}")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
+from benchmarks.workloads import FIRST_PIECE
+
 HOST = "127.0.0.1"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
@@ -18,12 +20,16 @@ class InvalidAnswer(Exception):
 
 
 class Answer(NamedTuple):
-    """Head and body of an answer, and the seconds to the first byte of the body and to its end."""
+    """Head and body of an answer, and the seconds to the first byte of the body, to its end and to the first delta.
+
+    `delta` is 0 if the answer has no text of the workloads.
+    """
 
     head: bytes
     body: bytes
     first: float
     whole: float
+    delta: float = 0.0
 
     @property
     def status(self) -> int:
@@ -62,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._waiter = asyncio.get_running_loop().create_future()
         self._received = bytearray()
         self._body_at = self._length = 0
-        self._first = 0.0
+        self._first = self._delta = 0.0
         self._sent_at = time.perf_counter()
         self._transport.write(request)
         return self._waiter
@@ -74,11 +80,13 @@ class Connection(asyncio.Protocol):
         size = len(self._received) - self._body_at
         if size and not self._first:
             self._first = time.perf_counter() - self._sent_at
+        if not self._delta and FIRST_PIECE in self._received:
+            self._delta = time.perf_counter() - self._sent_at
         done = size >= self._length if self._length else self._received.endswith(_LAST_CHUNK)
         if done and self._waiter is not None and not self._waiter.done():
             whole = time.perf_counter() - self._sent_at
             head, body = bytes(self._received[: self._body_at]), bytes(self._received[self._body_at :])
-            self._waiter.set_result(Answer(head, body, self._first, whole))
+            self._waiter.set_result(Answer(head, body, self._first, whole, self._delta))
 
     def _read_head(self) -> bool:
         end = self._received.find(b"\r\n\r\n")
@@ -135,8 +143,8 @@ async def _repeat(connection: Connection, request: bytes, turns: Iterator[int]) 
     return [await connection.send(request) for _ in turns]
 
 
-def post(body: bytes, *, key: str = "") -> bytes:
-    head = f"POST /v1/responses HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
+def post(body: bytes, *, key: str = "", path: str = "/v1/responses") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
     if key:
         head += f"authorization: Bearer {key}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body

@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.client import Answer, Client, InvalidAnswer, post
@@ -21,6 +21,7 @@ class Round(NamedTuple):
     p50: float
     p95: float
     first: float
+    delta: float = 0.0
 
 
 Check = Callable[[str, Workload, Answer], None]
@@ -36,13 +37,16 @@ async def measure(
     rounds: int,
     scale: float,
     check: Check | None = None,
+    scales: Mapping[str, float] | None = None,
 ) -> Rounds:
+    """Measure every workload on every server, round by round. `scales` has further factors for slow servers."""
     found: Rounds = defaultdict(list)
     for _ in range(rounds):
         for workload in workloads:
             for server in servers:
+                part = scale * (scales or {}).get(server.name, 1)
                 found[workload.name, server.name].append(
-                    await run_round(server, clients[server.name], workload, scale=scale, check=check)
+                    await run_round(server, clients[server.name], workload, scale=part, check=check)
                 )
     return dict(found)
 
@@ -58,13 +62,20 @@ async def run_round(
     cpu = server.cpu - before
     for answer in answers:
         (check or _check)(server.name, workload, answer)
+    return summarize(answers, cpu, workload.concurrency)
+
+
+def summarize(answers: Sequence[Answer], cpu: float, concurrency: int) -> Round:
+    """Return the figures of a round that took `cpu` seconds of CPU time."""
+    count = len(answers)
     wholes = sorted(answer.whole * 1e3 for answer in answers)
     return Round(
         cpu=cpu / count * 1e6,
-        rate=workload.concurrency * count / sum(answer.whole for answer in answers),
+        rate=concurrency * count / sum(answer.whole for answer in answers),
         p50=statistics.median(wholes),
         p95=wholes[int(len(wholes) * 0.95)],
         first=statistics.median(answer.first * 1e3 for answer in answers),
+        delta=statistics.median(answer.delta * 1e3 for answer in answers),
     )
 
 

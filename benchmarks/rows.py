@@ -31,6 +31,11 @@ REQUEST_TARGET = 2.5
 EVENT_TARGET = 2.0
 STORING_TARGET = 45.0
 SOCKET_TARGET = 40
+# Our CPU time at most these times that of the skeleton bridges.
+BRIDGE_TARGETS = {bridge.AIOHTTP: 2.0, bridge.LEAN: 3.0}
+BRIDGE_EVENT_TARGETS = {bridge.LEAN: 1.6}
+# Milliseconds over going direct.
+FIRST_EVENT_TARGET = 0.6
 
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -183,19 +188,73 @@ def make_agent_rows(costs: Costs, agents: Sequence[str]) -> list[Row]:
 
 def make_bridge_rows(found: Rounds) -> list[Row]:
     """Build the rows for the cost of a request and an event over Chat Completions."""
-    servers = list(dict.fromkeys(server for _, server in found))
+    servers = list(dict.fromkeys(server for _, server in found if server != bridge.DIRECT))
 
-    def collect(workload: Workload) -> dict[str, list[float]]:
-        return {server: [each.cpu for each in found[workload.name, server]] for server in servers}
+    def collect(workload: Workload, read: Callable[[Round], float] = attrgetter("cpu")) -> dict[str, list[float]]:
+        return {server: [read(each) for each in found[workload.name, server]] for server in servers}
 
     section = "bridge from Chat Completions: CPU of the server, µs"
-    rows = [make_row(section, f"a request, {each.name}", collect(each)) for each in (bridge.WHOLE, bridge.FEW)]
+    rows = [
+        _make_bridge_row(section, f"a request, {each.name}", collect(each), BRIDGE_TARGETS)
+        for each in (bridge.SHORT_ANSWER, bridge.LONG_ANSWER, bridge.FEW)
+    ]
     for name, many, few in (
-        ("an event, 1 delta a read", bridge.MANY, bridge.ALONE),
-        ("an event, 10 deltas a read", bridge.MANY_BATCHED, bridge.FEW_BATCHED),
+        ("an event, 1 token a read", bridge.MANY, bridge.ALONE),
+        ("an event, 10 tokens a read", bridge.MANY_BATCHED, bridge.FEW_BATCHED),
     ):
-        rows.append(make_row(section, name, _subtract(collect(many), collect(few), many.events - few.events)))
+        samples = _subtract(collect(many), collect(few), many.events - few.events)
+        rows.append(_make_bridge_row(section, name, samples, BRIDGE_EVENT_TARGETS))
+    rows += _make_growth_rows(collect)
+    section = "bridge from Chat Completions: time over going direct, 1 at once, ms"
+    direct = found[bridge.ALONE.name, bridge.DIRECT]
+    for name, field, target in (
+        ("first event", "first", FIRST_EVENT_TARGET),
+        ("first text delta", "delta", None),
+        ("whole answer of 2 tokens", "p50", None),
+    ):
+        read = attrgetter(field)
+        samples = {
+            server: [one - read(base) for one, base in zip(measured, direct, strict=True)]
+            for server, measured in collect(bridge.ALONE, read).items()
+        }
+        added = statistics.median(samples[bridge.ANTIPHON])
+        remark = f"antiphon at most {target:g}: {_judge(added, target)}" if target else ""
+        rows.append(make_row(section, name, samples, remark=remark))
     return rows
+
+
+def _make_bridge_row(section: str, name: str, samples: dict[str, list[float]], targets: Mapping[str, float]) -> Row:
+    """Build a row whose remark compares our server with the skeleton bridges."""
+    remarks = []
+    for base, target in targets.items():
+        pairs = zip(samples[bridge.ANTIPHON], samples[base], strict=True)
+        ratio = statistics.median(ours / theirs for ours, theirs in pairs if theirs)
+        remarks.append(f"{ratio:.2f} x {base}, at most {target:g}: {_judge(ratio, target)}")
+    return make_row(section, name, samples, remark="; ".join(remarks))
+
+
+def _judge(value: float, target: float) -> str:
+    return "met" if value <= target else "missed"
+
+
+def _make_growth_rows(collect: Callable[[Workload], dict[str, list[float]]]) -> list[Row]:
+    """Build the rows for long inputs and tool lists. Their targets bound the growth."""
+    section = "bridge from Chat Completions: CPU of the server, µs, by size"
+    rows = [make_row(section, each.name, collect(each)) for each in (*bridge.ITEMS.values(), *bridge.TOOLS.values())]
+    items, tools = (
+        {size: collect(workload)[bridge.ANTIPHON] for size, workload in workloads.items()}
+        for workloads in (bridge.ITEMS, bridge.TOOLS)
+    )
+    # The cost of ten items stands for the fixed cost of a request.
+    growth = statistics.median(
+        (many - fixed) / few for many, few, fixed in zip(items[1000], items[100], items[10], strict=True)
+    )
+    more = statistics.median(many / few for many, few in zip(tools[200], tools[20], strict=True))
+    remarks = {
+        bridge.ITEMS[1000].name: f"antiphon: {growth:.2f} x 100 items + fixed cost, at most 6: {_judge(growth, 6)}",
+        bridge.TOOLS[200].name: f"antiphon: {more:.2f} x 20 tools, at most 8: {_judge(more, 8)}",
+    }
+    return [row._replace(remark=remarks.get(row.name, "")) for row in rows]
 
 
 def make_queue_rows(found: queues.Measurements) -> list[Row]:

@@ -7,11 +7,10 @@ write. It has no authentication, log, error handling or store.
 """
 
 import asyncio
-import itertools
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -37,11 +36,19 @@ class InputItem(Struct):
     output: str = ""
 
 
+class Tool(Struct, tag_field="type", tag="function"):
+    name: str
+    parameters: msgspec.Raw
+    description: str | None = None
+    strict: bool | None = None
+
+
 class Request(Struct):
     model: str
     input: str | list[InputItem]
     stream: bool = False
     store: bool = True
+    tools: list[Tool] = []
 
 
 # Response types
@@ -108,7 +115,7 @@ class Response(Struct, kw_only=True):
     temperature: float = 1.0
     text: Text = Text()
     tool_choice: str = "auto"
-    tools: list[str] = []
+    tools: list[Tool] = []
     top_logprobs: int = 0
     top_p: float = 1.0
     presence_penalty: float = 0.0
@@ -179,6 +186,9 @@ class TextDone(Event, tag="response.output_text.done"):
 decode = msgspec.json.Decoder(Request).decode
 encode = msgspec.json.Encoder().encode
 
+USAGE = Usage(10, 20, 30)
+STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+
 
 def encode_event(event: Event) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(event.__struct_config__.tag).encode(), encode(event))
@@ -186,75 +196,109 @@ def encode_event(event: Event) -> bytes:
 
 def begin(request: Request) -> Response:
     return Response(
-        id=f"resp_{secrets.token_hex(22)}", created_at=int(time.time()), model=request.model, store=request.store
+        id=f"resp_{secrets.token_hex(22)}",
+        created_at=int(time.time()),
+        model=request.model,
+        store=request.store,
+        tools=request.tools,
     )
 
 
-def finish(response: Response, item: Item) -> Response:
-    usage = Usage(10, 20, 30)
+def finish(response: Response, text: str, usage: Usage, item_id: str = "") -> Response:
+    item = Item(item_id or f"msg_{secrets.token_hex(22)}", "completed", [Part(text)])
     return msgspec.structs.replace(
         response, status="completed", completed_at=int(time.time()), output=[item], usage=usage
     )
 
 
+class EventEncoder:
+    """The events of one response, encoded in order."""
+
+    def __init__(self, request: Request) -> None:
+        self._response = begin(request)
+        self._item_id = f"msg_{secrets.token_hex(22)}"
+        self._pieces: list[str] = []
+        self._number = 0
+
+    def start(self) -> bytes:
+        self._number = 2
+        return encode_event(Created(0, self._response)) + encode_event(InProgress(1, self._response))
+
+    def add(self, pieces: Sequence[str]) -> bytes:
+        """Encode the deltas of one read. The first of them open the item and its part."""
+        number, item_id = self._number, self._item_id
+        encoded: list[bytes] = []
+        if not self._pieces:
+            encoded.append(encode_event(ItemAdded(number, 0, Item(item_id, "in_progress", []))))
+            encoded.append(encode_event(PartAdded(number + 1, item_id, 0, 0, Part(""))))
+            number += 2
+        for piece in pieces:
+            encoded.append(encode_event(TextDelta(number, item_id, 0, 0, piece)))
+            number += 1
+        self._pieces += pieces
+        self._number = number
+        return b"".join(encoded)
+
+    def finish(self, usage: Usage) -> bytes:
+        number, item_id = self._number, self._item_id
+        response = finish(self._response, "".join(self._pieces), usage, item_id)
+        item = response.output[0]
+        part = item.content[0]
+        last = (
+            TextDone(number, item_id, 0, 0, part.text),
+            PartDone(number + 1, item_id, 0, 0, part),
+            ItemDone(number + 2, 0, item),
+            Completed(number + 3, response),
+        )
+        return b"".join(map(encode_event, last)) + b"data: [DONE]\n\n"
+
+
 def encode_stream(request: Request) -> Iterator[tuple[bytes, bool]]:
     """Yield the event stream, one piece per upstream read. The boolean is True if more pieces follow."""
-    numbers = itertools.count()
-    response = begin(request)
-    yield encode_event(Created(next(numbers), response)) + encode_event(InProgress(next(numbers), response)), True
-    item_id = f"msg_{secrets.token_hex(22)}"
-    written: list[str] = []
+    encoder = EventEncoder(request)
+    yield encoder.start(), True
     for pieces in ANSWERS[request.model]:
-        events: list[Event] = []
-        if not written:
-            events.append(ItemAdded(next(numbers), 0, Item(item_id, "in_progress", [])))
-            events.append(PartAdded(next(numbers), item_id, 0, 0, Part("")))
-        for piece in pieces:
-            written.append(piece)
-            events.append(TextDelta(next(numbers), item_id, 0, 0, piece))
-        yield b"".join(map(encode_event, events)), True
-    part = Part("".join(written))
-    item = Item(item_id, "completed", [part])
-    last = (
-        TextDone(next(numbers), item_id, 0, 0, part.text),
-        PartDone(next(numbers), item_id, 0, 0, part),
-        ItemDone(next(numbers), 0, item),
-        Completed(next(numbers), finish(response, item)),
-    )
-    yield b"".join(map(encode_event, last)) + b"data: [DONE]\n\n", False
+        yield encoder.add(pieces), True
+    yield encoder.finish(USAGE), False
 
 
-async def app(scope: Any, receive: Any, send: Any) -> None:
+async def read_body(receive: Any) -> bytes:
     message = await receive()
     body: bytes = message["body"]
     while message["more_body"]:
         message = await receive()
         body += message["body"]
-    request = decode(body) if body else Request("short", "")
-    if request.stream:
-        await stream(request, send)
-        return
-    text = "".join(piece for pieces in ANSWERS[request.model] for piece in pieces)
-    item = Item(f"msg_{secrets.token_hex(22)}", "completed", [Part(text)])
-    answer = encode(finish(begin(request), item))
+    return body
+
+
+async def send_json(answer: bytes, send: Any) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": answer, "more_body": False})
 
 
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    body = await read_body(receive)
+    request = decode(body) if body else Request("short", "")
+    if request.stream:
+        await stream(request, send)
+        return
+    text = "".join(piece for pieces in ANSWERS[request.model] for piece in pieces)
+    await send_json(encode(finish(begin(request), text, USAGE)), send)
+
+
 async def stream(request: Request, send: Any) -> None:
-    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     for piece, more in encode_stream(request):
         await send({"type": "http.response.body", "body": piece, "more_body": more})
         # The reads of a real upstream arrive in separate event-loop iterations.
         await asyncio.sleep(0)
 
 
-if __name__ == "__main__":
+def serve(application: Any, port: int) -> None:
     uvicorn.run(
-        app,
-        port=int(sys.argv[1]),
+        application,
+        port=port,
         interface="asgi3",
         loop="uvloop",
         http="httptools",
@@ -266,3 +310,7 @@ if __name__ == "__main__":
         server_header=False,
         timeout_keep_alive=75,
     )
+
+
+if __name__ == "__main__":
+    serve(app, int(sys.argv[1]))

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import statistics
 import struct
 import time
 from collections import defaultdict
@@ -148,14 +147,7 @@ async def _run_round(server: RunningServer, sockets: list[WebSocket], workload: 
     answers = [answer for part in parts for answer in part]
     if any(answer.body.count(b"\n") + 1 != workload.events for answer in answers):
         raise InvalidAnswer(f"WebSocket, {workload.name}: {answers[0].body[:2000]!r}")
-    wholes = sorted(answer.whole * 1e3 for answer in answers)
-    return Round(
-        cpu=cpu / count * 1e6,
-        rate=workload.concurrency * count / sum(answer.whole for answer in answers),
-        p50=statistics.median(wholes),
-        p95=wholes[int(len(wholes) * 0.95)],
-        first=statistics.median(answer.first * 1e3 for answer in answers),
-    )
+    return rounds.summarize(answers, cpu, workload.concurrency)
 
 
 async def _repeat(socket: WebSocket, frame: bytes, turns: Iterator[int]) -> list[Answer]:

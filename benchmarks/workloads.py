@@ -1,6 +1,7 @@
 """The workloads of every server: the answers of the models, and the requests."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 SENTENCE = "The rain has passed, the roads are dry, and the evening train leaves from the usual platform."
@@ -24,6 +25,9 @@ ANSWERS: dict[str, list[list[str]]] = {
     "long-batched": _group(make_words(200), 10),
 }
 
+# The first piece of a text as JSON. The client looks for it to find the time of the first delta.
+FIRST_PIECE = json.dumps(_WORDS[0]).encode()
+
 # The model that sends one delta and then nothing.
 IDLE = "idle"
 
@@ -45,6 +49,37 @@ TEN_ITEMS: list[dict[str, Any]] = [
 ]
 
 
+def make_tools(count: int) -> list[dict[str, Any]]:
+    """Return function tools of the size that agents have."""
+    return [
+        {
+            "type": "function",
+            "name": f"timetable_{number}" if number else "timetable",
+            "description": "Return the next departures of a station.",
+            "strict": False,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "station": {"type": "string", "description": "Name of the station."},
+                    "limit": {"type": "integer", "description": "Number of departures."},
+                },
+                "required": ["station"],
+            },
+        }
+        for number in range(count)
+    ]
+
+
+def make_items(count: int) -> list[dict[str, Any]]:
+    """Return a conversation of messages that ends with one of the user."""
+    kinds = (("user", "input_text"), ("assistant", "output_text"))
+    return [
+        {"type": "message", "role": role, "content": [{"type": kind, "text": f"{number}: {SENTENCE}"}]}
+        for number in range(count)
+        for role, kind in [kinds[(number + count + 1) % 2]]
+    ]
+
+
 class Workload(NamedTuple):
     """Identical requests. A round has `requests` of them, with `concurrency` in flight.
 
@@ -60,12 +95,15 @@ class Workload(NamedTuple):
     requests: int
     background: bool = False
     key: str = ""
+    tools: Sequence[dict[str, Any]] = ()
 
     @property
     def body(self) -> bytes:
         fields = {"model": self.model, "input": self.input, "stream": self.stream, "store": self.store}
         if self.background:
             fields["background"] = True
+        if self.tools:
+            fields["tools"] = self.tools
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @property

@@ -85,10 +85,23 @@ ROWS = {
     },
     "bridge": {
         "bridge from Chat Completions: CPU of the server, µs": [
-            "a request, not streamed",
-            "a request, streamed, 2 deltas",
-            "an event, 1 delta a read",
-            "an event, 10 deltas a read",
+            "a request, 2 tokens",
+            "a request, 200 tokens",
+            "a request, 2 tokens, streamed",
+            "an event, 1 token a read",
+            "an event, 10 tokens a read",
+        ],
+        "bridge from Chat Completions: CPU of the server, µs, by size": [
+            "10 items",
+            "100 items",
+            "1,000 items",
+            "20 tools",
+            "200 tools",
+        ],
+        "bridge from Chat Completions: time over going direct, 1 at once, ms": [
+            "first event",
+            "first text delta",
+            "whole answer of 2 tokens",
         ],
     },
     "queue": {
