@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from antiphon.backends.base import Turn
+from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
 from antiphon.errors import (
     InvalidRequest,
@@ -17,9 +19,13 @@ from antiphon.errors import (
 )
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import FunctionCall, Message
+from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
+from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
+from antiphon.stream.deltas import Deltas
 from support.engine_harness import EngineHarness
+from support.recording_backend import RecordingBackend
 
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 CALLS = {
@@ -230,6 +236,44 @@ async def test_stopping_engine_refuses_requests(harness: EngineHarness) -> None:
     harness.engine.stop_runs()
     with pytest.raises(Unavailable):
         await harness.ask()
+
+
+class SilentBackend(RecordingBackend):
+    """A backend whose answer never arrives."""
+
+    def __init__(self) -> None:
+        super().__init__({"default": "hello"})
+        self.called = asyncio.Event()
+
+    async def stream(self, turn: Turn) -> Deltas:
+        self.called.set()
+        await asyncio.Event().wait()
+        return await super().stream(turn)
+
+
+async def test_stopping_engine_ends_the_wait_for_a_whole_answer() -> None:
+    backend = SilentBackend()
+    engine = Engine(backends={"test": backend}, store=MemoryStore())
+    await engine.start()
+    request = CreateRequest(model="scripted", input="hi")
+    call = asyncio.create_task(engine.create(request, project="default"))
+    await backend.called.wait()
+    engine.stop_runs()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await call
+    await engine.close()
+
+
+async def test_cancelling_the_wait_for_a_whole_answer_is_no_error() -> None:
+    backend = SilentBackend()
+    engine = Engine(backends={"test": backend}, store=MemoryStore())
+    await engine.start()
+    call = asyncio.create_task(engine.create(CreateRequest(model="scripted", input="hi"), project="default"))
+    await backend.called.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await engine.close()
 
 
 async def test_repeated_call_output_is_left_out_with_warning(make_harness: Any) -> None:

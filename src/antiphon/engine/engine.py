@@ -1,6 +1,7 @@
 """The engine: all models, one store, and the operations of the Responses API on them."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -49,6 +50,7 @@ class Engine:
         self.reasoning = StoredReasoningSealer(sealer)
         self._pipeline = Pipeline(backends, store=store, prompts=self.prompts, policy=self._policy, sealer=sealer)
         self._running: dict[RunKey, Run] = {}
+        self._awaiting: set[asyncio.Task[object]] = set()
         worker = Worker(
             store,
             self._pipeline,
@@ -101,11 +103,28 @@ class Engine:
             return await self._enqueue(prepared, project)
         if request.generate is False:
             serving = Serving(empty_answer(), None)
-        else:
+        elif prepared.turn.streamed:
             # A stream can report an error later, so it need not wait until the model answers.
-            seconds = self._policy.first_delta_seconds if request.stream else None
+            seconds = self._policy.first_delta_seconds
             serving = await self._pipeline.serve(prepared, first_delta_seconds=seconds)
+        else:
+            serving = await self._await_answer(self._pipeline.serve(prepared))
         return self._run(prepared, serving, project, session)
+
+    async def _await_answer(self, answer: Awaitable[Serving]) -> Serving:
+        """Await an answer that is not streamed. It begins when it is complete, and `stop_runs` cancels it before."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._awaiting.add(task)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            task.uncancel()
+            raise Unavailable("The server is shutting down.") from None
+        finally:
+            self._awaiting.discard(task)
 
     def _run(self, prepared: Prepared, serving: Serving, project: str, session: Session | None) -> Run:
         sink: ResponseSink = StoreSink(self._store, self._policy, project=project, input_items=prepared.input)
@@ -180,6 +199,8 @@ class Engine:
         self._background.stop_readers()
         for run in tuple(self._running.values()):
             run.stop()
+        for task in self._awaiting:
+            task.cancel()
 
     async def retrieve(self, project: str, response_id: str) -> Response:
         """Return the current state of a response. A foreground response is stored when it ends."""

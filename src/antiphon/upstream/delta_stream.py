@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import msgspec
@@ -167,10 +167,10 @@ class DeltaStream:
     def _read_json_body(self, body: bytes) -> list[Delta]:
         body = self._repairer.repair(body.lstrip(_BYTE_ORDER_MARK))
         try:
-            payload = msgspec.json.decode(body)
+            payload = _find_error_payload(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise make_broken_stream_error() from None
-        if is_error_payload(payload):
+        if payload is not None:
             raise map_error_payload(payload, secrets=self._secrets)
         deltas = self._read_messages([SseMessage(None, body)])
         return deltas if self._reader.finished else self._finish(deltas)
@@ -181,3 +181,23 @@ class DeltaStream:
 
     async def _read_rest(self, head: bytes) -> bytes:
         return await read_bounded(self.response, limit=MAX_BODY_SIZE, head=head)
+
+
+class _ErrorFields(msgspec.Struct):
+    error: Any = None
+    object: Any = None
+    type: Any = None
+
+
+_decode_error_fields = msgspec.json.Decoder(_ErrorFields).decode
+
+
+def _find_error_payload(body: bytes) -> Any:
+    """Return the JSON of a body that is an error, else None. Raises if the body is not JSON."""
+    if body.startswith(b"{"):
+        body.decode()  # the JSON decoder does not check strings that it skips
+        fields = _decode_error_fields(body)
+        if not fields.error and "error" not in (fields.object, fields.type):
+            return None
+    payload = msgspec.json.decode(body)
+    return payload if is_error_payload(payload) else None
