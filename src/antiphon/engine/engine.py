@@ -170,7 +170,10 @@ class Engine:
         return response, prepared.warnings
 
     async def cancel(self, project: str, response_id: str) -> Response:
-        """Cancel a response and return it. A response that has ended is returned unchanged."""
+        """Cancel a response and return it. A background or cancelled response that has ended is returned unchanged.
+
+        Raises InvalidRequest for a foreground response that has ended.
+        """
         key = RunKey(project, response_id)
         run = self._running.get(key)
         if run is not None:
@@ -178,6 +181,8 @@ class Engine:
             return run.response
         stored = await self._load(project, response_id)
         if stored.response.status in FINAL_STATUSES:
+            if not stored.response.background and stored.response.status != "cancelled":
+                raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
             return stored.response
         await self._background.cancel(key)
         return (await self._load(project, response_id)).response

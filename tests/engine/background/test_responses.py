@@ -93,9 +93,19 @@ async def test_cancel_ends_run_with_partial_output_and_is_repeatable(make_harnes
     assert harness.backend.cancelled == 1
 
 
-async def test_cancel_leaves_finished_response_unchanged(harness: EngineHarness) -> None:
+async def test_cancel_leaves_finished_background_response_unchanged(harness: EngineHarness) -> None:
+    run = await harness.ask(background=True)
+    await collect(run.events())
+    response = await harness.engine.retrieve("default", run.response.id)
+    assert (response.status, await harness.engine.cancel("default", response.id)) == ("completed", response)
+    with pytest.raises(NotFound):
+        await harness.engine.cancel("other", response.id)
+
+
+async def test_cancel_refuses_finished_foreground_response(harness: EngineHarness) -> None:
     response = await harness.answer()
-    assert await harness.engine.cancel("default", response.id) == response
+    with pytest.raises(InvalidRequest, match=r"^Cannot cancel a synchronous response\.$"):
+        await harness.engine.cancel("default", response.id)
     with pytest.raises(NotFound):
         await harness.engine.cancel("other", response.id)
 
@@ -110,6 +120,7 @@ async def test_foreground_stream_can_be_cancelled(make_harness: Any) -> None:
     emitted = [event for batch in await reader for event in batch]
     assert judge(emitted) == cancelled
     assert (cancelled.status, await harness.engine.retrieve("default", cancelled.id)) == ("cancelled", cancelled)
+    assert await harness.engine.cancel("default", cancelled.id) == cancelled
 
 
 async def test_stream_of_foreground_response_cannot_be_resumed(harness: EngineHarness) -> None:
