@@ -47,6 +47,7 @@ FAMILIES = (
     "provider",
     "complaints",
     "agent_complaints",
+    "wire",
 )
 _LONGEST_LIST = 6
 

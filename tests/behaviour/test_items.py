@@ -24,6 +24,20 @@ def test_input_is_returned_unchanged(server: Any, name: str) -> None:
     assert list_input(server, ask(server, sent)) == sent
 
 
+# An output's status says if a patch was applied, so it is required.
+STATUS_OPTIONAL = [name for name in SENT if "status" in ITEMS[name] and name != "apply_patch_call_output"]
+
+
+@pytest.mark.parametrize("name", STATUS_OPTIONAL)
+def test_input_without_a_status_is_completed(server: Any, name: str) -> None:
+    """OpenAI accepts it, and LangChain sends image_generation_call so."""
+    sent = [USER, *in_company(name)]
+    without = [{key: item[key] for key in item if key != "status" or item["id"] != ITEMS[name]["id"]} for item in sent]
+    assert without != sent
+    completed = [item | {"status": "completed"} if item["id"] == ITEMS[name]["id"] else item for item in sent]
+    assert list_input(server, ask(server, without)) == completed
+
+
 @pytest.mark.parametrize("name", SENT)
 def test_conversation_returns_the_item_unchanged(server: Any, name: str) -> None:
     sent = in_company(name)

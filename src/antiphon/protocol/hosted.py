@@ -1,6 +1,7 @@
 """Items of hosted tools: search, computer, shell, patches, code, images, MCP, programs.
 
 `caller` and a few inner objects differ between API versions and are not interpreted: they are plain JSON objects.
+OpenAI accepts calls without a `status` as input, and clients send them so.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -29,14 +30,14 @@ class FileSearchResult(Wire):
 class FileSearchCall(Tagged, tag="file_search_call"):
     id: str
     queries: list[str]
-    status: HostedStatus
+    status: HostedStatus | None = None
     results: list[FileSearchResult] | None = None
 
 
 class WebSearchCall(Tagged, tag="web_search_call"):
     id: str
     action: JsonObject
-    status: HostedStatus
+    status: HostedStatus | None = None
 
 
 class SafetyCheck(Wire):
@@ -49,7 +50,7 @@ class ComputerCall(Tagged, tag="computer_call"):
     id: str
     call_id: str
     pending_safety_checks: list[SafetyCheck]
-    status: ItemStatus
+    status: ItemStatus | None = None
     action: JsonObject | None = None
     actions: list[JsonObject] | None = None
 
@@ -66,14 +67,14 @@ class ComputerCallOutput(Tagged, tag="computer_call_output"):
 class CodeInterpreterCall(Tagged, tag="code_interpreter_call"):
     id: str
     container_id: str
-    status: HostedStatus
+    status: HostedStatus | None = None
     code: str | None = always(None)
     outputs: list[JsonObject] | None = always(None)
 
 
 class ImageGenerationCall(Tagged, tag="image_generation_call"):
     id: str
-    status: HostedStatus
+    status: HostedStatus | None = None
     result: str | None = always(None)
     action: str | None = None
     background: str | None = None
@@ -98,7 +99,7 @@ class LocalShellCall(Tagged, tag="local_shell_call"):
     id: str
     call_id: str
     action: LocalShellAction
-    status: ItemStatus
+    status: ItemStatus | None = None
 
 
 class LocalShellCallOutput(Tagged, tag="local_shell_call_output"):
@@ -168,7 +169,7 @@ class ShellCallOutput(Tagged, tag="shell_call_output"):
 class ApplyPatchCall(Tagged, tag="apply_patch_call"):
     call_id: str
     operation: JsonObject
-    status: ItemStatus
+    status: ItemStatus | None = None
     id: str | None = None
     caller: JsonObject | None = None
     created_by: str | None = None
@@ -263,4 +264,4 @@ class ProgramOutput(Tagged, tag="program_output"):
     id: str
     call_id: str
     result: str
-    status: ItemStatus
+    status: ItemStatus | None = None
