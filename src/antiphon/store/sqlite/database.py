@@ -28,8 +28,28 @@ from antiphon.store.sqlite.migrations import migrate, read_migrations
 # Seconds to wait for a lock that another process holds.
 BUSY_TIMEOUT = 30.0
 
+# Maximum number of rows in one statement. Each number of rows is a prepared statement of its own.
+MAX_ROWS = 32
+
+
+class RowInsert:
+    """An INSERT statement for one row, or for the rows of several operations at once.
+
+    `into` is its beginning, up to the values of the rows, and `rest` the text after them.
+    """
+
+    def __init__(self, into: str, *, columns: int, rest: str = "") -> None:
+        self.into, self.columns = into, columns
+        row = f"({', '.join('?' * columns)})"
+        self._statements = [f"{into} VALUES {', '.join([row] * count)} {rest}" for count in range(1, MAX_ROWS + 1)]
+        self.one_row = self._statements[0]
+
+    def for_rows(self, count: int) -> str:
+        return self._statements[count - 1]
+
+
 # A statement, or a function that is called with the connection and the parameters and may execute several statements.
-Work = str | Callable[..., object]
+Work = str | RowInsert | Callable[..., object]
 
 
 class QueuedOperation:
@@ -197,14 +217,37 @@ def _resolve_futures(batch: list[QueuedOperation]) -> None:
 
 def _write_batch(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
     """Execute a batch in one transaction. An operation that fails does not affect the others."""
+    if not _insert_rows(connection, batch):
+        _write_in_transaction(connection, batch)
+
+
+def _insert_rows(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> bool:
+    """Execute a batch of equal inserts as one statement, which is a transaction of its own.
+
+    The thread then takes the interpreter lock three times, not nine times and more: the event loop is less disturbed.
+    Return False, and change nothing, if the operations have to be executed one by one.
+    """
+    insert = batch[0].work
+    if not isinstance(insert, RowInsert) or len(batch) > MAX_ROWS:
+        return False
+    if any(operation.work is not insert for operation in batch):
+        return False
+    rows = [value for operation in batch for value in operation.parameters]
+    try:
+        connection.execute(insert.for_rows(len(batch)), rows)
+    except sqlite3.OperationalError:  # the disk is full, or another process holds the lock: no row can be written
+        raise
+    except Exception:  # one of the rows is invalid
+        return False
+    return True
+
+
+def _write_in_transaction(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         for operation in batch:
             try:
-                if isinstance(operation.work, str):
-                    operation.outcome = connection.execute(operation.work, operation.parameters).rowcount
-                else:
-                    operation.outcome = _write_atomically(connection, operation.work, operation.parameters)
+                operation.outcome = _write(connection, operation.work, operation.parameters)
             except Exception as error:
                 operation.outcome = error
                 if not connection.in_transaction:  # disk full or I/O error: SQLite has rolled back the whole batch
@@ -213,6 +256,15 @@ def _write_batch(connection: sqlite3.Connection, batch: list[QueuedOperation]) -
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def _write(connection: sqlite3.Connection, work: Work, parameters: Sequence[object]) -> object:
+    """Return the result of a function, or the number of changed rows for a statement."""
+    if isinstance(work, RowInsert):
+        work = work.one_row
+    if isinstance(work, str):
+        return connection.execute(work, parameters).rowcount
+    return _write_atomically(connection, work, parameters)
 
 
 def _write_atomically(
@@ -237,6 +289,7 @@ def _read_batch(connection: sqlite3.Connection, batch: list[QueuedOperation]) ->
             if isinstance(operation.work, str):
                 operation.outcome = connection.execute(operation.work, operation.parameters).fetchall()
             else:
+                assert callable(operation.work)
                 operation.outcome = _read_consistently(connection, operation.work, operation.parameters)
         except Exception as error:
             operation.outcome = error

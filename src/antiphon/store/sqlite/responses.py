@@ -28,20 +28,22 @@ from antiphon.store.record import (
 )
 from antiphon.store.sqlite.conversations import EXPIRE as EXPIRE_CONVERSATIONS
 from antiphon.store.sqlite.conversations import append_block
-from antiphon.store.sqlite.database import Database
+from antiphon.store.sqlite.database import Database, RowInsert
 from antiphon.store.sqlite.events import append_batch
 from antiphon.store.sqlite.leases import is_owned
 
 # Number of expired responses or conversations deleted in one transaction, so that other writers wait only briefly.
 EXPIRY_STEP = 100
 
-INSERT = """
-INSERT INTO responses (project, id, previous_response_id, created_at, final, expires_at, input, output, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+INSERT = RowInsert(
+    "INSERT INTO responses (project, id, previous_response_id, created_at, final, expires_at, input, output, body)",
+    columns=9,
+)
 
-SAVE = f"""
-{INSERT}
+SAVE = RowInsert(
+    INSERT.into,
+    columns=INSERT.columns,
+    rest="""
 ON CONFLICT (project, id) DO UPDATE SET
     previous_response_id = excluded.previous_response_id,
     created_at = excluded.created_at,
@@ -51,7 +53,8 @@ ON CONFLICT (project, id) DO UPDATE SET
     output = excluded.output,
     body = excluded.body
 WHERE excluded.final >= responses.final
-"""
+""",
+)
 
 LOAD = """
 SELECT expires_at, input, output, body FROM responses
@@ -193,7 +196,7 @@ def _save_with_related(
     project, response_id, _, _, _, expires_at, *_ = row
     if owner is not None and not is_owned(connection, project, response_id, owner):
         raise LeaseLost(f"{owner} does not own the run of {response_id}.")
-    if connection.execute(SAVE, row).rowcount == 0:
+    if connection.execute(SAVE.one_row, row).rowcount == 0:
         return
     index_items(connection, project, response_id, foreign)
     if batch is not None:

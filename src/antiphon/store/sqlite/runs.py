@@ -183,7 +183,7 @@ def _enqueue(
     connection: sqlite3.Connection, row: Sequence[Any], run: Sequence[object], foreign: list[ForeignItem]
 ) -> None:
     project, response_id, *_ = row
-    connection.execute(INSERT, row)
+    connection.execute(INSERT.one_row, row)
     connection.execute(ENQUEUE, run)
     index_items(connection, project, response_id, foreign)
 
