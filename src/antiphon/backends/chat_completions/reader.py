@@ -21,6 +21,7 @@ from antiphon.backends.chat_completions.wire import (
     OpaqueState,
     ToolCallDelta,
     decode_chunk,
+    number_calls,
     parse_annotation,
     parse_finish_reason,
 )
@@ -140,6 +141,7 @@ class ChatReader:
         if full is not None and not self._written:
             message_delta, full = full, None
             finish_reason = finish_reason or "stop"
+            number_calls(message_delta)
         deltas: list[Delta] = []
         if message_delta is not None:
             tokens = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None

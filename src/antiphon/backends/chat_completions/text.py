@@ -96,6 +96,7 @@ class TextStream:
         self._is_open = False
         self._blank = ""
         self._logprobs: list[LogProb] = []
+        self._has_reasoning = False  # tokens since the last text belong to reasoning
 
     @property
     def is_plain_text(self) -> bool:
@@ -133,13 +134,29 @@ class TextStream:
             yield Text(self._blank, tuple(self._logprobs))
 
     def _emit(self, split: Split) -> Iterator[Text | Reasoning]:
-        if split.reasoning:
-            self._logprobs.clear()  # they belong to the reasoning's tokens, or cannot be separated from them
-            yield Reasoning(split.reasoning)
         text = self._blank + split.text
+        if split.reasoning:
+            self._has_reasoning = True
+            if not split.text:
+                self._logprobs.clear()
+            yield Reasoning(split.reasoning)
         if not text or (not self._is_open and text.isspace()):
             self._blank = text
             return
-        logprobs, self._logprobs, self._blank = tuple(self._logprobs), [], ""
+        logprobs = _select_logprobs(self._logprobs, text)
+        if not logprobs and not self._has_reasoning:
+            logprobs = tuple(self._logprobs)
+        self._logprobs, self._blank, self._has_reasoning = [], "", False
         self._is_open = True
         yield Text(text, logprobs)
+
+
+def _select_logprobs(logprobs: list[LogProb], text: str) -> tuple[LogProb, ...]:
+    """Return the log probabilities of the last tokens, which make up the text. Return none if no tokens do."""
+    length = 0
+    for index in range(len(logprobs) - 1, -1, -1):
+        length += len(logprobs[index].token)
+        if length >= len(text):
+            tokens = logprobs[index:]
+            return tuple(tokens) if "".join(token.token for token in tokens) == text else ()
+    return ()

@@ -51,6 +51,13 @@ class MessageDelta(msgspec.Struct):
         )
 
 
+def number_calls(message: MessageDelta) -> None:
+    """Give each call of a whole message an index, unless it has an id: each is another call."""
+    for index, call in enumerate(message.tool_calls or ()):
+        if call is not None and call.index is None and not call.id:
+            call.index = index
+
+
 class Choice(msgspec.Struct):
     index: int | None = None
     delta: MessageDelta | None = None
@@ -129,9 +136,11 @@ class OpaqueState(msgspec.Struct, omit_defaults=True, tag_field="of", tag="chat_
     calls: dict[str, Any] = {}
 
     def add_detail(self, detail: dict[str, Any]) -> None:
-        """Append to the last detail if type and index are the same. Else add the detail."""
+        """Append to the last detail if type, index and id are the same. Else add the detail."""
         last = self.details[-1] if self.details else {}
-        if not last or any(last.get(name) != detail.get(name) for name in ("type", "index")):
+        is_other = any(last.get(name) != detail.get(name) for name in ("type", "index"))
+        # Only the first part of a streamed detail has its id.
+        if not last or is_other or (detail.get("id") and last.get("id") and detail["id"] != last["id"]):
             self.details.append(dict(detail))
             return
         for name, value in detail.items():

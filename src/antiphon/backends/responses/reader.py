@@ -82,7 +82,10 @@ class ResponsesReader:
         if kind == "error" or (event.error is not None and not kind):
             raise map_error_payload(wire.read_object(message.data), secrets=self._secrets)
         if event.object == "response":  # an answer that was not streamed
-            return self._finish(wire.read_response(message.data))
+            response = wire.read_response(message.data)
+            if response.status is None:
+                response.status = "incomplete" if response.incomplete_details else "completed"
+            return self._finish(response)
         if not kind or kind in _KEEPALIVES:
             return ()
         return self._pass_through(event, message.data)
