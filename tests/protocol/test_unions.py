@@ -4,7 +4,17 @@ import msgspec
 import pytest
 from msgspec import Raw, ValidationError
 
-from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Variant, Wire, always, always_list
+from antiphon.protocol.unions import (
+    OpenUnion,
+    Tagged,
+    Unknown,
+    Variant,
+    Wire,
+    always,
+    always_list,
+    typed_union_field,
+    union_field,
+)
 
 
 class Cat(Tagged, tag="cat"):
@@ -109,6 +119,64 @@ def test_errors_contain_the_path(raw: bytes, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         msgspec.json.decode(raw, type=Home)
     assert str(caught.value) == message
+
+
+class Owner(Tagged, tag="owner"):
+    pets: typed_union_field(PETS, text=True)
+    lost: typed_union_field(PETS, nullable=True) = None
+    sold: typed_union_field(PETS, null_is_default=True) = always_list()
+    alias: str | None = msgspec.field(default=None, name="as")
+
+
+class RawOwner(Tagged, tag="owner"):
+    """The same fields, decoded by `__post_init__`."""
+
+    pets: union_field(lambda: PETS, many=True, text=True)
+    lost: union_field(lambda: PETS, many=True, nullable=True) = None
+    sold: union_field(lambda: PETS, many=True, nullable=True) = always_list()
+    alias: str | None = msgspec.field(default=None, name="as")
+
+    def __post_init__(self) -> None:
+        self.pets = PETS.decode_text_or_list_field(self.pets, "pets", required=True)
+        self.lost = PETS.decode_list_field(self.lost, "lost")
+        self.sold = PETS.decode_list_field(self.sold, "sold") or []
+
+
+OWNERS: OpenUnion[Any] = OpenUnion("Owner", (Owner,), untagged={"role": "owner"})
+RAW_OWNERS: OpenUnion[Any] = OpenUnion("Owner", (RawOwner,), untagged={"role": "owner"})
+JSON_PETS = (
+    '"a cat"',
+    "null",
+    "[]",
+    '[{"type":"cat","name":"a"}]',
+    '[{"type":"fish", "x":1}]',
+    '[{"type":"hound","name":"b"}]',
+    '[{"type":"cat"}]',
+    '[{"type":"cat","name":"a","age":1}]',
+    "[5]",
+    "{}",
+)
+
+
+@pytest.mark.parametrize("name", ["pets", "lost", "sold"])
+@pytest.mark.parametrize("pets", JSON_PETS)
+@pytest.mark.parametrize("rest", ["", ',"as":"x"', ',"as":5', ',"unknown":1'])
+def test_typed_union_field_decodes_like_raw_union_field(name: str, pets: str, rest: str) -> None:
+    first = "" if name == "pets" else '"pets":"all",'
+    raw = f'[{{"type":"owner",{first}"{name}":{pets}{rest}}}]'.encode()
+
+    def decode(union: OpenUnion[Any]) -> Any:
+        try:
+            return [msgspec.structs.asdict(owner) for owner in union.decode_list(raw)]
+        except ValidationError as error:
+            return str(error)
+
+    assert decode(OWNERS) == decode(RAW_OWNERS)
+
+
+def test_typed_union_field_is_required_without_a_default() -> None:
+    with pytest.raises(ValidationError, match="Object missing required field `pets`"):
+        OWNERS.decode(b'{"type":"owner"}')
 
 
 def test_values_set_by_code_are_not_decoded() -> None:

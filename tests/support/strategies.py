@@ -80,7 +80,8 @@ def instances(struct: type) -> SearchStrategy[Any]:
 def _union_values(field: UnionField) -> SearchStrategy[Any]:
     any_member = members(field.get_union())
     forms: list[SearchStrategy[Any]] = [st.lists(any_member, max_size=2) if field.many else any_member]
-    forms += [_texts] * field.text + [st.none()] * field.nullable + [st.sampled_from(field.words)] * bool(field.words)
+    forms += [_texts] * field.text + [st.sampled_from(field.words)] * bool(field.words)
+    forms += [st.none()] * (field.nullable and not field.null_is_default)
     return st.one_of(forms)
 
 

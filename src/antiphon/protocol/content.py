@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Wire, always_list, union_field
+from antiphon.protocol.unions import OpenUnion, Tagged, Unknown, Wire, always_list, typed_union_field
 
 
 class PromptCacheBreakpoint(Wire):
@@ -90,17 +90,13 @@ class LogProb(Wire, gc=False):
 if TYPE_CHECKING:
     Annotations: TypeAlias = list[Annotation | Unknown]
 else:
-    Annotations = union_field(lambda: ANNOTATIONS, many=True, nullable=True)
+    Annotations = typed_union_field(ANNOTATIONS, null_is_default=True)
 
 
 class OutputText(Tagged, tag="output_text"):
     text: str
     annotations: Annotations = always_list()
     logprobs: list[LogProb] | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.annotations, list):
-            self.annotations = ANNOTATIONS.decode_list_field(self.annotations, "annotations") or []
 
 
 class Refusal(Tagged, tag="refusal"):
@@ -147,8 +143,8 @@ if TYPE_CHECKING:
     Content: TypeAlias = str | list[Part | Unknown]
     OptionalParts: TypeAlias = list[Part | Unknown] | None
 else:
-    Content = union_field(lambda: PARTS, many=True, text=True)
-    OptionalParts = union_field(lambda: PARTS, many=True, nullable=True)
+    Content = typed_union_field(PARTS, text=True)
+    OptionalParts = typed_union_field(PARTS, nullable=True)
 
 
 def extract_text(content: "str | list[Part | Unknown]") -> str:

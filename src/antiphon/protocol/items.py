@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import msgspec
-from msgspec import Raw
 
-from antiphon.protocol.content import PARTS, Content, OptionalParts, SummaryText
+from antiphon.protocol.content import Content, OptionalParts, SummaryText
 from antiphon.protocol.hosted import (
     AdditionalTools,
     AgentsSdkShellOutput,
@@ -51,10 +50,6 @@ class Message(Tagged, tag="message"):
     status: ItemStatus | None = None
     phase: Phase | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.content, Raw):
-            self.content = PARTS.decode_text_or_list_field(self.content, "content", required=True)
-
 
 class FunctionCall(Tagged, tag="function_call"):
     call_id: str
@@ -78,9 +73,6 @@ class FunctionCallOutput(Tagged, tag="function_call_output"):
     caller: JsonObject | None = None
     created_by: str | None = None
 
-    def __post_init__(self) -> None:
-        self.output = PARTS.decode_text_or_list_field(self.output, "output", required=True)
-
 
 class CustomToolCall(Tagged, tag="custom_tool_call"):
     call_id: str
@@ -102,9 +94,6 @@ class CustomToolCallOutput(Tagged, tag="custom_tool_call_output"):
     caller: JsonObject | None = None
     created_by: str | None = None
 
-    def __post_init__(self) -> None:
-        self.output = PARTS.decode_text_or_list_field(self.output, "output", required=True)
-
 
 class Reasoning(Tagged, tag="reasoning"):
     summary: list[SummaryText] = always_list()
@@ -112,9 +101,6 @@ class Reasoning(Tagged, tag="reasoning"):
     content: OptionalParts = None
     encrypted_content: str | None = None
     status: ItemStatus | None = None
-
-    def __post_init__(self) -> None:
-        self.content = PARTS.decode_list_field(self.content, "content")
 
 
 class Compaction(Tagged, tag="compaction"):

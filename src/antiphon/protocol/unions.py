@@ -5,10 +5,15 @@ the tag, and some send an old one. So a field of such a union is declared as `Ra
 the struct's `__post_init__` passes the value to an `OpenUnion`. It decodes the known members and keeps all others as
 `Unknown`, byte for byte.
 
+A member that is decoded often declares such a field with `typed_union_field` instead. msgspec then decodes the known
+types in one pass with the rest of the member. If it rejects the member, the `OpenUnion` decodes the field separately,
+with the same result and the same errors as for a `Raw` field.
+
 Error messages have the same form as msgspec's: each level appends ` - at `$.field``. The declaration also records the
 union, so that a JSON schema can be generated from the structs.
 """
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +21,7 @@ from types import GenericAlias
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, ValidationError, inspect
+from msgspec import NODEFAULT, UNSET, Meta, Raw, Struct, UnsetType, ValidationError, inspect
 
 T = TypeVar("T")
 
@@ -120,8 +125,8 @@ class OpenUnion(Generic[T]):
     """The members of one open union, by tag.
 
     `name` is the name of the union in a JSON schema. `aliases` maps other tags that clients send to known tags.
-    `untagged` maps fields of `Peek` to the tag of an object without a tag; the first field that is present decides.
-    `variants` are alternative forms of members, by tag.
+    `untagged` maps fields of `Peek` to the tag of an object without a tag; the first field that is present decides, and
+    the member of the first one requires its field. `variants` are alternative forms of members, by tag.
     """
 
     def __init__(
@@ -136,15 +141,19 @@ class OpenUnion(Generic[T]):
         members = tuple(members)
         self.name = name
         self.members: dict[str, type[T]] = {member.__struct_config__.tag: member for member in members}
-        self._decoders: dict[str, msgspec.json.Decoder[T]] = {}
-        union = functools.reduce(operator.or_, members)
-        self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(union)
-        array = GenericAlias(list, (union,))
+        self.known: Any = functools.reduce(operator.or_, members)
+        self._decoders: dict[str, Callable[[Raw | bytes], T]] = {}
+        self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.known)
+        array = GenericAlias(list, (self.known,))
         self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(array)
         self._text_or_list: msgspec.json.Decoder[str | list[T]] = msgspec.json.Decoder(str | array)
         self.aliases = aliases or {}
         self.untagged = untagged or {}
         self.variants = variants or {}
+        self._untagged_list: msgspec.json.Decoder[list[T]] | None = None
+        if self.untagged:
+            first = self.members[next(iter(self.untagged.values()))]
+            self._untagged_list = msgspec.json.Decoder(GenericAlias(list, (first,)))
 
     def decode(self, raw: Raw | bytes) -> T | Unknown:
         """Decode one object. Raise ValidationError if a known member is invalid or has an unknown field."""
@@ -176,36 +185,46 @@ class OpenUnion(Generic[T]):
         variant = self.variants.get(tag)
         if variant is not None and variant.matches(_FIELDS.decode(raw)):
             return cast(T, variant.convert(msgspec.json.decode(raw, type=variant.form)))
-        return self._decoder(tag).decode(raw)
+        decode = self._decoders.get(tag)
+        if decode is None:
+            decode = self._decoders[tag] = _make_decoder(self.members[tag])
+        return decode(raw)
 
     def _infer_tag(self, peek: Peek) -> str | None:
-        return next((tag for field, tag in self.untagged.items() if getattr(peek, field) is not None), None)
-
-    def _decoder(self, tag: str) -> "msgspec.json.Decoder[T]":
-        decoder = self._decoders.get(tag)
-        if decoder is None:
-            decoder = self._decoders[tag] = msgspec.json.Decoder(self.members[tag])
-        return decoder
+        for field, tag in self.untagged.items():
+            if getattr(peek, field) is not None:
+                return tag
+        return None
 
     def decode_list(self, raw: Raw | bytes) -> list[T | Unknown]:
         """Decode an array: in one pass if every element has a known tag, else element by element."""
-        return self._decode_array(raw, self._decode_by_tag)
-
-    def decode_list_lossless(self, raw: Raw | bytes) -> list[T | Unknown]:
-        """Decode an array, each element as `decode_lossless` does."""
-        return self._decode_array(raw, self.decode_lossless)
-
-    def _decode_array(self, raw: Raw | bytes, decode: Callable[[Raw], T | Unknown]) -> list[T | Unknown]:
         try:
             return cast("list[T | Unknown]", self._list.decode(raw))
         except ValidationError:
-            return [self._decode_element(element, index, decode) for index, element in enumerate(_ELEMENTS.decode(raw))]
+            return self._decode_open_list(raw)
 
-    def _decode_element(self, raw: Raw, index: int, decode: Callable[[Raw], T | Unknown]) -> T | Unknown:
+    def decode_list_lossless(self, raw: Raw | bytes) -> list[T | Unknown]:
+        """Decode an array, each element as `decode_lossless` does."""
         try:
-            return decode(raw)
-        except ValidationError as error:
-            raise ValidationError(f"{error} - at `$[{index}]`") from None
+            return cast("list[T | Unknown]", self._list.decode(raw))
+        except ValidationError:
+            return self._decode_elements(raw, self.decode_lossless)
+
+    def _decode_open_list(self, raw: Raw | bytes) -> list[T | Unknown]:
+        """Decode an array in which not every element is a known member with a tag."""
+        if self._untagged_list is not None:  # most clients send plain messages without a tag
+            with contextlib.suppress(ValidationError):
+                return cast("list[T | Unknown]", self._untagged_list.decode(raw))
+        return self._decode_elements(raw, self._decode_by_tag)
+
+    def _decode_elements(self, raw: Raw | bytes, decode: Callable[[Raw], T | Unknown]) -> list[T | Unknown]:
+        decoded: list[T | Unknown] = []
+        for element in _ELEMENTS.decode(raw):
+            try:
+                decoded.append(decode(element))
+            except ValidationError as error:
+                raise ValidationError(f"{error} - at `$[{len(decoded)}]`") from None
+        return decoded
 
     # The methods below are called by a struct's __post_init__. A value that is not Raw was set by code and is returned
     # unchanged; structs that are created often check that themselves, without a call. A null becomes None, unless the
@@ -241,7 +260,7 @@ class OpenUnion(Generic[T]):
         )
 
     def _decode_text_or_list(self, raw: Raw) -> str | list[T | Unknown]:
-        return self.decode_list(raw) if _starts_with(raw, "[") else _decode_text(raw, other="array")
+        return self._decode_open_list(raw) if _starts_with(raw, "[") else _decode_text(raw, other="array")
 
     def _decode_text_or_member(self, raw: Raw) -> str | T | Unknown:
         return self.decode(raw) if _starts_with(raw, "{") else _decode_text(raw, other="object")
@@ -260,7 +279,8 @@ class UnionField(Struct, frozen=True, kw_only=True):
     """The declaration of a field with an open union.
 
     Allowed values are a member, or an array of members if `many`; a string if `text`; one of `words`; and null if
-    `nullable`. `get_union` is a function because a union may contain itself.
+    `nullable`. `get_union` is a function because a union may contain itself. If `is_typed`, msgspec knows the members;
+    else the field is `Raw` for it. With `null_is_default`, a null in JSON sets the default: the field is never None.
     """
 
     get_union: Callable[[], OpenUnion[Any]]
@@ -269,6 +289,8 @@ class UnionField(Struct, frozen=True, kw_only=True):
     words: tuple[str, ...] = ()
     nullable: bool = False
     max_items: int | None = None
+    is_typed: bool = False
+    null_is_default: bool = False
 
 
 def union_field(
@@ -285,9 +307,74 @@ def union_field(
     return Annotated[Raw, Meta(extra={"union_field": field})]
 
 
+def typed_union_field(
+    union: OpenUnion[Any], *, text: bool = False, nullable: bool = False, null_is_default: bool = False
+) -> Any:
+    """Return the type of a member's field with an array of an open union. msgspec decodes the known types itself."""
+    field = UnionField(
+        get_union=lambda: union,
+        many=True,
+        text=text,
+        nullable=nullable or null_is_default,
+        is_typed=True,
+        null_is_default=null_is_default,
+    )
+    kinds: Any = GenericAlias(list, (union.known,))
+    kinds = str | kinds if text else kinds
+    return Annotated[kinds | None if nullable else kinds, Meta(extra={"union_field": field})]
+
+
 def find_union_field(node: inspect.Type) -> UnionField | None:
     """Return the declaration of a field with an open union, or None for any other type."""
     return (node.extra or {}).get("union_field") if isinstance(node, inspect.Metadata) else None
+
+
+def _make_decoder(member: Any) -> Callable[[Raw | bytes], T]:
+    """Return the decoder of a member. Unknown types in fields made by `typed_union_field` are kept as `Unknown`."""
+    decode = msgspec.json.Decoder(member).decode
+    found = {field.name: find_union_field(inspect.type_info(field.type)) for field in msgspec.structs.fields(member)}
+    unions = {name: field for name, field in found.items() if field is not None and field.is_typed}
+    return _OpenForm(member, decode, unions).decode if unions else decode
+
+
+class _OpenForm(Generic[T]):
+    """A decoder that decodes the `unions` fields of a member separately if msgspec rejects the whole object."""
+
+    def __init__(self, member: Any, decode: Callable[[Raw | bytes], T], unions: Mapping[str, UnionField]) -> None:
+        self._member = member
+        self._decode = decode
+        self._unions = unions
+        fields = [_make_form_field(field, is_open=field.name in unions) for field in msgspec.structs.fields(member)]
+        tag = member.__struct_config__.tag
+        form = msgspec.defstruct(member.__name__, fields, bases=(Tagged,), tag=tag, kw_only=True)
+        self._form = msgspec.json.Decoder(form)
+
+    def decode(self, raw: Raw | bytes) -> T:
+        try:
+            return self._decode(raw)
+        except ValidationError:
+            values = msgspec.structs.asdict(self._form.decode(raw))
+        for name, field in self._unions.items():
+            decode = field.get_union().decode_text_or_list_field if field.text else field.get_union().decode_list_field
+            try:
+                values[name] = decode(values[name], name, required=not field.nullable)
+            except ValueError as error:
+                raise ValidationError(str(error)) from None
+            if values[name] is None or values[name] is UNSET:  # null or absent
+                del values[name]
+        return cast(T, self._member(**values))
+
+
+def _make_form_field(field: msgspec.structs.FieldInfo, *, is_open: bool) -> tuple[str, Any, Any]:
+    kind = Raw if is_open else field.type
+    default: dict[str, Any] = {}
+    if is_open and not field.required:
+        default = {"default": UNSET}
+    elif field.default is not NODEFAULT:
+        default = {"default": field.default}
+    elif field.default_factory is not NODEFAULT:
+        default = {"default_factory": field.default_factory}
+    return field.name, kind, msgspec.field(name=field.encode_name, **default)
 
 
 def _decode_text(raw: Raw, *, other: str) -> str:

@@ -53,7 +53,9 @@ class Components:
         for field in info.fields:
             holds = find_union_field(field.type)
             if holds is not None:
-                schema["properties"][field.encode_name] |= _describe_open(holds, lenient=is_read)
+                described = schema["properties"][field.encode_name]
+                default = {"default": described["default"]} if "default" in described else {}
+                schema["properties"][field.encode_name] = default | _describe_open(holds, lenient=is_read)
         if not is_read:
             schema["required"] = list(_list_always_sent(info))
 
