@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES
+from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, PAIRED_TYPES
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
-
-# Most items are neither a call nor an output, and the set is the fastest test for that.
-_PAIRED_TYPES = frozenset((*CALL_TYPES, *OUTPUT_TYPES))
 
 
 def check_call_pairs(items: Sequence[Item | Unknown]) -> None:
@@ -19,7 +16,7 @@ def check_call_pairs(items: Sequence[Item | Unknown]) -> None:
     unanswered: dict[str, str] = {}
     incomplete: set[str] = set()
     answered: set[str] = set()
-    for item in (item for item in items if type(item) in _PAIRED_TYPES):
+    for item in (item for item in items if type(item) in PAIRED_TYPES):
         if isinstance(item, CALL_TYPES):
             if item.call_id is not None:
                 if item.call_id in unanswered:
@@ -45,7 +42,7 @@ def find_answered_calls(items: Sequence[Item | Unknown]) -> set[str]:
     """
     called: set[str] = set()
     answered: set[str] = set()
-    for item in (item for item in items if type(item) in _PAIRED_TYPES):
+    for item in (item for item in items if type(item) in PAIRED_TYPES):
         if isinstance(item, CALL_TYPES):
             if item.call_id is not None:
                 called.add(item.call_id)

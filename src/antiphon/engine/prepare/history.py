@@ -1,11 +1,12 @@
 """The history of a request: resolve `previous_response_id` or `conversation` into earlier items."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import msgspec
 
-from antiphon.engine.items import CALL_TYPES
+from antiphon.engine.items import CALL_TYPES, PAIRED_TYPES
 from antiphon.engine.prepare.call_pairs import find_answered_calls
 from antiphon.engine.prepare.history_repair import repair_history
 from antiphon.engine.respond.session import Session
@@ -92,9 +93,12 @@ def _make_history(
 
 def _find_calls_answered_by(request: CreateRequest, history: Sequence[Item | Unknown]) -> set[str]:
     """Return the ids of calls in the history that the request's input answers."""
-    if not isinstance(request.input, list):
+    if not isinstance(request.input, list) or PAIRED_TYPES.isdisjoint(map(type, request.input)):
         return set()
-    sent_again = {item.id for item in history if isinstance(item, CALL_TYPES) and item.id}
+    sent_again = {item.id for item in history if type(item) in PAIRED_TYPES and isinstance(item, CALL_TYPES)} - {
+        None,
+        "",
+    }
     return find_answered_calls([item for item in request.input if item.id not in sent_again])
 
 
@@ -115,7 +119,7 @@ async def _load_chain(store: Store, project: str, response_id: str) -> tuple[lis
     # A concurrent response may have added the same items to the conversation.
     known = {item.id: item for item in earlier}
     own = [item for item in oldest.items if item.id is None or known.get(item.id) != item]
-    return [*earlier, *own, *(item for link in later for item in link.items)], losses
+    return [*earlier, *own, *itertools.chain.from_iterable(link.items for link in later)], losses
 
 
 async def _load_conversation_before(store: Store, project: str, oldest: Link) -> tuple[list[Item | Unknown], list[str]]:

@@ -6,11 +6,10 @@ each turn. Every repair is reported as a warning.
 """
 
 from collections.abc import Collection, Hashable, Sequence
-from typing import TypeAlias
 
 import msgspec
 
-from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, get_comparable_text
+from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, PAIRED_TYPES, get_comparable_text
 from antiphon.protocol import codec
 from antiphon.protocol.content import InputText, OutputText, Text
 from antiphon.protocol.items import (
@@ -27,8 +26,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import parse_response_id
 
 _TEXT_TYPES = (InputText, OutputText, Text)
-# By id: the first item with the id, and the contents of all items with it. The set is filled at the second item.
-_Seen: TypeAlias = dict[str, tuple[Item | Unknown, set[Hashable]]]
+_REPAIRED_TYPES = PAIRED_TYPES | {Reasoning}
 
 
 class RepairedHistory(msgspec.Struct, frozen=True):
@@ -43,6 +41,8 @@ def repair_history(items: Sequence[Item | Unknown], *, answered_next: Collection
 
     Calls at the very end and the calls in `answered_next` get no output: their outputs are still to come.
     """
+    if _REPAIRED_TYPES.isdisjoint(map(type, items)) and _have_unique_ids(items):  # the common case
+        return RepairedHistory(list(items), [])
     repairs: list[str] = []
     repaired = _drop_faulty_items(items, answered_next, repairs)
     repaired = _answer_unanswered_calls(repaired, answered_next, repairs)
@@ -55,7 +55,7 @@ def drop_unfinished_items(items: list[Item | Unknown]) -> tuple[list[Item | Unkn
 
     Upstreams refuse such items, and a client whose stream was cut off has no others to send.
     """
-    if not any(map(_is_cut_off, items)):
+    if not any(_is_cut_off(item) for item in items if type(item) in PAIRED_TYPES):
         return _drop_dangling_reasoning(items)
     answered = _trace_calls(items).answered
     cut_off = {index for index, item in enumerate(items) if _is_cut_off(item) and index not in answered}
@@ -81,6 +81,8 @@ def _trace_calls(items: Sequence[Item | Unknown]) -> _CallTrace:
     answered: set[int] = set()
     replaced: set[int] = set()
     for index, item in enumerate(items):
+        if type(item) not in PAIRED_TYPES:
+            continue
         if isinstance(item, CALL_TYPES):
             if item.call_id is not None:
                 if item.call_id in waiting:
@@ -103,11 +105,14 @@ def _drop_faulty_items(
     """
     trace = _trace_calls(items)
     answered = trace.answered | {index for index, call_id in trace.unanswered.items() if call_id in answered_next}
-    seen: _Seen = {}
+    seen = _SeenItems()
     waiting: dict[str, Item] = {}
     rest: list[Item | Unknown] = []
     for index, item in enumerate(items):
-        fault = _find_fault(item, seen, waiting, is_answered=index in answered)
+        if type(item) in PAIRED_TYPES:
+            fault = _find_call_fault(item, seen, waiting, is_answered=index in answered)
+        else:
+            fault = seen.find_repetition(item)
         if fault is None:
             rest.append(item)
         else:
@@ -115,8 +120,10 @@ def _drop_faulty_items(
     return rest
 
 
-def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, is_answered: bool) -> str | None:
-    """Return the reason to drop an item. Record other items in `seen` or in `waiting` (calls without an output)."""
+def _find_call_fault(
+    item: Item | Unknown, seen: "_SeenItems", waiting: dict[str, Item], *, is_answered: bool
+) -> str | None:
+    """Return the reason to drop a call or an output. Record others in `seen` or in `waiting` (calls without output)."""
     if isinstance(item, CALL_TYPES):
         # The output belongs to the complete call with this id, if there is one.
         if _is_cut_off(item) and (not is_answered or item.call_id in waiting):
@@ -129,23 +136,38 @@ def _find_fault(item: Item | Unknown, seen: _Seen, waiting: dict[str, Item], *, 
     elif isinstance(item, OUTPUT_TYPES) and item.call_id is not None:
         has_no_call = waiting.pop(item.call_id, None) is None
         return f"an output without its call {item.call_id} was left out" if has_no_call else None
-    return _find_repetition(item, seen)
+    return seen.find_repetition(item)
 
 
-def _find_repetition(item: Item | Unknown, seen: _Seen) -> str | None:
-    """Return the reason to drop an item that repeats another. Equal ids are not enough: some clients reuse them."""
-    if item.id is None:
+def _have_unique_ids(items: Sequence[Item | Unknown]) -> bool:
+    """Return True if no two items have the same id. Items without an id do not count."""
+    ids = [item.id for item in items]
+    found = set(ids)
+    return len(found) == len(ids) or (None in found and len(found) - 1 == len(ids) - ids.count(None))
+
+
+class _SeenItems:
+    """The items so far that are not calls or outputs, by id. Contents are read only if an id occurs twice."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Item | Unknown] = {}
+        self._contents: dict[str, set[Hashable]] = {}
+
+    def find_repetition(self, item: Item | Unknown) -> str | None:
+        """Return the reason to drop an item that repeats another. Equal ids are not enough: some clients reuse them."""
+        item_id = item.id
+        if item_id is None:
+            return None
+        if item_id not in self._first:
+            self._first[item_id] = item
+            return None
+        contents = self._contents.get(item_id)
+        if contents is None:
+            contents = self._contents[item_id] = {_read_content(self._first[item_id])}
+        if (content := _read_content(item)) in contents:
+            return f"a second {item.type} {item_id} was left out"
+        contents.add(content)
         return None
-    if item.id not in seen:
-        seen[item.id] = (item, set())
-        return None
-    first, contents = seen[item.id]
-    if not contents:  # the second item with this id: the first one was not read yet
-        contents.add(_read_content(first))
-    if (content := _read_content(item)) in contents:
-        return f"a second {item.type} {item.id} was left out"
-    contents.add(content)
-    return None
 
 
 def _read_content(item: Item | Unknown) -> Hashable:
@@ -161,10 +183,12 @@ def _has_only_text(item: Message) -> bool:
 
 
 def _answer_unanswered_calls(
-    items: Sequence[Item | Unknown], answered_next: Collection[str], repairs: list[str]
+    items: list[Item | Unknown], answered_next: Collection[str], repairs: list[str]
 ) -> list[Item | Unknown]:
     trace = _trace_calls(items)
     unanswered = trace.unanswered
+    if not unanswered and not trace.replaced:
+        return items
     last_calls = _find_last_calls(items)
     # Several clients may use one conversation. A client that answers one response's calls does not know the others.
     answered = {_find_response(items[index]) for index, call_id in unanswered.items() if call_id in answered_next}
@@ -202,7 +226,7 @@ def _find_last_calls(items: Sequence[Item | Unknown]) -> int:
 
 
 def _is_cut_off(item: Item | Unknown) -> bool:
-    # The status first: this runs for every item, and `isinstance` is slower.
+    # The status first: this runs for every call and output, and `isinstance` is slower.
     return getattr(item, "status", None) == "incomplete" and isinstance(item, CALL_TYPES)
 
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, get_comparable_text
+from antiphon.engine.items import CALL_TYPES, OUTPUT_TYPES, PAIRED_TYPES, get_comparable_text
 from antiphon.engine.prepare.history_repair import find_unanswered_calls
 from antiphon.errors import InvalidRequest, NotFound
 from antiphon.protocol.codec import encode
@@ -46,7 +46,7 @@ async def resolve_references(
     if not history and not wanted:
         return ResolvedInput(items, range(len(items)), [])
     outputs = await _load_output_items(wanted, project, store)
-    detector = _RepeatDetector(history, sent_ids={item.id for item in items})
+    detector = _RepeatDetector(history, items)
     resolved: dict[int, Item | Unknown] = {}
     warnings: list[str] = []
     start = 0  # the index after the last repeated item
@@ -125,21 +125,25 @@ def _is_bare_reasoning(item: Item | Unknown) -> bool:
 
 
 class _RepeatDetector:
-    """Finds input items that the history already has.
+    """Finds items of an input that the history already has.
 
-    `sent_ids` are the ids in the input. Texts are read only when two items have to be compared.
+    Texts are read only when two items have to be compared.
     """
 
-    def __init__(self, history: Sequence[Item | Unknown], *, sent_ids: set[str | None]) -> None:
+    def __init__(self, history: Sequence[Item | Unknown], items: Sequence[Item | Unknown]) -> None:
         self._history = history
-        self._positions: dict[str | None, list[int]] = {}
+        # The positions in the history of the keys that the input has.
+        self._positions: dict[str, list[int]] = {}
+        sent_keys = {_get_item_key(item) for item in items} - {None}
         for position, item in enumerate(history):
-            self._positions.setdefault(_get_item_key(item), []).append(position)
+            key = _get_item_key(item) if type(item) in PAIRED_TYPES else item.id
+            if key in sent_keys and key is not None:
+                self._positions.setdefault(key, []).append(position)
         self._texts: dict[str, set[tuple[str, ...]]] = {}
         self._next_position = 0  # after the last item of the history that was repeated in order
         self._unanswered = {history[index].id: call_id for index, call_id in find_unanswered_calls(history).items()}
         # If the input repeats such a call, outputs before it belong to earlier calls with the same call id.
-        for item_id in self._unanswered.keys() - sent_ids:
+        for item_id in self._unanswered.keys() - {item.id for item in items}:
             self.forget_output(self._unanswered[item_id])
 
     def has(self, key: str) -> bool:
