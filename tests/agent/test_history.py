@@ -3,14 +3,19 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.agent.history import (
     STRAY,
     UNANSWERED,
+    HistoryCompleter,
     cannot_decrypt,
     complete_history,
+    drop_compacted,
     drop_encrypted,
     has_unsupported_call,
+    is_empty_reasoning,
     refuses_encryption,
 )
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, UnsupportedParameter, UpstreamError
@@ -183,6 +188,43 @@ def test_broken_history_is_completed_without_loss(
 ) -> None:
     assert complete_history(broken) == completed
     assert complete_history(completed) == completed
+
+
+_GROWTH = st.lists(
+    st.builds(
+        lambda kind, call_id: {"type": kind, "call_id": call_id} if call_id else {"type": kind, "role": "assistant"},
+        st.sampled_from(
+            [
+                "message",
+                "reasoning",
+                "compaction",
+                "function_call",
+                "function_call_output",
+                "computer_call",
+                "computer_call_output",
+                "tool_search_call",
+                "tool_search_output",
+            ]
+        ),
+        st.sampled_from(["", "a", "b"]),
+    ),
+    max_size=6,
+)
+
+
+@given(st.lists(_GROWTH, max_size=6))
+def test_growing_history_is_completed_like_a_whole_one(additions: list[list[dict[str, Any]]]) -> None:
+    completer, history = HistoryCompleter(), list[dict[str, Any]]()
+    for items in additions:
+        history += items
+        whole = complete_history(drop_compacted(history))
+        assert completer.complete(history) == [item for item in whole if not is_empty_reasoning(item)]
+
+
+def test_other_history_is_completed_from_its_start() -> None:
+    completer, first = HistoryCompleter(), {"role": "user", "content": "first"}
+    assert completer.complete([first]) == [first]
+    assert completer.complete([{"role": "user", "content": "other"}]) == [{"role": "user", "content": "other"}]
 
 
 def test_unreferenced_ids_are_removed() -> None:

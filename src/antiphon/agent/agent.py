@@ -65,6 +65,7 @@ class Agent:
     ) -> None:
         self.name = name
         self._tools = [_require_tool(each) for each in tools]
+        self._descriptions = [each.describe() for each in self._tools]
         self._executor = Executor(self._tools)
         output = None if output_type is None else TypedOutput(output_type, where=f"{name}.output_type")
         self._task = Task(limits=limits or Limits(), prices=prices, output=output, turn_retries=turn_retries)
@@ -207,7 +208,7 @@ class Agent:
         model = ResponsesModel(
             self._transport,
             settings=self._settings,
-            tools=[each.describe() for each in self._tools],
+            tools=self._descriptions,
             state=self._state,
             encryption=self._encryption,
         )

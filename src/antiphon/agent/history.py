@@ -67,6 +67,38 @@ def complete_history(items: Sequence[JsonObject]) -> list[JsonObject]:
     return drop_lone_reasoning(completed)
 
 
+class HistoryCompleter:
+    """Completes the history of a run before each request, without processing the items of earlier requests again.
+
+    The history is one list that only grows between two requests. Another list starts again.
+    """
+
+    def __init__(self) -> None:
+        self._history: Sequence[JsonObject] = ()
+        self._count = 0
+        """The number of items whose completed form cannot change any more."""
+        self._completed: list[JsonObject] = []
+
+    def complete(self, history: Sequence[JsonObject]) -> list[JsonObject]:
+        """Return the history from its last compaction on, completed, without empty reasoning."""
+        new = history[self._count :]
+        if history is not self._history or any(item.get("type") == "compaction" for item in new):
+            self._history, self._count, self._completed = history, 0, []
+            new = drop_compacted(history)
+        added = [item for item in complete_history(new) if not is_empty_reasoning(item)]
+        if _is_closed(new):
+            self._count = len(history)
+            self._completed += added
+            return list(self._completed)
+        return [*self._completed, *added]
+
+
+def _is_closed(items: Sequence[JsonObject]) -> bool:
+    """Return True if later items cannot change the completed form of these."""
+    is_paired = len(_find_pairs(items)) == sum(_find_key(item) is not None for item in items)
+    return is_paired and (not items or items[-1].get("type") != "reasoning")
+
+
 def drop_lone_reasoning(items: Sequence[JsonObject]) -> list[JsonObject]:
     """Drop the reasoning that no text or call of the model follows."""
     result: list[JsonObject] = []

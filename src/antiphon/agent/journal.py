@@ -191,6 +191,11 @@ class Journal:
                 raise ValueError("a run has one start entry, and it is the first entry")
             self._add(entry)
 
+    @property
+    def is_durable(self) -> bool:
+        """True if a write awaits a ledger. Otherwise it does not suspend."""
+        return self._ledger is not None
+
     async def write(self, entry: Entry) -> None:
         """Append an entry. Raises EntryTaken if another process has resumed the run."""
         if self._ledger is None:

@@ -7,19 +7,20 @@ can be left at any point, also by a crash, and be resumed.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from antiphon.agent.budget import Budget, Stop, StopTimer
 from antiphon.agent.entries import AnswerEntry, EndEntry, FailedAttemptEntry
 from antiphon.agent.journal import Journal
-from antiphon.agent.model import FailedAttempt, ModelAnswer, ModelClient, ModelDelta, ModelNotice
+from antiphon.agent.model import DeltaKind, FailedAttempt, ModelAnswer, ModelClient, ModelNotice
 from antiphon.agent.outcome import (
     Notice,
     Outcome,
     ReasoningDelta,
     RunEnded,
     RunError,
+    RunEvent,
     RunEvents,
     TextDelta,
     TurnFinished,
@@ -39,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 ESTIMATED = "The server reports no token usage: the usage is estimated."
 _MAX_DELAY_SECONDS = 60.0
+_DELTA_EVENTS: dict[DeltaKind, type[TextDelta | ReasoningDelta]] = {"text": TextDelta, "reasoning": ReasoningDelta}
+
+_InternalEvents = AsyncGenerator[RunEvent | list[TextDelta | ReasoningDelta], None]
+"""The events of a run. The deltas that were received together are one element."""
 
 
 class Loop:
@@ -73,7 +78,13 @@ class Loop:
         try:
             async with aclosing(self._run_steps()) as events:
                 async for event in events:
-                    yield event
+                    if isinstance(event, RunEvent):
+                        yield event
+                        continue
+                    for index, delta in enumerate(event):
+                        if index:
+                            self._stop_timer.check()
+                        yield delta
         except Stop as stop:
             await self._calls.close_open_calls()
             ended = await self._end(End(stop.reason))
@@ -88,7 +99,7 @@ class Loop:
         finally:
             self._stop_timer.close()
 
-    async def _run_steps(self) -> RunEvents:
+    async def _run_steps(self) -> _InternalEvents:
         while True:
             if self._state.open_calls:
                 self._stop_timer.check()
@@ -102,13 +113,13 @@ class Loop:
             self._stop_timer.check()
             if step.last_turn_reason:
                 yield Notice(self._journal.run_id, f"{step.last_turn_reason}: the model is asked for its final answer")
-            async with aclosing(self._take_turn(step)) as events:
-                async for event in events:
-                    yield event
+            async with aclosing(self._take_turn(step)) as turn:
+                async for part in turn:
+                    yield part
 
     # Turns
 
-    async def _take_turn(self, step: NextTurn) -> RunEvents:
+    async def _take_turn(self, step: NextTurn) -> _InternalEvents:
         run_id, number = self._journal.run_id, self._state.turns + 1
         yield TurnStarted(run_id, number)
         attempt = 0
@@ -118,11 +129,11 @@ class Loop:
             try:
                 async with aclosing(self._model.take_turn(self._state, step.items, use_tools=use_tools)) as turn:
                     while not isinstance(part := await self._stop_timer.wait(turn.__anext__), ModelAnswer):
-                        if isinstance(part, ModelDelta):
-                            yield (TextDelta if part.kind == "text" else ReasoningDelta)(run_id, part.text)
-                        else:
+                        if isinstance(part, ModelNotice | FailedAttempt):
                             for notice in await self._handle_notice(part):
                                 yield notice
+                        else:
+                            yield [_DELTA_EVENTS[delta.kind](run_id, delta.text) for delta in part]
                 answer = part
             except (ServerError, RateLimited) as error:
                 # No tool was called yet, so the turn can be repeated.

@@ -13,14 +13,12 @@ from antiphon.agent.history import (
     OUTPUT_TYPES,
     REASONING_LOST,
     EncryptionSupport,
+    HistoryCompleter,
     cannot_decrypt,
-    complete_history,
-    drop_compacted,
     drop_encrypted,
     drop_lone_reasoning,
     has_unsupported_call,
     is_call,
-    is_empty_reasoning,
     is_encrypted,
     refuses_encryption,
     to_input_item,
@@ -45,14 +43,15 @@ Fallback = Literal["send_history", "request_no_encryption", "drop_encrypted"]
 encrypted reasoning. `drop_encrypted`: do not send encrypted reasoning back.
 """
 
-_DELTA_KINDS: dict[str, DeltaKind] = {
-    "response.output_text.delta": "text",
-    "response.reasoning_text.delta": "reasoning",
-    "response.reasoning_summary_text.delta": "reasoning",
+_DELTA_KINDS: dict[type[Event], DeltaKind] = {
+    OutputTextDelta: "text",
+    ReasoningTextDelta: "reasoning",
+    ReasoningSummaryTextDelta: "reasoning",
 }
+_DELTA_KINDS_BY_NAME = {str(event.__struct_config__.tag): kind for event, kind in _DELTA_KINDS.items()}
 
 
-class ModelDelta(Struct, frozen=True):
+class ModelDelta(Struct, frozen=True, gc=False):
     """A piece of text or reasoning."""
 
     kind: DeltaKind
@@ -87,7 +86,8 @@ class ModelAnswer(Struct, frozen=True):
     drops_encrypted: bool = False
 
 
-TurnStream = AsyncGenerator["ModelDelta | ModelNotice | FailedAttempt | ModelAnswer", None]
+TurnStream = AsyncGenerator["Sequence[ModelDelta] | ModelNotice | FailedAttempt | ModelAnswer", None]
+"""The deltas that were received together are one element."""
 
 
 class ModelClient(Protocol):
@@ -100,7 +100,7 @@ class ResponsesModel:
 
     `settings` are the parameters of every request. With `state="client"` every request has the whole history; with
     "server" it continues the response before, as long as the server supports that. `encryption` is shared by all runs
-    of the model.
+    of the model. Each run has its own instance.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class ResponsesModel:
         self._settings = {name: value for name, value in settings.items() if name != "include"}
         self._state = state
         self._encryption = encryption or EncryptionSupport()
+        self._completer = HistoryCompleter()
 
     async def take_turn(self, state: RunState, extra_input: Sequence[JsonObject], *, use_tools: bool) -> TurnStream:
         fallbacks: set[Fallback] = set()
@@ -125,9 +126,11 @@ class ResponsesModel:
         while answer is None:
             attempt = self._prepare(state, extra_input, fallbacks, use_tools=use_tools)
             try:
-                async with aclosing(attempt.stream(self._transport)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                async with aclosing(await self._transport.stream(attempt.request)) as events:
+                    async for batch in events:
+                        deltas = attempt.feed(batch)
+                        if deltas:
+                            yield deltas
                 answer = attempt.finish()
             except AntiphonError as error:
                 usage = attempt.estimate_failed_usage()
@@ -164,8 +167,7 @@ class ResponsesModel:
             request |= {"previous_response_id": state.response_id, "input": new_items}
             return _Attempt(request, [*state.history, *extra_input])
         history = drop_encrypted(state.history) if "drop_encrypted" in fallbacks else state.history
-        completed = complete_history(drop_compacted(history))
-        items = [*(item for item in completed if not is_empty_reasoning(item)), *extra_input]
+        items = [*self._completer.complete(history), *extra_input]
         return _Attempt(request | {"input": items}, items)
 
     def _choose_fallback(self, attempt: "_Attempt", error: AntiphonError) -> Fallback | None:
@@ -187,13 +189,12 @@ class _Attempt:
         self._context = context
         self._collector = ResponseCollector()
 
-    async def stream(self, transport: Transport) -> AsyncGenerator[ModelDelta, None]:
-        async with aclosing(await transport.stream(self.request)) as events:
-            async for batch in events:
-                self._collector.feed(batch)
-                for delta in filter(None, map(read_delta, batch)):
-                    self.texts.append(delta.text)
-                    yield delta
+    def feed(self, batch: Sequence[Event | Unknown]) -> list[ModelDelta]:
+        """Collect the events of a batch and return its deltas."""
+        self._collector.feed(batch)
+        deltas = [delta for delta in map(read_delta, batch) if delta is not None]
+        self.texts += [delta.text for delta in deltas]
+        return deltas
 
     def finish(self) -> ModelAnswer:
         """Return the answer. Raises if the response failed or does not continue the right response."""
@@ -219,14 +220,12 @@ class _Attempt:
 
 def read_delta(event: Event | Unknown) -> ModelDelta | None:
     """Return the text or reasoning in an event, if it has any."""
-    if isinstance(event, OutputTextDelta):
-        return ModelDelta("text", event.delta)
-    if isinstance(event, ReasoningTextDelta | ReasoningSummaryTextDelta):
-        return ModelDelta("reasoning", event.delta)
-    if isinstance(event, Unknown) and event.type in _DELTA_KINDS:
-        # A known event that lacks fields of the API which are not needed here.
-        return ModelDelta(_DELTA_KINDS[event.type], str(read_json(event.raw).get("delta") or ""))
-    return None
+    if not isinstance(event, Unknown):
+        kind = _DELTA_KINDS.get(type(event))
+        return None if kind is None else ModelDelta(kind, event.delta)  # type: ignore[attr-defined]
+    kind = _DELTA_KINDS_BY_NAME.get(event.type)
+    # A known event that lacks fields of the API which are not needed here.
+    return None if kind is None else ModelDelta(kind, str(read_json(event.raw).get("delta") or ""))
 
 
 def make_answer(response: JsonObject) -> ModelAnswer:

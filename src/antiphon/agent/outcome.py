@@ -69,11 +69,11 @@ class TurnRestarted(RunEvent, tag="turn.restarted"):
     reason: str
 
 
-class TextDelta(RunEvent, tag="text.delta"):
+class TextDelta(RunEvent, tag="text.delta", gc=False):
     text: str
 
 
-class ReasoningDelta(RunEvent, tag="reasoning.delta"):
+class ReasoningDelta(RunEvent, tag="reasoning.delta", gc=False):
     text: str
 
 

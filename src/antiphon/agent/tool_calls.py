@@ -7,7 +7,8 @@ unnoticed.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
 
 from antiphon.agent.approvals import DENIED, needs_approval
 from antiphon.agent.budget import StopTimer
@@ -140,16 +141,27 @@ class ToolCalls:
         if not calls:
             return
         running = [asyncio.ensure_future(self._run(*each)) for each in zip(calls, repeats, strict=True)]
-        everything = asyncio.gather(*running)
-        everything.add_done_callback(lambda _: self._events.put_nowait(_DONE))
+        open_count = len(running)
+
+        def end_call(task: asyncio.Task[None]) -> None:
+            nonlocal open_count
+            open_count -= 1
+            if not open_count or task.cancelled() or task.exception() is not None:
+                self._events.put_nowait(_DONE)
+
+        for task in running:
+            task.add_done_callback(end_call)
         try:
             while (event := await self._stop_timer.wait(self._events.get)) is not _DONE:
                 yield event
-            await everything
-        finally:
             for task in running:
-                task.cancel()
-            await asyncio.gather(everything, *running, return_exceptions=True)
+                if task.done():
+                    task.result()
+        finally:
+            if open_count:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
 
     async def _run(self, call: ToolInvocation, repeat: int) -> None:
         run_id = self._journal.run_id
@@ -166,14 +178,22 @@ class ToolCalls:
         try:
             result = await self._executor.execute(call, context)
         except ApprovalRequired as required:
-            pause = CallPauseEntry(call.call_id, list(required.calls), required.state)
-            await defer_cancellation(asyncio.ensure_future(self._journal.write(pause)))
+            await self._finish_write(
+                self._journal.write(CallPauseEntry(call.call_id, list(required.calls), required.state))
+            )
             self.pending += required.calls
             return
         if repeat >= WARN_AT:
             self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
             result = add_warning(result)
-        await defer_cancellation(asyncio.ensure_future(self._write_result(call, result)))
+        await self._finish_write(self._write_result(call, result))
+
+    async def _finish_write(self, write: Coroutine[Any, Any, None]) -> None:
+        """Await a write to the journal that a cancellation must not interrupt."""
+        if self._journal.is_durable:
+            await defer_cancellation(asyncio.ensure_future(write))
+        else:
+            await write  # does not suspend
 
     def _make_report(self, call: ToolInvocation) -> Callable[[str], None]:
         loop, thread = asyncio.get_running_loop(), threading.get_ident()

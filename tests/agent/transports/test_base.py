@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.agent.transports.base import ResponseCollector
+from antiphon.agent.transports.base import ResponseCollector, decode_event
 from antiphon.errors import AntiphonError, ServerError, UpstreamError
 from antiphon.protocol import codec
+from antiphon.protocol.unions import Unknown
 
 FIRST = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look_up", "arguments": "{}"}
 SECOND = {"type": "function_call", "id": "fc_2", "call_id": "call_2", "name": "look_up", "arguments": "{}"}
@@ -89,3 +90,32 @@ def test_stream_errors_are_mapped(event: dict[str, Any], kind: type[AntiphonErro
     with pytest.raises(kind) as raised:
         gather(event).finish()
     assert raised.value.message == message
+
+
+# Decoding
+
+
+@pytest.mark.parametrize("name", ["response.created", "response.queued", "response.in_progress"])
+def test_first_events_are_not_decoded(name: str) -> None:
+    body = json.dumps({"type": name, "sequence_number": 0, "response": {"id": "r", "tools": ["\u00e4"]}}).encode()
+    event = decode_event(name, body)
+    assert event == Unknown(body)
+    assert event.type == name
+
+
+@pytest.mark.parametrize("body", [b"", b"no", b'{"type":"response.created"', b'{"type":"response.created","a":"\xff"}'])
+@pytest.mark.parametrize("name", [None, "response.created"])
+def test_event_that_is_not_json_is_refused(name: str | None, body: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        decode_event(name, body)
+
+
+def test_deeply_nested_event_is_not_decoded() -> None:
+    body = b'{"type":"response.created","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert decode_event("response.created", body) == codec.decode_event(body) == Unknown(body)
+
+
+def test_event_under_a_wrong_name_is_collected() -> None:
+    collector = ResponseCollector()
+    collector.feed([decode_event("response.created", json.dumps(COMPLETED).encode())])
+    assert collector.finish() == COMPLETED["response"]

@@ -36,13 +36,12 @@ class ExecutionModel:
             request = self._make_continuation(state, use_tools=use_tools) if self.responses else self._first
             async with aclosing(await self._transport.stream(request)) as events:
                 # An empty delta reports that the server has accepted the request.
-                yield ModelDelta("text", "")
+                yield [ModelDelta("text", "")]
                 async for batch in events:
                     collector.feed(batch)
-                    for event in batch:
-                        delta = read_delta(event)
-                        if delta is not None:
-                            yield delta
+                    deltas = [delta for delta in map(read_delta, batch) if delta is not None]
+                    if deltas:
+                        yield deltas
             response = collector.finish()
             answer = make_answer(response | {"output": [_to_function_call(item) for item in response["output"]]})
         except AntiphonError as error:

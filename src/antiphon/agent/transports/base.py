@@ -1,5 +1,6 @@
 """The transport of an agent's requests to a model: over HTTP, or directly into an engine of this process."""
 
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,25 @@ Events = AsyncGenerator[Sequence[Event | Unknown], None]
 
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _COLLECTED = frozenset({*TERMINAL, "response.output_item.done", "error"})
+_UNUSED = frozenset({"response.created", "response.queued", "response.in_progress"})
+_COLLECTED_CLASSES = frozenset(codec.EVENTS.members[name] for name in _COLLECTED)
+
+# Checks that the input is JSON.
+_unused_decoder = msgspec.json.Decoder(msgspec.Raw)
+
+
+def decode_event(name: str | None, body: bytes) -> Event | Unknown:
+    """Decode an event. `name` is its type in the stream. Raise ValueError if it is not JSON.
+
+    The first events of a response contain the whole request and are not used: they stay `Unknown`.
+    """
+    if name not in _UNUSED:
+        return codec.decode_event(body)
+    if not body.isascii():
+        body.decode()  # msgspec does not check strings in skipped fields
+    with contextlib.suppress(RecursionError):  # nested too deeply
+        _unused_decoder.decode(body)
+    return Unknown(body)
 
 
 class Transport(Protocol):
@@ -38,7 +58,7 @@ class ResponseCollector:
 
     def feed(self, batch: Sequence[Event | Unknown]) -> None:
         for event in batch:
-            if event.type in _COLLECTED:
+            if type(event) in _COLLECTED_CLASSES or (isinstance(event, Unknown) and event.type in _COLLECTED):
                 self._collect(msgspec.json.decode(codec.encode(event)))
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from antiphon.agent.transports.base import TERMINAL, Events
+from antiphon.agent.transports.base import TERMINAL, Events, decode_event
 from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
@@ -118,7 +118,9 @@ async def _read_all(body: BodyReader) -> bytes:
 
 def _decode(messages: Sequence[SseMessage], repairer: SurrogateRepairer) -> list[Event | Unknown]:
     try:
-        return [codec.decode_event(repairer.repair(message.data)) for message in messages if message.data != _DONE]
+        return [
+            decode_event(message.event, repairer.repair(message.data)) for message in messages if message.data != _DONE
+        ]
     except ValueError:
         raise UpstreamError("The server sent an event that is not JSON.") from None
 
