@@ -3,15 +3,18 @@
 import json
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.errors import ModelError
 from antiphon.protocol.codec import decode_event, encode
+from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.events import Error, ErrorPayload, Event, OutputItemDone, OutputTextDelta, RefusalDelta
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import (
+    _TEXT_EVENT_PREFIXES,
     DONE,
     MESSAGE_LIMIT,
     SseDecoder,
@@ -96,9 +99,16 @@ class TestEncoding:
     def test_type_with_line_end_is_sent_without_event_line(self, body: bytes) -> None:
         assert encode_event(Unknown(body)) == b"data: " + body + b"\n\n"
 
-    def test_batch_is_concatenation_of_events(self) -> None:
-        events: list[Event | Unknown] = [text_delta("a", 1), Unknown(b'{"type":"v"}'), text_delta("b", 2)]
+    @given(st.lists(EVENTS, max_size=5))
+    def test_batch_is_concatenation_of_events(self, events: list[Event | Unknown]) -> None:
         assert encode_batch(events) == b"".join(encode_event(event) for event in events)
+
+    @pytest.mark.parametrize("kind", _TEXT_EVENT_PREFIXES)
+    def test_text_events_have_no_nested_json(self, kind: type[Event]) -> None:
+        """A batch is encoded without a search for line ends in these events. Only an `Unknown` can contain them."""
+        allowed = {str, int, float, str | None, list[LogProb], list[TopLogProb], list[int]}
+        for each in (kind, LogProb, TopLogProb):
+            assert {field.type for field in msgspec.structs.fields(each)} <= allowed
 
     def test_empty_batch_is_empty(self) -> None:
         assert encode_batch([]) == b""
@@ -125,6 +135,44 @@ class TestEncoding:
         known = [(event, message) for event, message in zip(events, messages, strict=True) if isinstance(event, Event)]
         assert [decode_event(message.data) for _, message in known] == [event for event, _ in known]
         assert [message.event for _, message in known] == [event.type for event, _ in known]
+
+
+RECORDS = st.sampled_from(
+    [
+        b"data: {}\n\n",
+        b'data: {"a": "\xc3\xbc"}\n\n',
+        b"data: [DONE]\n\n",
+        b"data: \n\n",
+        b"data:  x\n\n",
+        b"data:x\n\n",
+        b"data\n\n",
+        b"data: a\ndata: b\n\n",
+        b"data: a\n",
+        b"data: \xef\xbb\xbf\n\n",
+        b"event: e\ndata: x\n\n",
+        b"event: e\n",
+        b": data: x\n\n",
+        b"data: x\r\n\r\n",
+        b"data: x\r\r",
+        b"data: x\ry\n\n",
+        b"\n",
+        b"\n\n",
+        b"data: " + b"x" * 40 + b"\n\n",
+    ]
+)
+
+
+@given(st.lists(st.lists(RECORDS, max_size=4).map(b"".join), max_size=4), st.sampled_from([40, 64, 200]))
+def test_chunk_of_whole_messages_decodes_like_single_bytes(chunks: list[bytes], limit: int) -> None:
+    def decode_all(pieces: list[bytes]) -> list[SseMessage] | None:
+        decoder = SseDecoder(limit=limit)
+        try:
+            return [message for piece in pieces for message in decoder.feed(piece)] + decoder.close()
+        except ModelError:
+            return None
+
+    whole = b"".join(chunks)
+    assert decode_all(chunks) == decode_all([whole[index : index + 1] for index in range(len(whole))])
 
 
 LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"))

@@ -7,7 +7,8 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.errors import ModelError
-from antiphon.protocol.codec import EVENTS, encode
+from antiphon.protocol import events
+from antiphon.protocol.codec import EVENTS, encode, encode_into
 from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
 
@@ -19,6 +20,21 @@ MESSAGE_LIMIT = 16 * 1024 * 1024
 
 # The bytes before an event's JSON, by event type.
 _PREFIXES: dict[type[Any], bytes] = {kind: f"event: {name}\ndata: ".encode() for name, kind in EVENTS.members.items()}
+# The same for events of text and numbers only: their JSON has no line ends.
+_TEXT_EVENT_PREFIXES = {
+    kind: _PREFIXES[kind]
+    for kind in (
+        events.OutputTextDelta,
+        events.RefusalDelta,
+        events.ReasoningTextDelta,
+        events.ReasoningDelta,
+        events.ReasoningSummaryTextDelta,
+        events.FunctionCallArgumentsDelta,
+        events.CustomToolCallInputDelta,
+    )
+}
+# Bytes as integers: searching for one is five times as fast as for bytes of length 1.
+_LF, _CR, _BACKSLASH = 10, 13, 92
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 _HIGH_SURROGATE = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
@@ -37,15 +53,24 @@ def encode_event(event: Event | Unknown) -> bytes:
     return prefix + encode_json_line(event) + b"\n\n"
 
 
-def encode_batch(events: Iterable[Event | Unknown]) -> bytes:
+def encode_batch(batch: Iterable[Event | Unknown]) -> bytes:
     """Encode several events for one write."""
-    return b"".join([encode_event(event) for event in events])
+    encoded = bytearray()
+    for event in batch:
+        prefix = _TEXT_EVENT_PREFIXES.get(type(event))
+        if prefix is None:
+            encoded += encode_event(event)
+        else:
+            encoded += prefix
+            encode_into(event, encoded, -1)
+            encoded += b"\n\n"
+    return bytes(encoded)
 
 
 def encode_json_line(event: Event | Unknown) -> bytes:
     """Encode an event as JSON on one line. An `Unknown` inside it may contain line ends."""
     body = encode(event)
-    if 10 in body or 13 in body:  # LF, CR: searching for an integer is ten times as fast
+    if _LF in body or _CR in body:
         # JSON has line ends only between tokens, and a space is equivalent there.
         return body.translate(_LINE_ENDS_TO_SPACES)
     return body
@@ -81,13 +106,22 @@ class SseDecoder:
         self._event: str | None = None
         self._data: list[bytes] = []
         self._size = 0  # in bytes, of the data lines so far
+        self._is_between_messages = False  # no part of a message has been received yet
 
     def feed(self, chunk: bytes) -> list[SseMessage]:
         """Return the messages that this chunk completes."""
+        if self._is_between_messages and chunk[:6] == b"data: " and chunk[-2:] == b"\n\n" and _CR not in chunk:
+            lines = chunk[6:-2].split(b"\n\ndata: ")
+            # The most frequent case: whole messages of one data line each, so there are no other line ends.
+            if chunk.count(b"\n") == 2 * len(lines) and len(chunk) <= self._limit:
+                return [SseMessage(None, line) for line in lines]
+        return self._feed_lines(chunk)
+
+    def _feed_lines(self, chunk: bytes) -> list[SseMessage]:
         if self._after_cr and chunk:
             self._after_cr = False
             chunk = chunk.removeprefix(b"\n")
-        if b"\r" in chunk:
+        if _CR in chunk:
             self._after_cr = chunk.endswith(b"\r")
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = chunk.split(b"\n")
@@ -97,6 +131,9 @@ class SseDecoder:
         self._line += rest
         if self._size + len(self._line) > self._limit:
             raise self._make_size_error()
+        self._is_between_messages = not (
+            self._line or self._first_line or self._after_cr or self._data or self._event is not None
+        )
         return messages
 
     def close(self) -> list[SseMessage]:
@@ -151,7 +188,7 @@ class SurrogateRepairer:
 
     def repair(self, data: bytes) -> bytes:
         """Return the JSON of a message without lone surrogates."""
-        if b"\\ud" not in data and b"\\uD" not in data:
+        if _BACKSLASH not in data or (b"\\ud" not in data and b"\\uD" not in data):
             return data
         return _ESCAPE.sub(self._replace_escape, data)
 

@@ -122,25 +122,23 @@ class DeltaStream:
             raise self._failure
 
     def _read_messages(self, messages: Sequence[SseMessage]) -> list[Delta]:
+        reader = self._reader
         deltas: list[Delta] = []
         for message in messages:
-            if self._reader.finished:
+            if reader.finished:
                 break
+            data = self._repairer.repair(message.data)
             try:
-                deltas += self._read_message(message)
+                deltas += reader.read(message if data is message.data else SseMessage(message.event, data))
             except AntiphonError as error:
                 self._defer(error, deltas)
                 break
+            except _READER_ERRORS as error:
+                unreadable = UpstreamError("The upstream sent a message that cannot be read.")
+                unreadable.__cause__ = error
+                self._defer(unreadable, deltas)
+                break
         return deltas
-
-    def _read_message(self, message: SseMessage) -> Sequence[Delta]:
-        repaired = self._repairer.repair(message.data)
-        if repaired is not message.data:
-            message = SseMessage(message.event, repaired)
-        try:
-            return self._reader.read(message)
-        except _READER_ERRORS as error:
-            raise UpstreamError("The upstream sent a message that cannot be read.") from error
 
     def _shorten_idle_timeout(self) -> None:
         """Shorten the timeout of a complete answer: some servers keep the connection open."""

@@ -36,6 +36,117 @@ def test_damaged_stream_ends_in_one_terminal_event(data: st.DataObject) -> None:
 
 
 DEEP = b'{"error":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+class GeneralReader(ChatReader):
+    """A reader without the shortcut for chunks of plain text."""
+
+    read = ChatReader._read
+
+
+EMPTY = [None, "", [], 0, False, "x", ["x"], [{"text": "x"}], {}]
+TEXTS = ["", " ", "\n", "<think>", "\u00fc\U0001f600", None, 7, ["a"], [{"text": "a"}]]
+DELTAS = [{}, {"content": "a", "role": "assistant"}, {"reasoning": "a"}, None, 7]
+# The values that a field of a plain chunk is replaced by. A path names a field of the chunk, choice or delta.
+CHANGES: dict[tuple[str, str], list[Any]] = {
+    ("chunk", "choices"): [None, [], [{}], [{"delta": {"content": "a"}}, {"index": 1, "delta": {"content": "b"}}]],
+    ("chunk", "usage"): [None, {}, {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}, 7],
+    ("chunk", "x_groq"): [None, {}, {"usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}],
+    ("chunk", "object"): [None, "chat.completion.chunk", "error", "", 7],
+    **{("chunk", name): EMPTY for name in ("error", "model", "message", "detail", "id")},
+    ("choice", "index"): [0, 1, None, "0", False],
+    ("choice", "delta"): DELTAS,
+    ("choice", "message"): DELTAS,
+    ("choice", "finish_reason"): [None, "", "stop", "error", 7],
+    ("choice", "logprobs"): [None, {}, {"content": [{"token": "a", "logprob": -1}]}, 7],
+    ("choice", "error"): EMPTY,
+    ("delta", "content"): TEXTS,
+    ("delta", "reasoning_details"): [*EMPTY, [{"type": "reasoning.text", "text": "a"}]],
+    ("delta", "tool_calls"): [*EMPTY, [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]],
+    ("delta", "function_call"): [*EMPTY, {"name": "f", "arguments": "{}"}],
+    ("delta", "annotations"): [*EMPTY, [{"type": "url_citation", "url": "https://example.com"}]],
+    **{("delta", name): EMPTY for name in ("role", "reasoning_content", "reasoning", "refusal")},
+}
+
+
+@st.composite
+def nearly_plain_chunks(draw: st.DrawFn) -> dict[str, Any]:
+    delta: dict[str, Any] = {"content": "plain"}
+    choice: dict[str, Any] = {"index": 0, "delta": delta}
+    chunk: dict[str, Any] = {"choices": [choice]}
+    levels = {"chunk": chunk, "choice": choice, "delta": delta}
+    for level, name in draw(st.lists(st.sampled_from(list(CHANGES)), max_size=2)):
+        levels[level][name] = draw(st.sampled_from(CHANGES[level, name]))
+    return chunk
+
+
+def read_all(reader: ChatReader, messages: list[SseMessage]) -> list[object]:
+    read: list[object] = []
+    for message in messages:
+        try:
+            read += reader.read(message)
+        except AntiphonError as error:
+            return [*read, type(error), str(error)]
+    return read
+
+
+def make_messages(*chunks: dict[str, Any]) -> list[SseMessage]:
+    """Return the messages of these chunks after some plain text, and the end marker."""
+    texts = [{"choices": [{"delta": {"content": text}}]} for text in ("a", "b")]
+    messages = [SseMessage(None, json.dumps(chunk).encode()) for chunk in (*texts, *chunks)]
+    return [*messages, SseMessage(None, b"[DONE]")]
+
+
+def check_shortcut(messages: list[SseMessage]) -> None:
+    reader, general = make_reader(), GeneralReader(STATEFUL, estimate=lambda _: Usage(0, 0, 0))
+    assert read_all(reader, messages) == read_all(general, messages)
+    assert (reader.finished, reader.is_complete) == (general.finished, general.is_complete)
+
+
+@pytest.mark.parametrize(("level", "name"), CHANGES)
+def test_text_shortcut_yields_the_same_deltas_for_each_field(level: str, name: str) -> None:
+    for value in CHANGES[level, name]:
+        delta: dict[str, Any] = {"content": "plain"}
+        choice: dict[str, Any] = {"index": 0, "delta": delta}
+        chunk: dict[str, Any] = {"choices": [choice]}
+        {"chunk": chunk, "choice": choice, "delta": delta}[level][name] = value
+        check_shortcut(make_messages(chunk))
+        check_shortcut(make_messages(chunk, chunk))
+
+
+@settings(max_examples=200)
+@given(st.lists(nearly_plain_chunks(), max_size=4))
+def test_text_shortcut_yields_the_same_deltas(chunks: list[dict[str, Any]]) -> None:
+    check_shortcut(make_messages(*chunks))
+
+
+@pytest.mark.parametrize("event", ["error", "message", ""])
+def test_text_shortcut_respects_the_event_name(event: str) -> None:
+    *messages, plain, end = make_messages({"choices": [{"delta": {"content": "plain"}}]})
+    check_shortcut([*messages, SseMessage(event, plain.data), end])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"choices":[{"delta":{"content":"\xff"}}]}',
+        b'{"model":"\xff","choices":[{"delta":{"content":"a"}}]}',
+        b'{"choices":[{"delta":{"content":"a"}}]} ',
+        b' {"choices":[{"delta":{"content":"a"}}]}',
+        b'{"choices":[{"delta":{"content":"a"}}]',
+        b'{"choices":[{"delta":{"content":"a","content":"b"}}]}',
+        b'{"choices":[{"delta":{"content":"\\ud83d"}}]}',
+        b"[DONE]",
+        b"",
+        DEEP,
+    ],
+    ids=lambda data: repr(data[:40]),
+)
+def test_text_shortcut_reads_malformed_data_the_same_way(data: bytes) -> None:
+    *messages, end = make_messages()
+    check_shortcut([*messages, SseMessage(None, data), end])
+
+
 NO_TEXT = b'{"choices":[{"delta":{"content":"\xff"}}]}'
 
 

@@ -21,6 +21,7 @@ from antiphon.backends.chat_completions.wire import (
     OpaqueState,
     ToolCallDelta,
     decode_chunk,
+    decode_plain_chunk,
     number_calls,
     parse_annotation,
     parse_finish_reason,
@@ -80,6 +81,7 @@ class ChatReader:
         self._reason: FinishReason | None = None
         self._written: list[str] = []
         self._has_text = False
+        self._expects_text = False  # the next chunks probably add text and nothing else
 
     @property
     def is_complete(self) -> bool:
@@ -87,6 +89,24 @@ class ChatReader:
         return self._reason is not None and not self._calls
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
+        if self._expects_text and message.event is None:
+            try:
+                chunk = decode_plain_chunk(message.data)
+            except _UNREADABLE:
+                self._expects_text = False  # for the rest of the answer: decoding twice costs more than it saves
+            else:
+                if chunk.usage is not None:
+                    self._usage = parse_usage(chunk.usage) or self._usage
+                text = chunk.choices[0].delta.content
+                self._written.append(text)
+                return (Text(text),)
+        had_text = self._has_text
+        deltas = self._read(message)
+        if not had_text and self._has_text:
+            self._expects_text = self._text.is_plain_text
+        return deltas
+
+    def _read(self, message: SseMessage) -> Sequence[Delta]:
         data = message.data
         if not data.startswith(b"{"):
             data = data.strip()
@@ -129,15 +149,9 @@ class ChatReader:
     # Content
 
     def _read_choice(self, choice: Choice) -> Sequence[Delta]:
-        message_delta = choice.delta
-        if self._text.is_plain_text and choice.is_plain() and message_delta is not None and message_delta.is_plain():
-            # The common case: text and nothing else.
-            assert isinstance(message_delta.content, str)
-            self._written.append(message_delta.content)
-            return (Text(message_delta.content),)
         if choice.error:
             raise map_error_payload({"error": choice.error}, secrets=self._secrets)
-        full, finish_reason = choice.message, choice.finish_reason
+        message_delta, full, finish_reason = choice.delta, choice.message, choice.finish_reason
         if full is not None and not self._written:
             message_delta, full = full, None
             finish_reason = finish_reason or "stop"

@@ -1,7 +1,7 @@
 """Structs of Chat Completions answers, in the variants that servers send. Fields that vary too much have type Any."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,12 +10,12 @@ from antiphon.protocol.items import Reasoning
 from antiphon.protocol.unions import Unknown
 
 
-class Function(msgspec.Struct):
+class Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: Any = None
 
 
-class ToolCallDelta(msgspec.Struct):
+class ToolCallDelta(msgspec.Struct, gc=False):
     """A tool call, or a part of one."""
 
     index: int | None = None
@@ -24,7 +24,7 @@ class ToolCallDelta(msgspec.Struct):
     extra_content: Any = None
 
 
-class MessageDelta(msgspec.Struct):
+class MessageDelta(msgspec.Struct, gc=False):
     """A part of the answer (`delta`), or the whole answer (`message`)."""
 
     content: str | list[Any] | None = None
@@ -36,20 +36,6 @@ class MessageDelta(msgspec.Struct):
     function_call: Function | None = None
     annotations: Any = None
 
-    def is_plain(self) -> bool:
-        """Return True if there is text and nothing else."""
-        return (
-            type(self.content) is str
-            and bool(self.content)
-            and not self.reasoning_content
-            and not self.reasoning
-            and not self.reasoning_details
-            and not self.refusal
-            and not self.tool_calls
-            and self.function_call is None
-            and not self.annotations
-        )
-
 
 def number_calls(message: MessageDelta) -> None:
     """Give each call of a whole message an index, unless it has an id: each is another call."""
@@ -58,7 +44,7 @@ def number_calls(message: MessageDelta) -> None:
             call.index = index
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     index: int | None = None
     delta: MessageDelta | None = None
     message: MessageDelta | None = None
@@ -66,14 +52,10 @@ class Choice(msgspec.Struct):
     logprobs: Any = None
     error: Any = None
 
-    def is_plain(self) -> bool:
-        """Return True if there is nothing but `delta`."""
-        return self.finish_reason is None and self.logprobs is None and not self.error and self.message is None
 
-
-class ChatChunk(msgspec.Struct):
+class ChatChunk(msgspec.Struct, gc=False):
     model: Any = None
-    choices: list[Choice] | None = None
+    choices: Sequence[Choice] | None = None
     usage: Any = None
     x_groq: Any = None
     error: Any = None
@@ -88,7 +70,43 @@ class ChatChunk(msgspec.Struct):
         return self.choices is None and bool(self.message or self.detail)
 
 
+# The value of a field that adds nothing to a chunk.
+_Empty = None | Literal[""] | Annotated[list[Any], msgspec.Meta(max_length=0)]
+
+
+class PlainDelta(MessageDelta, kw_only=True, gc=False):
+    """A part of the answer that is text and nothing else."""
+
+    content: Annotated[str, msgspec.Meta(min_length=1)]
+    reasoning_content: _Empty = None
+    reasoning: _Empty = None
+    reasoning_details: _Empty = None
+    refusal: _Empty = None
+    tool_calls: Annotated[list[ToolCallDelta | None], msgspec.Meta(max_length=0)] | None = None
+    function_call: None = None
+    annotations: _Empty = None
+
+
+class PlainChoice(Choice, kw_only=True, gc=False):
+    delta: PlainDelta
+    index: Literal[0] | None = None
+    message: None = None
+    finish_reason: None = None
+    logprobs: None = None
+    error: None = None
+
+
+class PlainChunk(ChatChunk, kw_only=True, gc=False):
+    """A chunk whose only content is a part of the text. Every value of it is a valid `ChatChunk`, too."""
+
+    choices: tuple[PlainChoice]
+    x_groq: None = None
+    error: None = None
+    object: Literal["chat.completion.chunk"] | None = None
+
+
 decode_chunk = msgspec.json.Decoder(ChatChunk).decode
+decode_plain_chunk = msgspec.json.Decoder(PlainChunk).decode
 
 
 def parse_annotation(payload: Any) -> "Annotation | Unknown | None":
