@@ -21,7 +21,7 @@ MESSAGE_LIMIT = 16 * 1024 * 1024
 # The bytes before an event's JSON, by event type.
 _PREFIXES: dict[type[Any], bytes] = {kind: f"event: {name}\ndata: ".encode() for name, kind in EVENTS.members.items()}
 # The same for events of text and numbers only: their JSON has no line ends.
-_TEXT_EVENT_PREFIXES = {
+_TEXT_EVENT_PREFIXES: dict[type[Any], bytes] = {
     kind: _PREFIXES[kind]
     for kind in (
         events.OutputTextDelta,
