@@ -97,12 +97,19 @@ class Run:
 
         A single task must read the generator from beginning to end.
         """
-        composer = self._composer
+        composer, deltas = self._composer, self._deltas
         self._reader = asyncio.current_task()
         try:
             yield [*composer.start(), *composer.compose(self._replayed)]
             while True:
-                events = self._compose(await self._next_batch())
+                self._waiting = self._reader
+                try:
+                    batch: Sequence[Delta] = self._interruption[:1] or await anext(deltas)
+                except BaseException as error:
+                    batch = self._handle_error(error)
+                finally:
+                    self._waiting = None
+                events = self._compose(batch)
                 if composer.finished:
                     break
                 if events:  # some deltas produce no event
@@ -178,29 +185,19 @@ class Run:
         if waiting is not None:
             waiting.cancel()
 
-    async def _next_batch(self) -> Sequence[Delta]:
-        """Return the next deltas. An error while waiting for them becomes a failure of the response."""
-        if self._interruption:
-            return self._interruption[:1]
-        task = self._waiting = self._reader
-        try:
-            return await anext(self._deltas)
-        except StopAsyncIteration:
+    def _handle_error(self, error: BaseException) -> Sequence[Delta]:
+        """Return the end of a response whose next deltas could not be read. Raise the error if it must not end here."""
+        if isinstance(error, StopAsyncIteration):
             return [Failure("The model's answer ended unexpectedly.", "model_error", "model_error")]
-        except Postponed:
-            raise
-        except AntiphonError as error:
+        if isinstance(error, AntiphonError):
             return [Failure(error.message, error.code or "server_error", error.type, error.param)]
-        except asyncio.CancelledError:
-            if not self._interruption or task is None:
-                raise
-            task.uncancel()
+        if isinstance(error, asyncio.CancelledError) and self._interruption and self._reader is not None:
+            self._reader.uncancel()
             return self._interruption[:1]
-        except Exception:
-            logger.exception("the backend failed", extra={"response_id": self.response.id})
-            return [_UNEXPECTED]
-        finally:
-            self._waiting = None
+        if isinstance(error, Postponed) or not isinstance(error, Exception):
+            raise error
+        logger.error("the backend failed", exc_info=error, extra={"response_id": self.response.id})
+        return [_UNEXPECTED]
 
     def _compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         try:

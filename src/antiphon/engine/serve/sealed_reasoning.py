@@ -4,8 +4,9 @@ A backend may need opaque state to continue its reasoning, such as a signature o
 goes back only to the backend it came from. The text of the reasoning goes to any model.
 """
 
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Self
 
 import msgspec
 
@@ -125,7 +126,13 @@ class SealedReasoning(Stage):
         except InvalidRequest as error:
             self._correct_param(error, opened)
             raise
-        return self._seal(answer, turn) if self.capabilities.reasoning else answer
+        if not self.capabilities.reasoning:
+            return answer
+        collector = _ReasoningCollector(self._name, always=_WANTED in (turn.request.include or ()))
+        return _SealedDeltas(answer, collector, partial(self._seal, turn.project))
+
+    def _seal(self, project: str, content: SealedContent) -> deltas.ReasoningSeal:
+        return deltas.ReasoningSeal(self._sealer.seal(msgspec.json.encode(content), project=project, purpose=_PURPOSE))
 
     def _correct_param(self, error: InvalidRequest, turn: Turn) -> None:
         """Name the client's item in an error that names one of the turn's items by its index."""
@@ -147,25 +154,6 @@ class SealedReasoning(Stage):
         if not (opaque or content or item.summary):
             return None
         return msgspec.structs.replace(item, content=content, encrypted_content=opaque)
-
-    async def _seal(self, answer: Deltas, turn: Turn) -> Deltas:
-        collector = _ReasoningCollector(self._name, always=_WANTED in (turn.request.include or ()))
-        async with aclosing(answer):
-            async for batch in answer:
-                if collector.is_empty and _REASONING_DELTAS.isdisjoint(map(type, batch)):  # the usual case
-                    yield batch
-                    continue
-                sealed: list[Delta] = []
-                for delta in batch:
-                    content = collector.add(delta)
-                    if content is not None:
-                        payload = msgspec.json.encode(content)
-                        text = self._sealer.seal(payload, project=turn.project, purpose=_PURPOSE)
-                        sealed.append(deltas.ReasoningSeal(text))
-                    if not isinstance(delta, deltas.ReasoningSeal):
-                        sealed.append(delta)
-                if sealed:
-                    yield sealed
 
 
 _REASONING_DELTAS = frozenset({deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal})
@@ -201,3 +189,44 @@ class _ReasoningCollector:
         self._texts.clear()
         self.is_empty = True
         return content
+
+
+class _SealedDeltas:
+    """The deltas of a backend, with its reasoning sealed by `seal`. A plain iterator, because each read passes it."""
+
+    def __init__(
+        self,
+        answer: Deltas,
+        collector: _ReasoningCollector,
+        seal: Callable[[SealedContent], deltas.ReasoningSeal],
+    ) -> None:
+        self._answer = answer
+        self._collector = collector
+        self._seal = seal
+        self.aclose = answer.aclose
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[Delta]:
+        while True:
+            batch = await anext(self._answer)
+            if self._collector.is_empty and _REASONING_DELTAS.isdisjoint(map(type, batch)):  # the usual case
+                return batch
+            try:
+                sealed = self._seal_batch(batch)
+            except BaseException:
+                await self.aclose()
+                raise
+            if sealed:
+                return sealed
+
+    def _seal_batch(self, batch: Sequence[Delta]) -> list[Delta]:
+        sealed: list[Delta] = []
+        for delta in batch:
+            content = self._collector.add(delta)
+            if content is not None:
+                sealed.append(self._seal(content))
+            if not isinstance(delta, deltas.ReasoningSeal):
+                sealed.append(delta)
+        return sealed
