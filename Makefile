@@ -2,7 +2,7 @@
 
 # Candidates for the interpreter. The first suitable one is used.
 PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
-# Arguments for the command of run, test, test-clients, bench and lock: make test ARGS="-k sse"
+# Arguments for the command of run, test, test-clients, the benchmarks and lock: make test ARGS="-k sse"
 ARGS ?=
 
 # Parallel test processes. The limit bounds the memory that their models use.
@@ -18,7 +18,7 @@ PAGES := $(wildcard *.md docs/*.md docs/*/*.md benchmarks/*.md)
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-clients check check-format check-lint check-types check-imports check-shape check-words format bench lock clean
+.PHONY: help setup run test test-clients check check-format check-lint check-types check-imports check-shape check-words format bench bench-guard lock clean
 
 help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
@@ -27,6 +27,7 @@ help:
 	@echo "make check         check format, lint, types, imports, sizes and words"
 	@echo "make format        format the code and generate docs/behaviour.md"
 	@echo "make bench         run the benchmarks, also of other projects (benchmarks/README.md)"
+	@echo "make bench-guard   compare the instructions of a request with the committed baseline (ARGS=--update records it)"
 	@echo "make setup         install into .venv; the command is then .venv/bin/antiphon"
 	@echo "make lock          resolve requirements.lock again (ARGS=--upgrade for newer versions)"
 	@echo "make clean         remove everything that these targets create"
@@ -73,6 +74,9 @@ format: setup
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-guard: setup
+	@$(BIN)/python -m benchmarks.guard $(ARGS)
 
 lock: .venv/bin/pip
 	@$(BIN)/python scripts/lock.py $(ARGS)

@@ -115,7 +115,7 @@ class RunningServer(NamedTuple):
 @contextlib.asynccontextmanager
 async def start_server(server: Server, folder: Path) -> AsyncIterator[RunningServer]:
     """Start a server in a new folder, and stop it on exit."""
-    port = _find_free_port()
+    port = find_free_port()
     with _start_process(server, folder, port) as process:
         began = time.perf_counter()
         while not await is_up(port, server.ready_path):
@@ -160,7 +160,7 @@ def _read_log(folder: Path) -> str:
     return (folder / "log").read_text(errors="replace")[-4000:]
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
