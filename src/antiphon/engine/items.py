@@ -109,6 +109,11 @@ def check_item_ids(items: Sequence[Item | Unknown], *, param: str = "input") -> 
 
 def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     """Return the item in its stored form: with an id and a status, and a message's text as a content part."""
+    if type(item) is Message:
+        content = item.content
+        if isinstance(content, str):
+            content = [OutputText(content) if item.role == "assistant" else InputText(content)]
+        return Message(item.role, content, item.id or mint("msg"), item.status or "completed", item.phase)
     if isinstance(item, Unknown):
         return _normalize_unknown(item, mint)
     # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
@@ -118,10 +123,7 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     if not stored.id:  # some clients send an empty id
         stored.id = mint(_ID_PREFIXES.get(type(stored), "item"))
     if getattr(stored, "status", "none") is None:
-        cast(Message, stored).status = "completed"
-    if isinstance(stored, Message) and isinstance(stored.content, str):
-        part = OutputText(stored.content) if stored.role == "assistant" else InputText(stored.content)
-        stored.content = [part]
+        cast(FunctionCall, stored).status = "completed"
     return stored
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from antiphon.protocol.items import ITEMS
 from antiphon.protocol.json_text import JsonObject
+from antiphon.protocol.tool_lists import TOOL_LISTS
 from antiphon.protocol.tools import CHOICE_WORDS, CHOICES, TOOLS, decode_choice
 from antiphon.protocol.unions import Tagged, Unknown, Wire, always, union_field
 
@@ -164,8 +165,9 @@ class CreateRequest(Wire, kw_only=True):
 
     def __post_init__(self) -> None:
         self.input = ITEMS.decode_text_or_list_field(self.input, "input")
-        self.tools = TOOLS.decode_list_field(self.tools, "tools")
-        self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
+        self.tools = TOOL_LISTS.decode_field(self.tools, "tools")
+        if self.tool_choice is not None:
+            self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 
 
 class CountRequest(Wire, kw_only=True):
@@ -185,8 +187,9 @@ class CountRequest(Wire, kw_only=True):
 
     def __post_init__(self) -> None:
         self.input = ITEMS.decode_text_or_list_field(self.input, "input")
-        self.tools = TOOLS.decode_list_field(self.tools, "tools")
-        self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
+        self.tools = TOOL_LISTS.decode_field(self.tools, "tools")
+        if self.tool_choice is not None:
+            self.tool_choice = decode_choice(self.tool_choice, "tool_choice")
 
 
 class CompactRequest(Wire, kw_only=True):

@@ -1,15 +1,30 @@
 """Preparation of requests: errors and warnings name items by their index in the client's input."""
 
+import asyncio
 from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.engine.engine import Engine
-from antiphon.errors import InvalidRequest
+from antiphon.engine.policy import Policy
+from antiphon.engine.prepare import prepare as prepare_module
+from antiphon.engine.prepare.prepare import Prepared, Preparer
+from antiphon.engine.prompts import Prompts
+from antiphon.engine.respond.ids import Mint
+from antiphon.engine.sealing import Sealer
+from antiphon.engine.serve.routing import ModelRouter
+from antiphon.errors import AntiphonError, InvalidRequest
 from antiphon.protocol import codec
+from antiphon.protocol.items import ITEMS, Message
 from antiphon.protocol.prompt import PromptDefinition
+from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.store.memory.store import MemoryStore
+from support import strategies
 from support.engine_harness import EngineHarness
 from support.recording_backend import RecordingBackend
 
@@ -119,3 +134,43 @@ async def test_turn_is_streamed_if_its_events_can_be_read(*, fields: dict[str, b
         pass
     await engine.close()
     assert [turn.streamed for turn in backend.turns] == [streamed]
+
+
+def prepare_in_full(request: CreateRequest, *, repair: bool) -> Prepared | str:
+    """Prepare a request without the short way for messages."""
+    with patch.object(prepare_module, "_are_messages", return_value=False):
+        return prepare(request, repair=repair)
+
+
+def prepare(request: CreateRequest, *, repair: bool) -> Prepared | str:
+    """Return the prepared request, with the same ids each time, or the error."""
+    store = MemoryStore()
+    preparer = Preparer(
+        router=ModelRouter({"test": RecordingBackend({"default": "hi"})}, {}),
+        store=store,
+        prompts=Prompts(store),
+        policy=Policy(),
+        sealer=Sealer([bytes(32)]),
+    )
+
+    async def run() -> Prepared:
+        await store.open()
+        return await preparer.prepare(request, project="p", repair=repair)
+
+    with patch.object(prepare_module, "Mint", lambda: Mint("t")), patch.object(prepare_module.time, "time", lambda: 0):
+        try:
+            prepared = asyncio.run(run())
+        except AntiphonError as error:
+            return f"{error.param}: {error.message}"
+    turn = msgspec.structs.replace(prepared.turn, find_param=None)
+    return msgspec.structs.replace(prepared, turn=turn, route=None, mint=None)
+
+
+@given(
+    st.lists(strategies.instances(Message), max_size=4),
+    st.lists(strategies.members(ITEMS), max_size=1),
+    st.booleans(),
+)
+def test_messages_are_prepared_like_any_items(messages: list[Any], others: list[Any], repair: bool) -> None:
+    request = CreateRequest(model="scripted", input=[*messages, *others])
+    assert prepare(request, repair=repair) == prepare_in_full(request, repair=repair)

@@ -146,8 +146,11 @@ def check_media(items: Sequence[Item | Unknown], capabilities: Capabilities, mod
     for index, item in enumerate(items):
         field = _PARTS_FIELDS.get(type(item))
         parts = "" if field is None else getattr(item, field)
-        if not isinstance(parts, str) and not _MEDIA.keys().isdisjoint(map(type, parts)):
-            _check_media_parts(parts, capabilities, model, f"input[{index}].{field}")
+        if type(parts) is list:
+            for part in parts:
+                if type(part) in _MEDIA:
+                    _check_media_parts(parts, capabilities, model, f"input[{index}].{field}")
+                    break
 
 
 def _check_media_parts(parts: Sequence[object], capabilities: Capabilities, model: str, path: str) -> None:

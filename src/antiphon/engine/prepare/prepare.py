@@ -48,6 +48,8 @@ from antiphon.store.base import Store
 
 Items = list[Item | Unknown]
 
+_MESSAGE_ONLY = frozenset({Message})
+
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A request made ready for the model.
@@ -120,10 +122,14 @@ class Preparer:
             warnings += [*left_out, *new.left_out]
         else:
             new = _NewInput(items=accepted.input, mint=accepted.mint)
-        items, repairs = self._build_history(context, new, project=project, repair=repair or accepted is not None)
+        items, repairs = context.items + new.items, list[str]()
+        if repair or not new.is_plain or not _are_messages(context.items):
+            items, repairs = self._build_history(context, new, project=project, repair=repair or accepted is not None)
+            if accepted is None:
+                request, useless = apply_configuration_updates(request, items)
+                repairs += useless
         if accepted is None:
-            request, useless = _apply_defaults(request, items, candidate.model)
-            repairs += useless
+            _apply_model_defaults(request, candidate.model)
         # A continued compaction is expanded twice, with the same warnings.
         repairs = list(dict.fromkeys((*context.repairs, *repairs)))
         return Prepared(
@@ -212,11 +218,18 @@ class Preparer:
             )
             repeated = paths.rewrite_warnings(filled.warnings)
             paths.select(filled.items, filled.indexes)
-            left_out = paths.rewrite_warnings(self._check_items(filled.items, candidate))
+            is_plain = _are_messages(filled.items)
+            if is_plain:
+                check_media(filled.items, candidate.backend.capabilities, candidate.model.id)
+                left_out = []
+            else:
+                left_out = paths.rewrite_warnings(self._check_items(filled.items, candidate))
         except InvalidRequest as error:
             paths.rewrite_error(error)
             raise
-        return _NewInput(items=filled.items, mint=mint, paths=paths, left_out=left_out, repeated=repeated)
+        return _NewInput(
+            items=filled.items, mint=mint, paths=paths, is_plain=is_plain, left_out=left_out, repeated=repeated
+        )
 
     def _check_items(self, items: Items, candidate: Candidate) -> list[str]:
         """Raise InvalidRequest for new items that cannot be served. Return warnings about the tools they bring."""
@@ -241,23 +254,28 @@ class Preparer:
 
 
 class _NewInput(msgspec.Struct, frozen=True, kw_only=True):
-    """The new items of a request. `left_out` and `repeated` are warnings about tools and about repeated items."""
+    """The new items of a request. `left_out` and `repeated` are warnings about tools and about repeated items.
+
+    If `is_plain`, all of the items are messages. Compactions, calls, reasoning and settings need further steps.
+    """
 
     items: Items
     mint: Mint
     paths: ParamPaths | None = None
+    is_plain: bool = False
     left_out: Sequence[str] = ()
     repeated: Sequence[str] = ()
 
 
-def _apply_defaults(request: CreateRequest, items: Items, model: Model) -> tuple[CreateRequest, list[str]]:
-    """Apply configuration updates and the model's defaults. Return the request and warnings about useless updates."""
-    request, useless = apply_configuration_updates(request, items)
+def _are_messages(items: Items) -> bool:
+    return _MESSAGE_ONLY.issuperset(map(type, items))
+
+
+def _apply_model_defaults(request: CreateRequest, model: Model) -> None:
     if request.temperature is None:
         request.temperature = model.temperature
     if request.top_p is None:
         request.top_p = model.top_p
-    return request, useless
 
 
 def read_input(request: CreateRequest, mint: Mint) -> Items:

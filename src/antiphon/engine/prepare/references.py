@@ -37,10 +37,11 @@ async def resolve_references(
     Some clients send the whole history along with the id of the response that ends it. `sent` are the items before
     normalization gave ids to them. Raises InvalidRequest on an item that has the id of another item in the history.
     """
-    abbreviated = [item for item in items if type(item) in _ABBREVIATED_TYPES]
+    if not history and _ABBREVIATED_TYPES.isdisjoint(map(type, items)):  # the common case
+        return ResolvedInput(items, range(len(items)), [])
     wanted = [
         item.id
-        for item in abbreviated
+        for item in items
         if item.id is not None and (isinstance(item, ItemReference) or _is_bare_reasoning(item))
     ]
     if not history and not wanted:
@@ -94,14 +95,17 @@ async def load_referenced_item(item_id: str, *, project: str, store: Store, para
 
 def check_unique_ids(items: list[Item | Unknown]) -> None:
     """Raise InvalidRequest if two items have one id: a stored item is referenced by its id."""
+    ids = [item.id for item in items]
+    if len(set(ids)) == len(ids):  # the common case
+        return
     seen: set[str] = set()
-    for index, item in enumerate(items):
-        if item.id is not None and item.id in seen:
+    for index, item_id in enumerate(ids):
+        if item_id in seen:
             raise InvalidRequest(
-                f"There is more than one item with id '{item.id}'.", param=f"input[{index}].id", code="invalid_value"
+                f"There is more than one item with id '{item_id}'.", param=f"input[{index}].id", code="invalid_value"
             )
-        if item.id is not None:
-            seen.add(item.id)
+        if item_id is not None:
+            seen.add(item_id)
 
 
 def _pick_messages_without_id(

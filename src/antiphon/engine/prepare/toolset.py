@@ -10,6 +10,7 @@ from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import (
     AllowedToolsChoice,
     CustomChoice,
@@ -46,25 +47,37 @@ def select_tools(
     functions_only: bool = False,
     history: Sequence[Item | Unknown] = (),
 ) -> tuple[Tools, list[str]]:
-    """Return the tools to show the model, and warnings about dropped tools.
+    """Return the tools to show the model, and warnings about dropped tools. Neither may be changed.
 
     Raises UnsupportedTool on a tool that cannot be served, unless the policy is to drop it. `functions_only` drops all
     other tools. `tool_choice` may also name tools of `history` items and of the input.
     """
+    tools: Tools = []
+    warnings: list[str] = []
+    if request.tools:
+        key = ("select_tools", capabilities.tools, capabilities.any_tool, unsupported, functions_only)
+        tools, warnings = derive(
+            request.tools, key, lambda sent: _select(sent, capabilities, unsupported, functions_only=functions_only)
+        )
+    if request.tool_choice not in (None, "auto", "none"):
+        item_tools = [*_list_item_tools(history), *_list_item_tools(request.input)]
+        _check_tool_choice(request, tools + item_tools, capabilities)
+    return tools, warnings
+
+
+def _select(
+    sent: Tools, capabilities: Capabilities, unsupported: UnsupportedTools, *, functions_only: bool
+) -> tuple[Tools, list[str]]:
     selected: dict[str, Tool | Unknown] = {}
     warnings: list[str] = []
-    for index, tool in enumerate(request.tools or ()):
+    for index, tool in enumerate(sent):
         path = f"tools[{index}]"
         if functions_only and not isinstance(tool, FunctionTool):
             warnings.append(_describe_dropped(tool, path))
         elif _can_serve(tool, path, capabilities, unsupported, warnings):
             selected[path] = tool
     _check_unique_names(selected)
-    tools = list(selected.values())
-    if request.tool_choice not in (None, "auto", "none"):
-        item_tools = [*_list_item_tools(history), *_list_item_tools(request.input)]
-        _check_tool_choice(request, tools + item_tools, capabilities)
-    return tools, warnings
+    return (sent if len(selected) == len(sent) else list(selected.values())), warnings
 
 
 def _list_item_tools(items: str | Sequence[Item | Unknown] | None) -> Tools:

@@ -9,6 +9,8 @@ import secrets
 import string
 import time
 
+# The numbers of most items: to format one costs more than the rest of an id.
+_NUMBERS = [f"{number:04x}" for number in range(256)]
 _LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -45,8 +47,9 @@ class Mint:
         return f"resp_{self.token}"
 
     def __call__(self, prefix: str) -> str:
-        minted, self.minted = self.minted, self.minted + 1
-        return f"{prefix}_{self.token}{minted:04x}"
+        minted = self.minted
+        self.minted = minted + 1
+        return f"{prefix}_{self.token}{_NUMBERS[minted] if minted < 256 else f'{minted:04x}'}"
 
 
 class BrandedMint(Mint):

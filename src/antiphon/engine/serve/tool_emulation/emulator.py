@@ -21,6 +21,9 @@ from antiphon.engine.serve.tool_emulation.translate_request import (
 )
 from antiphon.engine.serve.tool_emulation.translate_response import AnswerTranslator
 from antiphon.protocol.request import CreateRequest
+from antiphon.protocol.tool_lists import derive
+from antiphon.protocol.tools import Tool
+from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Deltas
 
 
@@ -28,7 +31,9 @@ class Emulator(Stage):
     """A stage that adds the emulated tool types and JSON output to a backend."""
 
     def extend(self, capabilities: Capabilities) -> Capabilities:
-        return add_emulated_capabilities(capabilities)
+        extended = add_emulated_capabilities(capabilities)
+        self._emulated_types = extended.tools - capabilities.tools
+        return extended
 
     async def stream(self, turn: Turn) -> Deltas:
         if not needs_translation(turn, self.inner.capabilities):
@@ -46,12 +51,15 @@ class Emulator(Stage):
         warnings: list[str] = []
         if not self.inner.capabilities.json_schema and wants_json(request):
             warnings.append("text.format: sent to the model as an instruction, and the answer is checked")
-        if not self.inner.capabilities.any_tool:
-            kinds = dict.fromkeys(tool.type for tool in request.tools or ())
-            emulated = [kind for kind in kinds if kind in self.capabilities.tools - self.inner.capabilities.tools]
+        if request.tools and not self.inner.capabilities.any_tool:
+            emulated = derive(request.tools, ("list_emulated", self._emulated_types), self._list_emulated)
             if emulated:
                 warnings.append(f"tools: emulated by functions: {', '.join(emulated)}")
         return warnings
+
+    def _list_emulated(self, tools: list[Tool | Unknown]) -> list[str]:
+        """Return the types among these tools that are emulated."""
+        return [kind for kind in dict.fromkeys(tool.type for tool in tools) if kind in self._emulated_types]
 
     async def _stream_answers(self, translated: TranslatedTurn, answer: Deltas) -> Deltas:
         request = translated.turn.request

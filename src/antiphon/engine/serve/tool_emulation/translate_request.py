@@ -11,8 +11,9 @@ from antiphon.engine.serve.tool_emulation.tool_choice import CallRules, read_cal
 from antiphon.engine.serve.tool_emulation.translate_history import Items, are_all_readable, translate_items
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-from antiphon.protocol.tools import AllowedToolsChoice
-from antiphon.protocol.unions import Tagged
+from antiphon.protocol.tool_lists import derive
+from antiphon.protocol.tools import AllowedToolsChoice, Tool
+from antiphon.protocol.unions import Tagged, Unknown
 
 
 class TranslatedTurn(msgspec.Struct, frozen=True):
@@ -39,10 +40,9 @@ def needs_translation(turn: Turn, native: Capabilities) -> bool:
         return True
     if native.any_tool:
         return False
-    tools = request.tools or ()
+    tools = request.tools or []
     return (
-        # By type, not by tool: this runs for every turn, and few turns have more than two types.
-        not all(_is_native(kind, native) for kind in set(map(type, tools)))
+        not derive(tools, ("are_native", native.tools), lambda tools: _are_native(tools, native))
         # Some servers ignore a choice, so their answers must be checked.
         or request.tool_choice not in (None, "auto", "none")
         or (bool(tools) and (request.parallel_tool_calls is False or request.tool_choice == "none"))
@@ -50,8 +50,11 @@ def needs_translation(turn: Turn, native: Capabilities) -> bool:
     )
 
 
-def _is_native(kind: type, native: Capabilities) -> bool:
-    return issubclass(kind, Tagged) and kind.__struct_config__.tag in native.tools
+def _are_native(tools: list[Tool | Unknown], native: Capabilities) -> bool:
+    # By type, not by tool: few turns have more than two types.
+    return all(
+        issubclass(kind, Tagged) and kind.__struct_config__.tag in native.tools for kind in set(map(type, tools))
+    )
 
 
 def wants_json(request: CreateRequest) -> bool:
