@@ -14,7 +14,7 @@ def test_public_names_equal_all() -> None:
 
 
 def test_importing_the_package_loads_no_server_and_no_model() -> None:
-    heavy = "{'uvicorn', 'uvloop', 'asyncio', 'xllamacpp', 'sqlite3', 'argparse', 'aiohttp', 'cryptography'}"
+    heavy = "{'uvicorn', 'uvloop', 'asyncio', 'xllamacpp', 'sqlite3', 'argparse', 'httptools', 'cryptography'}"
     code = f"import sys, antiphon, antiphon.protocol.codec; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

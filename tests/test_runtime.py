@@ -225,5 +225,14 @@ def test_agent_import_loads_no_server_engine_or_http_client() -> None:
     """A small program with an agent must not wait for imports that it does not use."""
     code = "import sys; from antiphon import Agent, tool; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    heavy = ("aiohttp", "uvicorn", "jsonschema", "cryptography", "sqlite3", "antiphon.engine", "antiphon.backends")
+    heavy = (
+        "httptools",
+        "antiphon.upstream.http",
+        "uvicorn",
+        "jsonschema",
+        "cryptography",
+        "sqlite3",
+        "antiphon.engine",
+        "antiphon.backends",
+    )
     assert [name for name in loaded if name in heavy] == []

@@ -128,7 +128,7 @@ def test_public_names_are_documented() -> None:
 def test_importing_backends_loads_no_http_client() -> None:
     code = (
         "import sys; from antiphon.backends import Backend, Turn, deltas; "
-        "print(sorted({'aiohttp', 'xllamacpp'} & set(sys.modules)))"
+        "print(sorted({'antiphon.upstream.http', 'httptools', 'xllamacpp'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -5,9 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp.client_reqrep import ConnectionKey
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -15,11 +13,25 @@ from cryptography.x509.oid import NameOID
 
 from antiphon.errors import UpstreamError, UpstreamTimeout
 from antiphon.upstream.client import UpstreamClient
+from antiphon.upstream.http1.errors import (
+    CertificateError,
+    ConnectError,
+    ConnectTimeout,
+    DeadlineExceeded,
+    Disconnected,
+    HttpError,
+    IdleTimeout,
+    IncompleteBody,
+    InvalidHeader,
+    InvalidResponse,
+    InvalidUrl,
+    ProxyRefused,
+    ResolveError,
+    TlsError,
+)
 from antiphon.upstream.network_errors import map_network_error
 from antiphon.upstream.options import UpstreamOptions
 from support.upstream_server import json_of, serve
-
-KEY = ConnectionKey("private.example", 443, is_ssl=True, ssl=True, proxy=None, proxy_auth=None, proxy_headers_hash=None)
 
 
 async def fetch(url: str, **options: Any) -> Any:
@@ -105,20 +117,28 @@ async def test_connect_timeout_is_reported() -> None:
     ("error", "message"),
     [
         (
-            aiohttp.ClientConnectorDNSError(KEY, OSError(-2, "Name or service not known")),
+            ResolveError(OSError(-2, "Name or service not known: private.example")),
             "The upstream's host name could not be resolved.",
         ),
-        (aiohttp.ClientConnectorError(KEY, OSError(113, "No route to host")), "The upstream cannot be reached."),
-        (aiohttp.ServerDisconnectedError(), "The upstream closed the connection."),
-        (ConnectionResetError(104, "Connection reset by peer"), "The upstream closed the connection."),
-        (TimeoutError(), "The upstream did not answer in time."),
+        (ConnectError(OSError(113, "No route to host private.example")), "The upstream cannot be reached."),
+        (ConnectError(ConnectionRefusedError(111, "private.example")), "The upstream refuses connections."),
+        (ConnectTimeout(), "The connection to the upstream timed out."),
+        (InvalidUrl("http://private.example:x"), "The address of the upstream is not a valid URL."),
+        (InvalidHeader("private.example"), "The request to the upstream has an invalid header."),
+        (InvalidResponse(), "The upstream's answer is not valid HTTP."),
+        (IncompleteBody(), "The connection to the upstream was closed before the answer ended."),
+        (IdleTimeout(), "The upstream stopped sending before its answer ended."),
+        (ProxyRefused(407), "The proxy refused to connect to the upstream (status 407)."),
+        (TlsError(ssl.SSLError(1, "private.example")), "The TLS handshake with the upstream failed."),
+        (Disconnected(), "The upstream closed the connection."),
+        (DeadlineExceeded(), "The upstream did not answer in time."),
         (
-            aiohttp.ClientConnectorCertificateError(KEY, ssl.SSLCertVerificationError(1, "mismatch")),
+            CertificateError(ssl.SSLCertVerificationError(1, "mismatch")),
             "The upstream's TLS certificate is not accepted: it cannot be verified.",
         ),
     ],
 )
-def test_network_errors_have_messages_without_the_host(error: Exception, message: str) -> None:
+def test_network_errors_have_messages_without_the_host(error: HttpError, message: str) -> None:
     mapped_network_errors = map_network_error(error)
     assert mapped_network_errors.message == message
     assert "private.example" not in message
@@ -127,5 +147,5 @@ def test_network_errors_have_messages_without_the_host(error: Exception, message
 def test_certificate_mismatch_hides_the_host() -> None:
     reason = ssl.SSLCertVerificationError(1, "failed")
     reason.verify_message = "Hostname mismatch, certificate is not valid for 'private.example'."
-    mapped_network_errors = map_network_error(aiohttp.ClientConnectorCertificateError(KEY, reason))
+    mapped_network_errors = map_network_error(CertificateError(reason))
     assert mapped_network_errors.message == "The upstream's TLS certificate is not accepted: it is for another name."

@@ -4,17 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError, UpstreamTimeout
+from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.upstream.delta_stream import MAX_BODY_SIZE, DeltaStream, Reader
 from antiphon.upstream.error_mapping import map_error_response
-from antiphon.upstream.http import HttpSession, drain, read_bounded
+from antiphon.upstream.http import HttpSession, read_bounded
 from antiphon.upstream.options import UpstreamOptions, check_options
 from antiphon.upstream.retry import CircuitBreaker, RetryPolicy
 from antiphon.upstream.whole_answers import WholeAnswers
@@ -73,20 +72,16 @@ class UpstreamClient:
         self._whole_answers = WholeAnswers(name, options, now=now)
         # A semaphore wakes waiting calls in order of arrival.
         self._slots = asyncio.Semaphore(options.max_concurrent) if options.max_concurrent else None
-        self._drains: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self._session.open()
 
     async def close(self) -> None:
-        for task in self._drains:
-            task.cancel()
-        await asyncio.gather(*self._drains, return_exceptions=True)
         await self._session.close()
 
     async def get_json(self, path: str) -> Any:
         """Return the JSON at a path. There are no retries: callers repeat the request later."""
-        body = await self._limit_time(self._fetch("GET", path, None))
+        body = await self._fetch("GET", path, None)
         try:
             return msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -98,7 +93,7 @@ class UpstreamClient:
             await self._slots.acquire()
         try:
             with self._circuit_breaker.guard():
-                return await self._retry(lambda _: self._limit_time(self._fetch("POST", path, body)))
+                return await self._retry(lambda _: self._fetch("POST", path, body))
         finally:
             self._free_slot()
 
@@ -116,8 +111,9 @@ class UpstreamClient:
         `on_accepted` is called when the upstream has answered with a success status, before the first deltas. Closing
         the deltas closes the connection at once.
         """
+        seconds = self.options.first_token_timeout
         return await self._start(
-            lambda policy: self._limit_time(self._begin(path, (body, headers), make_reader, policy, on_accepted))
+            lambda policy: self._begin(path, (body, headers), make_reader, policy, seconds, on_accepted)
         )
 
     async def request_whole(self, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
@@ -132,12 +128,12 @@ class UpstreamClient:
                 seconds = options.answer_timeout or 2 * options.first_token_timeout
                 began = self._now()
                 try:
-                    return await self._limit_time(self._begin(path, write(stream=False), make_reader, policy), seconds)
+                    return await self._begin(path, write(stream=False), make_reader, policy, seconds)
                 except AntiphonError as error:
                     if not self._whole_answers.note_failure(error, seconds=self._now() - began):
                         raise
                 policy.answered = False
-            return await self._limit_time(self._begin(path, write(stream=True), make_reader, policy))
+            return await self._begin(path, write(stream=True), make_reader, policy, options.first_token_timeout)
 
         return await self._start(begin)
 
@@ -158,11 +154,16 @@ class UpstreamClient:
         request: tuple[bytes, Mapping[str, str] | None],
         make_reader: Callable[[], Reader],
         policy: RetryPolicy,
+        seconds: float,
         on_accepted: Callable[[], object] | None = None,
     ) -> _Started:
-        """Send the request and read the first deltas. The client has not seen them yet, so this can be retried."""
+        """Send the request and read the first deltas, for at most `seconds`.
+
+        The client has not seen these deltas yet, so this can be retried.
+        """
         body, headers = request
-        response = await self._session.send("POST", path, body, headers)
+        deadline = asyncio.get_running_loop().time() + seconds
+        response = await self._session.send("POST", path, body, headers, deadline=deadline)
         policy.answered = True
         if on_accepted is not None:
             on_accepted()
@@ -174,6 +175,7 @@ class UpstreamClient:
         except BaseException:
             stream.close()
             raise
+        response.clear_deadline()
         return stream, deltas
 
     async def _retry(self, attempt: Callable[[RetryPolicy], Awaitable[T]]) -> T:
@@ -190,16 +192,9 @@ class UpstreamClient:
     def _log_retry(self, error: AntiphonError, wait: float) -> None:
         logger.warning("backend %s: %s Retrying in %.1f s.", self.name, error.message, wait)
 
-    async def _limit_time(self, work: Awaitable[T], seconds: float | None = None) -> T:
-        """Await `work` for at most `seconds`, or for the timeout of the first token."""
-        try:
-            async with asyncio.timeout(seconds or self.options.first_token_timeout):
-                return await work
-        except TimeoutError:
-            raise UpstreamTimeout("The upstream did not answer in time.") from None
-
     async def _fetch(self, method: str, path: str, body: bytes | None) -> bytes:
-        response = await self._session.send(method, path, body)
+        deadline = asyncio.get_running_loop().time() + self.options.first_token_timeout
+        response = await self._session.send(method, path, body, deadline=deadline)
         try:
             return await read_bounded(response, limit=MAX_BODY_SIZE)
         finally:
@@ -215,19 +210,13 @@ class UpstreamClient:
     def release(self, stream: DeltaStream) -> None:
         """Free the slot of a stream, and close its connection.
 
-        The rest of a finished answer is read in the background, so that the connection can be reused.
+        The rest of a finished answer is received in the background, so that the connection can be reused.
         """
         self._free_slot()
-        if not stream.finished or stream.response.content.is_eof():
+        if stream.finished:
+            stream.response.drain(seconds=DRAIN_SECONDS)
+        else:
             stream.close()
-            return
-        task = asyncio.get_running_loop().create_task(drain(stream.response, seconds=DRAIN_SECONDS))
-        self._drains.add(task)
-        task.add_done_callback(partial(self._end_drain, stream))
-
-    def _end_drain(self, stream: DeltaStream, task: asyncio.Task[None]) -> None:
-        stream.close()
-        self._drains.discard(task)
 
 
 class _Answer:

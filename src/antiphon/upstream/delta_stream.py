@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-import aiohttp
 import msgspec
 
 from antiphon.errors import AntiphonError, UpstreamError
@@ -17,7 +16,7 @@ from antiphon.upstream.error_mapping import (
     map_error_payload,
     parse_error_body,
 )
-from antiphon.upstream.http import BodyReader, read_bounded
+from antiphon.upstream.http import HttpResponse, read_bounded
 from antiphon.upstream.redaction import redact
 
 MAX_BODY_SIZE = 64 * 1024 * 1024
@@ -65,14 +64,13 @@ class DeltaStream:
     The first byte decides which, because some servers send a wrong content type.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, reader: Reader, *, secrets: Collection[str]) -> None:
+    def __init__(self, response: HttpResponse, reader: Reader, *, secrets: Collection[str]) -> None:
         self.response = response
         self._reader = reader
         self._secrets = secrets
         self._decoder: SseDecoder | None = None
         self._repairer = SurrogateRepairer()
         self._failure: AntiphonError | None = None
-        self._body = BodyReader(response)
         self._idle_timeout = math.inf
         self._is_shortened = False
 
@@ -83,18 +81,17 @@ class DeltaStream:
     def set_idle_timeout(self, seconds: float) -> None:
         """End the answer with an error if the connection is idle for this long."""
         self._idle_timeout = min(seconds, FINAL_IDLE_TIMEOUT) if self._is_shortened else seconds
-        self._body.set_idle_timeout(self._idle_timeout)
+        self.response.set_idle_timeout(self._idle_timeout)
 
     def close(self) -> None:
         """Close the connection, or return it to the pool if the whole body was read."""
-        self._body.release()
         self.response.close()
 
     async def read(self) -> Sequence[Delta]:
         """Return the deltas of the next read, possibly none. Raises if the answer ends unfinished."""
         self.check()
         try:
-            chunk = await self._body.read()
+            chunk = await self.response.read()
         except UpstreamError:
             if not self._reader.is_complete:
                 raise

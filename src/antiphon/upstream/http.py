@@ -1,23 +1,29 @@
 """An HTTP session with one server. Every failure is raised as an `AntiphonError`."""
 
 import asyncio
-import io
+import math
 import time
 from collections.abc import Callable, Mapping
 
-import aiohttp
-from yarl import URL
-
-from antiphon.errors import AntiphonError, UpstreamError
+from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.upstream.error_mapping import REFUSED
-from antiphon.upstream.network_errors import NETWORK_ERRORS, map_network_error, mapped_network_errors
+from antiphon.upstream.http1.connect import Connector
+from antiphon.upstream.http1.connection import Connection
+from antiphon.upstream.http1.content_decoding import ContentDecoder, make_decoder
+from antiphon.upstream.http1.errors import Disconnected, HttpError, InvalidUrl
+from antiphon.upstream.http1.pool import ConnectionPool
+from antiphon.upstream.http1.proxy import Proxy, find_proxy
+from antiphon.upstream.http1.request import Origin, encode_head, merge_headers, parse_origin, parse_target
+from antiphon.upstream.network_errors import map_network_error
 from antiphon.upstream.retry import parse_retry_after
 
 MAX_ERROR_SIZE = 256 * 1024
 MAX_UNREAD_SIZE = 64 * 1024
 
-# aiohttp warns about larger bytes, because it writes them in one piece. A file is written in chunks.
-_MAX_PLAIN_BODY = 1024 * 1024
+# Requests that have the same effect if a server gets them twice.
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_MAX_CACHED_HEADS = 64
 
 ErrorMapper = Callable[[int, bytes, float | None], AntiphonError]
 """Maps the status, body and `retry_after` of an error response."""
@@ -27,8 +33,8 @@ class HttpSession:
     """Sends requests to the paths below `base_url`.
 
     `headers` and `query` are added to every request. `map_error` makes the error for a response whose status is not
-    2xx. Redirects are not followed: a conversation goes only to the configured server. The session belongs to the
-    event loop that opens it.
+    2xx. Redirects are not followed: a conversation goes only to the configured server. With `trust_env`, the proxies
+    that the environment names are used. The session belongs to the event loop that opens it.
     """
 
     def __init__(
@@ -40,47 +46,52 @@ class HttpSession:
         query: Mapping[str, str] | None = None,
         connect_timeout: float,
         verify_tls: bool = True,
+        trust_env: bool = False,
     ) -> None:
         self._base_url = base_url
-        self._headers = {"User-Agent": "antiphon", "Accept-Encoding": "identity", **headers}
+        self._headers = merge_headers(
+            {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "antiphon"}, headers
+        )
         self._query = query
         self._map_error = map_error
         self._connect_timeout = connect_timeout
         self._verify_tls = verify_tls
-        self._session: aiohttp.ClientSession | None = None
+        self._trust_env = trust_env
+        self._origin: Origin | None = None
+        self._proxy: Proxy | None = None
+        self._pool: ConnectionPool | None = None
+        self._is_open = False
+        self._heads: dict[tuple[str, str, bool], bytes] = {}
 
     def open(self) -> None:
-        # The pool has no limit: waiting for a pooled connection would count as a slow connection attempt.
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._verify_tls, ttl_dns_cache=60)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            headers=self._headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(connect=self._connect_timeout),
-            trust_env=False,
-        )
+        self._is_open = True
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._is_open = False
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+            await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
     async def send(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> aiohttp.ClientResponse:
-        """Return a response with a 2xx status. Raise every other one as an error."""
-        if self._session is None:
-            raise UpstreamError("The connection to the upstream is closed.", code=REFUSED)
-        own_headers = {"Content-Type": "application/json"} if body is not None else {}
-        with mapped_network_errors():
-            url = _parse_url(self._base_url + path)
-            response = await self._session.request(
-                method,
-                url.update_query(self._query) if self._query else url,
-                data=io.BytesIO(body) if body is not None and len(body) > _MAX_PLAIN_BODY else body,
-                headers={**own_headers, **(headers or {})},
-                allow_redirects=False,
-            )
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        deadline: float = math.inf,
+    ) -> "HttpResponse":
+        """Return a response with a 2xx status. Raise every other one as an error.
+
+        The request fails if the response is not read completely at `deadline`, a time of the loop.
+        `HttpResponse.clear_deadline` removes this limit.
+        """
+        try:
+            connection = await self._send(method, path, body, headers, deadline)
+            response = HttpResponse(connection)
+        except HttpError as error:
+            raise map_network_error(error) from None
         if 200 <= response.status < 300:
             return response
         try:
@@ -88,112 +99,194 @@ class HttpSession:
         finally:
             response.close()
 
-    async def _read_error(self, response: aiohttp.ClientResponse) -> AntiphonError:
+    async def _send(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None, deadline: float
+    ) -> Connection:
+        """Send a request and return its connection when the head of the response has arrived."""
+        pool = self._pool if self._pool is not None else self._open_pool()
+        head = self._encode_head(method, path, headers, has_body=body is not None)
+        if body is not None:
+            head += b"Content-Length: %d\r\n\r\n" % len(body)
+        connection = pool.take_idle()
+        is_reused = connection is not None
+        while True:
+            if connection is None:
+                connection = await pool.connect(deadline=deadline)
+            try:
+                connection.send(head, body, deadline=deadline, is_head_request=method == "HEAD")
+                while not connection.check_head():
+                    await connection.wait()
+                return connection
+            except Disconnected:
+                # The server may have closed an idle connection just when the request was sent.
+                if not (is_reused and method in _IDEMPOTENT and connection.has_received_nothing):
+                    raise
+                connection, is_reused = None, False
+            except BaseException:
+                connection.abort()
+                raise
+
+    def _open_pool(self) -> ConnectionPool:
+        if not self._is_open:
+            raise UpstreamError("The connection to the upstream is closed.", code=REFUSED)
+        self._origin = origin = parse_origin(self._base_url)
+        self._proxy = proxy = find_proxy(origin) if self._trust_env else None
+        connector = Connector(origin, timeout=self._connect_timeout, verify_tls=self._verify_tls, proxy=proxy)
+        self._pool = ConnectionPool(connector)
+        return self._pool
+
+    def _encode_head(self, method: str, path: str, headers: Mapping[str, str] | None, *, has_body: bool) -> bytes:
+        """Encode a request up to the length of its body. The result is cached if the headers are those of all."""
+        key = (method, path, has_body)
+        head = self._heads.get(key) if not headers else None
+        if head is None:
+            head = encode_head(method, self._make_target(path), self._make_headers(headers, has_body=has_body).items())
+            if not has_body:
+                head += b"\r\n" if method in _WITHOUT_BODY else b"Content-Length: 0\r\n\r\n"
+            if not headers:
+                if len(self._heads) >= _MAX_CACHED_HEADS:
+                    self._heads.clear()
+                self._heads[key] = head
+        return head
+
+    def _make_target(self, path: str) -> str:
+        assert self._origin is not None
+        url = self._base_url + path
+        if parse_origin(url) != self._origin:
+            raise InvalidUrl(url)
+        target = parse_target(url, self._query)
+        if self._proxy is not None and not self._origin.is_tls:
+            return f"http://{self._origin.host_header}{target}"
+        return target
+
+    def _make_headers(self, headers: Mapping[str, str] | None, *, has_body: bool) -> dict[str, str]:
+        origin, proxy = self._origin, self._proxy
+        assert origin is not None
+        return merge_headers(
+            {"Host": origin.host_header},
+            proxy.headers if proxy is not None and not origin.is_tls else {},
+            self._headers,
+            {"Authorization": origin.authorization} if origin.authorization is not None else {},
+            {"Content-Type": "application/json"} if has_body else {},
+            headers or {},
+        )
+
+    async def _read_error(self, response: "HttpResponse") -> AntiphonError:
         try:
             body = await read_bounded(response, limit=MAX_ERROR_SIZE)
+        except UpstreamTimeout:
+            raise
         except UpstreamError:
             body = b""  # the status is enough
         return self._map_error(response.status, body, parse_retry_after(response.headers, now=time.time()))
 
 
-class BodyReader:
-    """Reads the body of a response. A read fails when the connection is lost, or idle for too long.
+class HttpResponse:
+    """A response whose head has arrived. Call `close` or `drain` at the end."""
 
-    aiohttp closes a connection that sent invalid data, but does not wake a task that waits for the rest of the body.
-    One timer that checks now and then how long a read has waited costs a tenth of a timeout around each read.
-    """
+    __slots__ = ("_connection", "_decoder", "_headers", "_loop", "_raw_headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._content = response.content
+    def __init__(self, connection: Connection) -> None:
+        self.status = connection.status
+        self._connection: Connection | None = connection
+        self._raw_headers = connection.headers
+        self._headers: dict[str, str] | None = None
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting_since: float | None = None
-        protocol = response.connection.protocol if response.connection is not None else None
-        self._closed = protocol.closed if protocol is not None else None
-        if self._closed is not None:
-            self._closed.add_done_callback(self._on_connection_lost)
-        else:
-            self._fail(aiohttp.ClientPayloadError())
+        self._decoder = self._make_decoder(connection)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, with names in lower case. Of several with the same name, the first one counts."""
+        if self._headers is None:
+            self._headers = _decode_headers(self._raw_headers)
+        return self._headers
+
+    @property
+    def content_type(self) -> str:
+        """The media type in lower case, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if the whole body was read."""
+        return self._connection is None or (self._connection.is_at_end and self._decoder is None)
 
     async def read(self) -> bytes:
-        """Return the bytes received since the last read, and wait if there are none. Return b"" at the end."""
-        self._waiting_since = self._loop.time()
+        """Return the bytes received since the last read, and wait if there are none. Return b"" at the end.
+
+        Raises if the connection is lost, or idle for too long.
+        """
+        connection = self._connection
+        if connection is None:
+            return b""
         try:
-            return await self._content.readany()
-        except NETWORK_ERRORS as error:
+            if self._decoder is not None:
+                return await _read_decoded(connection, self._decoder)
+            while (data := connection.take()) is None:
+                await connection.wait()
+            return data
+        except HttpError as error:
             raise map_network_error(error) from None
-        finally:
-            self._waiting_since = None
 
     def set_idle_timeout(self, seconds: float) -> None:
         """Make reads fail that wait longer than this."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._check_idle_time, seconds)
+        if self._connection is not None:
+            self._connection.idle_timeout = seconds
 
-    def release(self) -> None:
-        """Stop watching the connection."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._closed is not None:
-            self._closed.remove_done_callback(self._on_connection_lost)
-            # The connection may be reused. One callback must then remain to retrieve the exception of its end.
-            self._closed.remove_done_callback(_retrieve_exception)
-            self._closed.add_done_callback(_retrieve_exception)
+    def clear_deadline(self) -> None:
+        """Let reads go on after the deadline of the request."""
+        if self._connection is not None:
+            self._connection.deadline = math.inf
 
-    def _check_idle_time(self, seconds: float) -> None:
-        left = seconds
-        if self._waiting_since is not None:
-            left += self._waiting_since - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._check_idle_time, seconds)
-        else:
-            self._fail(aiohttp.SocketTimeoutError())
+    def close(self) -> None:
+        """Close the connection, or return it to the pool if the whole body has arrived."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release()
 
-    def _on_connection_lost(self, closed: "asyncio.Future[None]") -> None:
-        _retrieve_exception(closed)
-        self._fail(aiohttp.ClientPayloadError())
+    def drain(self, *, seconds: float) -> None:
+        """Close the response, and receive the rest of its body in the background so that the connection is reused."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drain(seconds, MAX_UNREAD_SIZE)
 
-    def _fail(self, error: Exception) -> None:
-        if not self._content.is_eof() and self._content.exception() is None:
-            self._content.set_exception(error)
+    def __del__(self) -> None:
+        # A response that was dropped must not hold its connection. This may run in any thread.
+        if self._connection is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._connection.abort)
+
+    def _make_decoder(self, connection: Connection) -> ContentDecoder | None:
+        for name, value in connection.headers:
+            if len(name) == 16 and name.lower() == b"content-encoding":
+                return make_decoder(value.decode("latin-1"))
+        return None
 
 
-async def read_bounded(response: aiohttp.ClientResponse, *, limit: int, head: bytes = b"") -> bytes:
+async def _read_decoded(connection: Connection, decoder: ContentDecoder) -> bytes:
+    while not (decoded := decoder.take()):
+        while (data := connection.take()) is None:
+            await connection.wait()
+        if not data:
+            decoder.check_end()
+            return b""
+        decoder.feed(data)
+    return decoded
+
+
+def _decode_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, value in pairs:
+        headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+    return headers
+
+
+async def read_bounded(response: HttpResponse, *, limit: int, head: bytes = b"") -> bytes:
     """Read the body of a response. `head` is the part that was read before. Raises if it exceeds `limit` bytes."""
     chunks = [head]
     size = len(head)
-    with mapped_network_errors():
-        while chunk := await response.content.readany():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                break
+    while size <= limit and (chunk := await response.read()):
+        chunks.append(chunk)
+        size += len(chunk)
     if size > limit:
         raise UpstreamError(f"The upstream's answer is larger than {limit} bytes.", code=REFUSED)
     return b"".join(chunks)
-
-
-async def drain(response: aiohttp.ClientResponse, *, seconds: float) -> None:
-    """Read the rest of a response that is no longer needed, so that its connection can be reused."""
-    try:
-        async with asyncio.timeout(seconds):
-            await read_bounded(response, limit=MAX_UNREAD_SIZE)
-    except (UpstreamError, TimeoutError):
-        pass  # the connection is closed instead
-    finally:
-        response.close()
-
-
-def _retrieve_exception(closed: "asyncio.Future[None]") -> None:
-    """Retrieve a future's exception, which asyncio would log otherwise."""
-    if not closed.cancelled():
-        closed.exception()
-
-
-def _parse_url(url: str) -> URL:
-    """Parse a URL. Raises aiohttp.InvalidURL, like a request does."""
-    try:
-        return URL(url)
-    except ValueError as error:
-        raise aiohttp.InvalidURL(url) from error

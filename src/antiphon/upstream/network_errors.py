@@ -1,57 +1,57 @@
-"""Map the errors of aiohttp, TLS and sockets to `AntiphonError`."""
-
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import aiohttp
+"""Map the errors of the HTTP client to `AntiphonError`."""
 
 from antiphon.errors import UpstreamError, UpstreamTimeout
 from antiphon.upstream.error_mapping import REFUSED, make_broken_stream_error
+from antiphon.upstream.http1.errors import (
+    CertificateError,
+    ConnectError,
+    ConnectTimeout,
+    DeadlineExceeded,
+    HttpError,
+    IdleTimeout,
+    IncompleteBody,
+    InvalidHeader,
+    InvalidResponse,
+    InvalidUrl,
+    ProxyRefused,
+    ResolveError,
+    TlsError,
+)
 
-# aiohttp raises RuntimeError for a session or connection that we closed.
-NETWORK_ERRORS = (aiohttp.ClientError, OSError, RuntimeError)
-
-_TLS_ERRORS = (aiohttp.ClientSSLError, ssl.SSLError)
 # The first match counts: some later classes are bases of earlier ones.
-_MESSAGES: tuple[tuple[type[Exception], type[UpstreamError], str], ...] = (
-    (aiohttp.InvalidURL, UpstreamError, "The address of the upstream is not a valid URL."),
-    (aiohttp.ClientConnectorDNSError, UpstreamError, "The upstream's host name could not be resolved."),
-    (aiohttp.ClientConnectorError, UpstreamError, "The upstream cannot be reached."),
-    (aiohttp.ConnectionTimeoutError, UpstreamTimeout, "The connection to the upstream timed out."),
-    (aiohttp.SocketTimeoutError, UpstreamTimeout, "The upstream stopped sending before its answer ended."),
-    (TimeoutError, UpstreamTimeout, "The upstream did not answer in time."),
-    (aiohttp.ClientResponseError, UpstreamError, "The upstream's answer is not valid HTTP."),
+_MESSAGES: tuple[tuple[type[HttpError], type[UpstreamError], str], ...] = (
+    (InvalidUrl, UpstreamError, "The address of the upstream is not a valid URL."),
+    (ResolveError, UpstreamError, "The upstream's host name could not be resolved."),
+    (ConnectError, UpstreamError, "The upstream cannot be reached."),
+    (ConnectTimeout, UpstreamTimeout, "The connection to the upstream timed out."),
+    (IdleTimeout, UpstreamTimeout, "The upstream stopped sending before its answer ended."),
+    (DeadlineExceeded, UpstreamTimeout, "The upstream did not answer in time."),
+    (InvalidResponse, UpstreamError, "The upstream's answer is not valid HTTP."),
 )
 
 
-@contextmanager
-def mapped_network_errors() -> Iterator[None]:
-    """Raise every network error in this block as an `UpstreamError`."""
-    try:
-        yield
-    except NETWORK_ERRORS as error:
-        raise map_network_error(error) from None
-
-
-def map_network_error(error: Exception) -> UpstreamError:
-    """Return the `UpstreamError` for a network error. Its message contains no host name or address."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+def map_network_error(error: HttpError) -> UpstreamError:
+    """Return the `UpstreamError` for an error of the client. Its message contains no host name or address."""
+    if isinstance(error, CertificateError):
         reason = _describe_certificate_error(error)
         return UpstreamError(f"The upstream's TLS certificate is not accepted: {reason}.", code=REFUSED)
-    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
-        return UpstreamError("The upstream refuses connections.")
-    if isinstance(error, _TLS_ERRORS):
+    if isinstance(error, TlsError):
         return UpstreamError("The TLS handshake with the upstream failed.", code=REFUSED)
+    if isinstance(error, ConnectError) and isinstance(error.os_error, ConnectionRefusedError):
+        return UpstreamError("The upstream refuses connections.")
+    if isinstance(error, ProxyRefused):
+        return UpstreamError(f"The proxy refused to connect to the upstream (status {error.status}).", code=REFUSED)
+    if isinstance(error, InvalidHeader):
+        return UpstreamError("The request to the upstream has an invalid header.", code=REFUSED)
     for kind, make, message in _MESSAGES:
         if isinstance(error, kind):
             return make(message)
-    if isinstance(error, aiohttp.ClientPayloadError):
+    if isinstance(error, IncompleteBody):
         return make_broken_stream_error()
     return UpstreamError("The upstream closed the connection.")
 
 
-def _describe_certificate_error(error: aiohttp.ClientConnectorCertificateError) -> str:
+def _describe_certificate_error(error: CertificateError) -> str:
     """Return the reason of OpenSSL, except for a mismatch, where it contains the host name."""
-    reason = getattr(error.certificate_error, "verify_message", "") or "it cannot be verified"
+    reason = getattr(error.os_error, "verify_message", "") or "it cannot be verified"
     return "it is for another name" if "mismatch" in reason or "not valid for" in reason else reason

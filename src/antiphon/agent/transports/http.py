@@ -4,18 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from antiphon.agent.transports.base import TERMINAL, Events, decode_event
-from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
+from antiphon.errors import AntiphonError, UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.error_mapping import decode_json_or_text, map_api_error
-from antiphon.upstream.http import BodyReader, HttpSession, drain
+from antiphon.upstream.http import HttpResponse, HttpSession
 from antiphon.upstream.retry import RetryPolicy
 
 # Most servers end the stream right after the last event. The wait lets the connection be reused.
@@ -79,39 +78,36 @@ class HttpTransport:
             session.open()
         return session
 
-    async def _send(self, body: bytes) -> aiohttp.ClientResponse:
-        try:
-            async with asyncio.timeout(self._idle_timeout):
-                return await self._open_session().send("POST", "", body)
-        except TimeoutError:
-            raise UpstreamTimeout("The upstream did not answer in time.") from None
+    async def _send(self, body: bytes) -> HttpResponse:
+        deadline = asyncio.get_running_loop().time() + self._idle_timeout
+        return await self._open_session().send("POST", "", body, deadline=deadline)
 
 
-async def _read_events(response: aiohttp.ClientResponse, idle_timeout: float) -> Events:
-    body, decoder, repairer = BodyReader(response), SseDecoder(), SurrogateRepairer()
-    body.set_idle_timeout(idle_timeout)
+async def _read_events(response: HttpResponse, idle_timeout: float) -> Events:
+    decoder, repairer = SseDecoder(), SurrogateRepairer()
+    response.clear_deadline()
+    response.set_idle_timeout(idle_timeout)
     try:
         if response.content_type == "application/json":
-            yield [_make_event(await _read_all(body))]
+            yield [_make_event(await _read_all(response))]
             return
-        while chunk := await body.read():
+        while chunk := await response.read():
             events = _decode(decoder.feed(chunk), repairer)
             if events:
                 yield events
                 if events[-1].type in _LAST:
-                    await drain(response, seconds=_DRAIN_SECONDS)
+                    response.drain(seconds=_DRAIN_SECONDS)
                     return
         events = _decode(decoder.close(), repairer)
         if events:
             yield events
     finally:
-        body.release()
         response.close()
 
 
-async def _read_all(body: BodyReader) -> bytes:
+async def _read_all(response: HttpResponse) -> bytes:
     chunks = []
-    while chunk := await body.read():
+    while chunk := await response.read():
         chunks.append(chunk)
     return b"".join(chunks)
 
