@@ -186,7 +186,7 @@ async def test_answer_that_takes_too_long_is_streamed() -> None:
         "Stream must be set to true",
     ],
 )
-async def test_server_that_requires_streaming_is_asked_again(message: str) -> None:
+async def test_server_that_requires_streaming_gets_a_stream_request(message: str) -> None:
     async with connect(json_of({"detail": message}, 400), STREAM, STREAM) as conn:
         assert [await ask(conn), await ask(conn)] == [HELLO, HELLO]
         assert (list_streams(conn), conn.waits) == ([False, True, True], [])
