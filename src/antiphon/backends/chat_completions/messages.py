@@ -6,6 +6,7 @@ tool's output, for example) follows in a labelled user message.
 """
 
 import base64
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -58,6 +59,16 @@ def parse_parts(parts: "str | Sequence[content.Part | Unknown]", quirks: Quirks,
     if isinstance(parts, str):
         return Content([parts])
     return Content([_parse_part(part, quirks, f"{path}[{index}]") for index, part in enumerate(parts)])
+
+
+def find_plain_text(parts: "str | Sequence[content.Part | Unknown]") -> str | None:
+    """Return the text of content that is only text in one part, else None."""
+    if type(parts) is str:
+        return parts
+    if len(parts) == 1 and type(part := parts[0]) in _TEXTS:
+        text: str = part.text  # type: ignore[union-attr]
+        return text
+    return None
 
 
 def _parse_part(part: "content.Part | Unknown", quirks: Quirks, path: str) -> str | ChatPart:
@@ -139,22 +150,35 @@ class _MessageBuilder:
         self.messages: list[ChatMessage] = []
         self._items = conversation
         self._quirks = quirks
-        self._outputs = _match_outputs(conversation)
-        self._output_indexes = set(self._outputs.values())
         self._system: list[str] = []
-        self._ids: set[str] = set()
-        # Reasoning before this index belongs to a finished loop of calls.
-        self._last_user_index = max((i for i, item in enumerate(conversation) if _is_user_message(item)), default=-1)
+        self._ids: dict[str, int] = {}  # the ids sent so far, each with the number of calls that had it
+
+    @functools.cached_property
+    def _outputs(self) -> dict[int, int]:
+        return _match_outputs(self._items)
+
+    @functools.cached_property
+    def _output_indexes(self) -> set[int]:
+        return set(self._outputs.values())
+
+    @functools.cached_property
+    def _last_user_index(self) -> int:
+        """The index of the last user message. Reasoning before it belongs to a finished loop of calls."""
+        return max((i for i, item in enumerate(self._items) if _is_user_message(item)), default=-1)
 
     def build(self, instructions: str | None) -> None:
         if instructions:
             self._add_system(instructions)
         index = 0
         while index < len(self._items):
-            if _is_model_item(self._items[index]):
+            item = self._items[index]
+            if type(item) is items.Message and item.role != "assistant":
+                self._add_message(index, item)
+                index += 1
+            elif _is_model_item(item):
                 index = self._add_model_items(index)
             else:
-                self._add_other(index)
+                self._add_other(index, item)
                 index += 1
         if self._system:
             self.messages.insert(0, {"role": self._quirks.system_role, "content": "\n\n".join(self._system)})
@@ -163,21 +187,25 @@ class _MessageBuilder:
 
     # Input
 
-    def _add_other(self, index: int) -> None:
-        item, path = self._items[index], f"input[{index}]"
-        if index in self._output_indexes:  # it follows its call
-            return
-        if isinstance(item, items.Message):
-            read = parse_parts(item.content, self._quirks, f"{path}.content")
-            if item.role == "user":
-                self._add("user", read.as_user_content())
+    def _add_message(self, index: int, item: items.Message) -> None:
+        text = find_plain_text(item.content)
+        if item.role == "user":
+            if text is None:
+                self._add("user", parse_parts(item.content, self._quirks, f"input[{index}].content").as_user_content())
             else:
-                self._add_system("\n".join(read.texts))
-                self._attach(f"[Attached to the {item.role} message]", read.media)
-        elif isinstance(item, items.FunctionCallOutput):
-            self._add_unmatched_output(item, path)
+                self.messages.append({"role": "user", "content": text})
+        elif text is not None:
+            self._add_system(text)
         else:
+            read = parse_parts(item.content, self._quirks, f"input[{index}].content")
+            self._add_system("\n".join(read.texts))
+            self._attach(f"[Attached to the {item.role} message]", read.media)
+
+    def _add_other(self, index: int, item: "items.Item | Unknown") -> None:
+        if not isinstance(item, items.FunctionCallOutput):
             self._add("user", codec.encode(item).decode())
+        elif index not in self._output_indexes:  # else it follows its call
+            self._add_unmatched_output(item, f"input[{index}]")
 
     def _add_system(self, text: str) -> None:
         if self._quirks.merge_system:
@@ -202,6 +230,13 @@ class _MessageBuilder:
 
     def _add_model_items(self, start: int) -> int:
         """Add one assistant message for consecutive model items. Return the index after them."""
+        item, end = self._items[start], start + 1
+        if type(item) is items.Message and (end == len(self._items) or not _is_model_item(self._items[end])):
+            # The common case: a message alone, without reasoning and calls.
+            text = find_plain_text(item.content)
+            if text is not None:
+                self.messages.append({"role": "assistant", "content": text})
+                return end
         group = _ModelItems(self._items, start)
         message: ChatMessage = {"role": "assistant", "content": None}
         contents = [
@@ -231,8 +266,9 @@ class _MessageBuilder:
 
     def _add_reasoning(self, message: ChatMessage, group: "_ModelItems", start: int) -> None:
         rule, field = self._quirks.replay_reasoning, self._quirks.reasoning_field
-        in_loop = start > self._last_user_index
-        if not {"never": False, "loop": in_loop, "calls": bool(group.calls), "always": True}[rule]:
+        if rule == "never" or (rule == "calls" and not group.calls):
+            return
+        if rule == "loop" and start <= self._last_user_index:
             return
         if field == "reasoning_details":
             details = group.details or [{"type": "reasoning.text", "text": text} for text in group.reasoning]
@@ -244,7 +280,13 @@ class _MessageBuilder:
     def _add_outputs(self, calls: list[tuple[str, int, items.FunctionCall]]) -> None:
         attachments: list[tuple[str, list[ChatPart]]] = []
         for call_id, index, call in calls:
-            read = self._find_output(index)
+            answer = self._outputs.get(index)
+            output = self._get_output(answer)
+            text = find_plain_text(output)
+            if text is not None:
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+                continue
+            read = parse_parts(output, self._quirks, f"input[{answer}].output")
             written: str | list[ChatPart] = "\n".join(read.texts)
             if read.media and self._quirks.tool_images:
                 written = read.as_user_content()
@@ -255,21 +297,22 @@ class _MessageBuilder:
         for label, media in attachments:
             self._attach(label, media)
 
-    def _find_output(self, index: int) -> Content:
-        answer = self._outputs.get(index)
-        if answer is None:
-            return Content([items.LOST_OUTPUT])
-        output = self._items[answer]
-        assert isinstance(output, items.FunctionCallOutput)
-        return parse_parts(output.output, self._quirks, f"input[{answer}].output")
+    def _get_output(self, index: int | None) -> "str | Sequence[content.Part | Unknown]":
+        if index is None:
+            return items.LOST_OUTPUT
+        item = self._items[index]
+        assert isinstance(item, items.FunctionCallOutput)
+        return item.output
 
     def _make_call_id(self, call_id: str) -> str:
         """Return the call id, changed if it was used before or has the wrong form for the server."""
-        name, times = call_id, 1
+        name, times = call_id, self._ids.get(call_id, 0)
         while name in self._ids:
             times += 1
             name = f"{call_id}_{times}"
-        self._ids.add(name)
+        if times:
+            self._ids[call_id] = times
+        self._ids[name] = 1
         if self._quirks.call_ids == "nine" and not (len(name) == 9 and name.isascii() and name.isalnum()):
             return hashlib.sha256(name.encode()).hexdigest()[:9]
         if self._quirks.call_ids == "short" and len(name) > _MAX_ID_LENGTH:
@@ -331,9 +374,10 @@ def _join(first: str | list[ChatPart], second: str | list[ChatPart]) -> str | li
 
 
 def _is_model_item(item: "items.Item | Unknown") -> bool:
-    if isinstance(item, items.Message):
-        return item.role == "assistant"
-    return isinstance(item, (items.FunctionCall, items.Reasoning))
+    kind = type(item)
+    if kind is items.Message:
+        return item.role == "assistant"  # type: ignore[union-attr]
+    return kind is items.FunctionCall or kind is items.Reasoning
 
 
 def _is_user_message(item: "items.Item | Unknown") -> bool:
