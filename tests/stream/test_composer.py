@@ -1,6 +1,7 @@
 """The composer: examples, and properties of the events of any deltas."""
 
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from hypothesis import given
@@ -13,9 +14,12 @@ from antiphon.protocol.response import IncompleteDetails, Response, ResponseErro
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
 from antiphon.stream.composer import Composer
+from antiphon.stream.drafts import MessageDraft
 from antiphon.stream.fold import fold
 from support.composing import TEXT_END, TEXT_START, compose, compose_response, compose_types, new_composer
 from support.turns import turns
+
+LOGPROB = content.LogProb("b", -1.0, [98], [])
 
 
 def test_queued_response_emits_queued_event() -> None:
@@ -330,6 +334,20 @@ def test_batch_boundaries_do_not_change_events(turn: list[d.Delta], data: Any) -
         stream += composer.compose(rest[:size])
         rest = rest[size:]
     assert stream == compose(*turn)
+
+
+@given(
+    st.lists(st.sampled_from([d.Text("a"), d.Text("\u00fc\n"), d.Text(""), d.Text("b", (LOGPROB,))]), max_size=6), turns
+)
+def test_run_of_text_composes_like_single_deltas(texts: list[d.Delta], turn: list[d.Delta]) -> None:
+    deltas = [d.Text("first"), *texts, *turn]
+    composer = new_composer()
+    single: list[Event | Unknown] = [*composer.start()]
+    with patch.object(MessageDraft, "continue_text", lambda *_: []):
+        for delta in deltas:
+            single += composer.compose([delta])
+    composer = new_composer()
+    assert [*composer.start(), *composer.compose([deltas[0]]), *composer.compose(deltas[1:])] == single
 
 
 @given(turns)

@@ -1,7 +1,7 @@
 """Composers with predictable ids, and shortcuts for their events and responses."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from antiphon.protocol import events
 from antiphon.protocol.events import Event
@@ -49,6 +49,6 @@ def new_replay_composer() -> Composer:
     )
 
 
-def compose_replay(turn: Iterable[d.Delta]) -> list[Event | Unknown]:
+def compose_replay(turn: Sequence[d.Delta]) -> list[Event | Unknown]:
     composer = new_replay_composer()
     return [*composer.start(), *composer.compose(turn)]

@@ -10,7 +10,7 @@ the end of the turn.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -118,10 +118,11 @@ class Composer:
         self._last_batch = composed
         return composed
 
-    def compose(self, batch: Iterable[Delta]) -> list[Event | Unknown]:
+    def compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         """Return the events of these deltas, in order. Raise IllegalDelta at the first invalid delta."""
-        composed: list[Event | Unknown] = []
-        for delta in batch:
+        draft = self._text_item
+        composed = draft.continue_text(batch) if isinstance(draft, MessageDraft) else []
+        for delta in batch[len(composed) :]:  # mostly nothing: the batch was text
             if self.finished:
                 raise IllegalDelta(f"{type(delta).__name__} after the end of the turn", composed)
             try:
@@ -171,8 +172,6 @@ class Composer:
     def _add_text(self, delta: deltas.Text) -> list[Event]:
         if not delta.text and not delta.logprobs:  # chat models start with an empty delta
             return []
-        if isinstance(self._text_item, MessageDraft):  # fast path for most deltas
-            return self._text_item.write_text(delta)
         draft, composed = self._open_text_item(MessageDraft)
         return composed + draft.write_text(delta)
 

@@ -5,7 +5,7 @@ independent of the other items. Announced and final items are separate objects, 
 the draft has changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -18,6 +18,7 @@ from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta
 from antiphon.protocol.json_text import read_json
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
+from antiphon.stream.deltas import Delta
 
 Ending = Literal["completed", "incomplete"]
 
@@ -68,6 +69,24 @@ class MessageDraft(Draft):
         emitted.append(
             events.OutputTextDelta(next(self._numbers), self.id, self.output_index, len(self._parts), text, logprobs)
         )
+        return emitted
+
+    def continue_text(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
+        """Write the plain text at the beginning of a batch to the open text part: one event for each delta.
+
+        Stop at the first delta that is anything else, and at once if no text part is open.
+        """
+        emitted: list[Event | Unknown] = []
+        if self._open == "text":
+            item_id, output_index, content_index = self.id, self.output_index, len(self._parts)
+            for delta in batch:
+                if type(delta) is not deltas.Text or not delta.text or delta.logprobs:
+                    break
+                text = delta.text
+                self._fragments.append(text)
+                emitted.append(
+                    events.OutputTextDelta(next(self._numbers), item_id, output_index, content_index, text, [])
+                )
         return emitted
 
     def write_refusal(self, delta: deltas.Refusal) -> list[Event]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from antiphon.errors import ModelError
 from antiphon.protocol import events
-from antiphon.protocol.codec import EVENTS, encode, encode_into
+from antiphon.protocol.codec import EVENTS, encode
 from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
 
@@ -55,16 +55,14 @@ def encode_event(event: Event | Unknown) -> bytes:
 
 def encode_batch(batch: Iterable[Event | Unknown]) -> bytes:
     """Encode several events for one write."""
-    encoded = bytearray()
+    encoded: list[bytes] = []
     for event in batch:
         prefix = _TEXT_EVENT_PREFIXES.get(type(event))
         if prefix is None:
-            encoded += encode_event(event)
+            encoded.append(encode_event(event))
         else:
-            encoded += prefix
-            encode_into(event, encoded, -1)
-            encoded += b"\n\n"
-    return bytes(encoded)
+            encoded += (prefix, encode(event), b"\n\n")
+    return b"".join(encoded)
 
 
 def encode_json_line(event: Event | Unknown) -> bytes:
@@ -110,10 +108,19 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[SseMessage]:
         """Return the messages that this chunk completes."""
-        if self._is_between_messages and chunk[:6] == b"data: " and chunk[-2:] == b"\n\n" and _CR not in chunk:
-            lines = chunk[6:-2].split(b"\n\ndata: ")
-            # The most frequent case: whole messages of one data line each, so there are no other line ends.
-            if chunk.count(b"\n") == 2 * len(lines) and len(chunk) <= self._limit:
+        # The most frequent case: whole messages of one data line each.
+        if (
+            self._is_between_messages
+            and chunk[:6] == b"data: "
+            and chunk[-2:] == b"\n\n"
+            and _CR not in chunk
+            and len(chunk) <= self._limit
+        ):
+            data = chunk[6:-2]
+            if _LF not in data:
+                return [SseMessage(None, data)]
+            lines = data.split(b"\n\ndata: ")
+            if data.count(b"\n") == 2 * len(lines) - 2:  # there are no other line ends
                 return [SseMessage(None, line) for line in lines]
         return self._feed_lines(chunk)
 
