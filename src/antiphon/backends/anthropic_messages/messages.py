@@ -6,10 +6,9 @@ instructions in `system`. Items in another order are rearranged. Only reasoning 
 
 import base64
 import hashlib
-import itertools
 import mimetypes
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -51,15 +50,17 @@ class MessagesBuilder:
         self.system: list[Block] = []
         self.messages: list[dict[str, Any]] = []
         self.called_tools: dict[str, None] = {}
+        self.has_thinking = False
         self._include_thinking = include_thinking
-        self._call_ids: set[str] = set()
+        self._call_ids: dict[str, int] = {}  # the upstream ids so far, each with the number of calls that had it
+        self._result_counts: dict[int, int] = {}  # by the index of their message
         # Calls without a result, by call id: their upstream ids and the indexes of their messages.
         self._open_calls: dict[str, list[tuple[str, int]]] = {}
 
     def add_history(self, history: Iterable[items.Item | Unknown]) -> None:
         """Add all items of a turn. Call it once."""
         for index, item in enumerate(history):
-            self._add_item(item, f"input[{index}]")
+            self._add_item(item, index)
         self._complete()
 
     @property
@@ -73,25 +74,23 @@ class MessagesBuilder:
                 break
         return first is None or isinstance(first, Raw)
 
-    @property
-    def has_thinking(self) -> bool:
-        return any(isinstance(block, Raw) for message in self.messages for block in message["content"])
-
-    def _add_item(self, item: items.Item | Unknown, path: str) -> None:
+    def _add_item(self, item: items.Item | Unknown, index: int) -> None:
         match item:
             case items.Message():
-                self._add_message(item, f"{path}.content")
+                self._add_message(item, index)
             case items.FunctionCall():
                 self._add_call(item)
             case items.FunctionCallOutput():
-                self._add_call_output(item, f"{path}.output")
+                self._add_call_output(item, f"input[{index}].output")
             case items.Reasoning():
-                if self._include_thinking:
-                    self._append("assistant", _restore_thinking(item))
+                if self._include_thinking and (blocks := _restore_thinking(item)):
+                    self.has_thinking = True
+                    self._append("assistant", blocks)
             case _:
                 self._append("user", write_json(item))
 
-    def _add_message(self, message: items.Message, path: str) -> None:
+    def _add_message(self, message: items.Message, index: int) -> None:
+        path = f"input[{index}].content"
         if message.role == "assistant":
             self._append("assistant", write_assistant_parts(message.content))
         elif message.role == "user":
@@ -109,7 +108,6 @@ class MessagesBuilder:
 
     def _add_call(self, call: items.FunctionCall) -> None:
         call_id = encode_call_id(call.call_id, taken=self._call_ids)
-        self._call_ids.add(call_id)
         self.called_tools[call.name] = None
         arguments = Raw(normalize_arguments(call.arguments).encode())
         name = encode_tool_name(call.name)
@@ -128,7 +126,8 @@ class MessagesBuilder:
         if call_index == len(self.messages) - 1:
             self.messages.append({"role": "user", "content": []})
         following: Content = self.messages[call_index + 1]["content"]
-        position = next((at for at, block in enumerate(following) if not _is_result(block)), len(following))
+        position = self._result_counts.get(call_index + 1, 0)
+        self._result_counts[call_index + 1] = position + 1
         cache_controls = [block.pop("cache_control") for block in blocks if "cache_control" in block]
         result: Block = {"type": "tool_result", "tool_use_id": call_id}
         if blocks:
@@ -181,11 +180,20 @@ def encode_tool_name(name: str) -> str:
     return name if _TOOL_NAME.fullmatch(name) else _make_substitute(name)
 
 
-def encode_call_id(call_id: str, *, taken: Container[str]) -> str:
-    """Return the call's upstream id. The API wants unique ids, and some models reuse theirs in every turn."""
+def encode_call_id(call_id: str, *, taken: dict[str, int]) -> str:
+    """Return the call's upstream id, and add it to `taken`.
+
+    The API wants unique ids, and some models reuse theirs in every turn. `taken` has the number of calls by id.
+    """
     encoded = call_id if _CALL_ID.fullmatch(call_id) else _make_substitute(call_id)
-    numbered = (f"{encoded}_{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([encoded], numbered) if each not in taken)
+    unique, number = encoded, taken.get(encoded, 0)
+    while unique in taken:
+        number += 1
+        unique = f"{encoded}_{number}"
+    if number:
+        taken[encoded] = number
+    taken[unique] = 1
+    return unique
 
 
 def _make_substitute(name: str) -> str:
@@ -221,6 +229,8 @@ def write_assistant_parts(parts: str | Iterable[Part]) -> list[Block]:
 
 
 def write_part(part: Part, path: str) -> list[Block]:
+    if type(part) is content.InputText and part.prompt_cache_breakpoint is None:  # the common case
+        return write_text(part.text)
     match part:
         case content.InputImage() | content.ComputerScreenshot():
             blocks = [_write_image(part.image_url, part.file_id, path)]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from antiphon.backends.anthropic_messages.traits import ModelTraits
 from antiphon.backends.base import Turn, list_hint_parameters
 from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-from antiphon.protocol.tools import FunctionChoice, FunctionTool
+from antiphon.protocol.tool_lists import derive
+from antiphon.protocol.tools import FunctionChoice, FunctionTool, Tools
 
 # The fields of a body that the upstream's token count depends on.
 COUNTED_FIELDS = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config")
@@ -64,10 +66,10 @@ def translate_request(
     body |= tools | _write_output_config(limits, schema) | _write_sampling(request, traits, limits)
     body |= _write_account_fields(request)
     _set_cache_breakpoints(body, request)
-    offered = [tool.name for tool in request.tools or () if isinstance(tool, FunctionTool)]
+    tool_names = derive(request.tools or [], "anthropic_messages.names", _list_names)
     return MessagesRequest(
         body=body,
-        tool_names={encode_tool_name(name): name for name in (*offered, *builder.called_tools)},
+        tool_names=tool_names | {encode_tool_name(name): name for name in builder.called_tools},
         has_thinking=builder.has_thinking,
     )
 
@@ -150,18 +152,29 @@ def _write_tools(request: CreateRequest, *, called: Iterable[str], strict: bool)
     `called` are the tools that the history has calls of. If the request has no tools, these are declared and disabled:
     the API wants a declaration of every tool in the history.
     """
-    tools = [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
-    if not tools:
+    written = derive(request.tools or [], ("anthropic_messages", strict), partial(_write_functions, strict=strict))
+    if not written:
         known = [_write_tool(FunctionTool(name), strict=False) for name in called]
         return {"tools": known, "tool_choice": _CHOICE_NONE} if known else {}
-    strict = strict and sum(bool(tool.strict) for tool in tools) <= MAX_STRICT_TOOLS
-    fields: JsonObject = {"tools": [_write_tool(tool, strict=strict) for tool in tools]}
+    fields: JsonObject = {"tools": [*written[:-1], dict(written[-1])]}  # the last one may get a cache breakpoint
     choice = _write_choice(request.tool_choice)
     if request.parallel_tool_calls is False and choice != _CHOICE_NONE:
         choice = choice | {"disable_parallel_tool_use": True}
     if choice != _CHOICE_AUTO:
         fields["tool_choice"] = choice
     return fields
+
+
+def _write_functions(tools: Tools, *, strict: bool) -> list[JsonObject]:
+    """Return the functions among the tools. Too many strict schemas are not enforced."""
+    functions = [tool for tool in tools if isinstance(tool, FunctionTool)]
+    strict = strict and sum(bool(tool.strict) for tool in functions) <= MAX_STRICT_TOOLS
+    return [_write_tool(tool, strict=strict) for tool in functions]
+
+
+def _list_names(tools: Tools) -> dict[str, str]:
+    """Map the upstream names of functions to their own names."""
+    return {encode_tool_name(tool.name): tool.name for tool in tools if isinstance(tool, FunctionTool)}
 
 
 def _is_call_forced(tool_fields: JsonObject) -> bool:

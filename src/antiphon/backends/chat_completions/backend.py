@@ -80,7 +80,7 @@ class ChatCompletionsBackend(UpstreamBackend):
         return list_ignored(request, self._find_quirks(model))
 
     async def stream(self, turn: Turn) -> Deltas:
-        model = turn.request.model or ""
+        model, extra_body = turn.request.model or "", self._options.extra_body
         quirks = self._find_quirks(model)
         if quirks.always_stream:
             turn = msgspec.structs.replace(turn, streamed=True)
@@ -91,7 +91,8 @@ class ChatCompletionsBackend(UpstreamBackend):
             return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets, served_model=served_model)
 
         def write(*, stream: bool) -> tuple[bytes, None]:
-            return codec.encode(make_body(turn, quirks, stream=stream) | self._options.extra_body), None
+            body = make_body(turn, quirks, stream=stream)
+            return codec.encode(body | extra_body if extra_body else body), None
 
         return await self.send(turn, "/chat/completions", write, make_reader)
 

@@ -1,11 +1,15 @@
 """Translation of a turn to the body of a Chat Completions request."""
 
+from msgspec import Raw
+
 from antiphon.backends.base import Turn, list_hint_parameters
 from antiphon.backends.chat_completions.messages import make_messages
 from antiphon.backends.chat_completions.quirks import Quirks
+from antiphon.protocol import codec
 from antiphon.protocol.json_text import JsonObject
-from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
-from antiphon.protocol.tools import FunctionChoice, FunctionTool
+from antiphon.protocol.request import CreateRequest, Effort, Format, JsonObjectFormat, JsonSchemaFormat
+from antiphon.protocol.tool_lists import derive
+from antiphon.protocol.tools import FunctionChoice, FunctionTool, Tools
 
 # Parameters with the same name in both APIs. `store` is left out: Antiphon stores the state.
 _SAME_NAMES = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -17,34 +21,49 @@ def make_body(turn: Turn, quirks: Quirks, *, stream: bool = True) -> JsonObject:
     body: JsonObject = {"model": request.model or "", "messages": make_messages(turn, quirks), "stream": stream}
     if stream and quirks.stream_usage:
         body["stream_options"] = {"include_usage": True}
-    body |= _write_tools(request, quirks)
-    body |= {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}
+    if request.tools:
+        _add_tools(body, request, request.tools, quirks)
+    for name in _SAME_NAMES:
+        value = getattr(request, name)
+        if value is not None:
+            body[name] = value
     if request.max_output_tokens is not None:
         body[quirks.max_tokens_field] = request.max_output_tokens
     if request.top_logprobs or "message.output_text.logprobs" in (request.include or ()):
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    body |= _write_format(request)
-    body |= _write_effort(request, quirks)
-    body |= _write_hints(request, quirks)
+    if request.text is not None:
+        body |= _write_format(request.text.format)
+    if request.reasoning is not None:
+        body |= _write_effort(request.reasoning.effort, quirks)
+    if quirks.hints:
+        body |= _write_hints(request, quirks)
     return body
 
 
-def _write_tools(request: CreateRequest, quirks: Quirks) -> JsonObject:
-    """Return `tools` and `tool_choice`. With the choice `none`, no tools are sent."""
-    choice, tools = request.tool_choice, [tool for tool in request.tools or () if isinstance(tool, FunctionTool)]
+def _add_tools(body: JsonObject, request: CreateRequest, tools: Tools, quirks: Quirks) -> None:
+    """Add `tools` and `tool_choice`. With the choice `none`, no tools are sent."""
+    choice = request.tool_choice
+    if choice == "none":
+        return
     if isinstance(choice, FunctionChoice) and not quirks.named_choice:
         name = choice.name
-        choice, tools = "required", [tool for tool in tools if tool.name == name]
-    if choice == "none" or not tools:
-        return {}
-    written: JsonObject = {"tools": [_write_tool(tool) for tool in tools]}
+        choice, tools = "required", [tool for tool in tools if isinstance(tool, FunctionTool) and tool.name == name]
+    written = derive(tools, "chat_completions", _write_tools)
+    if written is None:
+        return
+    body["tools"] = written
     if isinstance(choice, FunctionChoice):
-        written["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice == "required":
-        written["tool_choice"] = "required"
+        body["tool_choice"] = "required"
     if request.parallel_tool_calls is not None:
-        written["parallel_tool_calls"] = request.parallel_tool_calls
-    return written
+        body["parallel_tool_calls"] = request.parallel_tool_calls
+
+
+def _write_tools(tools: Tools) -> Raw | None:
+    """Return the JSON of the functions among the tools, or None if there are none."""
+    functions = [_write_tool(tool) for tool in tools if isinstance(tool, FunctionTool)]
+    return Raw(codec.encode(functions)) if functions else None
 
 
 def _write_tool(tool: FunctionTool) -> JsonObject:
@@ -57,8 +76,7 @@ def _write_tool(tool: FunctionTool) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def _write_format(request: CreateRequest) -> JsonObject:
-    text_format = request.text.format if request.text is not None else None
+def _write_format(text_format: Format | None) -> JsonObject:
     if isinstance(text_format, JsonObjectFormat):
         return {"response_format": {"type": "json_object"}}
     if not isinstance(text_format, JsonSchemaFormat):
@@ -71,8 +89,7 @@ def _write_format(request: CreateRequest) -> JsonObject:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _write_effort(request: CreateRequest, quirks: Quirks) -> JsonObject:
-    effort = request.reasoning.effort if request.reasoning is not None else None
+def _write_effort(effort: Effort | None, quirks: Quirks) -> JsonObject:
     if effort is None or quirks.reasoning_effort == "omit":
         return {}
     word = quirks.effort_words.get(effort, effort)

@@ -103,10 +103,12 @@ def validate(request: ResponsesApiRequest) -> None:
         raise MissingParameter("Either input or instructions is required.", param="input")
     _check_types(request.input, "input")
     _check_types(request.tools, "tools")
-    names = [tool.name for tool in request.tools if isinstance(tool, FunctionTool)]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise InvalidRequest(f"Duplicate function name: '{name}'.", param="tools", code="invalid_value")
+    names: set[str] = set()
+    for tool in request.tools:
+        if isinstance(tool, FunctionTool):
+            if tool.name in names:
+                raise InvalidRequest(f"Duplicate function name: '{tool.name}'.", param="tools", code="invalid_value")
+            names.add(tool.name)
 
 
 def _check_types(members: Sequence[Item | Any], param: str) -> None:

@@ -17,9 +17,8 @@ from antiphon.backends.responses.contract import (
     validate,
     write_format,
 )
-from antiphon.protocol import codec
+from antiphon.protocol import codec, hosted
 from antiphon.protocol.content import InputText, OutputText, Part, ReasoningText, Text, extract_text
-from antiphon.protocol.hosted import LocalShellCallOutput
 from antiphon.protocol.items import CustomToolCallOutput, FunctionCall, FunctionCallOutput, Item, Message, Reasoning
 from antiphon.protocol.request import ENCRYPTED_REASONING, CreateRequest
 from antiphon.protocol.unions import Unknown
@@ -54,6 +53,19 @@ _COUNTED_FIELDS = (
 )  # fmt: skip
 # Item fields with our own ids, statuses and authors.
 _LOCAL_FIELDS = ("id", "status", "created_by")
+# Types whose status the API's own types require. Clients may omit it.
+_TYPES_WITH_STATUS = frozenset(
+    {
+        hosted.ApplyPatchCall,
+        hosted.CodeInterpreterCall,
+        hosted.ComputerCall,
+        hosted.FileSearchCall,
+        hosted.ImageGenerationCall,
+        hosted.LocalShellCall,
+        hosted.ProgramOutput,
+        hosted.WebSearchCall,
+    }
+)
 _TEXT_PARTS = (InputText, OutputText, Text)
 
 _HEADERS = {"Accept": "application/json", "OpenAI-Beta": "responses=experimental"}
@@ -221,16 +233,19 @@ def write_items(items: Iterable[Item | Unknown], *, include_ids: bool, reasoning
 
 
 def _write_item(item: Item | Unknown, *, include_ids: bool, reasoning_text: bool) -> Item | Unknown | None:
+    if type(item) is Message:
+        content = item.content
+        if not isinstance(content, str) and Text in map(type, content):
+            content = [_write_part(part, item.role) for part in content]
+        return Message(item.role, content, item.id if include_ids else None, phase=item.phase)
     match item:
         case Unknown():
             return item
-        case Message() if not isinstance(item.content, str):
-            item = msgspec.structs.replace(item, content=[_write_part(part, item.role) for part in item.content])
         case FunctionCall():
             item = msgspec.structs.replace(item, arguments=normalize_arguments(item.arguments))
         case FunctionCallOutput() | CustomToolCallOutput() if not isinstance(item.output, str):
             item = _write_call_output(item)
-        case LocalShellCallOutput():  # the API identifies it by the id of its call
+        case hosted.LocalShellCallOutput():  # the API identifies it by the id of its call
             item = msgspec.structs.replace(item, id=item.call_id, given_call_id=None)
         case Reasoning():
             reasoning = _write_reasoning_item(item, reasoning_text=reasoning_text)
@@ -245,8 +260,10 @@ def _write_item(item: Item | Unknown, *, include_ids: bool, reasoning_text: bool
 
 @functools.cache
 def _find_local_fields(kind: type[msgspec.Struct], *, include_ids: bool) -> Sequence[str]:
-    """Return the fields to omit. Required fields stay: the API accepts any id there."""
+    """Return the fields to omit. Fields that the API requires stay: it accepts any id there."""
     optional = {field.name for field in msgspec.structs.fields(kind) if field.default is None}
+    if kind in _TYPES_WITH_STATUS:
+        optional.discard("status")
     return [name for name in _LOCAL_FIELDS if name in optional and not (include_ids and name == "id")]
 
 
