@@ -9,6 +9,7 @@ from antiphon.errors import InvalidRequest, MissingParameter
 from antiphon.protocol.codec import (
     DecodedRequest,
     decode_event,
+    decode_item_arrays,
     decode_items,
     decode_items_lossless,
     decode_request,
@@ -343,3 +344,24 @@ print(sorted(name for name in sys.modules if name.startswith("antiphon.") and na
 def test_protocol_imports_only_msgspec() -> None:
     ran = subprocess.run([sys.executable, "-c", IMPORT_WITH_MSGSPEC_ONLY], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("['antiphon.errors', 'antiphon.protocol']\n", "")
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [],
+        [b"[]"],
+        [b"[]", b'[{"type":"message","role":"user","content":"h\\u00e9"}]', b"[]"],
+        [b'[{"role":"user","content":"hi","x":1}]', b'[{"type":"acme:x", "n":1e2}]'],
+        [INVALID_ITEMS, b'[{"type":"message","role":"user","content":"hi"}]'],
+    ],
+)
+def test_several_arrays_are_decoded_like_single_ones(bodies: list[bytes]) -> None:
+    assert decode_item_arrays(bodies) == [decode_items(body) for body in bodies]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[],[]", b'"text"', b"[{}]", b'[{"type":"message","x":"\xff"}]'])
+def test_invalid_array_among_several_raises(body: bytes) -> None:
+    for bodies in ([body], [b"[]", body], [body, b"[]"]):
+        with pytest.raises(InvalidRequest):
+            decode_item_arrays(bodies)

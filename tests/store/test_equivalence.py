@@ -13,6 +13,7 @@ from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Message
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import Response
+from antiphon.protocol.tools import FunctionTool
 from antiphon.store.base import Store, StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
@@ -29,7 +30,7 @@ times = st.sampled_from([10, 20, 30])
 item_lists = st.lists(item_ids, max_size=3).map(lambda ids: [Message("user", item_id, item_id) for item_id in ids])
 event_lists = st.lists(st.sampled_from([b"1", b'"two"', b"{}"]), max_size=3)
 responses = st.builds(
-    lambda response_id, previous, status, conversation, items, expires_at: StoredResponse(
+    lambda response_id, previous, status, conversation, items, expires_at, tools: StoredResponse(
         response=Response(
             id=response_id,
             created_at=1,
@@ -38,6 +39,7 @@ responses = st.builds(
             previous_response_id=previous,
             conversation=conversation and ConversationRef(conversation),
             output=items,
+            tools=tools,
         ),
         input=[],
         expires_at=expires_at,
@@ -48,6 +50,7 @@ responses = st.builds(
     st.none() | conversation_ids,
     item_lists,
     st.none() | times,
+    st.lists(st.just(FunctionTool("f")), max_size=1),
 )
 
 
@@ -70,7 +73,7 @@ calls = st.one_of(
     ),
     call("load", projects, response_ids),
     call("delete", projects, response_ids),
-    call("load_chain", projects, response_ids),
+    call("load_chain", projects, response_ids, with_tools=st.booleans()),
     call("expire", times),
     call(
         "create_conversation",

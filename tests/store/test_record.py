@@ -62,9 +62,9 @@ def test_damaged_record_raises_a_server_error(damage: bytes) -> None:
         with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
             unpack_response("resp_1", None, *pieces)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        build_chain("resp_1", {"resp_1": LinkRecord(None, True, b"[]", damage, body)}.get)
+        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", damage, body)}.get)
     with pytest.raises(ServerError, match="The stored response resp_1 cannot be read"):
-        build_chain("resp_1", {"resp_1": LinkRecord(None, True, b"[]", b"[]", damage)}.get)
+        build_chain("resp_1", {"resp_1": LinkRecord("resp_1", None, True, b"[]", b"[]", damage)}.get)
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):
         unpack_items("conv_1", [damage + b"{"])
     with pytest.raises(ServerError, match="The stored conversation conv_1 cannot be read"):

@@ -1,6 +1,6 @@
 """Decode JSON bodies to structs and encode structs to JSON."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -122,6 +122,18 @@ def decode_items(body: bytes) -> list[Item | Unknown]:
         return _decode_leniently(ITEMS.decode_list, body)[0]
     except InvalidRequest:
         return [_ignore_unknown_fields(item) for item in decode_items_lossless(body)]
+
+
+def decode_item_arrays(bodies: Sequence[bytes]) -> list[list[Item | Unknown]]:
+    """Decode several arrays of items, each as `decode_items` does: in one pass if all items are of known types."""
+    joined = b"[%b]" % b",".join(bodies)
+    try:
+        _check_utf8(joined)
+        arrays = ITEMS.decode_lists(joined)
+    except (ValueError, RecursionError):
+        return [decode_items(body) for body in bodies]
+    # A damaged body can consist of several arrays.
+    return arrays if len(arrays) == len(bodies) else [decode_items(body) for body in bodies]
 
 
 def _ignore_unknown_fields(item: Item | Unknown) -> Item | Unknown:

@@ -146,6 +146,7 @@ class OpenUnion(Generic[T]):
         self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.known)
         array = GenericAlias(list, (self.known,))
         self._list: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(array)
+        self._lists: msgspec.json.Decoder[list[list[T | Unknown]]] = msgspec.json.Decoder(GenericAlias(list, (array,)))
         self._text_or_list: msgspec.json.Decoder[str | list[T]] = msgspec.json.Decoder(str | array)
         self.aliases = aliases or {}
         self.untagged = untagged or {}
@@ -202,6 +203,10 @@ class OpenUnion(Generic[T]):
             return cast("list[T | Unknown]", self._list.decode(raw))
         except ValidationError:
             return self._decode_open_list(raw)
+
+    def decode_lists(self, raw: Raw | bytes) -> list[list[T | Unknown]]:
+        """Decode an array of arrays. Raise ValidationError unless every element is a known member with a tag."""
+        return self._lists.decode(raw)
 
     def decode_list_lossless(self, raw: Raw | bytes) -> list[T | Unknown]:
         """Decode an array, each element as `decode_lossless` does."""

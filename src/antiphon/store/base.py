@@ -14,6 +14,7 @@ from antiphon.errors import AntiphonError
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
+from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.store.limits import RunLimits
 
@@ -52,14 +53,16 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """One response of a chain: its input items, followed by its output items.
 
-    The output is incomplete unless `final` is true. Only the first response of a chain can have a `conversation`.
+    The output is incomplete unless `final` is true. Only the first response of a chain can have a `conversation`, and
+    only the last one `tools`. Links of several results may share their items: do not change them.
     """
 
     id: str
     previous_response_id: str | None
     final: bool
-    items: list[Item | Unknown]
+    items: tuple[Item | Unknown, ...]
     conversation: str | None = None
+    tools: list[Tool | Unknown] | None = None
 
 
 class ItemRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,9 +146,10 @@ class ResponseStore(Protocol):
     async def delete(self, project: str, response_id: str) -> bool:
         """Delete a response with its events and its run. Return False if there was none."""
 
-    async def load_chain(self, project: str, response_id: str) -> Sequence[Link]:
+    async def load_chain(self, project: str, response_id: str, *, with_tools: bool = False) -> Sequence[Link]:
         """Return the response and its ancestors through `previous_response_id`, oldest first.
 
+        With `with_tools`, the last element has the tools of the response, if there are any.
         The result is empty if the response is unknown or has expired. Expired ancestors are included. A deleted
         ancestor ends the chain: the first element then has a `previous_response_id`, and the caller decides how to
         handle the gap.
@@ -346,9 +350,9 @@ class Store(ResponseStore, ConversationStore, ReferenceStore, EventLog, RunQueue
     """Storage for all data that outlives a request.
 
     A method that changes data returns when the change is durable: acknowledged writes survive a crash. Returned objects
-    are copies: changing one does not change stored data. Expired data is not returned, except in the chain of
-    a response that continues it. Before `open` and after `close` every method raises Unavailable. A failure of the
-    storage, such as a full disk or a damaged row, raises ServerError.
+    are copies, except the items of a `Link`: changing one does not change stored data. Expired data is not returned,
+    except in the chain of a response that continues it. Before `open` and after `close` every method raises
+    Unavailable. A failure of the storage, such as a full disk or a damaged row, raises ServerError.
     """
 
     async def open(self) -> None:

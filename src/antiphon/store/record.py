@@ -8,11 +8,12 @@ from typing import NamedTuple
 import msgspec
 
 from antiphon.errors import InvalidRequest, ServerError
-from antiphon.protocol.codec import decode_items, decode_items_lossless, decode_response, encode
+from antiphon.protocol.codec import decode_item_arrays, decode_items, decode_items_lossless, decode_response, encode
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.request import ConversationRef
 from antiphon.protocol.response import FINAL_STATUSES
+from antiphon.protocol.tools import TOOLS
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Link, StoredResponse, parse_response_id
 
@@ -31,8 +32,9 @@ class ResponseRecord(NamedTuple):
 
 
 class LinkRecord(NamedTuple):
-    """The part of a response record that a chain needs. `body` is set only if the response continues none."""
+    """The part of a response record that a chain needs. `body` may be None if the response continues another."""
 
+    id: str
     previous_response_id: str | None
     final: bool
     input: bytes
@@ -118,34 +120,87 @@ def find_foreign_items(stored: StoredResponse) -> list[ForeignItem]:
     ]
 
 
-def build_chain(response_id: str, find: Callable[[str], LinkRecord | ResponseRecord | None]) -> list[Link]:
-    """Follow a chain back from its newest response. Return its links, oldest first.
+class Chain(NamedTuple):
+    """The links of a chain, oldest first, and those among them that were decoded.
+
+    `next_id` is the response before the oldest link if there is no record of it.
+    """
+
+    links: list[Link]
+    decoded: list[Link]
+    next_id: str | None
+
+
+def build_chain(
+    response_id: str,
+    find_record: Callable[[str], LinkRecord | ResponseRecord | None],
+    *,
+    find_link: Callable[[str], Link | None] = lambda _: None,
+) -> Chain:
+    """Follow a chain back from its newest response. Use the links that `find_link` has, and decode the others.
 
     A response continues an earlier one, so a chain has no cycle. In a damaged database a cycle ends the chain.
     """
-    links: list[Link] = []
-    seen: set[str] = set()
+    links: dict[str, Link | None] = {}
+    records: list[LinkRecord | ResponseRecord] = []
     next_id: str | None = response_id
-    while next_id is not None and next_id not in seen:
-        record = find(next_id)
+    while next_id is not None and next_id not in links:
+        link = links[next_id] = find_link(next_id)
+        if link is not None:
+            next_id = link.previous_response_id
+            continue
+        record = find_record(next_id)
         if record is None:
+            del links[next_id]
             break
-        seen.add(next_id)
-        subject = f"response {next_id}"
-        items = _decode_array(subject, record.input) + _decode_array(subject, record.output)
-        previous, body = record.previous_response_id, record.body
-        links.append(
-            Link(
-                id=next_id,
-                previous_response_id=previous,
-                final=bool(record.final),
-                items=items,
-                conversation=_read_conversation(subject, body) if previous is None and body is not None else None,
-            )
-        )
-        next_id = previous
-    links.reverse()
-    return links
+        records.append(record)
+        next_id = record.previous_response_id
+    decoded = unpack_links(records)
+    links |= decoded
+    return Chain([link for link in reversed(links.values()) if link is not None], list(decoded.values()), next_id)
+
+
+def unpack_links(records: Sequence[LinkRecord | ResponseRecord]) -> dict[str, Link]:
+    """Return the links of the records by id."""
+    try:
+        arrays = decode_item_arrays([array for record in records for array in (record.input, record.output)])
+    except (InvalidRequest, msgspec.DecodeError):
+        # One by one: the error then names the damaged response.
+        arrays = [
+            _decode_array(f"response {record.id}", array)
+            for record in records
+            for array in (record.input, record.output)
+        ]
+    pairs = zip(arrays[::2], arrays[1::2], strict=True)
+    return {record.id: _make_link(record, *pair) for record, pair in zip(records, pairs, strict=True)}
+
+
+def _make_link(
+    record: LinkRecord | ResponseRecord, input_items: list[Item | Unknown], output_items: list[Item | Unknown]
+) -> Link:
+    conversation = None
+    if record.previous_response_id is None and record.body is not None:
+        conversation = _read_conversation(f"response {record.id}", record.body)
+    return Link(
+        id=record.id,
+        previous_response_id=record.previous_response_id,
+        final=bool(record.final),
+        items=(*input_items, *output_items),
+        conversation=conversation,
+    )
+
+
+def add_tools(link: Link, body: bytes) -> Link:
+    """Return the link with the tools of its response. `body` is the body of the record."""
+    subject = f"response {link.id}"
+    try:
+        tools = TOOLS.decode_list(_TOOLS_DECODER.decode(body).tools)
+    except msgspec.DecodeError:  # a damaged body, or tools with unknown fields
+        try:
+            tools = decode_response(body).tools
+        except InvalidRequest as error:
+            raise _make_error(subject, error) from error
+    return msgspec.structs.replace(link, tools=tools) if tools else link
 
 
 def pack_items(items: Iterable[Item | Unknown]) -> list[ItemRecord]:
@@ -196,11 +251,18 @@ def unpack_events(last: int, lines: bytes, after: int) -> Iterator[tuple[int, by
 
 
 class _ConversationField(msgspec.Struct):
-    """The only field that a chain reads of a response's body."""
+    """The only field that a chain reads of its oldest response's body."""
 
     conversation: ConversationRef | None = None
 
 
+class _ToolsField(msgspec.Struct):
+    """The only field that a chain reads of its newest response's body."""
+
+    tools: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+_TOOLS_DECODER = msgspec.json.Decoder(_ToolsField)
 _CONVERSATION_DECODER = msgspec.json.Decoder(_ConversationField)
 
 

@@ -1,8 +1,8 @@
 """The history of a request: resolve `previous_response_id` or `conversation` into earlier items."""
 
-import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -66,11 +66,8 @@ async def load_history(
             raise _previous_not_found(remembered.id)
         tools = remembered.tools if wants_tools else None
         return _make_history(remembered.items, request, sealer, project, tools=tools)
-    (chain, losses), tools = await asyncio.gather(
-        _load_chain(store, project, request.previous_response_id),
-        _load_tools(store, project, request.previous_response_id) if wants_tools else _no_tools(),
-    )
-    return _make_history(chain, request, sealer, project, tools=tools, losses=losses)
+    chain = await _load_chain(store, project, request.previous_response_id, with_tools=wants_tools)
+    return _make_history(chain.items, request, sealer, project, tools=chain.tools, losses=chain.losses)
 
 
 def _make_history(
@@ -102,9 +99,16 @@ def _find_calls_answered_by(request: CreateRequest, history: Sequence[Item | Unk
     return find_answered_calls([item for item in request.input if item.id not in sent_again])
 
 
-async def _load_chain(store: Store, project: str, response_id: str) -> tuple[list[Item | Unknown], list[str]]:
-    """Return the items of a response and all responses before it, and a note on lost items."""
-    chain = await store.load_chain(project, response_id)
+class _LoadedChain(NamedTuple):
+    """The items of a response and all responses before it, its tools, and notes on lost items."""
+
+    items: list[Item | Unknown]
+    tools: list[Tool | Unknown] | None
+    losses: list[str]
+
+
+async def _load_chain(store: Store, project: str, response_id: str, *, with_tools: bool) -> _LoadedChain:
+    chain = await store.load_chain(project, response_id, with_tools=with_tools)
     missing = response_id if not chain else chain[0].previous_response_id
     if missing is not None:
         raise _previous_not_found(missing)
@@ -119,7 +123,8 @@ async def _load_chain(store: Store, project: str, response_id: str) -> tuple[lis
     # A concurrent response may have added the same items to the conversation.
     known = {item.id: item for item in earlier}
     own = [item for item in oldest.items if item.id is None or known.get(item.id) != item]
-    return [*earlier, *own, *itertools.chain.from_iterable(link.items for link in later)], losses
+    items = [*earlier, *own, *itertools.chain.from_iterable(link.items for link in later)]
+    return _LoadedChain(items, chain[-1].tools, losses)
 
 
 async def _load_conversation_before(store: Store, project: str, oldest: Link) -> tuple[list[Item | Unknown], list[str]]:
@@ -137,12 +142,3 @@ def _previous_not_found(response_id: str) -> PreviousResponseNotFound:
     return PreviousResponseNotFound(
         f"Previous response with id '{response_id}' not found.", param="previous_response_id"
     )
-
-
-async def _load_tools(store: Store, project: str, response_id: str) -> list[Tool | Unknown] | None:
-    stored = await store.load(project, response_id)
-    return stored.response.tools if stored is not None else None
-
-
-async def _no_tools() -> None:
-    return None

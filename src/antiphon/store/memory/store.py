@@ -20,6 +20,7 @@ from antiphon.store.memory.tables import Key, MemoryEventLog, MemoryReferences, 
 from antiphon.store.record import (
     EventBatch,
     ResponseRecord,
+    add_tools,
     build_chain,
     find_foreign_items,
     pack_events,
@@ -71,10 +72,14 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         self._delete_response((project, response_id))
         return True
 
-    async def load_chain(self, project: str, response_id: str) -> list[Link]:
-        if self._find_response(project, response_id) is None:
+    async def load_chain(self, project: str, response_id: str, *, with_tools: bool = False) -> list[Link]:
+        newest = self._find_response(project, response_id)
+        if newest is None:
             return []
-        return build_chain(response_id, lambda each: self._tables.responses.get((project, each)))
+        links = build_chain(response_id, lambda each: self._tables.responses.get((project, each))).links
+        if with_tools:
+            links[-1] = add_tools(links[-1], newest.body)
+        return links
 
     async def expire(self, now: int) -> int:
         tables = self._tables

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.errors import AntiphonError, ConfigError, ServerError, Unavailable
+from antiphon.store.chain_cache import ChainCache
 from antiphon.store.sqlite.leases import LiveProcesses
 from antiphon.store.sqlite.migrations import migrate, read_migrations
 
@@ -147,6 +148,7 @@ class Database:
         self.configuration_id = configuration_id or secrets.token_hex(16)
         self._processes = LiveProcesses(path.with_name(f"{path.name}-owners"))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
+        self._chain_cache = ChainCache()
 
     async def open(self) -> None:
         writer, reader = await asyncio.to_thread(_open_connections, self.path)
@@ -158,6 +160,7 @@ class Database:
     async def close(self) -> None:
         if self._threads is not None:
             await asyncio.gather(*(thread.close() for thread in self._threads))
+        self._chain_cache.clear()
         self._processes.unregister_all()
 
     @property

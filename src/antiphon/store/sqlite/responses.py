@@ -12,10 +12,12 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost, Link, StoredResponse
 from antiphon.store.record import (
+    Chain,
     EventBatch,
     ForeignItem,
     ItemRecord,
     LinkRecord,
+    add_tools,
     build_chain,
     find_foreign_items,
     pack_events,
@@ -63,9 +65,15 @@ WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
 
 DELETE = "DELETE FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
+# Number of links to read first, and the factor by which it grows while the link before them is not in the cache:
+# another process may have added the newest links.
+FIRST_LINKS = 4
+LINKS_GROWTH = 16
+
 # Only the newest response must not have expired. The recursive part reads only keys. UNION, not UNION ALL, ends the
 # recursion at a row that repeats. The order of the result is undefined; build_chain() restores it. The body is read
-# only for the oldest response, because only a response that continues none can belong to a conversation.
+# only for the oldest response, because only a response that continues none can belong to a conversation, and for the
+# response whose tools are requested.
 CHAIN = """
 WITH RECURSIVE walked (project, id, previous, place) AS (
     SELECT project, id, previous_response_id, rowid FROM responses
@@ -73,8 +81,10 @@ WITH RECURSIVE walked (project, id, previous, place) AS (
     UNION
     SELECT older.project, older.id, older.previous_response_id, older.rowid
     FROM walked JOIN responses AS older ON older.project = walked.project AND older.id = walked.previous
+    LIMIT ?
 )
-SELECT walked.id, previous, final, input, output, CASE WHEN previous IS NULL THEN body END
+SELECT walked.id, previous, final, input, output, CASE WHEN previous IS NULL OR walked.id = ? THEN body END,
+    coalesce((SELECT revision FROM revisions WHERE revisions.project = ?), 0)
 FROM walked JOIN responses ON responses.rowid = place
 """
 
@@ -146,9 +156,30 @@ class SqliteResponses(Database):
         deleted: int = await self._writer.submit(DELETE, (project, response_id, self._now()))
         return deleted > 0
 
-    async def load_chain(self, project: str, response_id: str) -> list[Link]:
-        rows = await self._reader.submit(CHAIN, (project, response_id, self._now()))
-        return build_chain(response_id, {row[0]: LinkRecord(*row[1:]) for row in rows}.get)
+    async def load_chain(self, project: str, response_id: str, *, with_tools: bool = False) -> list[Link]:
+        now, with_body = self._now(), response_id if with_tools else None
+        limit = FIRST_LINKS
+        while True:
+            # Each statement reads the chain from its newest response, so each result is one snapshot.
+            rows = await self._reader.submit(CHAIN, (project, response_id, now, limit, with_body, project))
+            if not rows:
+                return []
+            records = {row[0]: LinkRecord(*row[:-1]) for row in rows}
+            chain = self._build_chain(project, response_id, records, revision=rows[0][-1])
+            if chain.next_id is None or len(rows) < limit:
+                newest = records[response_id].body
+                if with_tools and newest is not None:
+                    chain.links[-1] = add_tools(chain.links[-1], newest)
+                return chain.links
+            limit *= LINKS_GROWTH
+
+    def _build_chain(self, project: str, response_id: str, records: dict[str, LinkRecord], *, revision: int) -> Chain:
+        cache = self._chain_cache
+        chain = build_chain(response_id, records.get, find_link=lambda link_id: cache.find(project, link_id, revision))
+        for link in chain.decoded:
+            record = records[link.id]
+            cache.add(project, link, revision, text_size=len(record.input) + len(record.output))
+        return chain
 
     async def expire(self, now: int) -> int:
         expired = 0
