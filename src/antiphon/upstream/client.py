@@ -245,7 +245,10 @@ class _Answer:
             return first
         try:
             while not stream.finished:
-                if deltas := await stream.read():
+                deltas = stream.take()
+                if deltas is None:
+                    await stream.wait()
+                elif deltas:
                     return deltas
         except BaseException:
             self._close()

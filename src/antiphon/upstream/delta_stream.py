@@ -1,7 +1,7 @@
 """A streamed answer of an upstream: bytes from a connection to batches of deltas."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ from antiphon.upstream.error_mapping import (
     map_error_payload,
     parse_error_body,
 )
-from antiphon.upstream.http import HttpResponse, read_bounded
+from antiphon.upstream.http import HttpResponse, make_size_error
 from antiphon.upstream.redaction import redact
 
 MAX_BODY_SIZE = 64 * 1024 * 1024
@@ -69,6 +69,7 @@ class DeltaStream:
         self._reader = reader
         self._secrets = secrets
         self._decoder: SseDecoder | None = None
+        self._body = bytearray()  # of a response that is no event stream
         self._repairer = SurrogateRepairer()
         self._failure: AntiphonError | None = None
         self._idle_timeout = math.inf
@@ -89,34 +90,61 @@ class DeltaStream:
 
     async def read(self) -> Sequence[Delta]:
         """Return the deltas of the next read, possibly none. Raises if the answer ends unfinished."""
-        self.check()
+        while (deltas := self.take()) is None:
+            await self.wait()
+        return deltas
+
+    def take(self) -> Sequence[Delta] | None:
+        """Return the result of `read`, or None if it would have to `wait`."""
+        if self._failure is not None:
+            raise self._failure
         try:
-            chunk = await self.response.read()
+            chunk = self.response.take()
         except UpstreamError:
             if not self._reader.is_complete:
                 raise
             return self._finish([])
-        if self._decoder is None:
-            first = chunk.lstrip(_SPACE)[:1]
-            if first and first in b"{[":
-                return self._read_json_body(await self._read_rest(chunk))
-            if first == b"<":
-                raise self._make_web_page_error(await self._read_rest(chunk))
-            if chunk and not first:
-                return ()  # some servers send white space as a keepalive
-            chunk = chunk.lstrip(_BEFORE_EVENTS)
-            self._decoder = SseDecoder()
-        messages = self._decoder.feed(chunk) if chunk else self._decoder.close()
-        deltas = self._read_messages(messages)
-        if chunk or self._reader.finished or self._failure is not None:
-            self._shorten_idle_timeout()
-            return deltas
-        return self._finish(deltas)
+        if chunk is None:
+            return None
+        return self._begin(chunk) if self._decoder is None else self._feed(self._decoder, chunk)
+
+    def wait(self) -> Awaitable[None]:
+        """Wait until there is something to `take`."""
+        return self.response.wait()
 
     def check(self) -> None:
         """Raise the error that followed the deltas of the last read."""
         if self._failure is not None:
             raise self._failure
+
+    def _begin(self, chunk: bytes) -> Sequence[Delta]:
+        """Read a chunk before it is known that the body is an event stream."""
+        first = chunk.lstrip(_SPACE)[:1]
+        if self._body or first in (b"{", b"[", b"<"):
+            return self._collect(chunk)
+        if chunk and not first:
+            return ()  # some servers send white space as a keepalive
+        self._decoder = SseDecoder()
+        return self._feed(self._decoder, chunk.lstrip(_BEFORE_EVENTS))
+
+    def _feed(self, decoder: SseDecoder, chunk: bytes) -> Sequence[Delta]:
+        deltas = self._read_messages(decoder.feed(chunk) if chunk else decoder.close())
+        if chunk or self._reader.finished or self._failure is not None:
+            self._shorten_idle_timeout()
+            return deltas
+        return self._finish(deltas)
+
+    def _collect(self, chunk: bytes) -> Sequence[Delta]:
+        """Collect a body that is no event stream, and read it when it is complete."""
+        self._body += chunk
+        if len(self._body) > MAX_BODY_SIZE:
+            raise make_size_error(MAX_BODY_SIZE)
+        if chunk:
+            return ()
+        body = bytes(self._body)
+        if body.lstrip(_SPACE)[:1] == b"<":
+            raise self._make_web_page_error(body)
+        return self._read_json_body(body)
 
     def _read_messages(self, messages: Sequence[SseMessage]) -> list[Delta]:
         reader = self._reader
@@ -173,9 +201,6 @@ class DeltaStream:
     def _make_web_page_error(self, body: bytes) -> UpstreamError:
         title = redact(parse_error_body(body).message, self._secrets)
         return UpstreamError(f"The upstream answered with a web page ({title}): check the base_url.", code=REFUSED)
-
-    async def _read_rest(self, head: bytes) -> bytes:
-        return await read_bounded(self.response, limit=MAX_BODY_SIZE, head=head)
 
 
 class _ErrorFields(msgspec.Struct):

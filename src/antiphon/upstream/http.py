@@ -216,17 +216,24 @@ class HttpResponse:
 
         Raises if the connection is lost, or idle for too long.
         """
-        connection = self._connection
+        while (data := self.take()) is None:
+            await self.wait()
+        return data
+
+    def take(self) -> bytes | None:
+        """Return the result of `read`, or None if it would have to `wait`."""
+        connection, decoder = self._connection, self._decoder
         if connection is None:
             return b""
         try:
-            if self._decoder is not None:
-                return await _read_decoded(connection, self._decoder)
-            while (data := connection.take()) is None:
-                await connection.wait()
-            return data
+            return connection.take() if decoder is None else _take_decoded(connection, decoder)
         except HttpError as error:
             raise map_network_error(error) from None
+
+    def wait(self) -> "asyncio.Future[None]":
+        """Return a future that is done when there is something to `take`."""
+        assert self._connection is not None, "`take` has returned the end of the body"
+        return self._connection.wait()
 
     def set_idle_timeout(self, seconds: float) -> None:
         """Make reads fail that wait longer than this."""
@@ -262,13 +269,13 @@ class HttpResponse:
         return None
 
 
-async def _read_decoded(connection: Connection, decoder: ContentDecoder) -> bytes:
+def _take_decoded(connection: Connection, decoder: ContentDecoder) -> bytes | None:
     while not (decoded := decoder.take()):
-        while (data := connection.take()) is None:
-            await connection.wait()
+        data = connection.take()
         if not data:
-            decoder.check_end()
-            return b""
+            if data is not None:
+                decoder.check_end()
+            return data
         decoder.feed(data)
     return decoded
 
@@ -280,13 +287,17 @@ def _decode_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return headers
 
 
-async def read_bounded(response: HttpResponse, *, limit: int, head: bytes = b"") -> bytes:
-    """Read the body of a response. `head` is the part that was read before. Raises if it exceeds `limit` bytes."""
-    chunks = [head]
-    size = len(head)
-    while size <= limit and (chunk := await response.read()):
+async def read_bounded(response: HttpResponse, *, limit: int) -> bytes:
+    """Read the body of a response. Raises if it exceeds `limit` bytes."""
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := await response.read():
         chunks.append(chunk)
         size += len(chunk)
-    if size > limit:
-        raise UpstreamError(f"The upstream's answer is larger than {limit} bytes.", code=REFUSED)
+        if size > limit:
+            raise make_size_error(limit)
     return b"".join(chunks)
+
+
+def make_size_error(limit: int) -> UpstreamError:
+    return UpstreamError(f"The upstream's answer is larger than {limit} bytes.", code=REFUSED)
