@@ -33,6 +33,20 @@ from antiphon.upstream.usage import estimate_usage, parse_usage
             {"prompt_tokens": 5, "completion_tokens": 3, "prompt_cache_hit_tokens": 4, "prompt_tokens_details": None},
             Usage(5, 3, 8, InputTokensDetails(4)),
         ),
+        ({"prompt_tokens": 5.0, "completion_tokens": 3.5, "total_tokens": "8"}, Usage(5, 3, 8)),
+        ({"prompt_tokens": -1, "input_tokens": 5, "completion_tokens": True}, Usage(5, 1, 6)),
+        ({"prompt_tokens": 2**70, "completion_tokens": 3}, Usage(0, 3, 3)),
+        (
+            {"prompt_tokens": 5, "completion_tokens": [3], "prompt_tokens_details": {"cached_tokens": "4"}},
+            Usage(5, 0, 5),
+        ),
+        (
+            {"prompt_tokens": 5, "prompt_tokens_details": 7, "input_tokens_details": {"cached_tokens": 4}},
+            Usage(5, 0, 5, InputTokensDetails(4)),
+        ),
+        ({"prompt_tokens": 5, "estimated": "yes"}, Usage(5, 0, 5)),
+        ({"prompt_tokens": 5, "estimated": True}, Usage(5, 0, 5, estimated=True)),
+        ({"prompt_tokens": 5.5, "estimated": True}, Usage(5, 0, 5, estimated=True)),
     ],
 )
 def test_usage_formats_are_parsed(payload: Any, usage: Usage | None) -> None:
