@@ -1,10 +1,11 @@
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from antiphon.errors import AntiphonError, BodyTooLarge, RateLimited
-from antiphon.server.http import ClientDisconnected, DisconnectWatch, read_body
+from antiphon.server.http import WATCH_DISCONNECT, ClientDisconnected, DisconnectWatch, HttpRequest, read_body
 
 DISCONNECT = {"type": "http.disconnect"}
 
@@ -227,3 +228,36 @@ async def test_other_cancellation_is_not_swallowed(make_channel: Any) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class DisconnectExtension:
+    """The extension of a server that calls a function when the client disconnects."""
+
+    def __init__(self, *, connected: bool = True) -> None:
+        self.connected = connected
+        self.callback: Callable[[], None] | None = None
+
+    def watch(self, callback: Callable[[], None] | None) -> bool:
+        self.callback = callback
+        return self.connected
+
+    def make_request(self, channel: Any) -> HttpRequest:
+        scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
+        extensions = {WATCH_DISCONNECT: {"watch": self.watch}}
+        return HttpRequest({**scope, "extensions": extensions}, channel.receive, channel.send)
+
+
+async def test_disconnect_extension_cancels_the_block(make_channel: Any) -> None:
+    extension = DisconnectExtension()
+    with pytest.raises(ClientDisconnected), DisconnectWatch(extension.make_request(make_channel())):
+        assert extension.callback is not None
+        asyncio.get_running_loop().call_soon(extension.callback)
+        await wait_forever()
+    assert extension.callback is None
+    await asyncio.sleep(0)  # the task is no longer cancelled and can wait again
+
+
+async def test_disconnect_before_the_block_skips_it(make_channel: Any) -> None:
+    extension = DisconnectExtension(connected=False)
+    with pytest.raises(ClientDisconnected), DisconnectWatch(extension.make_request(make_channel())):
+        pytest.fail("the block was entered")

@@ -3,13 +3,17 @@ import http.client
 import json
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
 
 from antiphon.server import uvicorn_protocol
-from antiphon.server.uvicorn_protocol import HeadBufferingTransport
+from antiphon.server.http import WATCH_DISCONNECT, Message, Receive, Scope, Send
+from antiphon.server.uvicorn_protocol import HttpProtocol
 from support.live_server import TIMEOUT
 
 
@@ -233,21 +237,171 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     assert answers.endswith(b'{"status":"ok"}')
 
 
-def test_response_is_one_write() -> None:
-    written: list[bytes] = []
+class RecordingTransport(asyncio.Transport):
+    """A transport that records the writes."""
 
-    class Recorder(asyncio.Transport):
-        def write(self, data: bytes | bytearray | memoryview) -> None:
-            written.append(bytes(data))
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
 
-        def close(self) -> None:
-            written.append(b"closed")
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
 
-    transport = HeadBufferingTransport(Recorder())
-    for data in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"two"):
-        transport.write(data)
-    transport.close()
-    assert written == [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\none", b"two", b"closed"]
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def connect_app(app: Asgi) -> tuple[HttpProtocol, RecordingTransport]:
+    """Return a connection to an application, with all data on its way recorded."""
+    config = Config(app, http=HttpProtocol, lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config.load()
+    connection = HttpProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    transport = RecordingTransport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def answer(app: Asgi, request: bytes) -> RecordingTransport:
+    connection, transport = connect_app(app)
+    connection.data_received(request)
+    await asyncio.gather(*connection.tasks)
+    closed = transport.closed
+    connection.connection_lost(None)
+    transport.closed = closed
+    return transport
+
+
+def make_app(*messages: Message) -> Asgi:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        for message in messages:
+            await send(message)
+
+    return app
+
+
+def make_start(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def make_body(body: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LENGTH = (b"content-length", b"3")
+
+
+async def test_response_is_one_write() -> None:
+    request = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx"
+    transport = await answer(make_app(make_start(LENGTH), make_body(b"one")), request)
+    assert transport.written == [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none",
+    ]
+    assert not transport.closed
+
+
+async def test_stream_is_one_write_for_each_part() -> None:
+    parts = (make_body(b"one", more=True), make_body(b"", more=True), make_body(b"two", more=True), make_body(b"."))
+    transport = await answer(make_app(make_start(), *parts), GET)
+    assert transport.written == [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n",
+        b"3\r\ntwo\r\n",
+        b"1\r\n.\r\n0\r\n\r\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    "request_head", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"]
+)
+async def test_last_response_of_a_connection_closes_it(request_head: bytes) -> None:
+    transport = await answer(make_app(make_start(LENGTH), make_body(b"one")), request_head)
+    assert transport.written == [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\none"]
+    assert transport.closed
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_response_without_a_body_has_no_transfer_encoding(status: int) -> None:
+    transport = await answer(make_app(make_start(status=status), make_body(b"")), GET)
+    assert transport.written == [STATUS_LINE[status] + b"\r\n"]
+
+
+async def test_response_to_head_has_no_body() -> None:
+    transport = await answer(make_app(make_start(LENGTH), make_body(b"one")), GET.replace(b"GET", b"HEAD"))
+    assert transport.written == [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (),
+        (make_body(b"one"),),
+        (make_start((b"x-forged", b"a\r\nset-cookie: b")), make_body(b"one")),
+        (make_start((b"x-forged\n", b"a")), make_body(b"one")),
+    ],
+)
+async def test_invalid_asgi_messages_get_a_500(messages: tuple[Message, ...]) -> None:
+    transport = await answer(make_app(*messages), GET)
+    assert len(transport.written) <= 1
+    assert b"forged" not in b"".join(transport.written)
+    assert transport.closed
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (make_start(LENGTH), make_start(LENGTH)),
+        (make_start(), make_body(b"one", more=True)),
+        (make_start(), make_body(b"one", more=True), {"type": "http.response.trailers"}),
+    ],
+)
+async def test_incomplete_response_closes_the_connection(messages: tuple[Message, ...]) -> None:
+    transport = await answer(make_app(*messages), GET)
+    assert not b"".join(transport.written).endswith(b"0\r\n\r\n")
+    assert transport.closed
+
+
+async def test_messages_after_the_response_are_refused() -> None:
+    refused: list[Exception] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in (make_start(LENGTH), make_body(b"one"), make_body(b"two")):
+            try:
+                await send(message)
+            except RuntimeError as error:
+                refused.append(error)
+
+    transport = await answer(app, GET)
+    assert transport.written == [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none"]
+    assert len(refused) == 1
+
+
+async def test_lost_connection_calls_the_watch_of_the_running_request() -> None:
+    lost: list[str] = []
+    gate = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        watch = scope["extensions"][WATCH_DISCONNECT]["watch"]
+        assert watch(lambda: lost.append(scope["path"]))
+        await gate.wait()
+        assert not watch(None)
+
+    connection, _ = connect_app(app)
+    # The second request waits for the response to the first.
+    connection.data_received(GET.replace(b" / ", b" /first ") + GET.replace(b" / ", b" /second "))
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+    assert lost == ["/first"]
+    gate.set()
+    await asyncio.gather(*connection.tasks)
 
 
 def test_expect_header_gets_100_continue(server: Any) -> None:

@@ -20,6 +20,9 @@ class Authenticator:
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._projects = [(_digest(key.key.encode()), key.project) for key in keys]
+        # The keys that were presented and are valid. A dict compares two keys only if their secret hashes are equal, so
+        # this lookup reveals nothing either.
+        self._verified: dict[bytes, str] = {}
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> str:
         """Return the project of the key in the headers. Raises InvalidApiKey or OriginNotAllowed."""
@@ -29,10 +32,17 @@ class Authenticator:
                 raise OriginNotAllowed("Web pages of other origins need an API key: set api_keys.")
             return DEFAULT_PROJECT
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not key.strip():
+        key = key.strip()
+        if scheme.lower() != b"bearer" or not key:
             raise InvalidApiKey("No API key was given: send it in the header 'Authorization: Bearer KEY'.")
+        project = self._verified.get(key)
+        if project is None:
+            project = self._verified[key] = self._verify(key)
+        return project
+
+    def _verify(self, key: bytes) -> str:
         # All keys are compared, in constant time, so that the duration reveals nothing about them.
-        presented = _digest(key.strip())
+        presented = _digest(key)
         matches = [project for digest, project in self._projects if hmac.compare_digest(digest, presented)]
         if not matches:
             raise InvalidApiKey("The API key is not valid.")

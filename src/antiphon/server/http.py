@@ -18,6 +18,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+WatchDisconnect = Callable[[Callable[[], None] | None], bool]
 
 _JSON = (b"content-type", b"application/json")
 _EVENT_STREAM = (
@@ -31,6 +32,12 @@ _MAX_ID_LENGTH = 128
 _MAX_WARNING_LENGTH = 1024
 _ELLIPSIS = b" ..."
 _WATCH_DELAY_SECONDS = 0.01
+
+WATCH_DISCONNECT = "antiphon.watch_disconnect"
+"""An ASGI extension: its `watch` sets the function to call when the client disconnects, or removes it if it is None.
+
+It returns False if the client has disconnected already.
+"""
 
 
 class ClientDisconnected(Exception):
@@ -66,6 +73,7 @@ class HttpRequest:
         "status",
         "stream",
         "warnings",
+        "watch_disconnect",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,6 +84,8 @@ class HttpRequest:
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
+        extension = (scope.get("extensions") or {}).get(WATCH_DISCONNECT)
+        self.watch_disconnect: WatchDisconnect | None = None if extension is None else extension["watch"]
         self._send = send
         self.id = _find_client_id(self.headers) or f"req_{random_hex()}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
@@ -110,9 +120,9 @@ class HttpRequest:
         if served_by is not None:
             self.extra_headers.append((b"x-antiphon-served-by", served_by.encode("unicode_escape")))
 
-    async def respond_with(self, value: Any) -> None:
+    def respond_with(self, value: Any) -> Awaitable[None]:
         """Respond with status 200 and a value encoded as JSON."""
-        await self.respond(200, codec.encode(value))
+        return self.respond(200, codec.encode(value))
 
     async def respond_error(
         self, error: AntiphonError, *, status: int | None = None, body: bytes | None = None
@@ -191,10 +201,10 @@ class HttpRequest:
 class DisconnectWatch:
     """A context manager that cancels its block when the client disconnects, and then raises ClientDisconnected.
 
-    The body must have been read before: the watch receives all further messages. Cancelling is the only way to stop a
-    generator that waits for its model.
+    The body must have been read before. Cancelling is the only way to stop a generator that waits for its model.
 
-    Watching takes a task. Most responses that need no model are complete within a few milliseconds, so the task starts
+    uvicorn's connection calls the watch. Other ASGI servers report a disconnect only to `receive`, so a task receives
+    all further messages. Most responses that need no model are complete within a few milliseconds, so the task starts
     only after a short delay.
     """
 
@@ -203,21 +213,28 @@ class DisconnectWatch:
     def __init__(self, http_request: HttpRequest) -> None:
         self._http_request = http_request
         self._disconnected = False
-        self._receiver: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        owner = asyncio.current_task(self._loop)
+        owner = asyncio.current_task()
         assert owner is not None, "a disconnect watch needs a task that it can cancel"
         self._owner = owner
-        self._timer = self._loop.call_later(_WATCH_DELAY_SECONDS, self._start)
+        if self._http_request.watch_disconnect is not None:
+            if not self._http_request.watch_disconnect(self._cancel):
+                raise ClientDisconnected
+        else:
+            self._loop = asyncio.get_running_loop()
+            self._receiver: asyncio.Task[None] | None = None
+            self._timer = self._loop.call_later(_WATCH_DELAY_SECONDS, self._start)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        if self._receiver is not None:
-            self._receiver.cancel()
+        if self._http_request.watch_disconnect is not None:
+            self._http_request.watch_disconnect(None)
+        else:
+            self._timer.cancel()
+            if self._receiver is not None:
+                self._receiver.cancel()
         if self._disconnected:
             self._owner.uncancel()
             raise ClientDisconnected from None
@@ -228,55 +245,44 @@ class DisconnectWatch:
     async def _receive(self) -> None:
         while (await self._http_request.receive())["type"] != "http.disconnect":
             pass
+        self._cancel()
+
+    def _cancel(self) -> None:
         self._disconnected = True
         self._owner.cancel()
 
 
 async def read_body(http_request: HttpRequest, limit: int) -> bytes:
     """Return the whole body. Raises BodyTooLarge as soon as the declared or the received length exceeds the limit."""
-    _check_encoding(http_request)
-    if _read_content_length(http_request) > limit:
-        raise _too_large(limit)
-    body, more = await _receive_chunk(http_request)
-    if len(body) > limit:
-        raise _too_large(limit)
-    if not more:
-        return body
-    whole = bytearray(body)
-    while more:
-        body, more = await _receive_chunk(http_request)
+    _check_headers(http_request.headers, limit)
+    whole = bytearray()
+    while True:
+        message = await http_request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        body: bytes = message.get("body", b"")
         if len(whole) + len(body) > limit:
             raise _too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(whole + body) if whole else body
         whole += body
-    return bytes(whole)
 
 
-async def _receive_chunk(http_request: HttpRequest) -> tuple[bytes, bool]:
-    message = await http_request.receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnected
-    return message.get("body", b""), message.get("more_body", False)
-
-
-def _read_content_length(http_request: HttpRequest) -> int:
-    declared = http_request.headers.get(b"content-length", b"0")
-    if not declared.isdigit():
-        raise InvalidRequest("The header Content-Length must be a number.", code="invalid_header")
-    return int(declared)
-
-
-def _check_encoding(http_request: HttpRequest) -> None:
-    """Refuse forms and compressed bodies. Other types are accepted: clients send JSON with a wrong type or none."""
-    content_type = http_request.headers.get(b"content-type", b"").lower()
-    if content_type.startswith(_NOT_JSON):
+def _check_headers(headers: dict[bytes, bytes], limit: int) -> None:
+    """Refuse forms, compressed and too large bodies. Other types are accepted: clients send JSON with a wrong type."""
+    if headers.get(b"content-type", b"").lower().startswith(_NOT_JSON):
         raise InvalidRequest(
             "The body must be JSON: send 'Content-Type: application/json'.", code="invalid_content_type"
         )
-    encoding = http_request.headers.get(b"content-encoding", b"identity").lower()
-    if encoding != b"identity":
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise InvalidRequest(
             "The body must not be compressed: send no Content-Encoding.", code="invalid_content_encoding"
         )
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit():
+        raise InvalidRequest("The header Content-Length must be a number.", code="invalid_header")
+    if int(length) > limit:
+        raise _too_large(limit)
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -3,6 +3,7 @@
 import functools
 import logging
 import time
+from typing import TextIO
 
 import msgspec
 from msgspec import Struct
@@ -34,16 +35,22 @@ class AccessLine(Struct, omit_defaults=True):
     warnings: list[str] = []
 
     def __str__(self) -> str:
-        parts = [self.method, _escape(self.path), str(self.status), f"{self.ms}ms", f"{self.bytes}B"]
-        for name in ("request_id", "response_id", "project", "model", "error"):
-            value = getattr(self, name)
-            if value is not None:
-                parts.append(f"{name}={_escape(value)}")
+        text = (
+            f"{self.method} {_escape(self.path)} {self.status} {self.ms}ms {self.bytes}B request_id={self.request_id}"
+        )
+        if self.response_id is not None:
+            text += f" response_id={_escape(self.response_id)}"
+        if self.project is not None:
+            text += f" project={_escape(self.project)}"
+        if self.model is not None:
+            text += f" model={_escape(self.model)}"
+        if self.error is not None:
+            text += f" error={_escape(self.error)}"
         if self.stream:
-            parts.append("stream")
+            text += " stream"
         if self.warnings:
-            parts.append(f"warnings={_escape('; '.join(self.warnings))}")
-        return " ".join(parts)
+            text += f" warnings={_escape('; '.join(self.warnings))}"
+        return text
 
 
 def log_http_request(http_request: HttpRequest) -> None:
@@ -61,8 +68,9 @@ def log_http_request(http_request: HttpRequest) -> None:
         response_id=http_request.response_id[:_MAX_LENGTH] if http_request.response_id else None,
         stream=http_request.stream,
         error=http_request.error_code,
-        warnings=[warning[:_MAX_LENGTH] for warning in http_request.warnings],
     )
+    if http_request.warnings:
+        line.warnings = [warning[:_MAX_LENGTH] for warning in http_request.warnings]
     access.handle(_make_record(line))
 
 
@@ -84,10 +92,23 @@ def _make_record(line: AccessLine) -> logging.LogRecord:
     return record
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes a record as one line. Unlike the base class, it takes the lock only once for a record."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.stream.write(f"{self.format(record)}\n")
+            self.stream.flush()
+        except Exception:
+            self.handleError(record)
+
+
 class TextFormatter(logging.Formatter):
     """Formats a record as a line of text."""
 
     def format(self, record: logging.LogRecord) -> str:
+        if isinstance(record.msg, AccessLine):
+            return f"{_format_time(record)} {record.levelname.lower()} {record.msg}"
         text = f"{_format_time(record)} {record.levelname.lower()} {record.getMessage()}"
         for name, value in _read_extras(record).items():
             text += f" {name}={_escape(value)}"
@@ -111,7 +132,7 @@ def configure_logging(settings: Settings) -> None:
     """Send the log of this process to standard error, in the configured format and from the configured level."""
     # No log line shows threads or processes, so records need not look them up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = logging.StreamHandler()
+    handler = LineHandler()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("antiphon").setLevel(settings.log_level.upper())
@@ -126,8 +147,8 @@ def _format_second(timestamp: int) -> str:
 
 
 def _format_time(record: logging.LogRecord) -> str:
-    second, rest = divmod(record.created, 1)
-    return f"{_format_second(int(second))}.{int(rest * 1000):03d}Z"
+    second = int(record.created)
+    return f"{_format_second(second)}.{int((record.created - second) * 1000):03d}Z"
 
 
 def _read_extras(record: logging.LogRecord) -> dict[str, str]:

@@ -1,0 +1,71 @@
+"""One request and its response on a uvicorn connection. A short response leaves in one write."""
+
+from typing import TYPE_CHECKING
+
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Header = tuple[bytes, bytes]
+
+
+class HttpCycle(RequestResponseCycle):
+    """uvicorn's cycle with a `send` for this application.
+
+    The head of a response waits for the first part of the body, so that both leave in one write: the application sends
+    them one right after the other. Header names must be in lower case, and a content length must be right.
+    """
+
+    _head = b""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            if self.response_started:
+                raise RuntimeError("The response has started already.")
+            self.response_started = True
+            self.waiting_for_100_continue = False
+            self._head = self._encode_head(message["status"], list(message["headers"]))
+        elif message["type"] == "http.response.body":
+            if not self.response_started or self.response_complete:
+                raise RuntimeError("The response has not started or is complete already.")
+            self._write(message["body"], more=message["more_body"])
+        else:
+            raise RuntimeError(f"Unexpected ASGI message: {message['type']}.")
+
+    def _encode_head(self, status: int, headers: "Sequence[Header]") -> bytes:
+        fields = b"".join([b"%b: %b\r\n" % header for header in headers])
+        if fields.count(b"\n") != len(headers):
+            raise RuntimeError("A header must not contain a line break.")
+        if CLOSE_HEADER in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            fields += b"connection: close\r\n"
+        if b"content-length: " not in fields and self.scope["method"] != "HEAD" and status not in (204, 304):
+            self.chunked_encoding = True
+            fields += b"transfer-encoding: chunked\r\n"
+        return b"%b%b\r\n" % (STATUS_LINE[status], fields)
+
+    def _write(self, body: bytes, *, more: bool) -> None:
+        data, self._head = self._head, b""
+        if self.chunked_encoding:
+            if body:
+                data += b"%x\r\n%b\r\n" % (len(body), body)
+            if not more:
+                data += b"0\r\n\r\n"
+        elif self.scope["method"] != "HEAD":
+            data += body
+        if data:
+            self.transport.write(data)
+        if not more:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
