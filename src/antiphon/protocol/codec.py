@@ -158,24 +158,34 @@ def decode_event(body: bytes) -> Event | Unknown:
 
 
 def _decode_leniently(decode: Callable[[bytes], T], body: bytes) -> tuple[T, tuple[str, ...]]:
-    ignored: list[str] = []
     try:
         _check_utf8(body)
-        passes = max(_MIN_PASSES, min(_MAX_PASSES, _MAX_BYTES // (len(body) + 1)))
-        while True:
-            try:
-                return decode(body), tuple(ignored)
-            except ValidationError as error:
-                invalid = validation.parse_error(error)
-                if invalid.unknown_field is None or not passes:
-                    raise invalid.to_invalid_request() from None
-                body, found = validation.remove_field(body, invalid.path, invalid.unknown_field)
-                ignored += found
-                passes -= 1
+        try:
+            return decode(body), ()
+        except ValidationError as error:
+            return _decode_known_fields(decode, body, error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _decode_known_fields(
+    decode: Callable[[bytes], T], body: bytes, error: ValidationError
+) -> tuple[T, tuple[str, ...]]:
+    """Decode a body without the unknown fields for which it was rejected. Raise InvalidRequest for any other error."""
+    ignored: list[str] = []
+    for _ in range(max(_MIN_PASSES, min(_MAX_PASSES, _MAX_BYTES // (len(body) + 1)))):
+        invalid = validation.parse_error(error)
+        if invalid.unknown_field is None:
+            break
+        body, found = validation.remove_field(body, invalid.path, invalid.unknown_field)
+        ignored += found
+        try:
+            return decode(body), tuple(ignored)
+        except ValidationError as another:
+            error = another
+    raise validation.parse_error(error).to_invalid_request() from None
 
 
 def _check_utf8(body: bytes) -> None:

@@ -13,7 +13,6 @@ Error messages have the same form as msgspec's: each level appends ` - at `$.fie
 union, so that a JSON schema can be generated from the structs.
 """
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -151,10 +150,12 @@ class OpenUnion(Generic[T]):
         self.aliases = aliases or {}
         self.untagged = untagged or {}
         self.variants = variants or {}
-        self._untagged_list: msgspec.json.Decoder[list[T]] | None = None
+        # Most clients send plain messages without a tag: arrays that begin so are decoded as the first untagged member.
+        self._untagged_start = b""
         if self.untagged:
-            first = self.members[next(iter(self.untagged.values()))]
-            self._untagged_list = msgspec.json.Decoder(GenericAlias(list, (first,)))
+            field, tag = next(iter(self.untagged.items()))
+            self._untagged_start = b'[{"%b"' % field.encode()
+            self._untagged_list = msgspec.json.Decoder(GenericAlias(list, (self.members[tag],)))
 
     def decode(self, raw: Raw | bytes) -> T | Unknown:
         """Decode one object. Raise ValidationError if a known member is invalid or has an unknown field."""
@@ -198,11 +199,11 @@ class OpenUnion(Generic[T]):
         return None
 
     def decode_list(self, raw: Raw | bytes) -> list[T | Unknown]:
-        """Decode an array: in one pass if every element has a known tag, else element by element."""
+        """Decode an array: in one pass if every element is a known member with a tag, else element by element."""
         try:
             return cast("list[T | Unknown]", self._list.decode(raw))
         except ValidationError:
-            return self._decode_open_list(raw)
+            return self._decode_elements(raw, self._decode_by_tag)
 
     def decode_lists(self, raw: Raw | bytes) -> list[list[T | Unknown]]:
         """Decode an array of arrays. Raise ValidationError unless every element is a known member with a tag."""
@@ -214,13 +215,6 @@ class OpenUnion(Generic[T]):
             return cast("list[T | Unknown]", self._list.decode(raw))
         except ValidationError:
             return self._decode_elements(raw, self.decode_lossless)
-
-    def _decode_open_list(self, raw: Raw | bytes) -> list[T | Unknown]:
-        """Decode an array in which not every element is a known member with a tag."""
-        if self._untagged_list is not None:  # most clients send plain messages without a tag
-            with contextlib.suppress(ValidationError):
-                return cast("list[T | Unknown]", self._untagged_list.decode(raw))
-        return self._decode_elements(raw, self._decode_by_tag)
 
     def _decode_elements(self, raw: Raw | bytes, decode: Callable[[Raw], T | Unknown]) -> list[T | Unknown]:
         decoded: list[T | Unknown] = []
@@ -252,7 +246,9 @@ class OpenUnion(Generic[T]):
         if not isinstance(value, Raw):
             return value
         try:
-            return self._text_or_list.decode(value)  # fast path: every message has such a field
+            if self._untagged_start and memoryview(value)[: len(self._untagged_start)] == self._untagged_start:
+                return self._untagged_list.decode(value)
+            return self._text_or_list.decode(value)
         except ValidationError:
             return self._decode_with(value, name, self._decode_text_or_list, required=required)
 
@@ -265,7 +261,10 @@ class OpenUnion(Generic[T]):
         )
 
     def _decode_text_or_list(self, raw: Raw) -> str | list[T | Unknown]:
-        return self._decode_open_list(raw) if _starts_with(raw, "[") else _decode_text(raw, other="array")
+        """Decode a string, or an array that the decoders for a whole array have rejected."""
+        if _starts_with(raw, "["):
+            return self._decode_elements(raw, self._decode_by_tag)
+        return _decode_text(raw, other="array")
 
     def _decode_text_or_member(self, raw: Raw) -> str | T | Unknown:
         return self.decode(raw) if _starts_with(raw, "{") else _decode_text(raw, other="object")

@@ -13,6 +13,7 @@ from antiphon.protocol import validation
 from antiphon.protocol.content import InputAudio, InputFile, InputImage, InputVideo
 from antiphon.protocol.items import ConfigurationUpdate, CustomToolCallOutput, FunctionCallOutput, Item, Message
 from antiphon.protocol.request import (
+    ContextManagement,
     CreateRequest,
     Effort,
     Format,
@@ -23,18 +24,16 @@ from antiphon.protocol.request import (
 )
 from antiphon.protocol.unions import Unknown
 
-# Parameters that this server does not implement. Any value but null is refused, or the value in `_ALLOWED_VALUES`.
+# Parameters that this server does not implement. Any value but null is refused.
 UNIMPLEMENTED = (
     "moderation",
     "image",
     "access_programs",
 )
-# Parameters of WebSocket messages only.
+# Parameters of WebSocket messages only. Elsewhere any value but null and the value in `_ALLOWED_VALUES` is refused.
 WEBSOCKET_PARAMETERS = ("generate", "stream_id")
 _ALLOWED_VALUES: dict[str, object] = {"generate": True}
 
-# Item types with content parts, and the field with the parts.
-_PARTS_FIELDS: dict[type, str] = {Message: "content", FunctionCallOutput: "output", CustomToolCallOutput: "output"}
 # Part types and the capability that each needs.
 _MEDIA: dict[type, str] = {InputImage: "images", InputFile: "files", InputAudio: "audio", InputVideo: "video"}
 
@@ -62,14 +61,14 @@ def check_parameters(
     if request.background and request.store is False:
         raise InvalidRequest("A background response must be stored.", param="background", code="invalid_value")
     for name in UNIMPLEMENTED:
-        if _is_set(request, name):
+        if getattr(request, name) is not None:
             raise UnsupportedParameter(f"'{name}' is not supported by this server.", param=name)
     for name in () if on_websocket else WEBSOCKET_PARAMETERS:
-        if _is_set(request, name):
+        if getattr(request, name) not in (None, _ALLOWED_VALUES.get(name)):
             raise UnsupportedParameter(
                 f"'{name}' belongs to WebSocket mode: connect to this URL with a WebSocket to use it.", param=name
             )
-    _check_context_management(request)
+    _check_context_management(request.context_management or ())
     if isinstance(client_input, list):
         check_item_ids(client_input)
     _check_not_empty(request, may_be_empty=may_be_empty)
@@ -94,18 +93,13 @@ def _check_not_empty(request: CreateRequest, *, may_be_empty: bool) -> None:
         )
 
 
-def _check_context_management(request: CreateRequest) -> None:
-    for index, entry in enumerate(request.context_management or ()):
+def _check_context_management(entries: Sequence[ContextManagement]) -> None:
+    for index, entry in enumerate(entries):
         if entry.type != "compaction":
             raise UnsupportedParameter(
                 f"Context management of type '{entry.type}' is not supported: there is only 'compaction'.",
                 param=f"context_management[{index}].type",
             )
-
-
-def _is_set(request: CreateRequest, name: str) -> bool:
-    value = getattr(request, name)
-    return value is not None and value != _ALLOWED_VALUES.get(name)
 
 
 # Capabilities of the model
@@ -144,9 +138,13 @@ _REQUIRED_CAPABILITIES: tuple[tuple[str, Callable[[CreateRequest], bool], str], 
 def check_media(items: Sequence[Item | Unknown], capabilities: Capabilities, model: str) -> None:
     """Raise on images, files, audio or video among the new items that are malformed or that the model cannot read."""
     for index, item in enumerate(items):
-        field = _PARTS_FIELDS.get(type(item))
-        parts = "" if field is None else getattr(item, field)
-        if type(parts) is list:
+        if isinstance(item, Message):
+            field, parts = "content", item.content
+        elif isinstance(item, (FunctionCallOutput, CustomToolCallOutput)):
+            field, parts = "output", item.output
+        else:
+            continue
+        if not isinstance(parts, str):
             for part in parts:
                 if type(part) in _MEDIA:
                     _check_media_parts(parts, capabilities, model, f"input[{index}].{field}")

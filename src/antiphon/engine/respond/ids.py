@@ -9,8 +9,8 @@ import secrets
 import string
 import time
 
-# The numbers of most items: to format one costs more than the rest of an id.
-_NUMBERS = [f"{number:04x}" for number in range(256)]
+# To format a number costs more than the rest of an id.
+_HEX = [f"{number:02x}" for number in range(256)]
 _LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -49,7 +49,9 @@ class Mint:
     def __call__(self, prefix: str) -> str:
         minted = self.minted
         self.minted = minted + 1
-        return f"{prefix}_{self.token}{_NUMBERS[minted] if minted < 256 else f'{minted:04x}'}"
+        if minted >= 0x10000:
+            return f"{prefix}_{self.token}{minted:x}"
+        return f"{prefix}_{self.token}{_HEX[minted >> 8]}{_HEX[minted & 255]}"
 
 
 class BrandedMint(Mint):

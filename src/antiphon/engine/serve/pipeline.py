@@ -12,7 +12,7 @@ A model call passes these stages, outermost first. Each stage is a module or pac
     the backend
 
 A foreground request is prepared and served once. A background request is prepared when it is accepted, and prepared
-again and served when its run starts, perhaps in another process.
+again and served when its run starts, perhaps in another process. A stage that does not apply to a turn is skipped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,9 +87,10 @@ class Pipeline:
         return await self._first_delta.start(start, route, turn, seconds=first_delta_seconds)
 
     async def _start(self, route: ModelRoute, replayed: Sequence[Delta], turn: Turn) -> Serving:
-        compacting = await self._compactor.start(route, turn, replayed=replayed)
-        if compacting is not None:
-            return Serving(compacting, None)
+        if replayed or self._compactor.applies_to(turn):
+            compacting = await self._compactor.start(route, turn, replayed=replayed)
+            if compacting is not None:
+                return Serving(compacting, None)
         try:
             return await route.start(turn)
         except ContextLengthExceeded as refusal:

@@ -101,6 +101,10 @@ class Compactor:
             )
         return await self._fit(route, turn, await self._compact(route, turn, window))
 
+    def applies_to(self, turn: Turn) -> bool:
+        """Return False if a turn that is started for the first time needs no compaction."""
+        return bool(turn.request.context_management) or ends_in_trigger(turn.items)
+
     async def start(self, route: ModelRoute, turn: Turn, *, replayed: Sequence[Delta] = ()) -> Deltas | None:
         """Start a turn that has to be compacted first. Return None if the turn needs no compaction.
 
