@@ -65,6 +65,7 @@ class UpstreamClient:
             map_error=self._map_error,
             connect_timeout=options.connect_timeout,
             verify_tls=options.verify_tls,
+            trust_env=options.trust_env,
         )
         self._sleep = sleep
         self._now = now

@@ -88,8 +88,7 @@ class HttpSession:
         `HttpResponse.clear_deadline` removes this limit.
         """
         try:
-            connection = await self._send(method, path, body, headers, deadline)
-            response = HttpResponse(connection)
+            response = HttpResponse(await self._send(method, path, body, headers, deadline))
         except HttpError as error:
             raise map_network_error(error) from None
         if 200 <= response.status < 300:
@@ -192,7 +191,10 @@ class HttpResponse:
         self._raw_headers = connection.headers
         self._headers: dict[str, str] | None = None
         self._loop = asyncio.get_running_loop()
-        self._decoder = self._make_decoder(connection)
+        self._decoder: ContentDecoder | None = None
+        for name, value in self._raw_headers:
+            if len(name) == 16 and name.lower() == b"content-encoding":
+                self._decoder = self._make_decoder(value)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -205,11 +207,6 @@ class HttpResponse:
     def content_type(self) -> str:
         """The media type in lower case, without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-    @property
-    def is_at_end(self) -> bool:
-        """True if the whole body was read."""
-        return self._connection is None or (self._connection.is_at_end and self._decoder is None)
 
     async def read(self) -> bytes:
         """Return the bytes received since the last read, and wait if there are none. Return b"" at the end.
@@ -262,11 +259,12 @@ class HttpResponse:
         if self._connection is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._connection.abort)
 
-    def _make_decoder(self, connection: Connection) -> ContentDecoder | None:
-        for name, value in connection.headers:
-            if len(name) == 16 and name.lower() == b"content-encoding":
-                return make_decoder(value.decode("latin-1"))
-        return None
+    def _make_decoder(self, encoding: bytes) -> ContentDecoder | None:
+        try:
+            return make_decoder(encoding.decode("latin-1"))
+        except HttpError:
+            self.close()
+            raise
 
 
 def _take_decoded(connection: Connection, decoder: ContentDecoder) -> bytes | None:

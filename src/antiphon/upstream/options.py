@@ -22,6 +22,9 @@ class UpstreamOptions(Struct, kw_only=True):
     longest pause after that. `request_retries` are for requests without a response, `stream_retries` for responses that
     break off before the first delta. After the first delta nothing is retried.
 
+    With `trust_env`, requests go through the proxies that `HTTP_PROXY` and `HTTPS_PROXY` name, except for hosts in
+    `NO_PROXY`.
+
     With `always_stream`, all turns are streamed; else only those that a client reads as a stream. `answer_timeout` is
     for an answer that is not streamed, and is twice `first_token_timeout` if it is not set.
     """
@@ -41,6 +44,7 @@ class UpstreamOptions(Struct, kw_only=True):
     stream_retries: Retries = 5
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
     verify_tls: bool = True
+    trust_env: bool = False
 
     def __post_init__(self) -> None:
         self.base_url = self.base_url.rstrip("/")

@@ -296,6 +296,28 @@ async def test_reading_pauses_while_the_reader_does_not_read() -> None:
         assert count_connections(session) == 0
 
 
+async def test_paused_connection_that_is_closed_returns_its_buffer_first() -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.read_request()
+        peer.writer.write(CHUNKED)
+        while True:
+            peer.writer.write(b"10000\r\n%b\r\n" % bytes(0x10000))
+            await peer.writer.drain()
+
+    async with serve_raw(handle) as server, open_session(server.url) as session:
+        response = await session.send("POST", "/chat", b"{}")
+        held: Any = response._connection
+        for _ in range(10_000):
+            if held._is_paused:
+                break
+            await asyncio.sleep(0)
+        held.abort()
+        assert len(await response.read()) > connection.MAX_BUFFER_SIZE
+        with pytest.raises(UpstreamError, match=BROKEN):
+            await response.read()
+        response.close()
+
+
 async def test_slow_reader_gets_the_whole_body() -> None:
     body = bytes(range(256)) * 8192
 

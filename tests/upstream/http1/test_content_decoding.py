@@ -6,7 +6,7 @@ import pytest
 from antiphon.errors import UpstreamError
 from antiphon.upstream.http1.content_decoding import MAX_DECODED_SIZE, ContentDecoder
 from antiphon.upstream.http1.errors import IncompleteBody
-from support.raw_server import fetch, fetch_once, open_session, read_all, reply, serve_raw
+from support.raw_server import count_used_connections, fetch, fetch_once, open_session, read_all, reply, serve_raw
 
 TEXT = b"some words, " * 500
 
@@ -71,6 +71,7 @@ async def test_unsupported_encoding_is_an_error(encoding: str) -> None:
     async with serve_raw(reply(make_answer(encoding, b"x"))) as server, open_session(server.url) as session:
         with pytest.raises(UpstreamError, match="not valid HTTP"):
             await fetch(session)
+        assert count_used_connections(session) == 0
 
 
 async def test_empty_compressed_body_is_empty() -> None:

@@ -61,6 +61,15 @@ async def test_http_goes_in_absolute_form(environment: pytest.MonkeyPatch) -> No
     assert head[:2] == [f"POST {server.url}/chat HTTP/1.1", f"Host: 127.0.0.1:{server.port}"]
 
 
+async def test_http_goes_through_a_tls_proxy(trusted: Authority, environment: pytest.MonkeyPatch) -> None:
+    tls = trusted.make_server_context("localhost")
+    async with serve_raw(reply(OK)) as server, serve_proxy(tls=tls) as proxy:
+        environment.setenv("HTTP_PROXY", f"https://localhost:{proxy.port}")
+        async with open_session(server.url, trust_env=True) as session:
+            assert await fetch(session) == b"hello"
+    assert len(proxy.heads) == 1
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_user_and_password_authenticate_at_the_proxy(
     scheme: str, trusted: Authority, environment: pytest.MonkeyPatch

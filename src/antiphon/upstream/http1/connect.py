@@ -84,13 +84,14 @@ class Connector:
             raise
 
     async def _start_tls(self, handshake: "_Handshake", connection: Connection) -> None:
-        hop, origin = self._next_hop, self._origin
+        hop, origin, proxy = self._next_hop, self._origin, self._proxy
+        needs_tunnel = proxy is not None and origin.is_tls
         transport = handshake.transport
         if hop.is_tls:
-            transport = await self._wrap(transport, connection if hop is origin else handshake, hop)
-        if self._proxy is not None and origin.is_tls:
+            transport = await self._wrap(transport, handshake if needs_tunnel else connection, hop)
+        if proxy is not None and needs_tunnel:
             target = origin.authority
-            head = encode_head("CONNECT", target, [("Host", target), *self._proxy.headers.items()])
+            head = encode_head("CONNECT", target, [("Host", target), *proxy.headers.items()])
             await handshake.open_tunnel(transport, head + b"\r\n")
             transport = await self._wrap(transport, connection, origin)
         connection.connection_made(transport)

@@ -156,11 +156,6 @@ class Connection(asyncio.Protocol):
         return None
 
     @property
-    def is_at_end(self) -> bool:
-        """True if the whole body was taken."""
-        return self.is_complete and not self._chunks
-
-    @property
     def has_received_nothing(self) -> bool:
         """True if no byte has arrived since the request was sent."""
         return not self.has_head and not self._framing_size
@@ -224,9 +219,14 @@ class Connection(asyncio.Protocol):
             if not waiter.done():
                 waiter.set_result(None)
 
+    def _pause(self) -> None:
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
     def _resume(self) -> None:
         self._is_paused = False
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     # Timer
@@ -268,9 +268,7 @@ class Connection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade):
             self._on_invalid_data()
         if self._buffered > MAX_BUFFER_SIZE:
-            if not self._is_paused and self._transport is not None:
-                self._is_paused = True
-                self._transport.pause_reading()
+            self._pause()
         elif not self._buffered and not self.is_complete:
             self._framing_size += len(data)
             if self._framing_size > (MAX_FRAMING_SIZE if self.has_head else MAX_HEAD_SIZE):
