@@ -165,7 +165,7 @@ class Engine:
         output = [normalize_item(item, mint) for item in (*compacted.retained, compacted.item)]
         # The result is not stored, so its id must not look like the id of a response.
         response = CompactedResponse(
-            id=mint("compact"), created_at=prepared.created_at, output=output, usage=compacted.usage
+            id=mint.new_id("compact"), created_at=prepared.created_at, output=output, usage=compacted.usage
         )
         return response, prepared.warnings
 

@@ -113,7 +113,7 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
         content = item.content
         if isinstance(content, str):
             content = [OutputText(content) if item.role == "assistant" else InputText(content)]
-        return Message(item.role, content, item.id or mint("msg"), item.status or "completed", item.phase)
+        return Message(item.role, content, item.id or mint.new_id("msg"), item.status or "completed", item.phase)
     if isinstance(item, Unknown):
         return _normalize_unknown(item, mint)
     # `copy`, not `replace`: `replace` would validate the content again, for every item of every request.
@@ -121,7 +121,7 @@ def normalize_item(item: Item | Unknown, mint: Mint) -> Item | Unknown:
     if isinstance(stored, LocalShellCallOutput) and stored.call_id == stored.id:
         stored.given_call_id, stored.id = stored.id, ""
     if not stored.id:  # some clients send an empty id
-        stored.id = mint(_ID_PREFIXES.get(type(stored), "item"))
+        stored.id = mint.new_id(_ID_PREFIXES.get(type(stored), "item"))
     if getattr(stored, "status", "none") is None:
         cast(FunctionCall, stored).status = "completed"
     return stored
@@ -132,7 +132,7 @@ def _normalize_unknown(item: Unknown, mint: Mint) -> Unknown:
     fields = msgspec.json.decode(item.raw, type=dict[str, msgspec.Raw])
     if bytes(fields.get("id", b"null")) not in (b"null", b'""'):
         return item
-    fields["id"] = msgspec.Raw(msgspec.json.encode(mint("item")))
+    fields["id"] = msgspec.Raw(msgspec.json.encode(mint.new_id("item")))
     return Unknown(msgspec.json.encode(fields))
 
 

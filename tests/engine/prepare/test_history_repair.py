@@ -48,12 +48,12 @@ def test_calls_at_the_end_get_no_output() -> None:
 def test_answering_one_response_repairs_the_calls_of_another() -> None:
     """Two use a conversation at once, and both have a call open."""
     ours, theirs = Mint(), Mint()
-    mine = FunctionCall("call_m", "f", "{}", ours("fc"))
-    other = FunctionCall("call_o", "f", "{}", theirs("fc"))
+    mine = FunctionCall("call_m", "f", "{}", ours.new_id("fc"))
+    other = FunctionCall("call_o", "f", "{}", theirs.new_id("fc"))
     repaired = repair_history([USER, mine, ANSWER, other], answered_next={"call_m"})
     assert repaired.items == [USER, mine, ANSWER, other, FunctionCallOutput(LOST_OUTPUT, "call_o", status="completed")]
     assert repaired.repairs == ["the call call_o had no output and got a note instead"]
-    both = [USER, mine, FunctionCall("call_n", "f", "{}", ours("fc"))]
+    both = [USER, mine, FunctionCall("call_n", "f", "{}", ours.new_id("fc"))]
     assert repair_history(both, answered_next={"call_m"}).items == both
 
 

@@ -17,7 +17,7 @@ def test_later_tokens_sort_later_and_never_repeat() -> None:
 def test_response_is_derived_from_item_id() -> None:
     mint = Mint()
     assert re.fullmatch(r"resp_[0-9a-f]{44}", mint.response_id)
-    assert parse_response_id(mint("msg")) == parse_response_id(mint("fc")) == mint.response_id
+    assert parse_response_id(mint.new_id("msg")) == parse_response_id(mint.new_id("fc")) == mint.response_id
 
 
 def test_foreign_ids_have_no_response() -> None:
@@ -26,17 +26,17 @@ def test_foreign_ids_have_no_response() -> None:
 
 def test_reset_mint_creates_same_ids() -> None:
     mint = Mint()
-    first = [mint("msg"), mint("fc")]
-    assert [Mint(mint.token)("msg"), Mint(mint.token, minted=1)("fc")] == first
+    first = [mint.new_id("msg"), mint.new_id("fc")]
+    assert [Mint(mint.token).new_id("msg"), Mint(mint.token, minted=1).new_id("fc")] == first
 
 
 def test_branded_ids_have_prefix_and_no_response() -> None:
     mint = BrandedMint("AM-")
     assert re.fullmatch(r"resp_AM-[0-9]{13}-[0-9a-z]{8}", mint.response_id)
     assert mint.response_id == mint.response_id
-    assert re.fullmatch(r"msg_AM-[0-9a-z]{12}", mint("msg"))
-    assert parse_response_id(mint("msg")) is None
-    assert len({mint("fc") for _ in range(1000)}) == 1000
+    assert re.fullmatch(r"msg_AM-[0-9a-z]{12}", mint.new_id("msg"))
+    assert parse_response_id(mint.new_id("msg")) is None
+    assert len({mint.new_id("fc") for _ in range(1000)}) == 1000
 
 
 def test_threads_never_get_same_random_value() -> None:

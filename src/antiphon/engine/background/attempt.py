@@ -256,7 +256,7 @@ def _can_reproduce(response: Response, mint: Mint, logged: Sequence[Event | Unkn
 
     Decoded events are compared, because the fields of an upstream's events come in any order.
     """
-    composer = Composer(response, new_id=Mint(mint.token, mint.minted), now=int)
+    composer = Composer(response, new_id=Mint(mint.token, mint.minted).new_id, now=int)
     try:
         again = (encode_json_line(event) for event in (*composer.start(), *composer.compose(decompose_events(logged))))
         return [codec.decode_event(line) for line in again] == list(logged)

@@ -7,6 +7,7 @@ continues may have changed in the meantime.
 import time
 from collections.abc import Sequence
 from copy import copy
+from typing import cast
 
 import msgspec
 
@@ -23,6 +24,7 @@ from antiphon.engine.prepare.parameters import (
     check_configuration_updates,
     check_media,
     check_parameters,
+    has_media,
 )
 from antiphon.engine.prepare.references import check_unique_ids, resolve_references
 from antiphon.engine.prepare.toolset import check_item_tools, select_tools
@@ -205,10 +207,13 @@ class Preparer:
         """
         mint = BrandedMint(self._policy.id_prefix) if self._policy.id_prefix else Mint()
         sent = read_input(request, mint)
+        is_plain = _are_messages(sent)
         paths = ParamPaths(sent, client_input)
         try:
             if not repair and (request.store is not False or request.conversation is not None):
                 check_unique_ids(sent)
+            if is_plain and not context.items and not context.compacted and not has_media(cast(list[Message], sent)):
+                return _NewInput(items=sent, mint=mint, paths=paths, is_plain=True)
             filled = await resolve_references(
                 sent,
                 sent=request.input if isinstance(request.input, list) else (),
@@ -218,12 +223,7 @@ class Preparer:
             )
             repeated = paths.rewrite_warnings(filled.warnings)
             paths.select(filled.items, filled.indexes)
-            is_plain = _are_messages(filled.items)
-            if is_plain:
-                check_media(filled.items, candidate.backend.capabilities, candidate.model.id)
-                left_out = []
-            else:
-                left_out = paths.rewrite_warnings(self._check_items(filled.items, candidate))
+            left_out = paths.rewrite_warnings(self._check_items(filled.items, candidate))
         except InvalidRequest as error:
             paths.rewrite_error(error)
             raise
@@ -283,5 +283,5 @@ def read_input(request: CreateRequest, mint: Mint) -> Items:
     if request.input is None:
         return []
     if isinstance(request.input, str):
-        return [Message("user", [InputText(request.input)], mint("msg"), "completed")]
+        return [Message("user", [InputText(request.input)], mint.new_id("msg"), "completed")]
     return [normalize_item(item, mint) for item in request.input]

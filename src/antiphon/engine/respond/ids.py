@@ -38,6 +38,8 @@ def new_token() -> str:
 class Mint:
     """Creates the ids of one response and its items. `minted` is the number of item ids so far."""
 
+    __slots__ = ("minted", "token")
+
     def __init__(self, token: str | None = None, minted: int = 0) -> None:
         self.token = new_token() if token is None else token
         self.minted = minted
@@ -46,7 +48,8 @@ class Mint:
     def response_id(self) -> str:
         return f"resp_{self.token}"
 
-    def __call__(self, prefix: str) -> str:
+    def new_id(self, prefix: str) -> str:
+        """Return a new item id."""
         minted = self.minted
         self.minted = minted + 1
         if minted >= 0x10000:
@@ -60,11 +63,13 @@ class BrandedMint(Mint):
     The response of an item cannot be derived from them. They are for responses that are not stored.
     """
 
+    __slots__ = ("_brand",)
+
     def __init__(self, brand: str) -> None:
         super().__init__(f"{brand}{time.time_ns() // 1_000_000}-{_draw(8)}")
         self._brand = brand
 
-    def __call__(self, prefix: str) -> str:
+    def new_id(self, prefix: str) -> str:
         self.minted += 1
         return f"{prefix}_{self._brand}{_draw(12)}"
 

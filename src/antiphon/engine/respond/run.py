@@ -76,7 +76,7 @@ class Run:
         self._deltas = deltas
         self._sink = sink
         self._replayed = replayed
-        self._composer = Composer(begun, new_id=mint, now=lambda: int(time.time()))
+        self._composer = Composer(begun, new_id=mint.new_id, now=lambda: int(time.time()))
         self._ended = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
         self._interruption: list[Delta] = []

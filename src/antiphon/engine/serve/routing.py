@@ -193,7 +193,7 @@ class ModelRouter:
     def find(self, model: str) -> ModelRoute:
         """Return the route of a model. Raises ModelNotFound."""
         targets = self._names.get(model)
-        if targets is None:
+        if targets is None and self._patterns:
             pattern = next((each for each in self._patterns if fnmatchcase(model, each)), None)
             targets = self._names[pattern] if pattern is not None else None
         if targets is not None:
