@@ -62,7 +62,11 @@ ROWS = {
             "in the background, 200 tokens",
             "event log, a token",
         ],
-        "loading a chain, ms": ["1 turn", "20 turns", "1,000 turns"],
+        "loading a chain, CPU ms": [
+            name + case
+            for name in ("1 turn", "20 turns", "1,000 turns")
+            for case in ("", ", first request of a process")
+        ],
         "resident memory with 50 idle streams, MB": ["foreground", "background"],
         "resident memory with 50 idle WebSockets, MB": ["after one turn each"],
         "turns over a WebSocket": [

@@ -67,8 +67,8 @@ DELETE = "DELETE FROM responses WHERE project = ? AND id = ? AND (expires_at IS 
 
 # Number of links to read first, and the factor by which it grows while the link before them is not in the cache:
 # another process may have added the newest links.
-FIRST_LINKS = 4
-LINKS_GROWTH = 16
+FIRST_LINKS = 2
+LINKS_GROWTH = 32
 
 # Only the newest response must not have expired. The recursive part reads only keys. UNION, not UNION ALL, ends the
 # recursion at a row that repeats. The order of the result is undefined; build_chain() restores it. The body is read
