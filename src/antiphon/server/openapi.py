@@ -72,7 +72,7 @@ class OpenApiHandler:
 
 def make_openapi_document(router: Router, *, requires_key: bool) -> Document:
     """Return the document of all operations of a router."""
-    routes = [(entry, entry.operation) for entry in router.entries if entry.operation is not None]
+    routes = [(entry, operation) for entry in router.entries if (operation := _find_operation(entry)) is not None]
     components = _collect_components([operation for _, operation in routes])
     paths: dict[str, dict[str, Any]] = {}
     statuses: dict[int, Document] = {}
@@ -100,6 +100,10 @@ def make_openapi_document(router: Router, *, requires_key: bool) -> Document:
             "securitySchemes": {_SECURITY_SCHEME: {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _find_operation(entry: RouteEntry) -> Operation | None:
+    return entry.operation() if callable(entry.operation) else entry.operation
 
 
 def _collect_components(operations: Sequence[Operation]) -> Components:

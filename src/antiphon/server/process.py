@@ -20,7 +20,6 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
 from antiphon.server.uvicorn_protocol import HttpProtocol
-from antiphon.server.websocket.uvicorn_protocol import WebSocketProtocol
 
 # Time for stopped runs to send their final events before their connections are closed.
 _FINAL_EVENTS_SECONDS = 5
@@ -64,7 +63,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 self._app,
                 http=HttpProtocol,
-                ws=WebSocketProtocol,
+                ws="none",  # HttpProtocol chooses the protocol of WebSockets
                 ws_max_size=settings.max_body_bytes,
                 ws_per_message_deflate=False,  # compression would take 40 KiB for each connection
                 # A late pong means a slow reader. A client that is gone shows as a closed socket.

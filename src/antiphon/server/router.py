@@ -51,7 +51,7 @@ class RouteEntry(NamedTuple):
     method: str
     path: str
     public: bool
-    operation: Operation | None
+    operation: Operation | Callable[[], Operation] | None
 
 
 Methods = dict[str, Route]
@@ -79,21 +79,22 @@ class Router:
         method: str,
         path: str,
         handler: Handler,
-        operation: Operation | None = None,
+        operation: Operation | Callable[[], Operation] | None = None,
         *,
         public: bool = False,
         reads_query: bool = False,
     ) -> None:
         """Add a route. `{name}` in the path matches one segment, `{name...}` matches slashes too.
 
-        Set `reads_query` if the handler parses the query although the operation documents none.
+        Set `reads_query` if the handler parses the query although the operation documents none. A function in place of
+        the operation is called when the OpenAPI document is made.
         """
         self.entries.append(RouteEntry(method, path, public, operation))
         if "{" in path:
             methods = self._patterns.setdefault(path, _Pattern(_compile_path(path), {})).methods
         else:
             methods = self._plain.setdefault(path, {})
-        reads_query = reads_query or (operation is not None and operation.query_type is not None)
+        reads_query = reads_query or (isinstance(operation, Operation) and operation.query_type is not None)
         methods[method] = Route(handler, public=public, reads_query=reads_query)
         if method == "GET":
             methods["HEAD"] = methods[method]

@@ -1,9 +1,9 @@
 """The table of all routes, with the operations that the OpenAPI document describes."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
-from antiphon.agent.execute.envelope import AgentExecuteResponse
-from antiphon.agent.execute.wire import AgentExecuteBody
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
@@ -13,16 +13,15 @@ from antiphon.protocol.events import OneItem
 from antiphon.protocol.prompt import Prompt, PromptDefinition
 from antiphon.protocol.request import CompactRequest, CountRequest, CreateRequest
 from antiphon.protocol.response import CompactedResponse, Response
-from antiphon.server.agent import EVENTS, AgentHandlers
 from antiphon.server.conversations import ConversationHandlers, DeletedConversation
 from antiphon.server.health import Greeting, Health, HealthHandlers
+from antiphon.server.http import HttpRequest
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.models import ModelHandlers, ModelList, ModelObject
-from antiphon.server.openapi import OpenApiHandler
 from antiphon.server.prompts import DeletedPrompt, PromptHandlers, PromptList
 from antiphon.server.query import ItemQuery, PageQuery, ResponseQuery, VersionQuery
 from antiphon.server.responses import DeletedResponse, InputTokens, ResponseHandlers
-from antiphon.server.router import Operation, Router
+from antiphon.server.router import Handler, Operation, Router
 from antiphon.server.websocket.handler import require_upgrade
 
 
@@ -39,17 +38,21 @@ def make_router(engine: Engine, settings: Settings) -> Router:
         _add_conversations(router, conversations)
         _add_conversation_items(router, conversations)
         _add_prompts(router, PromptHandlers(engine, max_body_bytes=settings.max_body_bytes))
-        _add_agent(router, AgentHandlers(engine, settings, keepalive=keepalive))
+        _add_agent(router, engine, settings, keepalive)
     _add_models(router, ModelHandlers(engine))
     _add_health(router, HealthHandlers(engine))
-    router.add(
-        "GET",
-        "/openapi.json",
-        OpenApiHandler(router, requires_key=bool(settings.api_keys)).show,
-        Operation(id="getDocument", summary="Get this document.", response_type=dict[str, Any]),
-        public=True,
-    )
+    _add_document(router, requires_key=bool(settings.api_keys))
     return router
+
+
+def _load_at_first_use(load: Callable[[], Handler]) -> Handler:
+    """Return a handler that its first request loads, because most servers never need its modules."""
+    load = functools.cache(load)
+
+    async def handle(http_request: HttpRequest) -> None:
+        await load()(http_request)
+
+    return handle
 
 
 def _add_responses(router: Router, responses: ResponseHandlers) -> None:
@@ -247,12 +250,18 @@ def _add_prompts(router: Router, prompts: PromptHandlers) -> None:
     )
 
 
-def _add_agent(router: Router, agent: AgentHandlers) -> None:
-    router.add(
-        "POST",
-        "/v1/agent/execute",
-        agent.execute,
-        Operation(
+def _add_agent(router: Router, engine: Engine, settings: Settings, keepalive: Keepalive) -> None:
+    def load() -> Handler:
+        from antiphon.server.agent import AgentHandlers
+
+        return AgentHandlers(engine, settings, keepalive=keepalive).execute
+
+    def describe() -> Operation:
+        from antiphon.agent.execute.envelope import AgentExecuteResponse
+        from antiphon.agent.execute.wire import AgentExecuteBody
+        from antiphon.server.agent import EVENTS
+
+        return Operation(
             id="executeAgent",
             summary="Execute one turn of an agent with the tools of the server and the client.",
             body_type=AgentExecuteBody,
@@ -261,7 +270,25 @@ def _add_agent(router: Router, agent: AgentHandlers) -> None:
             event_types=EVENTS,
             errors=(NotFound, RateLimited, UpstreamError, Unavailable, UpstreamTimeout),
             error_type=AgentExecuteResponse,
-        ),
+        )
+
+    # An error in configured tools must stop the start.
+    handler = load() if settings.agent_tools else _load_at_first_use(load)
+    router.add("POST", "/v1/agent/execute", handler, describe)
+
+
+def _add_document(router: Router, *, requires_key: bool) -> None:
+    def load() -> Handler:
+        from antiphon.server.openapi import OpenApiHandler
+
+        return OpenApiHandler(router, requires_key=requires_key).show
+
+    router.add(
+        "GET",
+        "/openapi.json",
+        _load_at_first_use(load),
+        Operation(id="getDocument", summary="Get this document.", response_type=dict[str, Any]),
+        public=True,
     )
 
 

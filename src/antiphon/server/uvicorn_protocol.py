@@ -154,7 +154,14 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
         elif not self._head_is_open:
             self._set_deadline(self.timeout_keep_alive)
 
+    def _should_upgrade_to_ws(self) -> bool:
+        return True
+
     def handle_websocket_upgrade(self) -> None:
+        # Imported at first use: many servers never open a WebSocket.
+        from antiphon.server.websocket.uvicorn_protocol import WebSocketProtocol
+
+        self.ws_protocol_class = WebSocketProtocol
         if self._timer is not None:
             self._timer.cancel()
         super().handle_websocket_upgrade()

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from antiphon.errors import ConfigError
 from antiphon.store.base import Store
-from antiphon.store.memory.store import MemoryStore
-from antiphon.store.sqlite.store import SqliteStore
 
 FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"
 
@@ -17,7 +15,7 @@ def locate_store(url: str, *, now: Callable[[], float] = time.time, configuratio
 
     `now` is the clock for expiry and leases. `configuration_id` is described at `RunQueue`.
 
-    Error messages do not contain the URL, because it may contain a password.
+    Error messages do not contain the URL, because it may contain a password. Only the module of this store is imported.
     """
     scheme, colon, rest = url.partition(":")
     if not colon:
@@ -25,8 +23,12 @@ def locate_store(url: str, *, now: Callable[[], float] = time.time, configuratio
     if scheme == "memory":
         if rest:
             raise ConfigError("The URL of the memory store is memory: with nothing after the colon.")
+        from antiphon.store.memory.store import MemoryStore
+
         return MemoryStore(now=now)
     if scheme == "sqlite":
+        from antiphon.store.sqlite.store import SqliteStore
+
         return SqliteStore(_parse_path(rest), now=now, configuration_id=configuration_id)
     if scheme in ("postgresql", "postgres"):
         raise ConfigError(f"PostgreSQL is not supported yet. Use {FORMS}.")

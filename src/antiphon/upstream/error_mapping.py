@@ -6,7 +6,6 @@ address or the upstream itself become server errors (502 and similar), without s
 client of the server it calls: `map_api_error` keeps the server's own class, code, param and message.
 """
 
-import html
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -337,7 +336,11 @@ def _extract_text(text: str) -> str:
         text = title[1]
     elif "<html" in text.lower():
         text = _INVISIBLE.sub(" ", text)
-    return _shorten(html.unescape(text))
+    if "&" in text:
+        import html  # its table of entities is large, and few errors are pages
+
+        text = html.unescape(text)
+    return _shorten(text)
 
 
 def _shorten(text: str) -> str:

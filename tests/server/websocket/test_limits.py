@@ -9,8 +9,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from antiphon.engine.respond import run
-from antiphon.server import process
-from antiphon.server.websocket import connection
+from antiphon.server.websocket import connection, uvicorn_protocol
 from antiphon.server.websocket.uvicorn_protocol import WebSocketProtocol
 from support.live_server import TIMEOUT, LiveServer
 from support.websocket_client import WebSocketClient, get_text, list_codes
@@ -94,7 +93,7 @@ def stuck(
             super().pause_writing()
             paused.set()
 
-    monkeypatch.setattr(process, "WebSocketProtocol", WatchedProtocol)
+    monkeypatch.setattr(uvicorn_protocol, "WebSocketProtocol", WatchedProtocol)
     step = [{"text": ["x" * 2**18]}, {"wait": "step"}]
     running = serve({"rules": [{"user": "go", "answers": [step * PIECES]}]})
     for _ in range(PIECES):

@@ -1,13 +1,16 @@
 """The WebSocket handler of /v1/responses: opens connections, and closes them when the server shuts down."""
 
+from typing import TYPE_CHECKING
+
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import Unavailable, UpgradeRequired
 from antiphon.server.http import HttpRequest
 from antiphon.server.keepalive import Keepalive
-from antiphon.server.websocket.connection import WebSocketConnection
 from antiphon.server.websocket.socket import UpgradeRequest
-from antiphon.server.websocket.state import ConnectionState
+
+if TYPE_CHECKING:
+    from antiphon.server.websocket.connection import WebSocketConnection
 
 
 class WebSocketHandler:
@@ -24,6 +27,10 @@ class WebSocketHandler:
         assert isinstance(http_request, UpgradeRequest), "the router passes only upgrade requests"
         if self._shutting_down:
             raise _shutting_down()
+        # Imported at first use: many servers never open a WebSocket.
+        from antiphon.server.websocket.connection import WebSocketConnection
+        from antiphon.server.websocket.state import ConnectionState
+
         limit = self._settings.max_body_bytes
         connection = WebSocketConnection(
             ConnectionState(self._engine, http_request, self._keepalive, max_bytes=limit, compat=self._settings.compat),

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from antiphon.server.http import ClientDisconnected, HttpRequest, Message, Receive, Scope, Send
-from antiphon.server.websocket.uvicorn_protocol import WRITE_NOW
 
 WriteNow = Callable[[Sequence[bytes]], bool]
+
+WRITE_NOW = "antiphon.write_now"
+"""An ASGI extension: its `write` sends text messages if that needs no waiting, and returns True if it sent them."""
 
 GOING_AWAY = 1001
 POLICY_VIOLATION = 1008

@@ -8,10 +8,8 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 
+from antiphon.server.websocket.socket import WRITE_NOW
 from antiphon.server.write_timeout import WriteTimeoutMixin
-
-WRITE_NOW = "antiphon.write_now"
-"""An ASGI extension: its `write` sends text messages if that needs no waiting, and returns True if it sent them."""
 
 # Time for the client to answer a close frame.
 _CLOSE_TIMEOUT_SECONDS = 2.0
