@@ -47,7 +47,11 @@ class HttpProxy:
         try:
             writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode())
             writer.write(await peer.reader.readexactly(length))
-            answer = await reader.read()
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.split(b": ")[1]) for line in answer.split(b"\r\n") if line.startswith(b"Content-Length")
+            )
+            answer += await reader.readexactly(length)
         finally:
             writer.close()
         await peer.send(answer)

@@ -8,6 +8,7 @@ import pytest
 
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Finish, Text
+from support.http_proxy import serve_proxy
 from support.upstream_client import connect
 from support.upstream_server import HANG_UP, RESET, STALL, Raw, Reply, json_of, stream_of
 
@@ -39,6 +40,20 @@ async def test_request_has_body_and_configured_headers_and_query() -> None:
         "content-type": "application/json",
         "accept-encoding": "identity",
     }
+
+
+async def test_proxy_of_the_environment_is_used_only_if_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with serve_proxy() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+        async with connect(HELLO) as conn:
+            assert flatten(await conn.ask()) == flatten(WORDS)
+        assert proxy.heads == []
+        async with connect(Reply(body=b"data: Hello\n\ndata: [DONE]\n\n"), trust_env=True) as conn:
+            assert flatten(await conn.ask()) == flatten(WORDS)
+            await conn.upstream.close()
+        assert [head[0] for head in proxy.heads] == [f"POST {conn.server.url}/chat HTTP/1.1"]
 
 
 async def test_large_body_is_sent_completely() -> None:
