@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import UpstreamError
+from antiphon.upstream.http1.connection import MAX_BUFFER_SIZE
 from support.raw_server import (
     Peer,
     count_connections,
@@ -145,6 +146,32 @@ async def test_drained_response_frees_its_connection() -> None:
         assert await response.read() == b""
         gate.set()
         await settle()
+        assert await fetch(session) == b"hello"
+        assert server.connections == 1
+
+
+async def test_draining_discards_the_buffer_of_a_slow_reader() -> None:
+    """A buffer over the limit pauses the socket. Draining must resume it, and not pause it again."""
+    large = bytes(MAX_BUFFER_SIZE + 1)
+
+    async def handle(peer: Peer) -> None:
+        await peer.answer(START + b"%x\r\n%b\r\n" % (len(large), large))
+        await peer.send(b"5\r\nhello\r\n", b"0\r\n\r\n")
+        while True:
+            await peer.answer(OK)
+
+    async with serve_raw(handle) as server, open_session(server.url) as session:
+        response = await session.send("POST", "/chat", b"{}")
+        held: Any = response._connection
+        for _ in range(1000):
+            if held._is_paused:
+                break
+            await asyncio.sleep(0)
+        response.drain(seconds=3600)
+        for _ in range(1000):
+            if not count_used_connections(session):
+                break
+            await asyncio.sleep(0)
         assert await fetch(session) == b"hello"
         assert server.connections == 1
 

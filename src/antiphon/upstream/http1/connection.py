@@ -191,10 +191,12 @@ class Connection(asyncio.Protocol):
         self._is_draining = True
         self._unread_limit = limit
         self._chunks.clear()
-        self.deadline, self.idle_timeout = self._loop.time() + seconds, math.inf
+        self._buffered = 0
         if self._is_paused:
             self._resume()
-        self._watch(self._loop.time())
+        now = self._loop.time()
+        self.deadline, self.idle_timeout = now + seconds, math.inf
+        self._watch(now)
 
     def abort(self) -> None:
         """Close the connection at once. A read that waits fails."""
@@ -245,7 +247,7 @@ class Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer, self._timer_due = None, math.inf
-        if self._waiter is None and not self._is_draining:
+        if (self._waiter is None or self._waiter.done()) and not self._is_draining:
             return  # the next wait sets the timer again
         now = self._loop.time()
         if now < self._expires:
