@@ -10,7 +10,9 @@ import pytest
 
 from antiphon import Agent, Limits, Outcome, Prices, tool
 from antiphon.agent.budget import Stop, StopTimer
+from antiphon.agent.outcome import RunEnded, TextDelta
 from antiphon.ledger import Ledger
+from antiphon.protocol import codec
 from antiphon.protocol.response import Usage
 from support.scripted_model import AntiphonModel, ScriptedModel, call, open_scripted, outputs_of, usage
 
@@ -219,3 +221,29 @@ async def test_external_cancellation_is_not_swallowed() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     watch.close()
+
+
+async def test_cancel_event_stops_between_deltas_of_one_read() -> None:
+    answer = {"id": "r", "status": "completed", "output": [], "usage": None}
+    received = [{"type": "response.output_text.delta", "delta": text} for text in "abc"]
+    received.append({"type": "response.completed", "response": answer})
+
+    class OneRead:
+        async def stream(self, request: dict[str, Any]) -> Any:
+            async def read() -> Any:
+                yield [codec.decode_event(json.dumps(event).encode()) for event in received]
+
+            return read()
+
+        async def close(self) -> None:
+            pass
+
+    cancel, texts = asyncio.Event(), list[str]()
+    async for event in Agent(model="m", transport=OneRead()).run_stream("Go.", cancel=cancel):
+        if isinstance(event, TextDelta):
+            texts.append(event.text)
+            if event.text == "b":
+                cancel.set()
+    assert texts == ["a", "b"]
+    assert isinstance(event, RunEnded)
+    assert event.outcome.kind == "cancelled"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import Agent, Limits, Prices, tool
+from antiphon import Limits, Prices, tool
 from antiphon.agent import loop
 from antiphon.agent.budget import StopTimer
 from antiphon.agent.loop_guard import STOPPED, WARNING
@@ -26,7 +26,6 @@ from antiphon.agent.outcome import (
 )
 from antiphon.agent.steps import WRAP_UP
 from antiphon.agent.tool_calls import CANCELLED, LIMIT_REACHED, RUN_STOPPED
-from antiphon.protocol import codec
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation
 from support.scripted_model import DROP, HOLD, ScriptedModel, call, outputs_of, usage
 
@@ -461,32 +460,6 @@ async def test_cancel_event_stops_the_model(scripted: ScriptedModel) -> None:
     assert (outcome.kind, outcome.turns) == ("cancelled", 0)
     assert outcome.state is not None
     assert (await agent.resume(outcome.state)).text == "It is mild."
-
-
-async def test_cancel_event_stops_between_deltas_of_one_read() -> None:
-    answer = {"id": "r", "status": "completed", "output": [], "usage": None}
-    received = [{"type": "response.output_text.delta", "delta": text} for text in "abc"]
-    received.append({"type": "response.completed", "response": answer})
-
-    class OneRead:
-        async def stream(self, request: dict[str, Any]) -> Any:
-            async def read() -> Any:
-                yield [codec.decode_event(json.dumps(event).encode()) for event in received]
-
-            return read()
-
-        async def close(self) -> None:
-            pass
-
-    cancel, texts = asyncio.Event(), list[str]()
-    async for event in Agent(model="m", transport=OneRead()).run_stream("Go.", cancel=cancel):
-        if isinstance(event, TextDelta):
-            texts.append(event.text)
-            if event.text == "b":
-                cancel.set()
-    assert texts == ["a", "b"]
-    assert isinstance(event, RunEnded)
-    assert event.outcome.kind == "cancelled"
 
 
 async def test_run_cancelled_before_its_start_does_nothing(scripted: ScriptedModel) -> None:
