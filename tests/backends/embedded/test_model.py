@@ -60,6 +60,20 @@ async def test_chunks_that_arrive_while_loop_is_busy_are_one_batch() -> None:
     assert await generation.take() == []
 
 
+async def test_loop_takes_whole_batches_and_the_rest_at_the_end() -> None:
+    generation = Generation(batch=2)
+    await asyncio.to_thread(generation.receive, b"one")
+    taken = asyncio.ensure_future(generation.take())
+    await asyncio.sleep(0)
+    assert not taken.done()
+    await asyncio.to_thread(generation.receive, b"two")
+    assert await taken == [b"one", b"two"]
+    await asyncio.to_thread(generation.receive, b"three")
+    generation.finish(Future())
+    assert await generation.take() == [b"three"]
+    assert await generation.take() == []
+
+
 @pytest.mark.parametrize(
     ("grammar", "accepted"),
     [

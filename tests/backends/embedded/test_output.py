@@ -96,6 +96,14 @@ def test_repeated_call_ends_the_answer() -> None:
     assert join(read([call, "\n", call, "\n", write_call("g", "{}")])) == ("", [("f", '{"a": 1}')], Finish("stop"))
 
 
+def test_chunks_after_the_end_of_the_answer_are_not_read() -> None:
+    call = write_call("f", '{"a": 1}')
+    reader = OutputReader(tools={"f"})
+    chunks = [CompletionChunk([CompletionChoice(text)]) for text in (call, "\n", call, "\n", call)]
+    assert join(reader.read_all(chunks)) == ("", [("f", '{"a": 1}')], Finish("stop"))
+    assert reader.finished
+
+
 def test_call_cut_off_is_emitted_as_far_as_it_came() -> None:
     first, second = write_call("f", '{"a": 1}'), write_call("f", '{"a": 22')
     cut = second[: second.index("22") + 2]

@@ -28,6 +28,8 @@ Count = Annotated[int, Meta(ge=1)]
 
 # The limit of an answer if the request has none. Small models sometimes do not stop by themselves.
 DEFAULT_MAX_OUTPUT_TOKENS = 400
+# Tokens between two wake-ups of the event loop in a turn that is not streamed. A repeated call ends the turn this late.
+_UNSTREAMED_BATCH = 16
 # Small models tend to repeat themselves. The penalty applies to free text only: JSON is repetitive, and temperature 0
 # must give the most likely tokens.
 _FREE_TEXT_SAMPLING = {"repeat_penalty": 1.05}
@@ -114,7 +116,7 @@ class EmbeddedBackend:
             sampling |= _FREE_TEXT_SAMPLING
         body = {"prompt": prompt, "max_tokens": room}
         reader = OutputReader(tools={*rules.tools, *rules.custom_tools}, open_ended=rules.open_ended)
-        return self._generate(body | sampling, reader)
+        return self._generate(body | sampling, reader, batch=1 if turn.streamed else _UNSTREAMED_BATCH)
 
     async def _tokenize(self, turn: Turn, rules: OutputRules) -> list[int]:
         return await self._llama.tokenize(build_messages(turn, rules, examples=self._tool_examples))
@@ -154,14 +156,14 @@ class EmbeddedBackend:
             code="unsupported_schema",
         )
 
-    async def _generate(self, body: dict[str, Any], reader: OutputReader) -> Deltas:
-        generation = self._llama.generate(body)
+    async def _generate(self, body: dict[str, Any], reader: OutputReader, *, batch: int) -> Deltas:
+        generation = self._llama.generate(body, batch=batch)
         try:
             async for chunks in generation:
                 for chunk in chunks:
                     if chunk.error is not None:
                         raise ModelError(chunk.error.message)
-                if deltas := [delta for chunk in chunks for delta in reader.read(chunk)]:
+                if deltas := reader.read_all(chunks):
                     yield deltas
                 if reader.finished:
                     return

@@ -68,10 +68,11 @@ _MAX_ACCEPTED = 1000
 
 
 class Generation:
-    """A generation in progress. llama.cpp's thread adds chunks, and the event loop takes them."""
+    """A generation in progress. llama.cpp's thread adds chunks, and the event loop takes `batch` or more at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, batch: int = 1) -> None:
         self.is_done = False
+        self._batch = batch
         self._is_cancelled = False
         self._loop = asyncio.get_running_loop()
         self._pending: deque[bytes] = deque()
@@ -82,7 +83,8 @@ class Generation:
         """Add a chunk. llama.cpp calls this after each step and stops if it returns True."""
         if not self._is_cancelled:
             self._pending.append(data)
-            self._wake()
+            if len(self._pending) >= self._batch:
+                self._wake()
         return self._is_cancelled
 
     def finish(self, _: "Future[None]") -> None:
@@ -100,7 +102,7 @@ class Generation:
 
     async def take(self) -> list[bytes]:
         """Wait for chunks and return all that have arrived; none only at the end."""
-        while not self._pending and not self.is_done:
+        while len(self._pending) < self._batch and not self.is_done:
             await self._arrived.wait()
             self._arrived.clear()
         # Take only the chunks counted now: the other thread may add more.
@@ -220,13 +222,16 @@ class Llama:
         self._accepted.add(grammar)
         return True
 
-    async def generate(self, body: dict[str, Any]) -> AsyncGenerator[list[CompletionChunk], None]:
-        """Yield batches of output. Closing the generator stops the model, or removes the turn from the queue."""
+    async def generate(self, body: dict[str, Any], *, batch: int = 1) -> AsyncGenerator[list[CompletionChunk], None]:
+        """Yield `batch` or more chunks of output at a time, and the rest at the end.
+
+        Closing the generator stops the model, or removes the turn from the queue.
+        """
         if self._pool is None:
             raise Unavailable("The embedded model is not loaded.")
         # Progress reports allow the turn to be cancelled while a long prompt is read.
         streaming = {"stream": True, "return_progress": True, "timings_per_token": True}
-        generation = Generation()
+        generation = Generation(batch=batch)
         self._generations.add(generation)
         future = self._pool.submit(self._run, msgspec.json.encode(body | streaming), generation)
         future.add_done_callback(generation.finish)

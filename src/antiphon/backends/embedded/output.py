@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_END, CALL_INPUT, CALL_NAME
@@ -33,6 +33,15 @@ class OutputReader:
         self._pending = ""
         self._logprobs: tuple[LogProb, ...] = ()
         self._timings: Timings | None = None
+
+    def read_all(self, chunks: Iterable[CompletionChunk]) -> list[Delta]:
+        """Read chunks up to the last delta of the turn."""
+        deltas: list[Delta] = []
+        for chunk in chunks:
+            deltas += self.read(chunk)
+            if self.finished:
+                break
+        return deltas
 
     def read(self, chunk: CompletionChunk) -> list[Delta]:
         if chunk.timings is not None:
