@@ -28,6 +28,7 @@ from benchmarks import (
     chains,
     codec_steps,
     crashes,
+    embedded,
     idle_streams,
     imports,
     peers,
@@ -41,7 +42,7 @@ from benchmarks.report import Row, as_json, format_table, make_row
 from benchmarks.servers import SERVERS, ProcessFailed, RunningServer, Server, start_server
 from benchmarks.workloads import STATEFUL, STORED, WORKLOADS
 
-PARTS = ("servers", "agents", "bridge", "queue")
+PARTS = ("servers", "agents", "bridge", "queue", "embedded")
 
 _SECTION_STEPS = "steps of the translation, µs each"
 _SECTION_IMPORTS = "imports, ms (compared with msgspec)"
@@ -201,6 +202,13 @@ async def measure(
             tables.append(rows.make_bridge_rows(found))
         if "queue" in parts:
             tables += await measure_queues(effort, folder)
+        if "embedded" in parts:
+            if missing := embedded.find_missing():
+                notes.append(f"embedded: not measured, because {missing}")
+            else:
+                # A token takes as long as a hundred requests, so there are fewer rounds, and few tokens in a quick run.
+                figures = await embedded.measure(folder, rounds=max(1, effort.rounds // 3), scale=effort.scale**2)
+                tables += embedded.make_tables(figures)
     return tables, notes
 
 

@@ -130,6 +130,16 @@ ROWS = {
             "changed by the suspended process",
         ],
     },
+    "embedded": {
+        f"embedded model, {title} µs a token{thread}": [
+            "generation, 1 request",
+            "generation, 1 request, streamed",
+            "generation, 4 requests",
+            "generation, 4 requests, streamed",
+            "reading a prompt",
+        ]
+        for title, thread in (("wall-clock", ""), ("CPU", ""), ("CPU", ", main thread"))
+    },
 }
 
 
