@@ -18,7 +18,7 @@ PAGES := $(wildcard *.md docs/*.md docs/*/*.md benchmarks/*.md)
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-clients check check-format check-lint check-types check-imports check-shape check-words format bench bench-guard lock clean
+.PHONY: help setup run test test-clients check check-format check-lint check-types check-imports check-shape check-words format bench bench-guard bench-peers bench-record lock clean
 
 help:
 	@echo "make run           serve the embedded model on 127.0.0.1:8484"
@@ -27,6 +27,8 @@ help:
 	@echo "make check         check format, lint, types, imports, sizes and words"
 	@echo "make format        format the code and generate docs/behaviour.md"
 	@echo "make bench         run the benchmarks, also of other projects (benchmarks/README.md)"
+	@echo "make bench-peers   compare with other servers and write docs/benchmarks.md (15 minutes and 1.5 GB in .peers)"
+	@echo "make bench-record  take all figures of docs/benchmarks.md again; the machine should be idle"
 	@echo "make bench-guard   compare the instructions of a request with the committed baseline (ARGS=--update records it)"
 	@echo "make setup         install into .venv; the command is then .venv/bin/antiphon"
 	@echo "make lock          resolve requirements.lock again (ARGS=--upgrade for newer versions)"
@@ -74,6 +76,14 @@ format: setup
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: setup
+	@$(BIN)/python -m benchmarks.side_by_side $(ARGS)
+
+bench-record: setup
+	@for part in bridge agents $(if $(wildcard benchmarks/embedded.py),embedded); do \
+		$(BIN)/python -m benchmarks --only $$part --record || exit; done
+	@$(MAKE) --silent bench-peers
 
 bench-guard: setup
 	@$(BIN)/python -m benchmarks.guard $(ARGS)

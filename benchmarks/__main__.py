@@ -1,7 +1,7 @@
 """Measure the server against a minimal skeleton, its state features against the same work without them, and the agents,
 the bridge and the background queue against alternatives. README.md in this folder explains the figures.
 
-    python -m benchmarks [--quick] [--only PART] [--json FILE]
+    python -m benchmarks [--quick] [--only PART] [--json FILE] [--record]
 
 CPU time is the most reliable figure: it is the server process's own time, all threads together, and its ratio to the
 skeleton comes from the same run. Wall-clock times depend on the load of the machine.
@@ -31,6 +31,7 @@ from benchmarks import (
     embedded,
     idle_streams,
     imports,
+    page,
     peers,
     queues,
     rounds,
@@ -235,7 +236,12 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=PARTS, metavar="PART", help=f"measure one part: {', '.join(PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument(
+        "--record", action="store_true", help="record the figures of PART and show them in docs/benchmarks.md"
+    )
     arguments = parser.parse_args()
+    if arguments.record and (arguments.quick or not arguments.only):
+        parser.error("--record needs --only PART, and records no quick runs")
     if sys.platform != "linux":
         print("The benchmarks need Linux: they read CPU time and memory of processes from /proc.", file=sys.stderr)
         return 2
@@ -260,14 +266,17 @@ def main() -> int:
         f"{time.monotonic() - began:.0f} seconds"
     )
     print("\n\n".join(map(format_table, tables)), "", *notes, sep="\n")
+    rows = as_json([row for table in tables for row in table])
     if arguments.json:
         document = {
             "python": platform.python_version(),
             "effort": effort._asdict(),
             "notes": notes,
-            "rows": as_json([row for table in tables for row in table]),
+            "rows": rows,
         }
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.record:
+        page.record(arguments.only, {"recorded": page.describe_machine(), "notes": notes, "rows": rows})
     return 0
 
 

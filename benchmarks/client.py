@@ -40,11 +40,14 @@ class Answer(NamedTuple):
         """The body without chunked framing."""
         if not _CHUNKED.search(self.head):
             return self.body
-        content, rest = b"", self.body
-        while rest:
-            size, _, rest = rest.partition(b"\r\n")
-            content, rest = content + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
-        return content
+        chunks: list[bytes] = []
+        start = 0
+        while start < len(self.body):
+            end = self.body.index(b"\r\n", start)
+            size = int(self.body[start:end], 16)
+            chunks.append(self.body[end + 2 : end + 2 + size])
+            start = end + 2 + size + 2
+        return b"".join(chunks)
 
 
 class Connection(asyncio.Protocol):
@@ -70,6 +73,8 @@ class Connection(asyncio.Protocol):
         self._body_at = self._length = 0
         self._first = self._delta = 0.0
         self._sent_at = time.perf_counter()
+        if self.closed:
+            self._waiter.set_exception(InvalidAnswer("The server closed an idle connection."))
         self._transport.write(request)
         return self._waiter
 
@@ -114,13 +119,11 @@ class Client:
 
         Raises InvalidAnswer after `seconds`.
         """
-        await self._connect(concurrency)
+        connections = await self.connect(concurrency)
         turns = iter(range(count))
         try:
             async with asyncio.timeout(seconds):
-                parts = await asyncio.gather(
-                    *(_repeat(connection, request, turns) for connection in self._connections[:concurrency])
-                )
+                parts = await asyncio.gather(*(_repeat(connection, request, turns) for connection in connections))
         except TimeoutError:
             raise InvalidAnswer(f"The server did not give {count} answers in {seconds:g} seconds.") from None
         return [answer for part in parts for answer in part]
@@ -128,11 +131,13 @@ class Client:
     async def send(self, request: bytes, *, seconds: float = 10) -> Answer:
         return (await self.load(request, count=1, concurrency=1, seconds=seconds))[0]
 
-    async def _connect(self, count: int) -> None:
+    async def connect(self, count: int) -> list[Connection]:
+        """Return this many open connections."""
         self._connections = [connection for connection in self._connections if not connection.closed]
         loop = asyncio.get_running_loop()
         while len(self._connections) < count:
             self._connections.append((await loop.create_connection(Connection, HOST, self._port))[1])
+        return self._connections[:count]
 
     def close(self) -> None:
         for connection in self._connections:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +26,17 @@ class ProcessFailed(Exception):
 
 
 class Server(NamedTuple):
-    """A server to start. `prepare` takes a folder for the server and a port, and returns the command."""
+    """A server to start. `prepare` takes a folder for the server and a port, and returns the command.
+
+    `environment` has further environment variables. If `cores` are given, the server runs on these only.
+    """
 
     name: str
     ready_path: str
     prepare: Callable[[Path, int], list[str]]
     start_timeout: float = _START_SECONDS
+    environment: Mapping[str, str] = {}
+    cores: Collection[int] = ()
 
 
 def _prepare_skeleton(folder: Path, port: int) -> list[str]:
@@ -102,14 +107,24 @@ class RunningServer(NamedTuple):
     @property
     def cpu(self) -> float:
         """CPU time of all threads, in seconds."""
-        # The Linux id of a process's CPU clock. /proc counts in hundredths of a second, which is too coarse.
-        return time.clock_gettime((~self.pid << 3) | 2)
+        return read_cpu(self.pid)
 
     @property
     def megabytes(self) -> float:
         """Resident memory."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return read_megabytes(self.pid)
+
+
+def read_cpu(pid: int) -> float:
+    """Return the CPU time of all threads of a process, in seconds."""
+    # The Linux id of a process's CPU clock. /proc counts in hundredths of a second, which is too coarse.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def read_megabytes(pid: int) -> float:
+    """Return the resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextlib.asynccontextmanager
@@ -129,11 +144,13 @@ async def start_server(server: Server, folder: Path) -> AsyncIterator[RunningSer
 def _start_process(server: Server, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     folder.mkdir()
     command = server.prepare(folder, port)
-    with (folder / "log").open("wb") as log:
+    if server.cores:
+        command = ["taskset", "--cpu-list", ",".join(map(str, server.cores)), *command]
+    with (folder / "output.log").open("wb") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=make_environment(folder),
+            env=make_environment(folder) | server.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -157,7 +174,7 @@ def make_environment(folder: Path) -> dict[str, str]:
 
 
 def _read_log(folder: Path) -> str:
-    return (folder / "log").read_text(errors="replace")[-4000:]
+    return (folder / "output.log").read_text(errors="replace")[-4000:]
 
 
 def find_free_port() -> int:

@@ -40,14 +40,14 @@ def _frame(events: Sequence[bytes]) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
 
 
-def _stream(reads: Sequence[Sequence[bytes]]) -> Answer:
+def make_stream(reads: Sequence[Sequence[bytes]]) -> Answer:
     first, *others = map(_frame, reads)
     pieces = [_STREAM_HEAD + first, *others]
     pieces[-1] += _LAST_CHUNK
     return pieces
 
 
-def _whole(body: bytes, *, status: str = "200 OK") -> Answer:
+def make_whole(body: bytes, *, status: str = "200 OK") -> Answer:
     head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return [head.encode() + body]
 
@@ -59,7 +59,7 @@ def make_response_answers(model: str, number: int, reads: Reads) -> tuple[Answer
     first = composer.start()
     events = [[sse.encode_event(event) for event in composer.compose(batch)] for batch in reads]
     events[0] = [*map(sse.encode_event, first), *events[0]]
-    return _stream(events), _whole(codec.encode(composer.response))
+    return make_stream(events), make_whole(codec.encode(composer.response))
 
 
 def make_chat_answers(model: str, reads: Sequence[Sequence[str]]) -> tuple[Answer, Answer]:
@@ -80,7 +80,7 @@ def make_chat_answers(model: str, reads: Sequence[Sequence[str]]) -> tuple[Answe
     chunks[-1] = [*chunks[-1], encode_chunk({}, "stop"), last, sse.DONE]
     message = {"role": "assistant", "content": "".join(piece for pieces in reads for piece in pieces)}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-    return _stream(chunks), _whole(encode([choice], "chat.completion", usage=usage))
+    return make_stream(chunks), make_whole(encode([choice], "chat.completion", usage=usage))
 
 
 def prepare_answers() -> dict[tuple[str, str, int, bool], Answer]:
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
     def _find_answer(self, request: bytes, end: int) -> Answer:
         method, target = request.split(b" ", 2)[:2]
         if method == b"GET":
-            return _whole(b"{}")
+            return make_whole(b"{}")
         model = _MODEL.search(request, end)
         key = (
             target.decode(),
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
             bool(_STREAM.search(request, end)),
         )
         refusal = json.dumps({"error": {"message": f"no answer for {key}", "type": "invalid_request_error"}})
-        return self._answers.get(key) or _whole(refusal.encode(), status="400 Bad Request")
+        return self._answers.get(key) or make_whole(refusal.encode(), status="400 Bad Request")
 
     def _write(self, answer: Answer) -> None:
         first, *rest = answer

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import struct
 import time
 from collections import defaultdict
@@ -23,16 +24,18 @@ _WORKLOADS = (ONE, MANY, LENGTHY)
 _SECONDS = 30.0
 _HANDSHAKE = (
     f"GET /v1/responses HTTP/1.1\r\nhost: {HOST}\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-).encode()
-_LAST = b'{"type":"response.completed"'
-_ERROR = b'{"type":"error"'
+    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+_LAST = re.compile(rb'"type": ?"response.completed"')
+_ERROR = re.compile(rb'"type": ?"(error|response.failed)"')
 
 
 class WebSocket(asyncio.Protocol):
     """A WebSocket for one turn at a time, as minimal as the HTTP client it is compared with."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "") -> None:
+        self.closed = False
+        self._handshake = _HANDSHAKE + (f"authorization: Bearer {key}\r\n\r\n" if key else "\r\n")
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Answer] | None = None
@@ -41,9 +44,10 @@ class WebSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(_HANDSHAKE)
+        self._transport.write(self._handshake.encode())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
         self._fail("The server closed a WebSocket.")
 
     def send(self, frame: bytes) -> asyncio.Future[Answer]:
@@ -64,9 +68,9 @@ class WebSocket(asyncio.Protocol):
             if not self._messages:
                 self._first = time.perf_counter() - self._sent_at
             self._messages.append(message)
-            if message.startswith(_ERROR):
+            if _ERROR.search(message):
                 self._fail(f"A turn on a WebSocket failed: {message!r}")
-            elif message.startswith(_LAST) and self._waiter is not None:
+            elif _LAST.search(message) and self._waiter is not None:
                 whole = time.perf_counter() - self._sent_at
                 self._waiter.set_result(Answer(b"", b"\n".join(self._messages), self._first, whole))
 
@@ -104,15 +108,15 @@ class WebSocket(asyncio.Protocol):
             self._transport.abort()
 
 
-async def connect(port: int) -> WebSocket:
-    _, socket = await asyncio.get_running_loop().create_connection(WebSocket, HOST, port)
+async def connect(port: int, *, key: str = "") -> WebSocket:
+    _, socket = await asyncio.get_running_loop().create_connection(lambda: WebSocket(key), HOST, port)
     await socket.opened
     return socket
 
 
-def make_frame(workload: Workload) -> bytes:
-    """Return the workload's request as a frame. The mask is zero, so the payload is unchanged."""
-    body = json.dumps({"type": "response.create"} | json.loads(workload.body)).encode()
+def make_frame(request: bytes) -> bytes:
+    """Return a request as a frame. The mask is zero, so the payload is unchanged."""
+    body = json.dumps({"type": "response.create"} | json.loads(request)).encode()
     return b"\x81\xfe" + struct.pack("!H", len(body)) + bytes(4) + body
 
 
@@ -139,7 +143,7 @@ async def measure(server: Server, folder: Path, *, repeats: int, scale: float) -
 async def _run_round(server: RunningServer, sockets: list[WebSocket], workload: Workload, *, scale: float) -> Round:
     """Run one round like `rounds.run_round`, on open WebSockets."""
     count = max(workload.concurrency, round(workload.requests * scale))
-    frame, turns = make_frame(workload), iter(range(count))
+    frame, turns = make_frame(workload.body), iter(range(count))
     before = server.cpu
     async with asyncio.timeout(_SECONDS):
         parts = await asyncio.gather(*(_repeat(each, frame, turns) for each in sockets[: workload.concurrency]))
@@ -156,7 +160,7 @@ async def _repeat(socket: WebSocket, frame: bytes, turns: Iterator[int]) -> list
 
 async def measure_idle(server: Server, folder: Path, *, sockets: int) -> tuple[float, float]:
     """Return the megabytes without and with idle WebSockets. Each has completed one turn."""
-    frame = make_frame(BRIEF)
+    frame = make_frame(BRIEF.body)
     async with start_server(server, folder / "idle-sockets") as running, contextlib.AsyncExitStack() as stack:
 
         async def open_some(count: int) -> None:
