@@ -14,9 +14,10 @@ import pytest
 
 from antiphon.errors import ConfigError, InvalidRequest, NotFound, ServerError
 from antiphon.protocol.conversation import Conversation
+from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
-from antiphon.store.sqlite.database import connect
+from antiphon.store.sqlite.database import MAX_ROWS, connect
 from antiphon.store.sqlite.store import SqliteStore
 from support.store_process import start_store_process
 
@@ -115,9 +116,16 @@ def test_full_disk_fails_the_affected_writes_and_no_later_ones(path: Path) -> No
     assert read_ids(path) == stored | {"resp_after"}
 
 
-async def test_failed_statement_does_not_affect_its_batch(store: SqliteStore, make_stored: MakeStored) -> None:
-    saves = [store.save("p", make_stored(f"resp_{number}")) for number in range(20)]
-    saves.insert(10, store.save("\ud800", make_stored("resp_bad")))  # not Unicode: SQLite cannot bind it
+@pytest.mark.parametrize("with_output", [False, True], ids=["one statement", "several statements"])
+async def test_failed_statement_does_not_affect_its_batch(
+    store: SqliteStore, make_stored: MakeStored, with_output: bool
+) -> None:
+    batch = [make_stored(f"resp_{number}") for number in range(20)]
+    for stored in batch:
+        stored.response.output = stored.response.output if with_output else []
+    saves = [store.save("p", stored) for stored in batch]
+    bad = StoredResponse(response=Response(id="resp_bad", created_at=1, model="m"), input=[])
+    saves.insert(10, store.save("\ud800", bad))  # not Unicode: SQLite cannot bind it
     outcomes = await asyncio.gather(*saves, return_exceptions=True)
     failure = outcomes.pop(10)
     assert isinstance(failure, ServerError)
@@ -125,6 +133,33 @@ async def test_failed_statement_does_not_affect_its_batch(store: SqliteStore, ma
     assert (failure.message, type(failure.__cause__)) == ("The store failed.", UnicodeEncodeError)
     assert outcomes == [None] * 20
     assert read_ids(store.path) == {f"resp_{number}" for number in range(20)}
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, ["INSERT"]), (MAX_ROWS, ["INSERT"]), (MAX_ROWS + 1, ["BEGIN", *["INSERT"] * (MAX_ROWS + 1), "COMMIT"])],
+)
+async def test_batch_of_saves_is_one_transaction(
+    store: SqliteStore, make_stored: MakeStored, count: int, expected: list[str]
+) -> None:
+    batch = [make_stored(f"resp_{number}") for number in range(count)]
+    for stored in batch:
+        stored.response.output.clear()  # items with ids of other responses would be indexed
+    statements: list[str] = []
+    store._writer._connection.set_trace_callback(statements.append)
+    await asyncio.gather(*(store.save("p", stored) for stored in batch))
+    assert [statement.split()[0] for statement in statements] == expected
+    assert read_ids(store.path) == {f"resp_{number}" for number in range(count)}
+
+
+async def test_response_saved_twice_in_one_batch_has_the_last_version(
+    store: SqliteStore, make_stored: MakeStored
+) -> None:
+    versions = [make_stored("resp_1", text=text) for text in ("one", "two", "three")]
+    for stored in versions:
+        stored.response.output.clear()
+    await asyncio.gather(*(store.save("p", stored) for stored in versions))
+    assert await store.load("p", "resp_1") == versions[-1]
 
 
 async def test_operation_of_several_statements_fails_as_a_whole_and_alone(
