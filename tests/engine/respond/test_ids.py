@@ -4,6 +4,8 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from antiphon.engine.respond.ids import BrandedMint, Mint, new_token, random_hex
 from antiphon.store.base import parse_response_id
 
@@ -59,3 +61,8 @@ def test_forked_process_does_not_use_parents_random_values() -> None:
         theirs = pipe.read()
     assert len(theirs) == 32
     assert theirs not in [random_hex() for _ in range(300)]
+
+
+@pytest.mark.parametrize("minted", [0, 9, 10, 255, 256, 4095, 4096, 65535, 65536, 2**20])
+def test_item_id_ends_in_its_number_in_hex(minted: int) -> None:
+    assert Mint("t", minted).new_id("msg") == f"msg_t{minted:04x}"

@@ -1,6 +1,7 @@
 """The response object before the model has answered: the request's settings, with the defaults filled in."""
 
 from copy import copy
+from operator import attrgetter
 
 import msgspec
 
@@ -31,6 +32,7 @@ _ECHOED = (
     "background",
     "prompt",
 )
+_get_echoed = attrgetter(*_ECHOED)
 # A response to a request without parameters.
 _DEFAULTS = Response(id="", created_at=0, model="")
 
@@ -47,8 +49,7 @@ def begin_response(prepared: Prepared, candidate: Candidate | None = None) -> Re
     response.top_logprobs = request.top_logprobs or 0
     response.presence_penalty = request.presence_penalty or 0.0
     response.frequency_penalty = request.frequency_penalty or 0.0
-    for name in _ECHOED:
-        value = getattr(request, name)
+    for name, value in zip(_ECHOED, _get_echoed(request), strict=True):
         if value is not None:
             setattr(response, name, value)
     if request.text is not None:

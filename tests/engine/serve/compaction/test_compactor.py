@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.engine.sealing import Sealer
 from antiphon.engine.serve.compaction.compaction_item import make_summary_message
+from antiphon.engine.serve.compaction.compactor import Compactor
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, RateLimited
 from antiphon.protocol.content import ComputerScreenshot, extract_text
 from antiphon.protocol.hosted import ComputerCall, ComputerCallOutput
@@ -42,6 +44,16 @@ LONG: list[Item | Unknown] = [
     ),
     user("and now?"),
 ]
+
+
+@pytest.mark.parametrize("items", [[], [user("hi")], LONG, [CompactionTrigger(), user("hi")]])
+@pytest.mark.parametrize("management", [None, []])
+async def test_compactor_starts_no_turn_that_it_does_not_apply_to(items: Any, management: Any) -> None:
+    turn = make_turn(items)
+    turn.request.context_management = management
+    compactor = Compactor(Sealer([bytes(32)]))
+    assert not compactor.applies_to(turn)
+    assert await compactor.start(CountingBackend(WINDOW).route, turn) is None
 
 
 async def test_compacted_turn_has_task_summary_and_last_steps() -> None:

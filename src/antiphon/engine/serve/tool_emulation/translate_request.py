@@ -40,14 +40,13 @@ def needs_translation(turn: Turn, native: Capabilities) -> bool:
         return True
     if native.any_tool:
         return False
-    tools = request.tools or []
-    return (
-        not derive(tools, ("are_native", native.tools), lambda tools: _are_native(tools, native))
-        # Some servers ignore a choice, so their answers must be checked.
-        or request.tool_choice not in (None, "auto", "none")
-        or (bool(tools) and (request.parallel_tool_calls is False or request.tool_choice == "none"))
-        or not are_all_readable(turn.items)
-    )
+    if request.tools:
+        if not derive(request.tools, ("are_native", native.tools), lambda tools: _are_native(tools, native)):
+            return True
+        if request.parallel_tool_calls is False or request.tool_choice == "none":
+            return True
+    # Some servers ignore a choice, so their answers must be checked.
+    return request.tool_choice not in (None, "auto", "none") or not are_all_readable(turn.items)
 
 
 def _are_native(tools: list[Tool | Unknown], native: Capabilities) -> bool:
