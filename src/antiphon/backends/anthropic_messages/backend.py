@@ -1,5 +1,6 @@
 """The backend for servers with Anthropic's Messages API."""
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ _NO_SAMPLING_SINCE = "2026-10-21"
 _THINKING_REJECTED = re.compile(r"thinking.*\bblocks?\b|signature", re.IGNORECASE | re.DOTALL)
 
 
+_CACHED_MODELS = 256
+
+
 class AnthropicMessagesOptions(UpstreamOptions, kw_only=True):
     """The options of one backend.
 
@@ -52,6 +56,7 @@ class AnthropicMessagesBackend(UpstreamBackend):
         headers = _write_headers(options)
         super().__init__(name, options, headers=headers, owned_by="anthropic", models_path="/models?limit=1000")
         self._options = options
+        self._find_traits = functools.lru_cache(_CACHED_MODELS)(self._compute_traits)
         self.capabilities = Capabilities(
             tools=frozenset({"function"}),
             any_model=options.models is None,
@@ -97,7 +102,7 @@ class AnthropicMessagesBackend(UpstreamBackend):
     def _list_ignored_params(self, request: CreateRequest, model: str) -> list[str]:
         return list_ignored_params(request, self._find_traits(model))
 
-    def _find_traits(self, model: str) -> ModelTraits:
+    def _compute_traits(self, model: str) -> ModelTraits:
         traits = find_traits(self._options.like or model)
         rejects_sampling = self._options.version >= _NO_SAMPLING_SINCE
         return msgspec.structs.replace(traits, takes_sampling=traits.takes_sampling and not rejects_sampling)

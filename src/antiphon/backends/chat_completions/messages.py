@@ -136,6 +136,7 @@ def _make_unsupported_error(subject: str, alternative: str, path: str) -> Invali
 ChatMessage = dict[str, Any]
 
 _MAX_ID_LENGTH = 40
+_CALLS_AND_REASONING = frozenset({items.FunctionCall, items.Reasoning})
 
 
 def make_messages(turn: Turn, quirks: Quirks) -> list[ChatMessage]:
@@ -332,24 +333,24 @@ class _ModelItems:
         self.end = start
         for index in range(start, len(conversation)):
             item = conversation[index]
-            if not _is_model_item(item):
+            if isinstance(item, items.FunctionCall):
+                self.calls.append((index, item))
+            elif isinstance(item, items.Message) and item.role == "assistant":
+                self.messages.append((index, item))
+            elif isinstance(item, items.Reasoning):
+                self._take_reasoning(item)
+            else:
                 break
-            self._take(index, item)
             self.end = index + 1
 
-    def _take(self, index: int, item: "items.Item | Unknown") -> None:
-        if isinstance(item, items.FunctionCall):
-            self.calls.append((index, item))
-        elif isinstance(item, items.Message):
-            self.messages.append((index, item))
-        elif isinstance(item, items.Reasoning):
-            text = "".join(part.text for part in item.content or () if isinstance(part, ReasoningText))
-            text = text or "\n\n".join(part.text for part in item.summary)
-            if text:
-                self.reasoning.append(text)
-            state = parse_opaque_state(item)
-            self.details += state.details
-            self.extras |= state.calls
+    def _take_reasoning(self, item: items.Reasoning) -> None:
+        text = "".join(part.text for part in item.content or () if isinstance(part, ReasoningText))
+        text = text or "\n\n".join(part.text for part in item.summary)
+        if text:
+            self.reasoning.append(text)
+        state = parse_opaque_state(item)
+        self.details += state.details
+        self.extras |= state.calls
 
 
 def _alternate(messages: list[ChatMessage]) -> list[ChatMessage]:
@@ -374,10 +375,9 @@ def _join(first: str | list[ChatPart], second: str | list[ChatPart]) -> str | li
 
 
 def _is_model_item(item: "items.Item | Unknown") -> bool:
-    kind = type(item)
-    if kind is items.Message:
-        return item.role == "assistant"  # type: ignore[union-attr]
-    return kind is items.FunctionCall or kind is items.Reasoning
+    if isinstance(item, items.Message):
+        return item.role == "assistant"
+    return type(item) in _CALLS_AND_REASONING
 
 
 def _is_user_message(item: "items.Item | Unknown") -> bool:
@@ -391,6 +391,8 @@ def _match_outputs(conversation: "Sequence[items.Item | Unknown]") -> dict[int, 
     for index, item in enumerate(conversation):
         if isinstance(item, items.FunctionCall):
             waiting.setdefault(item.call_id, []).append(index)
-        elif isinstance(item, items.FunctionCallOutput) and item.call_id is not None and waiting.get(item.call_id):
-            pairs[waiting[item.call_id].pop(0)] = index
+        elif isinstance(item, items.FunctionCallOutput) and item.call_id is not None:
+            calls = waiting.get(item.call_id)
+            if calls:
+                pairs[calls.pop(0)] = index
     return pairs
