@@ -366,3 +366,13 @@ def test_explicit_mode_sets_only_explicit_breakpoints(write_body: Any) -> None:
 def test_last_four_breakpoints_share_the_longest_lifetime(write_body: Any) -> None:
     body = write_body(*(make_marked_message(text, "12h" if text == "5" else None) for text in "12345"))
     assert find_breakpoints(body) == dict.fromkeys("2345", LONG)
+
+
+def test_cache_breakpoint_does_not_stay_on_shared_tools(write_body: Any) -> None:
+    tools = [{"type": "function", "name": name, "parameters": SCHEMA, "strict": True} for name in ("f", "g")]
+    plain = write_body(HELLO, tools=tools)["tools"]
+    cached = write_body(HELLO, tools=tools, prompt_cache_key="k")["tools"]
+    assert ["cache_control" in tool for tool in cached] == [False, True]
+    assert write_body(HELLO, tools=tools)["tools"] == plain
+    # Other traits of a model must not share the translation.
+    assert "strict" not in write_body(HELLO, tools=tools, model="claude-3-5-haiku-latest")["tools"][0]

@@ -200,3 +200,14 @@ def test_ignored_parameters_are_listed(model: str, server: str | None, ignored: 
 @pytest.mark.parametrize("requested", [{}, {"service_tier": "auto"}, {"service_tier": "default"}, {"reasoning": {}}])
 def test_default_values_are_not_listed_as_ignored(requested: dict[str, Any]) -> None:
     assert list_ignored(make_turn(**requested).request, Quirks()) == []
+
+
+def test_shared_tools_are_written_for_each_choice() -> None:
+    tools = [LOOK_UP, LOOK_UP | {"name": "find"}]
+    chosen = {"tools": tools, "tool_choice": {"type": "function", "name": "find"}}
+    assert [tool["function"]["name"] for tool in write(tools=tools)["tools"]] == ["look_up", "find"]
+    assert [tool["function"]["name"] for tool in write(quirks=Quirks(named_choice=False), **chosen)["tools"]] == [
+        "find"
+    ]
+    assert "tools" not in write(tools=tools, tool_choice="none")
+    assert len(write(**chosen)["tools"]) == 2
