@@ -120,15 +120,23 @@ class Composer:
 
     def compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         """Return the events of these deltas, in order. Raise IllegalDelta at the first invalid delta."""
-        draft = self._text_item
-        composed = draft.continue_text(batch) if isinstance(draft, MessageDraft) else []
-        for delta in batch[len(composed) :]:  # mostly nothing: the batch was text
+        composed: list[Event | Unknown] = []
+        index = 0
+        while index < len(batch):
+            draft = self._text_item
+            text_events = draft.continue_text(batch, index) if isinstance(draft, MessageDraft) else []
+            if text_events:
+                composed += text_events
+                index += len(text_events)
+                continue
+            delta = batch[index]
             if self.finished:
                 raise IllegalDelta(f"{type(delta).__name__} after the end of the turn", composed)
             try:
                 composed += self._HANDLERS[type(delta)](self, delta)
             except Exception as error:
                 raise IllegalDelta(f"{type(delta).__name__}: {error}", composed) from error
+            index += 1
         if composed:
             self._last_batch = composed
         return composed

@@ -71,15 +71,15 @@ class MessageDraft(Draft):
         )
         return emitted
 
-    def continue_text(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
-        """Write the plain text at the beginning of a batch to the open text part: one event for each delta.
+    def continue_text(self, batch: Sequence[Delta], start: int) -> list[Event | Unknown]:
+        """Write the plain text in a batch from `start` on to the open text part: one event for each delta.
 
         Stop at the first delta that is anything else, and at once if no text part is open.
         """
         emitted: list[Event | Unknown] = []
         if self._open == "text":
             item_id, output_index, content_index = self.id, self.output_index, len(self._parts)
-            for delta in batch:
+            for delta in batch[start:] if start else batch:
                 if type(delta) is not deltas.Text or not delta.text or delta.logprobs:
                     break
                 text = delta.text

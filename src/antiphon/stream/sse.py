@@ -104,7 +104,7 @@ class SseDecoder:
         self._event: str | None = None
         self._data: list[bytes] = []
         self._size = 0  # in bytes, of the data lines so far
-        self._is_between_messages = False  # no part of a message has been received yet
+        self._is_between_messages = True  # no part of a message has been received yet
 
     def feed(self, chunk: bytes) -> list[SseMessage]:
         """Return the messages that this chunk completes."""
@@ -117,10 +117,9 @@ class SseDecoder:
             and len(chunk) <= self._limit
         ):
             data = chunk[6:-2]
-            if _LF not in data:
-                return [SseMessage(None, data)]
             lines = data.split(b"\n\ndata: ")
             if data.count(b"\n") == 2 * len(lines) - 2:  # there are no other line ends
+                self._first_line = False
                 return [SseMessage(None, line) for line in lines]
         return self._feed_lines(chunk)
 

@@ -25,6 +25,7 @@ FINAL_IDLE_TIMEOUT = 10.0
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
+_BACKSLASH = 92
 _BEFORE_EVENTS = b"\r\n" + _BYTE_ORDER_MARK  # stripped byte by byte: the mark may be split between chunks
 # Errors of a reader that gets data of an unexpected shape.
 _READER_ERRORS = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
@@ -149,12 +150,13 @@ class DeltaStream:
     def _read_messages(self, messages: Sequence[SseMessage]) -> list[Delta]:
         reader = self._reader
         deltas: list[Delta] = []
-        for message in messages:
+        for each in messages:
             if reader.finished:
                 break
-            data = self._repairer.repair(message.data)
+            has_escape = _BACKSLASH in each.data
+            message = SseMessage(each.event, self._repairer.repair(each.data)) if has_escape else each
             try:
-                deltas += reader.read(message if data is message.data else SseMessage(message.event, data))
+                deltas += reader.read(message)
             except AntiphonError as error:
                 self._defer(error, deltas)
                 break
