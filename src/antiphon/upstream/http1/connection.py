@@ -127,7 +127,9 @@ class Connection(asyncio.Protocol):
             # The timer alone would miss a deadline if new bytes ended each wait before the timer ran.
             self._fail(DeadlineExceeded())
         else:
-            self._watch(now)
+            self._expires = expires = min(self.deadline, now + self.idle_timeout)
+            if expires < self._timer_due:
+                self._set_timer(expires)
         return waiter
 
     def check_head(self) -> bool:
@@ -194,9 +196,9 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         if self._is_paused:
             self._resume()
-        now = self._loop.time()
-        self.deadline, self.idle_timeout = now + seconds, math.inf
-        self._watch(now)
+        self._expires = self.deadline = self._loop.time() + seconds
+        if self._expires < self._timer_due:
+            self._set_timer(self._expires)
 
     def abort(self) -> None:
         """Close the connection at once. A read that waits fails."""
@@ -233,17 +235,11 @@ class Connection(asyncio.Protocol):
 
     # Timer
 
-    def _watch(self, now: float) -> None:
-        """Make the wait that begins now end at the deadline, or after the idle timeout."""
-        expires = self.deadline
-        if now + self.idle_timeout < expires:
-            expires = now + self.idle_timeout
-        self._expires = expires
-        if expires < self._timer_due:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_due = expires
-            self._timer = self._loop.call_at(expires, self._on_timer)
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer, self._timer_due = None, math.inf
@@ -251,8 +247,7 @@ class Connection(asyncio.Protocol):
             return  # the next wait sets the timer again
         now = self._loop.time()
         if now < self._expires:
-            self._timer_due = self._expires
-            self._timer = self._loop.call_at(self._expires, self._on_timer)
+            self._set_timer(self._expires)
         else:
             self._fail(DeadlineExceeded() if now >= self.deadline else IdleTimeout())
 
