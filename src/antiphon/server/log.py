@@ -88,7 +88,7 @@ _RECORD_TEMPLATE = vars(logging.LogRecord(access.name, logging.INFO, __file__, 0
 
 def _make_record(line: AccessLine) -> logging.LogRecord:
     record = logging.LogRecord.__new__(logging.LogRecord)
-    vars(record).update(_RECORD_TEMPLATE, msg=line, created=time.time())
+    record.__dict__ = {**_RECORD_TEMPLATE, "msg": line, "created": time.time()}
     return record
 
 
