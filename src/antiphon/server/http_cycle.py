@@ -1,13 +1,10 @@
 """One request and its response on a uvicorn connection. A short response leaves in one write."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Header = tuple[bytes, bytes]
 
@@ -39,7 +36,7 @@ class HttpCycle(RequestResponseCycle):
         else:
             raise RuntimeError(f"Unexpected ASGI message: {message['type']}.")
 
-    def _encode_head(self, status: int, headers: "Sequence[Header]") -> bytes:
+    def _encode_head(self, status: int, headers: Sequence[Header]) -> bytes:
         fields = b"".join([b"%b: %b\r\n" % header for header in headers])
         if fields.count(b"\n") != len(headers):
             raise RuntimeError("A header must not contain a line break.")
