@@ -3,17 +3,15 @@ import http.client
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-from uvicorn.server import ServerState
 
 from antiphon.server import uvicorn_protocol
 from antiphon.server.http import WATCH_DISCONNECT, Message, Receive, Scope, Send
-from antiphon.server.uvicorn_protocol import HttpProtocol
+from support.http_connection import GET, LENGTH, answer, connect_app, make_app, make_body, make_start
 from support.live_server import TIMEOUT
 
 
@@ -235,68 +233,6 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     assert answers.count(b"HTTP/1.1 200 OK") == 3
     assert answers.count(b"You said: hi") == 2
     assert answers.endswith(b'{"status":"ok"}')
-
-
-class RecordingTransport(asyncio.Transport):
-    """A transport that records the writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written.append(bytes(data))
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-def connect_app(app: Asgi) -> tuple[HttpProtocol, RecordingTransport]:
-    """Return a connection to an application, with all data on its way recorded."""
-    config = Config(app, http=HttpProtocol, lifespan="off", log_config=None)  # type: ignore[arg-type]
-    config.load()
-    connection = HttpProtocol(config, ServerState(), {}, asyncio.get_running_loop())
-    transport = RecordingTransport()
-    connection.connection_made(transport)
-    return connection, transport
-
-
-async def answer(app: Asgi, request: bytes) -> RecordingTransport:
-    connection, transport = connect_app(app)
-    connection.data_received(request)
-    await asyncio.gather(*connection.tasks)
-    closed = transport.closed
-    connection.connection_lost(None)
-    transport.closed = closed
-    return transport
-
-
-def make_app(*messages: Message) -> Asgi:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        for message in messages:
-            await send(message)
-
-    return app
-
-
-def make_start(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
-    return {"type": "http.response.start", "status": status, "headers": headers}
-
-
-def make_body(body: bytes, *, more: bool = False) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-LENGTH = (b"content-length", b"3")
 
 
 async def test_response_is_one_write() -> None:

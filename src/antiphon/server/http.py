@@ -39,6 +39,9 @@ WATCH_DISCONNECT = "antiphon.watch_disconnect"
 It returns False if the client has disconnected already.
 """
 
+WRITE_BODY = "antiphon.write_body"
+"""An ASGI extension: its `write` sends a part of the body if that needs no waiting, and returns True if it sent it."""
+
 
 class ClientDisconnected(Exception):
     """The client disconnected before its response was complete."""
@@ -54,6 +57,7 @@ class HttpRequest:
     __slots__ = (
         "_keepalive_task",
         "_send",
+        "_write_body",
         "_writing",
         "bytes_sent",
         "error_code",
@@ -84,8 +88,11 @@ class HttpRequest:
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
-        extension = (scope.get("extensions") or {}).get(WATCH_DISCONNECT)
+        extensions = scope.get("extensions") or {}
+        extension = extensions.get(WATCH_DISCONNECT)
         self.watch_disconnect: WatchDisconnect | None = None if extension is None else extension["watch"]
+        extension = extensions.get(WRITE_BODY)
+        self._write_body: Callable[[bytes], bool] | None = None if extension is None else extension["write"]
         self._send = send
         self.id = _find_client_id(self.headers) or f"req_{random_hex()}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
@@ -151,6 +158,16 @@ class HttpRequest:
         self._writing = True
         await self._send_body(chunk, more=True)
         self._writing = False
+
+    def write_now(self, chunk: bytes) -> bool:
+        """Send a part of an event stream if that needs no waiting, and return True if it was sent.
+
+        This is the usual case, and an await that does not wait costs more than the write itself.
+        """
+        if self._write_body is None or self._keepalive_task is not None or not self._write_body(chunk):
+            return False
+        self.bytes_sent += len(chunk)
+        return True
 
     async def finish(self, chunk: bytes) -> None:
         """Send the last part of an event stream."""

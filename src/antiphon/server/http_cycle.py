@@ -36,6 +36,20 @@ class HttpCycle(RequestResponseCycle):
         else:
             raise RuntimeError(f"Unexpected ASGI message: {message['type']}.")
 
+    def write_now(self, body: bytes) -> bool:
+        """Write a part of a streamed body if that needs no waiting, and return True if it was written."""
+        if (
+            not self.chunked_encoding
+            or self._head
+            or not body
+            or self.response_complete
+            or self.disconnected
+            or self.flow.write_paused
+        ):
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
     def _encode_head(self, status: int, headers: Sequence[Header]) -> bytes:
         fields = b"".join([b"%b: %b\r\n" % header for header in headers])
         if fields.count(b"\n") != len(headers):

@@ -163,7 +163,8 @@ class ResponseHandlers:
                         tail += chunk
                     else:
                         activity.last_event = batch[-1]
-                        await http_request.write(chunk)
+                        if not http_request.write_now(chunk):
+                            await http_request.write(chunk)
         return tail
 
 

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from antiphon.errors import InvalidRequest
 from antiphon.server.error_response import encode_error_body
-from antiphon.server.http import WATCH_DISCONNECT, Scope
+from antiphon.server.http import WATCH_DISCONNECT, WRITE_BODY, Scope
 from antiphon.server.http_cycle import HttpCycle
 from antiphon.server.write_timeout import WriteTimeoutMixin
 
@@ -43,7 +43,10 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._extensions = {WATCH_DISCONNECT: {"watch": self.watch_disconnect}}
+        self._extensions = {
+            WATCH_DISCONNECT: {"watch": self.watch_disconnect},
+            WRITE_BODY: {"write": self.write_body},
+        }
         self._set_deadline(_HEAD_TIMEOUT_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -57,6 +60,11 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
         """Set the function to call when the connection is lost. Return False if it is lost already."""
         self._on_disconnect = callback
         return self in self.connections
+
+    def write_body(self, body: bytes) -> bool:
+        """Write a part of the current response if that needs no waiting, and return True if it was written."""
+        cycle = self.cycle  # the current one, unless requests wait in the pipeline
+        return not self.pipeline and isinstance(cycle, HttpCycle) and cycle.write_now(body)
 
     def data_received(self, data: bytes) -> None:
         if b"h2c" in data:

@@ -118,7 +118,7 @@ class SseDecoder:
         ):
             data = chunk[6:-2]
             lines = data.split(b"\n\ndata: ")
-            if data.count(b"\n") == 2 * len(lines) - 2:  # there are no other line ends
+            if _LF not in b"".join(lines):  # there are no other line ends
                 self._first_line = False
                 return [SseMessage(None, line) for line in lines]
         return self._feed_lines(chunk)

@@ -139,7 +139,9 @@ class Lane:
                 async with aclosing(run.events()) as batches:
                     async for batch in batches:
                         activity.last_event = batch[-1]
-                        await self._write(batch)
+                        lines = self._encode(batch)
+                        if not self._state.socket.write_now(lines):
+                            await self._state.socket.write(lines)
             line.error = run.response.error.code if run.response.error is not None else None
         except ClientDisconnected:
             raise
@@ -201,10 +203,13 @@ class Lane:
     # Sending
 
     async def _write(self, batch: Sequence[Event | Unknown]) -> None:
+        await self._state.socket.write(self._encode(batch))
+
+    def _encode(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
+        """Encode and count events that are sent next."""
         lines = self._add_stream_id([encode_json_line(event) for event in self._state.rename(batch)])
         self.bytes_sent += self._state.count_bytes(lines)
-        if not self._state.socket.write_now(lines):
-            await self._state.socket.write(lines)
+        return lines
 
     def _add_stream_id(self, lines: list[bytes]) -> list[bytes]:
         return lines if self._encoded_stream_id is None else [line[:-1] + self._encoded_stream_id for line in lines]
