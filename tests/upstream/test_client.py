@@ -95,6 +95,15 @@ async def test_connection_is_reused() -> None:
         assert conn.server.connections == 1
 
 
+@pytest.mark.parametrize("end", [HANG_UP, RESET])
+async def test_connection_closed_while_idle_is_replaced_silently(end: Any, caplog: pytest.LogCaptureFixture) -> None:
+    whole = Reply(body=b"data: Hello\n\ndata: [DONE]\n\n")
+    async with connect(*[whole, Reply(raw=end)] * 6, whole, request_retries=0) as conn:
+        for _ in range(7):  # more often than the circuit breaker permits
+            assert flatten(await conn.ask()) == flatten(WORDS)
+        assert (conn.server.connections, conn.waits, caplog.records) == (7, [], [])
+
+
 async def test_rest_of_a_finished_answer_is_drained() -> None:
     async with connect(*[HELLO] * 20) as conn:
         for _ in range(20):

@@ -20,8 +20,9 @@ from antiphon.upstream.retry import parse_retry_after
 MAX_ERROR_SIZE = 256 * 1024
 MAX_UNREAD_SIZE = 64 * 1024
 
-# Requests that have the same effect if a server gets them twice.
-_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+STALE_SECONDS = 5.0
+"""Time in which a server that has closed an idle connection lets us know. Later, it has worked on the request."""
+
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _MAX_CACHED_HEADS = 64
 
@@ -106,8 +107,9 @@ class HttpSession:
         head = self._encode_head(method, path, headers, has_body=body is not None)
         if body is not None:
             head += b"Content-Length: %d\r\n\r\n" % len(body)
+        loop = asyncio.get_running_loop()
         connection = pool.take_idle()
-        is_reused = connection is not None
+        stale_until = -math.inf if connection is None else loop.time() + STALE_SECONDS
         while True:
             if connection is None:
                 connection = await pool.connect(deadline=deadline)
@@ -118,9 +120,9 @@ class HttpSession:
                 return connection
             except Disconnected:
                 # The server may have closed an idle connection just when the request was sent.
-                if not (is_reused and method in _IDEMPOTENT and connection.has_received_nothing):
+                if not connection.has_received_nothing or loop.time() > stale_until:
                     raise
-                connection, is_reused = None, False
+                connection, stale_until = None, -math.inf
             except BaseException:
                 connection.abort()
                 raise

@@ -86,13 +86,37 @@ async def test_get_on_a_stale_connection_is_repeated(handle: Any) -> None:
 
 
 @pytest.mark.parametrize("handle", STALE)
-async def test_post_on_a_stale_connection_is_not_repeated(handle: Any) -> None:
-    """A model may have started to answer. The retry policy decides."""
+async def test_post_on_a_stale_connection_is_repeated(handle: Any) -> None:
+    async with serve_raw(handle, reply_always(OK)) as server, open_session(server.url) as session:
+        assert [await fetch(session) for _ in range(2)] == [b"hello"] * 2
+        assert (server.connections, count_connections(session)) == (2, 1)
+
+
+@pytest.mark.parametrize("handle", STALE)
+async def test_request_that_fails_late_is_not_repeated(handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway may have waited for its model. The retry policy decides."""
+    monkeypatch.setattr("antiphon.upstream.http.STALE_SECONDS", -1.0)
     async with serve_raw(handle, reply_always(OK)) as server, open_session(server.url) as session:
         assert await fetch(session) == b"hello"
         with pytest.raises(UpstreamError, match="closed the connection"):
             await fetch(session)
         assert (server.connections, count_connections(session)) == (1, 0)
+
+
+async def test_request_is_not_repeated_when_the_session_closes() -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.answer(OK)
+        await peer.read_request()
+        await peer.until_closed()
+
+    async with serve_raw(handle, reply_always(OK)) as server, open_session(server.url) as session:
+        await fetch(session)
+        waiting = asyncio.create_task(fetch(session))
+        await settle()
+        await session.close()
+        with pytest.raises(UpstreamError, match="closed the connection"):
+            await waiting
+        assert server.connections == 1
 
 
 async def test_get_on_a_new_connection_is_not_repeated() -> None:

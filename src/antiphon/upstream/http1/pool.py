@@ -4,6 +4,7 @@ import asyncio
 
 from antiphon.upstream.http1.connect import Connector
 from antiphon.upstream.http1.connection import Connection
+from antiphon.upstream.http1.errors import Disconnected
 
 MAX_IDLE_SECONDS = 15.0
 
@@ -34,6 +35,8 @@ class ConnectionPool:
 
     async def connect(self, *, deadline: float) -> Connection:
         """Open a new connection."""
+        if self._is_closed:
+            raise Disconnected
         connection = Connection(self._loop, self)
         self._all.add(connection)
         try:
