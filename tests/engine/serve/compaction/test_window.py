@@ -10,8 +10,9 @@ from antiphon.errors import ContextLengthExceeded, RateLimited
 from antiphon.protocol.items import Compaction, CompactionTrigger, Item, Message
 from antiphon.protocol.request import ContextManagement
 from antiphon.protocol.response import Usage
+from antiphon.protocol.tools import FunctionTool
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import CloseItem, Delta, Finish, OpenItem, Text, TokenUsage
+from antiphon.stream.deltas import CloseItem, Delta, Failure, Finish, OpenItem, Text, TokenUsage
 from support.compaction import (
     SEALER,
     SUMMARY,
@@ -46,6 +47,9 @@ THRESHOLD = {"context_management": [ContextManagement("compaction", 500)]}
         ("prompt is too long: 110000 tokens > 100,000 maximum", 100_000),
         ("Prompt contains 5000 tokens, too large for model with 4096 maximum context length", 4096),
         ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens", 4096),
+        ("input length and `max_tokens` exceed context limit: 1000 + 99500 > 100000, decrease them", 100_000),
+        ("max_tokens is too large: 9999. The window has 4096 tokens (9999 > 4096 - 20).", 4096),
+        ("too many tokens: size limit exceeded by 5000 tokens", 64_000),
         ("Your input exceeds the context window of this model.", 64_000),
         ("The context window is 200000 tokens.", 64_000),
         ("The limit of 100 requests is reached.", 64_000),
@@ -59,6 +63,9 @@ async def test_refused_window_shrinks_to_the_reported_size_or_half(words: str, s
     smaller = await windows.shrink(route, turn, window, ContextLengthExceeded(words))
     assert smaller is not None
     assert (smaller.size, smaller.is_guess) == (size, True)
+    # Half of the size is remembered when the model has accepted a turn for it.
+    assert await windows.measure(route, turn) == (window if size == ASSUMED_WINDOW // 2 else smaller)
+    windows.learn_shrunk(route, smaller)
     assert await windows.measure(route, turn) == smaller
 
 
@@ -123,6 +130,43 @@ async def test_refusal_of_an_ordinary_turn_is_remembered_for_its_model() -> None
     compactor.learn_refusal(backend.route, ContextLengthExceeded("The maximum context length is 4000 tokens."))
     compacted = await compactor.compact(backend.route, make_turn(LONG))
     assert (compacted.window.size, backend.refused) == (4_000, 0)
+
+
+@pytest.mark.parametrize("trigger", [False, True])
+async def test_request_that_is_always_refused_changes_no_other_request(*, trigger: bool) -> None:
+    # The reason may be the request's own, such as too many tokens to write.
+    compactor, turn = Compactor(SEALER), make_turn([*HUGE, *([CompactionTrigger()] if trigger else [])], **THRESHOLD)
+    begun = await compactor.start(CountingBackend(0, refuses="Too long.").route, turn)
+    assert begun is not None
+    with pytest.raises(ContextLengthExceeded):
+        async for _ in begun:
+            pass
+    compacted = await compactor.compact(CountingBackend(None).route, make_turn(LONG))
+    assert compacted.window.size == ASSUMED_WINDOW
+
+
+@pytest.mark.parametrize("items", [LONG, HUGE])
+async def test_smaller_window_is_remembered_when_a_turn_was_accepted(items: list[Item | Unknown]) -> None:
+    backend, compactor = CountingBackend(WINDOW, refuses="Too long."), Compactor(SEALER)
+    first = await compactor.compact(backend.route, make_turn(items))
+    refused = backend.refused
+    second = await compactor.compact(backend.route, make_turn(items))
+    assert first.window.size == second.window.size == ASSUMED_WINDOW // 2**refused
+    assert backend.refused == refused > 0
+
+
+async def test_failed_check_of_the_length_does_not_count_as_accepted() -> None:
+    backend, compactor = CountingBackend(None, says=Failure("Too long.")), Compactor(SEALER)
+    for calls in (1, 2):
+        await compactor.compact(backend.route, make_turn([user("build a bridge")]))
+        assert len(backend.read) == calls
+
+
+@pytest.mark.parametrize("tools", [None, [FunctionTool("look")]])
+async def test_check_of_the_length_calls_no_tools(tools: Any) -> None:
+    backend = CountingBackend(None)
+    await Compactor(SEALER).compact(backend.route, make_turn([user("build a bridge")], tools=tools))
+    assert [turn.request.tool_choice for turn in backend.read] == ["none" if tools else None]
 
 
 async def test_listed_window_is_not_replaced_by_a_refusal() -> None:

@@ -28,7 +28,7 @@ from antiphon.engine.serve.compaction.selection import SelectedItems, SizeLimits
 from antiphon.engine.serve.compaction.summary import CHARACTERS_PER_TOKEN, Summariser, Summary
 from antiphon.engine.serve.compaction.window import ContextWindow, ContextWindows, count_conversation
 from antiphon.engine.serve.routing import ModelRoute, Serving
-from antiphon.errors import ContextLengthExceeded, InvalidRequest
+from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
 from antiphon.protocol import codec, events
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Compaction, Item, Message
@@ -183,7 +183,12 @@ class Compactor:
         """Send the compacted turn with a short question, unless the model has accepted a turn of this length."""
         expanded = expand_compactions([*turn.items, compacted.item], self._sealer, project=turn.project)
         request = msgspec.structs.replace(
-            turn.request, max_output_tokens=_TRIAL_TOKENS, tool_choice=None, text=None, context_management=None
+            turn.request,
+            max_output_tokens=_TRIAL_TOKENS,
+            # A backend for any tool executes some itself: a trial must not have effects.
+            tool_choice="none" if turn.request.tools and route.first.backend.capabilities.any_tool else None,
+            text=None,
+            context_management=None,
         )
         trial = msgspec.structs.replace(turn, request=request, items=[*expanded.items, _TRIAL_MESSAGE])
         counted = await route.count_tokens(trial)
@@ -196,6 +201,8 @@ class Compactor:
                 for delta in batch:
                     if isinstance(delta, deltas.TokenUsage):
                         usage = delta.usage
+                    elif isinstance(delta, deltas.Failure):
+                        raise ModelError(delta.message, code=delta.code)
         self._windows.learn_accepted(route, counted)
         return usage
 
@@ -213,7 +220,10 @@ class Compactor:
         left = _MAX_SHRINKS
         while True:
             try:
-                return compacted, await start(route, turn, compacted)
+                started = await start(route, turn, compacted)
+                if left < _MAX_SHRINKS:
+                    self._windows.learn_shrunk(route, compacted.window)
+                return compacted, started
             except ContextLengthExceeded as refusal:
                 smaller = await self._windows.shrink(route, turn, compacted.window, refusal) if left else None
                 if smaller is None:
@@ -226,9 +236,13 @@ class Compactor:
 
     async def _compact(self, route: ModelRoute, turn: Turn, window: ContextWindow) -> CompactedTurn:
         """Compact for this window, or for a smaller one if the model refuses its size."""
+        measured = window
         for _ in range(_MAX_SHRINKS):
             try:
-                return await self._compact_for(window, route, turn)
+                compacted = await self._compact_for(window, route, turn)
+                if window is not measured and compacted.served is not None:
+                    self._windows.learn_shrunk(route, window)
+                return compacted
             except ContextLengthExceeded as refusal:
                 smaller = await self._windows.shrink(route, turn, window, refusal)
             if smaller is None:

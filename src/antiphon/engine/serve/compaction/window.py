@@ -21,9 +21,13 @@ _USABLE_SHARE = 0.75
 _MIN_GOAL = 256
 # Maximum number of models whose windows are remembered.
 _MAX_LEARNED = 1000
-# The window size in a server's error message, such as "... context length is 4096 tokens".
-_REPORTED_SIZE = re.compile(
-    r"(?:maximum|context|limit|allowed|<=|>)[^\d.]{0,40}(\d{3,9})\b|(\d{3,9}) maximum", re.IGNORECASE
+# The window size in a server's error message, such as "... context length is 4096 tokens". A comparison comes first:
+# in "context limit: 1000 + 199500 > 200000" the other numbers depend on the request.
+_REPORTED_SIZES = (
+    re.compile(r"[<>]=? ?(\d{3,9})\b"),
+    re.compile(
+        r"(?:maximum|context|limit|allowed|<=|>)[^\d.]{0,40}(?<!\bby )\b(\d{3,9})\b|(\d{3,9}) maximum", re.IGNORECASE
+    ),
 )
 
 
@@ -55,7 +59,8 @@ async def count_conversation(route: ModelRoute, turn: Turn, conversation: Sequen
 class LearnedWindow(msgspec.Struct):
     """The facts about a window of unknown size that a model's answers have shown, in tokens.
 
-    `size` is the size that a refusal stated or implied, and `accepted` the longest turn that was not refused.
+    `size` is the size that a refusal stated, or for which a turn was accepted after refusals. `accepted` is the longest
+    turn that was not refused.
     """
 
     size: int = ASSUMED_WINDOW
@@ -84,7 +89,7 @@ class ContextWindows:
             smaller = await self._measure(route, turn, size=size, is_guess=window.is_guess)
         except ContextLengthExceeded:
             return None
-        if window.is_guess:
+        if window.is_guess and size == reported:
             self._learn(route, size)
         return smaller
 
@@ -114,6 +119,15 @@ class ContextWindows:
         reported = _find_reported_size(refusal)
         if reported > _MIN_GOAL and _find_known_size(route) is None:
             self._learn(route, reported)
+
+    def learn_shrunk(self, route: ModelRoute, window: ContextWindow) -> None:
+        """Remember a smaller window for which the model accepted a turn.
+
+        It is not remembered before: the model may refuse every turn of a request, for a reason that no other request
+        has, such as the number of tokens to write.
+        """
+        if window.is_guess:
+            self._learn(route, window.size)
 
     def learn_accepted(self, route: ModelRoute, tokens: int) -> None:
         """Remember that the model accepted a turn of this length."""
@@ -162,5 +176,6 @@ def _find_known_size(route: ModelRoute) -> int | None:
 
 def _find_reported_size(refusal: ContextLengthExceeded) -> int:
     """Return the window size in the message of a refusal, or 0."""
-    found = _REPORTED_SIZE.search(refusal.message.replace(",", ""))
-    return int(found[1] or found[2]) if found is not None else 0
+    message = refusal.message.replace(",", "")
+    found = next(filter(None, (pattern.search(message) for pattern in _REPORTED_SIZES)), None)
+    return int(next(filter(None, found.groups()))) if found is not None else 0
