@@ -70,7 +70,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._waiter = asyncio.get_running_loop().create_future()
         self._received = bytearray()
-        self._body_at = self._length = 0
+        self._body_at = 0
+        self._length: int | None = None
         self._first = self._delta = 0.0
         self._sent_at = time.perf_counter()
         if self.closed:
@@ -87,7 +88,7 @@ class Connection(asyncio.Protocol):
             self._first = time.perf_counter() - self._sent_at
         if not self._delta and FIRST_PIECE in self._received:
             self._delta = time.perf_counter() - self._sent_at
-        done = size >= self._length if self._length else self._received.endswith(_LAST_CHUNK)
+        done = self._received.endswith(_LAST_CHUNK) if self._length is None else size >= self._length
         if done and self._waiter is not None and not self._waiter.done():
             whole = time.perf_counter() - self._sent_at
             head, body = bytes(self._received[: self._body_at]), bytes(self._received[self._body_at :])
@@ -99,7 +100,7 @@ class Connection(asyncio.Protocol):
             return False
         self._body_at = end + 4
         length = _LENGTH.search(self._received, 0, end)
-        self._length = int(length[1]) if length else 0
+        self._length = int(length[1]) if length else None
         return True
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Compare our server with other servers of the Responses API, on one upstream, side by side.
 
-    python -m benchmarks.side_by_side [--quick] [--minutes N] [--json FILE]
+    python -m benchmarks.side_by_side [--quick] [--minutes N] [--server NAME] [--json FILE]
 
 Installs the other servers into `.peers`, measures, and writes the figures to benchmarks/figures.json and the pages that
 show them. docs/benchmarks.md explains the figures.
@@ -92,7 +92,8 @@ async def start_all(
             server = peer.make_server(python, upstream.port, own_folder, cores)
             running = await stack.enter_async_context(start_server(server, own_folder))
         except (ProcessFailed, OSError) as error:
-            reasons[peer.name] = f"did not start: {str(error).strip().splitlines()[-1][:300]}"
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            reasons[peer.name] = f"did not start: {lines[-1].strip()[:300]}"
             continue
         targets.append(stack.enter_context(open_target(peer.name, running.port, running.pid, peer)))
         processes[peer.name] = {
@@ -177,11 +178,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a short run without other servers; records nothing")
     parser.add_argument("--minutes", type=float, default=14, help="begin no round after this time (default: 14)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE instead of recording them")
+    names = [peer.name for peer in PEERS]
+    parser.add_argument("--server", action="append", choices=names, help="measure only these; records nothing")
     arguments = parser.parse_args()
     if sys.platform != "linux":
         print("The benchmarks need Linux: they read CPU time and memory of processes from /proc.", file=sys.stderr)
         return 2
-    candidates = (ANTIPHON, ANTIPHON_RESPONSES) if arguments.quick else PEERS
+    candidates: Sequence[Peer] = (ANTIPHON, ANTIPHON_RESPONSES) if arguments.quick else PEERS
+    if arguments.server:
+        candidates = [peer for peer in PEERS if peer.name in arguments.server]
     installed, reasons = install(candidates)
     effort = QUICK if arguments.quick else FULL
     works = tuple(dict.fromkeys(work._replace(concurrency=2) for work in WORKS)) if arguments.quick else WORKS
@@ -196,10 +201,10 @@ def main() -> int:
     print(page.format_peers(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-    elif not arguments.quick:
+    elif not arguments.quick and not arguments.server:
         page.record("peers", figures)
     # Our own server must not fail.
-    ours = [each["servers"].get(ANTIPHON.name, {}) for each in figures["works"]]
+    ours = [each["servers"].get(name, {}) for each in figures["works"] for name in ("Antiphon", "Antiphon (R)")]
     return int(any(str(each.get("reason", "")).startswith("failed") for each in ours) or ANTIPHON.name in reasons)
 
 

@@ -46,10 +46,9 @@ class Target:
         before = self.process.cpu
         try:
             answers = await self._load(work, count)
-        except (InvalidAnswer, OSError):
-            # Connections may be in the middle of an answer.
+        finally:
+            # Servers close idle connections after a few seconds. After a failure they are in the middle of an answer.
             self.close()
-            raise
         cpu = self.process.cpu - before
         if work.model != CHAIN and self._peer is not None:
             for answer in answers:

@@ -166,7 +166,6 @@ def _prepare_agentic_api(python: Path, folder: Path, port: int, upstream_port: i
     return [str(python.with_name("agentic-server")), "--llm-api-base", upstream, *options, "--db-url", database]
 
 
-_NO_WEBSOCKET = {WEBSOCKET: "no WebSocket"}
 CHAT, RESPONSES = "Chat Completions", "Responses"
 
 ANTIPHON = Peer(
@@ -196,7 +195,10 @@ LITELLM = Peer(
         # Otherwise it downloads its list of prices.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },
-    unsupported={CHAIN: "continues a response only with PostgreSQL"},
+    unsupported={
+        CHAIN: "continues a response only with PostgreSQL",
+        WEBSOCKET: "its WebSocket needs an upstream that has one",
+    },
     remarks={STORE: "ignores `store`: it stores responses only with PostgreSQL"},
 )
 OGX = Peer(
@@ -209,7 +211,6 @@ OGX = Peer(
     "/v1/health",
     model_prefix="vllm/",
     variables=_make_ogx_variables,
-    unsupported=_NO_WEBSOCKET,
 )
 OPEN_RESPONSES_SERVER = Peer(
     "open-responses-server",
@@ -220,7 +221,7 @@ OPEN_RESPONSES_SERVER = Peer(
     _prepare_open_responses_server,
     "/health",
     path="/responses",
-    unsupported={WHOLE: "answers streamed requests only", **_NO_WEBSOCKET},
+    unsupported={WHOLE: "answers streamed requests only", WEBSOCKET: "no WebSocket"},
     remarks={STORE: "ignores `store`: it has the last 100 conversations in memory"},
 )
 AGENTIC_API = Peer(

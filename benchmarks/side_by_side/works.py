@@ -82,9 +82,10 @@ def make_body(work: Work, *, model_prefix: str = "", previous: str | None = None
     body: dict[str, Any] = {
         "model": model_prefix + work.model,
         "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}],
-        "stream": work.stream,
         "store": work.store,
     }
+    if not work.websocket:  # a WebSocket always streams
+        body["stream"] = work.stream
     if work.model == TOOL:
         body["tools"] = make_tools(3)
     if previous is not None:
@@ -126,7 +127,7 @@ def check(work: Work, answer: Answer, *, turn: int = 0) -> str:
     if work.model == TOOL:
         _check_call(response)
     elif _read_text(response) != "".join(expected):
-        raise InvalidAnswer(f"wrong text: {_read_text(response)[:100]!r}")
+        raise InvalidAnswer(f"wrong text: {_read_text(response)[-60:]!r}, not {''.join(expected)[-60:]!r}")
     elif work.stream and [delta for delta in deltas if delta] != expected:
         raise InvalidAnswer(f"{len(deltas)} deltas, not one for each of {len(expected)} tokens")
     return str(response["id"])
