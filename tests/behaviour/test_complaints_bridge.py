@@ -299,6 +299,17 @@ async def test_pain_g_67_upstream_request_ends_when_the_client_disconnects() -> 
         await it.upstream.until_hang_ups()
 
 
+async def test_pain_g_67_unstreamed_upstream_request_ends_when_the_client_disconnects() -> None:
+    async with bridge(Reply(raw=STALL)) as it:
+        async with it.client() as client:
+            call = asyncio.create_task(client.responses.create(model="m", input="hi"))
+            await it.upstream.until_requests(1)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        await it.upstream.until_hang_ups()
+        assert it.sent[0]["stream"] is False
+
+
 @pytest.mark.parametrize(
     "payload",
     [

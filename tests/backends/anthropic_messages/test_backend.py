@@ -15,7 +15,7 @@ from antiphon.backends.base import Model, Turn
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, InvalidRequest, ModelNotFound, RateLimited, Unavailable
 from antiphon.protocol import codec
-from antiphon.protocol.response import Response
+from antiphon.protocol.response import Response, Usage
 from antiphon.store.memory.store import MemoryStore
 from antiphon.stream import deltas
 from antiphon.upstream.options import UpstreamOptions
@@ -56,6 +56,25 @@ async def running(url: str, **options: Any) -> AsyncIterator[AnthropicMessagesBa
 
 async def collect_deltas(backend: AnthropicMessagesBackend, turn: Turn) -> list[deltas.Delta]:
     return [delta async for batch in await backend.stream(turn) for delta in batch]
+
+
+async def test_unstreamed_turn_asks_for_the_whole_answer() -> None:
+    content = [{"type": "thinking", "thinking": "Hm.", "signature": "sig"}, {"type": "text", "text": "Hello."}]
+    usage = {"input_tokens": 5, "output_tokens": 3}
+    whole = {"type": "message", "content": content, "stop_reason": "end_turn", "usage": usage}
+    async with serve([json_of(whole)]) as upstream, running(upstream.url) as backend:
+        turn = msgspec.structs.replace(make_turn(), streamed=False)
+        (emitted,) = [batch async for batch in await backend.stream(turn)]
+        body = check_request(upstream.requests[0].body)
+    assert body["stream"] is False
+    seal = '[{"type":"thinking","thinking":"Hm.","signature":"sig"}]'
+    assert list(emitted) == [
+        deltas.Reasoning("Hm."),
+        deltas.ReasoningSeal(seal),
+        deltas.Text("Hello."),
+        deltas.TokenUsage(Usage(5, 3, 8)),
+        deltas.Finish(),
+    ]
 
 
 async def test_turn_is_sent_and_answer_is_translated() -> None:

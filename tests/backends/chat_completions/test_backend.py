@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.backends.base import Model, Turn
@@ -58,6 +59,36 @@ async def test_turn_is_sent_and_answer_streamed() -> None:
         "temperature": 0.5,
     }
     assert emitted == [Text("Hel"), Text("lo. Größe 🎈"), TokenUsage(Usage(5, 3, 8)), Finish("stop")]
+
+
+def unstreamed(turn: Turn) -> Turn:
+    return msgspec.structs.replace(turn, streamed=False)
+
+
+async def test_unstreamed_turn_asks_for_the_whole_answer() -> None:
+    whole = json_of(json.loads(recorded("whole_completion").removeprefix(b"data: ")))
+    async with serve([whole]) as upstream, running(upstream.url) as backend:
+        batches = [batch async for batch in await backend.stream(unstreamed(make_turn()))]
+        (request,) = upstream.requests
+    assert request.json == {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": False}
+    assert [batch[-2:] for batch in batches] == [[TokenUsage(Usage(5, 3, 8)), Finish("stop")]]
+
+
+@pytest.mark.parametrize("options", [{"always_stream": True}, {"model_quirks": {"m": {"always_stream": True}}}])
+async def test_always_stream_applies_to_unstreamed_turns(options: dict[str, Any]) -> None:
+    async with serve([stream_of(recorded("text"))]) as upstream, running(upstream.url, **options) as backend:
+        emitted = await listen(backend, unstreamed(make_turn()))
+        assert upstream.requests[0].json["stream"] is True
+    assert emitted[-1] == Finish("stop")
+
+
+@pytest.mark.parametrize(
+    "body", [{"error": {"message": "No."}}, {"choices": []}, {"choices": [{"error": {"code": 500}}]}]
+)
+async def test_error_in_whole_answer_is_raised(body: dict[str, Any]) -> None:
+    async with serve([json_of(body)]) as upstream, running(upstream.url) as backend:
+        with pytest.raises(UpstreamError):
+            await backend.stream(unstreamed(make_turn()))
 
 
 async def test_other_served_model_is_announced_first() -> None:

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.backends.base import Model, Turn
@@ -50,6 +51,20 @@ async def test_turn_is_sent_and_answer_is_translated() -> None:
     }
     assert emitted[:5] == [Served("m", "up", "up-1"), Text("Hel"), Text("lo"), Text(" wörld"), CloseItem()]
     assert emitted[-1] == Finish()
+
+
+async def test_unstreamed_turn_asks_for_the_whole_answer() -> None:
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]}
+    whole = {"id": "resp_up", "object": "response", "status": "completed", "model": "up-1", "output": [message]}
+    async with serve([json_of(whole)]) as upstream, open_backend(upstream.url) as backend:
+        turn = msgspec.structs.replace(make_turn(prompt_cache_key="conv_1"), streamed=False)
+        batches = [batch async for batch in await backend.stream(turn)]
+        (request,) = upstream.requests
+    assert request.json["stream"] is False
+    assert (request.headers["accept"], request.headers["session_id"]) == ("application/json", "conv_1")
+    assert [list(batch) for batch in batches] == [
+        [Served("m", "up", "up-1"), Text("Hello."), CloseItem(), Finish()],
+    ]
 
 
 async def test_s5_11_contract_headers_are_sent() -> None:
