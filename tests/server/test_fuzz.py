@@ -42,7 +42,9 @@ def use_existing_objects(case: Case, target: LiveServer) -> None:
     """Point a generated request at existing objects. Most generated ids would get a 404."""
     names = set(case.path_parameters)
     if "response_id" in names:
-        made = target.ask("POST", "/v1/responses", {"model": "scripted", "input": "hello"}).json
+        # A foreground response that has ended cannot be cancelled.
+        body = {"model": "scripted", "input": "hello", "background": case.path.endswith("/cancel")}
+        made = target.ask("POST", "/v1/responses", body).json
         case.path_parameters["response_id"] = made["id"]
     if "conversation_id" in names:
         items = [{"role": "user", "content": "hello"}]

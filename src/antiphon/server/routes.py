@@ -7,7 +7,15 @@ from typing import Any
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
-from antiphon.errors import NotFound, RateLimited, Unavailable, UpgradeRequired, UpstreamError, UpstreamTimeout
+from antiphon.errors import (
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    Unavailable,
+    UpgradeRequired,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from antiphon.protocol.conversation import AddItems, Conversation, CreateConversation, UpdateConversation
 from antiphon.protocol.events import OneItem
 from antiphon.protocol.prompt import Prompt, PromptDefinition
@@ -115,7 +123,12 @@ def _add_responses(router: Router, responses: ResponseHandlers) -> None:
         "POST",
         "/v1/responses/{response_id}/cancel",
         responses.cancel,
-        Operation(id="cancelResponse", summary="Cancel a response that is in progress.", response_type=Response),
+        Operation(
+            id="cancelResponse",
+            summary="Cancel a response that is in progress.",
+            response_type=Response,
+            errors=(InvalidRequest,),
+        ),
     )
     router.add(
         "GET",
