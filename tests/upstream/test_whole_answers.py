@@ -44,8 +44,8 @@ def write(*, stream: bool) -> tuple[bytes, Mapping[str, str]]:
     return msgspec.json.encode({"stream": stream}), {"Accept": "text/event-stream" if stream else "application/json"}
 
 
-async def ask(conn: Connection) -> list[Delta]:
-    deltas = await conn.upstream.request_whole("/chat", write, AnswerReader)
+async def ask(conn: Connection, project: str = "default") -> list[Delta]:
+    deltas = await conn.upstream.request_whole("/chat", write, AnswerReader, project=project)
     return [delta async for batch in deltas for delta in batch]
 
 
@@ -198,6 +198,29 @@ async def test_rejection_of_both_forms_is_raised() -> None:
             await ask(conn)
 
 
+async def test_failure_of_both_forms_does_not_require_streaming() -> None:
+    """The message may repeat words of the request, such as the name of a tool."""
+    rejected = json_of({"detail": "Unknown tool: stream"}, 400)
+    async with connect(rejected, rejected, WHOLE) as conn:
+        with pytest.raises(InvalidRequest):
+            await ask(conn)
+        assert await ask(conn) == HELLO
+        assert list_streams(conn) == [False, True, False]
+
+
+async def test_requests_of_one_project_do_not_affect_others() -> None:
+    async with connect(json_of({"detail": "Stream must be true"}, 400), STREAM, WHOLE, STREAM) as conn:
+        assert [await ask(conn, project) for project in ("a", "b", "a")] == [HELLO] * 3
+        assert list_streams(conn) == [False, True, False, True]
+
+
+async def test_streamed_attempt_is_repeated_with_streaming() -> None:
+    late = asyncio.Event()
+    async with connect(Reply(pieces=[late, HANG_UP]), Reply(status=500), STREAM) as conn:
+        assert await ask_and_wait(conn, seconds=60, then=late) == HELLO
+        assert (list_streams(conn), len(conn.waits)) == ([False, True, True], 1)
+
+
 async def test_other_rejection_is_raised_at_once() -> None:
     async with connect(json_of({"detail": "The upstream has no such field."}, 400)) as conn:
         with pytest.raises(InvalidRequest):
@@ -207,7 +230,7 @@ async def test_other_rejection_is_raised_at_once() -> None:
 
 @pytest.mark.parametrize("status", [408, 500, 502, 503, 504, 520, 522, 524, 529])
 def test_gateway_error_after_a_long_wait_requires_streaming(status: int) -> None:
-    assert note_failure(map_error_response(status, b"<html><title>Gateway</title></html>"), seconds=15)
+    assert may_need_streaming(map_error_response(status, b"<html><title>Gateway</title></html>"), seconds=15)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +246,12 @@ def test_gateway_error_after_a_long_wait_requires_streaming(status: int) -> None
     ],
 )
 def test_other_failures_do_not_require_streaming(error: AntiphonError, seconds: float) -> None:
-    assert not note_failure(error, seconds=seconds)
+    assert not may_need_streaming(error, seconds=seconds)
 
 
-def note_failure(error: AntiphonError, *, seconds: float) -> bool:
+def may_need_streaming(error: AntiphonError, *, seconds: float) -> bool:
     whole_answers = WholeAnswers("up", UpstreamOptions(base_url="http://127.0.0.1/v1"), now=lambda: 1000.0)
-    assert whole_answers.are_possible
-    noted = whole_answers.note_failure(error, seconds=seconds)
-    assert whole_answers.are_possible is not noted
-    return noted
+    return whole_answers.may_need_streaming(error, seconds=seconds)
 
 
 @pytest.mark.parametrize("options", [{"answer_timeout": 0}, {"answer_timeout": 90_000}, {"always_stream": "yes"}])

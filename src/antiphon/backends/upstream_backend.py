@@ -182,7 +182,7 @@ class UpstreamBackend:
     async def send(self, turn: Turn, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
         """Send the request of a turn, and return the deltas of its answer."""
         if not turn.streamed:
-            return await self.upstream.request_whole(path, write, make_reader)
+            return await self.upstream.request_whole(path, write, make_reader, project=turn.project)
         body, headers = write(stream=True)
         return await self.upstream.stream(path, body, make_reader, headers=headers, on_accepted=turn.on_accepted)
 

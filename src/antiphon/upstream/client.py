@@ -117,24 +117,32 @@ class UpstreamClient:
             lambda policy: self._begin(path, (body, headers), make_reader, policy, seconds, on_accepted)
         )
 
-    async def request_whole(self, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
+    async def request_whole(
+        self, path: str, write: WriteRequest, make_reader: Callable[[], Reader], *, project: str = ""
+    ) -> Deltas:
         """Send a request for an answer in one piece, and return its deltas when it has arrived.
 
-        The answer is streamed after all if the upstream cannot answer otherwise.
+        The answer is streamed after all if the upstream cannot answer otherwise. `project` is the owner of the request.
         """
-        options = self.options
+        options, whole_answers = self.options, self._whole_answers
+        failure: AntiphonError | None = None  # of the request without streaming
 
         async def begin(policy: RetryPolicy) -> _Started:
-            if self._whole_answers.are_possible:
+            nonlocal failure
+            if failure is None and whole_answers.are_possible(project):
                 seconds = options.answer_timeout or 2 * options.first_token_timeout
                 began = self._now()
                 try:
                     return await self._begin(path, write(stream=False), make_reader, policy, seconds)
                 except AntiphonError as error:
-                    if not self._whole_answers.note_failure(error, seconds=self._now() - began):
+                    if not whole_answers.may_need_streaming(error, seconds=self._now() - began):
                         raise
+                    failure = error
                 policy.answered = False
-            return await self._begin(path, write(stream=True), make_reader, policy, options.first_token_timeout)
+            started = await self._begin(path, write(stream=True), make_reader, policy, options.first_token_timeout)
+            if failure is not None:
+                whole_answers.require_streaming(project, failure)
+            return started
 
         return await self._start(begin)
 

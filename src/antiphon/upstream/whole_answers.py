@@ -1,7 +1,8 @@
 """Calls without streaming: the upstream sends the whole answer at once.
 
 Nothing is sent while the model writes, so a gateway between here and the model may give up or close the connection.
-Some servers reject such calls. After either failure the upstream is called with streaming for a while.
+Some servers reject such calls. If the same call then succeeds with streaming, the calls of its project are streamed
+for a while. Other projects are not affected, because the content of a request can cause such a failure.
 """
 
 import logging
@@ -31,25 +32,25 @@ class WholeAnswers:
         self._name = name
         self._now = now
         self._silent_seconds = options.connect_timeout + _SILENT_SECONDS
-        self._streaming_until = math.inf if options.always_stream else -math.inf
+        self._always_stream = options.always_stream
+        self._streaming_until: dict[str, float] = {}  # by project
 
-    @property
-    def are_possible(self) -> bool:
-        return self._now() >= self._streaming_until
+    def are_possible(self, project: str) -> bool:
+        return not self._always_stream and self._now() >= self._streaming_until.get(project, -math.inf)
 
-    def note_failure(self, error: AntiphonError, *, seconds: float) -> bool:
-        """Return True if a call without streaming failed because of that. `seconds` is the time that it took.
+    def may_need_streaming(self, error: AntiphonError, *, seconds: float) -> bool:
+        """Return True if a call may have failed because it was not streamed. `seconds` is the time that it took."""
+        if isinstance(error, InvalidRequest):
+            return _STREAM.search(error.message) is not None
+        return is_outage(error) and error.retry_after is None and seconds >= self._silent_seconds
 
-        Later calls are then streamed.
-        """
-        is_rejected = isinstance(error, InvalidRequest) and _STREAM.search(error.message) is not None
-        is_cut_off = is_outage(error) and error.retry_after is None and seconds >= self._silent_seconds
-        if not is_rejected and not is_cut_off:
-            return False
-        self._streaming_until = self._now() + STREAMING_SECONDS
+    def require_streaming(self, project: str, error: AntiphonError) -> None:
+        """Stream the later calls of a project: a call failed with this error, and succeeded with streaming."""
+        if not self.are_possible(project):
+            return
+        self._streaming_until[project] = self._now() + STREAMING_SECONDS
         logger.warning(
             "backend %s: no answer without streaming: %s Streaming for the next hour; `always_stream` does so always.",
             self._name,
             error.message,
         )
-        return True
