@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from antiphon.protocol import codec
-from antiphon.protocol.tool_lists import SharedTools, ToolListCache, derive
+from antiphon.protocol.tool_lists import LIST_BYTES, MAX_BYTES, SharedTools, ToolListCache, derive
 from antiphon.protocol.tools import TOOLS, FunctionTool
 from support import strategies
 
@@ -24,7 +24,7 @@ def function(name: str, size: int = 0) -> dict[str, Any]:
 
 @given(st.lists(st.lists(strategies.members(TOOLS), max_size=3), max_size=6))
 def test_cached_list_equals_decoded_list(lists: list[list[Any]]) -> None:
-    cache = ToolListCache(max_bytes=2000)
+    cache = ToolListCache(max_bytes=5000)
     for tools in [*lists, *lists, *reversed(lists)]:
         raw = Raw(codec.encode(tools))
         assert cache.decode_field(raw, "tools") == TOOLS.decode_list_field(raw, "tools")
@@ -70,7 +70,7 @@ def test_invalid_list_is_refused_each_time() -> None:
 
 def test_total_size_is_limited_and_the_least_recently_used_list_is_evicted() -> None:
     lists = [write(function(f"f{index}", 100)) for index in range(9)]
-    size = len(bytes(lists[0]))
+    size = len(bytes(lists[0])) + LIST_BYTES
     cache = ToolListCache(max_bytes=8 * size)
     decoded = [cache.decode_field(raw, "tools") for raw in lists[:8]]
     assert cache.decode_field(lists[0], "tools") is decoded[0]
@@ -81,11 +81,18 @@ def test_total_size_is_limited_and_the_least_recently_used_list_is_evicted() -> 
 
 
 def test_list_that_is_too_large_is_not_cached() -> None:
-    cache = ToolListCache(max_bytes=1000)
+    cache = ToolListCache(max_bytes=4000)
     small = write(function("f"))
     cache.decode_field(small, "tools")
     cache.decode_field(write(function("g", 1000)), "tools")
     assert len(cache) == 1
+
+
+def test_number_of_small_lists_is_limited() -> None:
+    cache = ToolListCache()
+    for index in range(2000):
+        cache.decode_field(write(function(f"f{index}")), "tools")
+    assert len(cache) <= MAX_BYTES // LIST_BYTES
 
 
 def test_value_is_derived_once_for_a_shared_list_and_key() -> None:

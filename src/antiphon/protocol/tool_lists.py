@@ -17,7 +17,12 @@ from antiphon.protocol.unions import Unknown
 T = TypeVar("T")
 
 MAX_BYTES = 2**20
-"""Maximum size of the JSON of all cached lists. A decoded list is several times as large as its JSON."""
+"""Maximum size of all cached lists: `LIST_BYTES` and the JSON of each. A decoded tool is several times as large as its
+JSON.
+"""
+
+# Approximate size of a cached list and its derived values, without the tools: a client may send many small lists.
+LIST_BYTES = 1000
 
 # Only lists of these types are cached. Other tools may contain credentials, which must not stay in memory.
 _CACHED_TYPES = frozenset({FunctionTool, CustomTool})
@@ -82,11 +87,11 @@ class ToolListCache:
         shared = SharedTools(tools)
         with self._lock:
             if raw not in self._lists:
-                self._bytes += len(raw)
+                self._bytes += len(raw) + LIST_BYTES
             self._lists[raw] = shared
             while self._bytes > self._max_bytes:
                 evicted, _ = self._lists.popitem(last=False)
-                self._bytes -= len(evicted)
+                self._bytes -= len(evicted) + LIST_BYTES
         return shared
 
     def __len__(self) -> int:
