@@ -117,6 +117,9 @@ class SseDecoder:
             and len(chunk) <= self._limit
         ):
             data = chunk[6:-2]
+            if _LF not in data:
+                self._first_line = False
+                return [SseMessage(None, data)]
             lines = data.split(b"\n\ndata: ")
             if _LF not in b"".join(lines):  # there are no other line ends
                 self._first_line = False
