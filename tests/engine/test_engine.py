@@ -251,11 +251,12 @@ class SilentBackend(RecordingBackend):
         return await super().stream(turn)
 
 
-async def test_stopping_engine_ends_the_wait_for_a_whole_answer() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stopping_engine_ends_the_wait_for_an_answer(stream: bool) -> None:
     backend = SilentBackend()
     engine = Engine(backends={"test": backend}, store=MemoryStore())
     await engine.start()
-    request = CreateRequest(model="scripted", input="hi")
+    request = CreateRequest(model="scripted", input="hi", stream=stream)
     call = asyncio.create_task(engine.create(request, project="default"))
     await backend.called.wait()
     engine.stop_runs()

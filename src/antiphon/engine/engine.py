@@ -1,7 +1,7 @@
 """The engine: all models, one store, and the operations of the Responses API on them."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -50,7 +50,7 @@ class Engine:
         self.reasoning = StoredReasoningSealer(sealer)
         self._pipeline = Pipeline(backends, store=store, prompts=self.prompts, policy=self._policy, sealer=sealer)
         self._running: dict[RunKey, Run] = {}
-        self._awaiting: set[asyncio.Task[object]] = set()
+        self._starting: set[asyncio.Task[object]] = set()
         worker = Worker(
             store,
             self._pipeline,
@@ -103,28 +103,28 @@ class Engine:
             return await self._enqueue(prepared, project)
         if request.generate is False:
             serving = Serving(empty_answer(), None)
-        elif prepared.turn.streamed:
-            # A stream can report an error later, so it need not wait until the model answers.
-            seconds = self._policy.first_delta_seconds
-            serving = await self._pipeline.serve(prepared, first_delta_seconds=seconds)
         else:
-            serving = await self._await_answer(self._pipeline.serve(prepared))
+            serving = await self._serve(prepared)
         return self._run(prepared, serving, project, session)
 
-    async def _await_answer(self, answer: Awaitable[Serving]) -> Serving:
-        """Await an answer that is not streamed. It begins when it is complete, and `stop_runs` cancels it before."""
+    async def _serve(self, prepared: Prepared) -> Serving:
+        """Start the model call of a request. Until the response begins, `stop_runs` cancels the call."""
+        if self._stopping:
+            raise Unavailable("The server is shutting down.")
+        # A stream can report an error later, so it need not wait until the model answers.
+        seconds = self._policy.first_delta_seconds if prepared.turn.streamed else None
         task = asyncio.current_task()
         assert task is not None
-        self._awaiting.add(task)
+        self._starting.add(task)
         try:
-            return await answer
+            return await self._pipeline.serve(prepared, first_delta_seconds=seconds)
         except asyncio.CancelledError:
             if not self._stopping:
                 raise
             task.uncancel()
             raise Unavailable("The server is shutting down.") from None
         finally:
-            self._awaiting.discard(task)
+            self._starting.discard(task)
 
     def _run(self, prepared: Prepared, serving: Serving, project: str, session: Session | None) -> Run:
         sink: ResponseSink = StoreSink(self._store, self._policy, project=project, input_items=prepared.input)
@@ -204,7 +204,7 @@ class Engine:
         self._background.stop_readers()
         for run in tuple(self._running.values()):
             run.stop()
-        for task in self._awaiting:
+        for task in self._starting:
             task.cancel()
 
     async def retrieve(self, project: str, response_id: str) -> Response:
