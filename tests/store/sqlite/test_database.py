@@ -152,6 +152,34 @@ async def test_batch_of_saves_is_one_transaction(
     assert read_ids(store.path) == {f"resp_{number}" for number in range(count)}
 
 
+async def test_response_that_does_not_fit_the_disk_fails_alone(store: SqliteStore, make_stored: MakeStored) -> None:
+    batch = [make_stored(f"resp_{number}", text="x" * (10**6 if number == 1 else 10)) for number in range(3)]
+    for stored in batch:
+        stored.response.output.clear()
+    connection = store._writer._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 20}")
+    outcomes = await asyncio.gather(*(store.save("p", stored) for stored in batch), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), ServerError, type(None)]
+    assert read_ids(store.path) == {"resp_0", "resp_2"}
+
+
+async def test_batch_waits_only_once_for_a_locked_file(path: Path, store: SqliteStore, make_stored: MakeStored) -> None:
+    store._writer._connection.execute("PRAGMA busy_timeout = 0")
+    batch = [make_stored(f"resp_{number}") for number in range(3)]
+    for stored in batch:
+        stored.response.output.clear()
+    statements: list[str] = []
+    store._writer._connection.set_trace_callback(statements.append)
+    with connected(path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        outcomes = await asyncio.gather(*(store.save("p", stored) for stored in batch), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ServerError] * 3
+    assert len(statements) <= 1
+    await store.save("p", batch[0])
+    assert read_ids(path) == {"resp_0"}
+
+
 async def test_response_saved_twice_in_one_batch_has_the_last_version(
     store: SqliteStore, make_stored: MakeStored
 ) -> None:

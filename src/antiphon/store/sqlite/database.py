@@ -238,11 +238,16 @@ def _insert_rows(connection: sqlite3.Connection, batch: list[QueuedOperation]) -
     rows = [value for operation in batch for value in operation.parameters]
     try:
         connection.execute(insert.for_rows(len(batch)), rows)
-    except sqlite3.OperationalError:  # the disk is full, or another process holds the lock: no row can be written
-        raise
-    except Exception:  # one of the rows is invalid
-        return False
+    except Exception as error:
+        if _is_locked(error):  # no row can be written, and each attempt waits for the lock
+            raise
+        return False  # one of the rows is invalid, or does not fit the disk
     return True
+
+
+def _is_locked(error: Exception) -> bool:
+    """Return True if another process holds the lock."""
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _write_in_transaction(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
