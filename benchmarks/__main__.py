@@ -208,7 +208,9 @@ async def measure(
                 notes.append(f"embedded: not measured, because {missing}")
             else:
                 # A token takes as long as a hundred requests, so there are fewer rounds, and few tokens in a quick run.
-                figures = await embedded.measure(folder, rounds=max(1, effort.rounds // 3), scale=effort.scale**2)
+                count = max(1, effort.rounds // 3)
+                figures = await embedded.measure(folder, rounds=count, scale=effort.scale**2)
+                notes.append(f"embedded: medians of {count} rounds")
                 tables += embedded.make_tables(figures)
     return tables, notes
 
