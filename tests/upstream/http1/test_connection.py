@@ -127,7 +127,8 @@ async def test_invalid_head_is_an_error(answer: bytes) -> None:
         b"5\nhello\n0\n\n",
         b"0x5\r\nhello\r\n0\r\n\r\n",
         b"-5\r\nhello\r\n0\r\n\r\n",
-        b"5 \r\nhello\r\n0\r\n\r\n",
+        b" 5\r\nhello\r\n0\r\n\r\n",
+        b"5 0\r\nhello\r\n0\r\n\r\n",
         b"\r\nhello\r\n0\r\n\r\n",
         b"4\r\nhello\r\n0\r\n\r\n",
         b"5;a=b\n\r\nhello\r\n0\r\n\r\n",
@@ -142,6 +143,13 @@ async def test_invalid_chunks_are_an_error(body: bytes) -> None:
         with pytest.raises(UpstreamError, match=BROKEN):
             await fetch(session)
         assert count_connections(session) == 0
+
+
+@pytest.mark.parametrize("body", [b"5  \r\nhello\r\n0\r\n\r\n", b"5\r\nhello\r\n0  \r\n\r\n"])
+async def test_padded_chunk_sizes_are_accepted(body: bytes) -> None:
+    async with serve_raw(reply_always(CHUNKED + body)) as server, open_session(server.url) as session:
+        assert [await fetch(session) for _ in range(2)] == [b"hello"] * 2
+        assert server.connections == 1
 
 
 async def test_huge_chunk_that_ends_early_is_an_error() -> None:
