@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._owner = owner
         self._parser = HttpResponseParser(self)
-        # Some servers pad the sizes of chunks. Where a chunk ends is clear all the same.
+        # Some servers pad the sizes of chunks. The end of a chunk is certain all the same.
         self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
