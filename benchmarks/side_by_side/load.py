@@ -45,7 +45,7 @@ class Target:
         """Send `count` requests, or as many chains. Raises InvalidAnswer if one answer is wrong."""
         before = self.process.cpu
         try:
-            answers = await self._load(work, count)
+            answers, seconds = await self._load(work, count)
         finally:
             # Servers close idle connections after a few seconds. After a failure they are in the middle of an answer.
             self.close()
@@ -56,23 +56,26 @@ class Target:
         wholes = [answer.whole for answer in answers]
         return Sample(
             cpu=cpu / len(answers),
-            rate=min(work.concurrency, count) * len(answers) / sum(wholes),
+            rate=len(answers) / seconds,
             wholes=wholes,
             firsts=[answer.first for answer in answers],
             deltas=[answer.delta for answer in answers],
         )
 
-    async def _load(self, work: Work, count: int) -> list[Answer]:
+    async def _load(self, work: Work, count: int) -> tuple[list[Answer], float]:
+        """Return the answers, and the seconds from the first request to the last answer."""
         turns = iter(range(count))
         try:
-            async with asyncio.timeout(_SECONDS), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(_SECONDS):
                 sends = await self._open(work)
-                tasks = [group.create_task(self._repeat(send, work, turns)) for send in sends]
+                began = time.perf_counter()
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._repeat(send, work, turns)) for send in sends]
         except TimeoutError:
             raise InvalidAnswer(f"no {count} answers in {_SECONDS:g} seconds") from None
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        return [answer for task in tasks for answer in task.result()]
+        return [answer for task in tasks for answer in task.result()], time.perf_counter() - began
 
     async def _open(self, work: Work) -> list[Send]:
         if not work.websocket:
@@ -148,12 +151,10 @@ class Measured:
         """Warm up with a few requests, and return how many fill a round."""
         chains = count_turns(self._work) > 1
         few = 1 if chains else min(_WARM_UP, self._work.concurrency)
-        elapsed = 0.0
-        for _ in range(2):  # the first ones open connections
-            began = time.perf_counter()
-            await self._target.run_round(self._work._replace(concurrency=few), few)
-            elapsed = time.perf_counter() - began
-        return max(self._work.concurrency, round(effort.round_seconds * few / elapsed), 3)
+        work = self._work._replace(concurrency=few)
+        await self._target.run_round(work, few)
+        rate = (await self._target.run_round(work, few)).rate / count_turns(work)
+        return max(self._work.concurrency, round(effort.round_seconds * rate), 3)
 
     def summarize(self) -> dict[str, Any]:
         """Return the figures, for JSON. Rates and CPU times are medians of the rounds; latencies are of all answers."""
