@@ -67,6 +67,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     store: Annotated[str, Meta(min_length=1)]
     api_keys: tuple[ApiKey, ...] = ()
     max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    max_prompt_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
     shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
     keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15
     websocket_max_seconds: Annotated[float, Meta(gt=0, le=604800)] = 3600
@@ -90,6 +91,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     agent_tools: tuple[str, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+    log_block_ms: Annotated[float, Meta(ge=0, le=60000)] = 100
     backends: dict[str, BackendSettings] = msgspec.field(
         default_factory=lambda: {"embedded": BackendSettings(kind="embedded")}
     )

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ import pytest
 
 from support.cli_process import Server, Terminal, start_server
 from support.file_server import FileServer
+from support.loop_blocks import assert_no_block
 
 SCRIPT = {
     "models": ["scripted"],
@@ -74,8 +74,10 @@ def server(tmp_path_factory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("server")
     (directory / "script.json").write_text(json.dumps(SCRIPT))
     options = ("--script", "script.json", "--store", "memory:")
-    with start_server(*options, log=subprocess.DEVNULL, cwd=directory) as running:
+    log_path = directory / "server.log"
+    with log_path.open("w") as log, start_server(*options, log=log, cwd=directory) as running:
         yield running
+    assert_no_block(log_path.read_text())
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from antiphon.config import Settings
 from antiphon.errors import ConfigError
 from antiphon.server.process import bind_socket
 from support import live_server
+from support.loop_blocks import assert_no_block
 
 TIMEOUT = 60
 SERVER_PROCESS = Path(live_server.__file__).with_name("server_process.py")
@@ -36,7 +37,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start_child
     for child in children:
         child.kill()
-        child.communicate()
+        if child.stderr is not None and not child.stderr.closed:
+            assert_no_block(child.communicate()[1])
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from support.loop_blocks import assert_no_block
 
 COMMAND = [sys.executable, "-m", "antiphon"]
 WAIT_SECONDS = 30
@@ -21,6 +24,7 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self._log: list[str] = []
         assert process.stdout is not None
         self.banner = [process.stdout.readline().rstrip("\n") for _ in range(6)]
         assert self.banner[0], "the server did not start"
@@ -29,17 +33,30 @@ class Server:
     def wait_for_log(self, words: str) -> str:
         """Read the log up to a line with these words and return it."""
         assert self._process.stderr is not None
-        return next(line for line in self._process.stderr if words in line)
+        for line in self._process.stderr:
+            self._log.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"no {words!r} in {self._log}")
+
+    def read_log(self) -> str:
+        """Return the whole log, after the end of the process."""
+        assert self._process.stderr is not None
+        return "".join([*self._log, *self._process.stderr])
 
 
 @contextmanager
-def start_server(*options: str, log: int = subprocess.PIPE, cwd: Path | None = None) -> Iterator[Server]:
+def start_server(*options: str, log: int | IO[str] = subprocess.PIPE, cwd: Path | None = None) -> Iterator[Server]:
+    """Start a server, and stop it at the end. A block of its event loop fails the test."""
     command = [*COMMAND, "serve", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd) as process:
         try:
-            yield Server(process)
+            server = Server(process)
+            yield server
             process.send_signal(signal.SIGINT)
             assert process.wait(WAIT_SECONDS) == 0
+            if process.stderr is not None:
+                assert_no_block(server.read_log())
         finally:
             process.kill()
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from support.loop_blocks import assert_no_block
+
 TIMEOUT = 60
 
 
@@ -23,7 +25,9 @@ class KillableServer:
         script_path.write_text(json.dumps(script))
         lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
         backend = ["[backends.scripted]", 'kind = "scripted"', f'script = "{script_path}"']
-        path.write_text("\n".join([f'store = "sqlite:///{folder}/store.db"', 'log_level = "error"', *lines, *backend]))
+        path.write_text(
+            "\n".join([f'store = "sqlite:///{folder}/store.db"', 'log_level = "warning"', *lines, *backend])
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "antiphon", "serve", "--config", str(path), "--port", "0"],
             cwd=folder,
@@ -39,6 +43,7 @@ class KillableServer:
         self._process.kill()
         _, errors = self._process.communicate()
         assert "Traceback" not in errors, errors
+        assert_no_block(errors)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         with contextlib.closing(http.client.HTTPConnection(self.address, timeout=TIMEOUT)) as connection:

@@ -220,5 +220,6 @@ class LiveServer:
 
 def make_settings(**changes: Any) -> Settings:
     return Settings(
-        **{"port": 0, "data_dir": Path("unused"), "store": "memory:", "shutdown_grace_seconds": 0} | changes
+        **{"port": 0, "data_dir": Path("unused"), "store": "memory:", "shutdown_grace_seconds": 0, "log_block_ms": 0}
+        | changes
     )

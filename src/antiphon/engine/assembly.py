@@ -7,7 +7,7 @@ from antiphon.backends.registry import create
 from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
-from antiphon.engine.sealing import Sealer, load_secrets, read_secrets
+from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
 
@@ -49,8 +49,8 @@ def make_sealer(settings: Settings) -> Sealer:
     """Return a sealer with the keys of the settings, or else of the key file in the data folder."""
     if settings.seal_keys:
         return Sealer(read_secrets(settings.seal_keys, origin="seal_keys"))
-    path = settings.data_dir / SEAL_FILE
-    return Sealer(load_secrets(path), reload_secrets=lambda: load_secrets(path))
+    file = KeyFile(settings.data_dir / SEAL_FILE)
+    return Sealer(file.load(), reload_secrets=file.reload)
 
 
 def make_policy(settings: Settings) -> Policy:
@@ -68,6 +68,7 @@ def make_policy(settings: Settings) -> Policy:
         first_delta_seconds=settings.opening_seconds,
         models=settings.models,
         unsupported_tools=settings.unsupported_tools,
+        max_prompt_bytes=settings.max_prompt_bytes,
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
     )

@@ -46,7 +46,7 @@ class Engine:
         sealer = sealer or Sealer([make_secret()])
         self._store = store
         self.conversations = Conversations(store, self._policy)
-        self.prompts = Prompts(store)
+        self.prompts = Prompts(store, max_bytes=self._policy.max_prompt_bytes)
         self.reasoning = StoredReasoningSealer(sealer)
         self._pipeline = Pipeline(backends, store=store, prompts=self.prompts, policy=self._policy, sealer=sealer)
         self._running: dict[RunKey, Run] = {}

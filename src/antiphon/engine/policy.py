@@ -20,6 +20,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `first_delta_seconds`: time after which a stream begins although its model has not answered.
     `models`: names for models, see `serve.routing.ModelRouter`.
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
+    `max_prompt_bytes`: maximum size of a prompt template with its variables.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """
 
@@ -31,5 +32,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     first_delta_seconds: float = 1.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"
+    max_prompt_bytes: int = 32 * 1024 * 1024
     stateless: bool = False
     id_prefix: str = ""

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -24,9 +25,16 @@ _MAX_DEPTH = 100
 _FORBIDDEN_IN_TEMPLATE = ("prompt", "previous_response_id", "conversation", "stream", "background", "store")
 
 
+# The maximum size of an expanded template, unless the settings have another.
+DEFAULT_MAX_BYTES = 32 * 1024 * 1024
+
+
 class Prompts:
-    def __init__(self, store: Store) -> None:
+    """The prompt templates of a store. `max_bytes` limits a template after its variables are replaced."""
+
+    def __init__(self, store: Store, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._store = store
+        self._max_bytes = max_bytes
 
     async def define(self, project: str, definition: PromptDefinition) -> Prompt:
         """Save a new version of a prompt, or the first version of a new prompt."""
@@ -34,7 +42,7 @@ class Prompts:
             if name in definition.template:
                 raise InvalidRequest(f"A template cannot set '{name}'.", param=f"template.{name}", code="invalid_value")
         _decode_template(
-            definition.template, dict.fromkeys(_find_variables(definition.template), "x"), param="template"
+            definition.template, dict.fromkeys(_count_variables(definition.template), "x"), param="template"
         )
         prompt_id = definition.id or f"pmpt_{new_token()}"
         created_at = int(time.time())
@@ -81,7 +89,10 @@ class Prompts:
             return request
         found = await self._find(project, request.prompt.id, request.prompt.version, param="prompt")
         template: dict[str, Any] = msgspec.json.decode(found.body)
-        filled = _decode_template(template, _check_variables(template, request.prompt), param="prompt")
+        counts = _count_variables(template)
+        variables = _check_variables(counts, request.prompt)
+        self._check_size(len(found.body), counts, variables)
+        filled = _decode_template(template, variables, param="prompt")
         changes: dict[str, Any] = {
             name: getattr(filled, name)
             for name in request.__struct_fields__
@@ -90,6 +101,19 @@ class Prompts:
         if filled.input is not None and request.input is not None:
             changes["input"] = [*_as_items(filled.input), *_as_items(request.input)]
         return msgspec.structs.replace(request, **changes)
+
+    def _check_size(self, body_size: int, counts: Mapping[str, int], variables: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest if the variables make the template too large. `counts` says how often each occurs."""
+        sizes = {name: count * len(msgspec.json.encode(variables[name])) for name, count in counts.items()}
+        size = body_size + sum(sizes.values())
+        if size > self._max_bytes:
+            param = f"prompt.variables.{max(sizes, key=sizes.__getitem__)}" if sizes else "prompt"
+            raise InvalidRequest(
+                f"The prompt is too large: with its variables it has {size} bytes. This server accepts at most "
+                f"{self._max_bytes} (setting max_prompt_bytes).",
+                param=param,
+                code="string_above_max_length",
+            )
 
     async def _find(self, project: str, prompt_id: str, version: str | None, *, param: str) -> StoredPrompt:
         found = await self._store.load_prompt(project, prompt_id, version)
@@ -103,9 +127,9 @@ def _as_items(value: "str | list[Item | Unknown]") -> "list[Item | Unknown]":
     return [Message("user", value)] if isinstance(value, str) else value
 
 
-def _check_variables(template: Mapping[str, Any], prompt: PromptRef) -> Mapping[str, Any]:
+def _check_variables(counts: Mapping[str, int], prompt: PromptRef) -> Mapping[str, Any]:
     given = prompt.variables or {}
-    variables = _find_variables(template)
+    variables = counts.keys()
     for name in sorted(variables - given.keys()):
         raise InvalidRequest(
             f"The prompt needs a value for its variable '{name}'.",
@@ -119,17 +143,23 @@ def _check_variables(template: Mapping[str, Any], prompt: PromptRef) -> Mapping[
     return given
 
 
-def _find_variables(value: Any, level: int = 0) -> set[str]:
-    """Return the names of all variables in a template."""
-    if level > _MAX_DEPTH:
-        raise InvalidRequest("The template is nested too deeply.", param="template", code="invalid_value")
-    if isinstance(value, str):
-        return set(_PLACEHOLDER.findall(value))
-    if isinstance(value, dict):
-        return {name for each in value.values() for name in _find_variables(each, level + 1)}
-    if isinstance(value, list):
-        return {name for each in value for name in _find_variables(each, level + 1)}
-    return set()
+def _count_variables(template: Any) -> Counter[str]:
+    """Return the names of all variables in a template, and how often each occurs."""
+    counts: Counter[str] = Counter()
+    levels = [template]
+    for _ in range(_MAX_DEPTH + 1):
+        inner: list[Any] = []
+        for value in levels:
+            if isinstance(value, str):
+                counts.update(_PLACEHOLDER.findall(value))
+            elif isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        if not inner:
+            return counts
+        levels = inner
+    raise InvalidRequest("The template is nested too deeply.", param="template", code="invalid_value")
 
 
 def _decode_template(template: Mapping[str, Any], variables: Mapping[str, Any], *, param: str) -> CreateRequest:

@@ -49,11 +49,12 @@ class _Key:
 class Sealer:
     """Seals with its first key, and opens text that was sealed with any of its keys.
 
-    `reload_secrets` loads the keys again when text has an unknown key id: another server may have added a key.
+    `reload_secrets` loads the keys again when text has an unknown key id: another server may have added a key. It
+    returns None if there is no change. It is called for every such text, of which a request can have many.
     """
 
     def __init__(
-        self, secrets: Sequence[bytes], *, reload_secrets: Callable[[], Sequence[bytes]] | None = None
+        self, secrets: Sequence[bytes], *, reload_secrets: Callable[[], Sequence[bytes] | None] | None = None
     ) -> None:
         self._keys = [_Key(secret) for secret in secrets]
         self._reload_secrets = reload_secrets
@@ -71,15 +72,21 @@ class Sealer:
 
     def _find_key(self, key_id: bytes) -> _Key | None:
         found = next((key for key in self._keys if key.key_id == key_id), None)
-        if found is None and self._reload_secrets is not None:
-            try:
-                self._keys[1:] = [
-                    key for key in map(_Key, self._reload_secrets()) if key.key_id != self._keys[0].key_id
-                ]
-            except ConfigError as error:
-                logger.warning("cannot reload the seal keys: %s", error.message)
+        if found is None and self._reload_secrets is not None and self._reload(self._reload_secrets):
             found = next((key for key in self._keys if key.key_id == key_id), None)
         return found
+
+    def _reload(self, reload_secrets: Callable[[], Sequence[bytes] | None]) -> bool:
+        """Load the keys again. Return True if they may have changed. The key that seals stays the same."""
+        try:
+            secrets = reload_secrets()
+        except ConfigError as error:
+            logger.warning("cannot reload the seal keys: %s", error.message)
+            return False
+        if secrets is None:
+            return False
+        self._keys[1:] = [key for key in map(_Key, secrets) if key.key_id != self._keys[0].key_id]
+        return True
 
 
 def _bind(project: str, purpose: str) -> bytes:
@@ -128,6 +135,29 @@ def load_secrets(path: Path) -> list[bytes]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the keys are not in base64.") from None
     return read_secrets([line for line in text.splitlines() if line.strip()], origin=str(path))
+
+
+class KeyFile:
+    """A key file that is read again only after it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._version: tuple[int, ...] | None = None
+
+    def load(self) -> list[bytes]:
+        self._version = self._find_version()
+        return load_secrets(self._path)
+
+    def reload(self) -> list[bytes] | None:
+        """Return the keys, or None if the file is the same as at the last call, even if it could not be read then."""
+        return None if self._find_version() == self._version else self.load()
+
+    def _find_version(self) -> tuple[int, ...] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def rotate_secrets(path: Path) -> int:

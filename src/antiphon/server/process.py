@@ -20,6 +20,7 @@ from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
 from antiphon.server.uvicorn_protocol import HttpProtocol
+from antiphon.server.watchdog import Watchdog
 
 # Time for stopped runs to send their final events before their connections are closed.
 _FINAL_EVENTS_SECONDS = 5
@@ -59,6 +60,7 @@ class Server(uvicorn.Server):
         self._app = App(engine, settings)
         self._settings = settings
         self._on_ready = on_ready
+        self._watchdog = Watchdog(settings.log_block_ms / 1000)
         super().__init__(
             uvicorn.Config(
                 self._app,
@@ -92,6 +94,7 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 20, 50)
+        self._watchdog.start()
         if self._on_ready is not None and sockets:
             self._on_ready(_format_url(sockets[0]))
 
@@ -103,6 +106,7 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets=sockets)
         finally:
             stop_timer.cancel()
+            self._watchdog.stop()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,0 +1,197 @@
+"""The watchdog of the event loop: logs each block, with the stack of the loop's thread during the block.
+
+A thread sends the loop a callback, four times in each threshold. If the loop does not run it within the threshold, the
+loop is blocked: another callback runs too long, or waits for something. The thread samples the stack while the block
+lasts, and logs the block when it ends. A block that is longer than the threshold by a quarter is always seen.
+
+A slow machine also delays answers. A block is therefore logged only if one of these holds:
+
+- the loop's thread used the threshold in CPU time, or
+- the time that is left exceeds the threshold, after subtracting the time in which the thread waited for a processor
+  (known on Linux) or in which the whole process did not run (it was stopped, or the machine was suspended).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+_PINGS_PER_THRESHOLD = 4
+# A block that lasts longer is also logged before it ends. It may never end.
+_REPORT_UNFINISHED_SECONDS = 1.0
+# The number of lines in a minute. After that, only a block that is longer by this factor than those before is logged.
+_LINES_PER_MINUTE = 10
+_LONGER = 1.5
+_MAX_FRAMES = 20
+
+
+class _Ping:
+    """A question to the loop. `answer` runs in the loop's thread and records when it did."""
+
+    def __init__(self, *, cpu: float, waited: float) -> None:
+        self.sent = time.monotonic()
+        self.cpu = cpu
+        self.waited = waited
+        self.process_cpu = time.process_time()
+        self.answered: float | None = None
+        self.answered_cpu = 0.0
+        self.oversleep = 0.0
+        self.stack = ""
+        self.stack_age = 0.0
+        self.is_reported = False
+
+    def answer(self) -> None:
+        self.answered_cpu = time.thread_time()
+        self.answered = time.monotonic()
+
+
+class Watchdog:
+    """Watches one event loop from a thread. `start` must be called in the loop's thread."""
+
+    def __init__(self, threshold_seconds: float) -> None:
+        self._threshold = threshold_seconds
+        self._interval = threshold_seconds / _PINGS_PER_THRESHOLD
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._budget = _LineBudget()
+
+    def start(self) -> None:
+        if self._threshold > 0:
+            arguments = (asyncio.get_running_loop(), _ThreadClock())
+            self._thread = threading.Thread(target=self._watch, args=arguments, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(1)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, clock: "_ThreadClock") -> None:
+        ping: _Ping | None = None
+        woken = time.monotonic()
+        with contextlib.closing(clock):
+            while not self._stopping.wait(self._interval):
+                late, woken = time.monotonic() - woken - self._interval, time.monotonic()
+                previous = ping
+                if previous is not None:
+                    previous.oversleep += max(0.0, late)
+                    self._examine(previous, clock)
+                    if previous.answered is None:
+                        continue
+                ping = _Ping(cpu=clock.read_cpu(), waited=clock.read_waited())
+                if previous is not None and late >= self._interval:
+                    self._antedate(ping, previous, late, clock)
+                try:
+                    loop.call_soon_threadsafe(ping.answer)
+                except RuntimeError:  # the loop is closed
+                    return
+
+    def _antedate(self, ping: _Ping, previous: _Ping, late: float, clock: "_ThreadClock") -> None:
+        """Let a ping begin when it was due. A call that holds the interpreter lock also stops this thread.
+
+        The CPU time of the interval before the due time may be from other callbacks and does not count.
+        """
+        ping.sent -= late
+        ping.cpu = min(ping.cpu, previous.cpu + self._interval)
+        ping.process_cpu = min(ping.process_cpu, previous.process_cpu + self._interval)
+        ping.waited = previous.waited
+        ping.oversleep = late
+        ping.stack, ping.stack_age = clock.format_stack(), late
+
+    def _examine(self, ping: _Ping, clock: "_ThreadClock") -> None:
+        answered = ping.answered
+        age = (answered or time.monotonic()) - ping.sent
+        if answered is None:
+            # The loop's thread runs on meanwhile. Samples at growing distances follow it with little cost.
+            if age >= max(self._threshold / 2, 2 * ping.stack_age):
+                ping.stack, ping.stack_age = clock.format_stack(), age
+            if age < _REPORT_UNFINISHED_SECONDS or ping.is_reported:
+                return
+        elif age < self._threshold:
+            return
+        cpu = (clock.read_cpu() if answered is None else ping.answered_cpu) - ping.cpu
+        waited = clock.read_waited() - ping.waited
+        # If the process used no CPU time while this thread overslept, the process did not run.
+        stopped = ping.oversleep - (time.process_time() - ping.process_cpu)
+        blocked = max(cpu, age - max(waited, stopped))
+        if blocked >= self._threshold and self._budget.take(blocked):
+            ping.is_reported = True
+            self._log(ping, age=age, cpu=cpu, waited=waited)
+
+    def _log(self, ping: _Ping, *, age: float, cpu: float, waited: float) -> None:
+        logger.warning(
+            "the event loop %s blocked for %d ms, with %d ms of CPU time in its thread and %d ms waiting for a "
+            "processor%s; stack after %d ms, innermost first: %s",
+            "has been" if ping.answered is None else "was",
+            age * 1000,
+            cpu * 1000,
+            waited * 1000,
+            self._budget.describe_skipped(),
+            ping.stack_age * 1000,
+            ping.stack or "not known",
+        )
+
+
+class _LineBudget:
+    """Limits the lines in a minute, and counts the blocks without a line."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._lines = 0
+        self._longest = 0.0
+        self._skipped = 0
+
+    def take(self, seconds: float) -> bool:
+        """Return True if a block of this length gets a line."""
+        now = time.monotonic()
+        if now - self._started >= 60:
+            self._started, self._lines, self._longest = now, 0, 0.0
+        if self._lines >= _LINES_PER_MINUTE and seconds < _LONGER * self._longest:
+            self._skipped += 1
+            return False
+        self._lines += 1
+        self._longest = max(self._longest, seconds)
+        return True
+
+    def describe_skipped(self) -> str:
+        skipped, self._skipped = self._skipped, 0
+        return f" (and {skipped} blocks before it that were not logged)" if skipped else ""
+
+
+class _ThreadClock:
+    """The times and the stack of the thread that creates it, to be read from another thread."""
+
+    def __init__(self) -> None:
+        self._ident = threading.get_ident()
+        has_clock = hasattr(time, "pthread_getcpuclockid")
+        self._clock = time.pthread_getcpuclockid(self._ident) if has_clock else None
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def read_cpu(self) -> float:
+        """Return the CPU time of the thread in seconds, or 0 if not known."""
+        return 0.0 if self._clock is None else time.clock_gettime(self._clock)
+
+    def read_waited(self) -> float:
+        """Return the seconds in which the thread was ready and had no processor, or 0 if not known."""
+        return 0.0 if self._file < 0 else int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+
+    def format_stack(self) -> str:
+        frame: FrameType | None = sys._current_frames().get(self._ident)
+        lines: list[str] = []
+        while frame is not None and len(lines) < _MAX_FRAMES:
+            lines.append(f"{frame.f_globals.get('__name__', '?')}:{frame.f_lineno} {frame.f_code.co_name}")
+            frame = frame.f_back
+        return ", ".join(lines)
