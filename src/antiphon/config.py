@@ -78,6 +78,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     background_concurrency: Annotated[int, Meta(ge=1)] | None = None
     background_concurrency_per_project: Annotated[int, Meta(ge=1)] | None = None
     background_starts_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    event_page_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 1
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()

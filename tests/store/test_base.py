@@ -15,6 +15,8 @@ MakeStored = Callable[..., StoredResponse]
 CALLS = {
     "save": lambda store, stored: store.save("p", stored),
     "load": lambda store, _: store.load("p", "resp_1"),
+    "load_response": lambda store, _: store.load_response("p", "resp_1"),
+    "load_bare_response": lambda store, _: store.load_bare_response("p", "resp_1"),
     "delete": lambda store, _: store.delete("p", "resp_1"),
     "load_chain": lambda store, _: store.load_chain("p", "resp_1"),
     "expire": lambda store, _: store.expire(1),

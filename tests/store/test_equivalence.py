@@ -97,7 +97,9 @@ calls = st.one_of(
     call("delete_item", projects, conversation_ids, item_ids),
     call("find_item", projects, item_ids),
     call("append_events", projects, response_ids, numbers, event_lists, owner=st.none() | owners),
-    call("read_events", projects, response_ids, st.integers(-1, 6)),
+    call("read_events", projects, response_ids, st.integers(-1, 6), max_bytes=st.none() | st.integers(1, 12)),
+    call("load_response", projects, response_ids),
+    call("load_bare_response", projects, response_ids),
     call("drop_events", projects, response_ids, owner=st.none() | owners),
     call("enqueue", projects, responses.filter(lambda stored: stored.response.status == "queued"), st.just(b"{}")),
     call(

@@ -37,6 +37,36 @@ async def test_events_are_read_from_any_number(running: Store) -> None:
         assert await running.read_events("p", "resp_1", after) == expected
 
 
+@pytest.mark.parametrize("max_bytes", [1, 40, 100, 10**6])
+async def test_pages_of_events_join_to_the_whole_log(running: Store, max_bytes: int) -> None:
+    first = 0
+    for count in (1, 3, 2, 50):
+        await running.append_events("p", "resp_1", first, make_events(first, count), owner="us")
+        first += count
+    pages: list[list[tuple[int, bytes]]] = []
+    after = -1
+    while page := await running.read_events("p", "resp_1", after, max_bytes=max_bytes):
+        pages.append(page)
+        after = page[-1][0]
+    assert [event for page in pages for event in page] == number_events(0, first)
+    sizes = [sum(len(payload) for _, payload in page) for page in pages]
+    assert all(size <= max_bytes or len(page) == 1 for size, page in zip(sizes, pages, strict=True))
+
+
+async def test_page_of_large_events_has_only_one_of_them(running: Store, make_stored: MakeStored) -> None:
+    """The last events of a response are saved at once, and each can contain the whole answer."""
+    large = [b'"%b"' % (letter * 10**6) for letter in (b"a", b"b", b"c")]
+    await running.append_events("p", "resp_1", 0, [b"0", *large[:1]], owner="us")
+    await running.save("p", make_stored("resp_1"), owner="us", events=(2, [*large[1:], b"4"]))
+    assert [await running.read_events("p", "resp_1", after, max_bytes=1000) for after in range(-1, 4)] == [
+        [(0, b"0")],
+        [(1, large[0])],
+        [(2, large[1])],
+        [(3, large[2])],
+        [(4, b"4")],
+    ]
+
+
 async def test_unknown_response_has_no_events(store: Store) -> None:
     assert await store.read_events("p", "resp_1", -1) == []
 

@@ -43,6 +43,15 @@ async def test_load_returns_none_for_an_unknown_response(store: Store) -> None:
     assert await store.load("p", "resp_1") is None
 
 
+async def test_response_is_loaded_without_input_or_without_items(store: Store, make_stored: MakeStored) -> None:
+    stored = make_stored("resp_1")
+    await store.save("p", stored)
+    bare = msgspec.structs.replace(stored.response, output=[])
+    assert await store.load_response("p", "resp_1") == stored.response
+    assert await store.load_bare_response("p", "resp_1") == bare
+    assert (await store.load_response("q", "resp_1"), await store.load_bare_response("q", "resp_1")) == (None, None)
+
+
 async def test_every_field_of_a_response_is_loaded(store: Store) -> None:
     response = decode_response(
         b'{"id":"resp_1","object":"response","created_at":1700000000.25,"completed_at":1700000001,"status":"incomplete",'

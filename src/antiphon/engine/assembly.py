@@ -65,6 +65,7 @@ def make_policy(settings: Settings) -> Policy:
             concurrency_per_project=settings.background_concurrency_per_project,
             starts_per_minute=settings.background_starts_per_minute,
         ),
+        event_page_bytes=settings.event_page_bytes,
         first_delta_seconds=settings.opening_seconds,
         models=settings.models,
         unsupported_tools=settings.unsupported_tools,

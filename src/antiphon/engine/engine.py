@@ -8,6 +8,7 @@ import msgspec
 
 from antiphon.backends.base import Backend, Model
 from antiphon.engine.background.attempt import QueuedRequest
+from antiphon.engine.background.event_reader import EventPages
 from antiphon.engine.background.responses import BackgroundResponses, BackgroundRun
 from antiphon.engine.background.worker import Worker
 from antiphon.engine.conversations import Conversations
@@ -17,7 +18,7 @@ from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.prompts import Prompts
 from antiphon.engine.respond.persistence import ExpirySweeper, SessionSink, StoreSink, compute_expiry
 from antiphon.engine.respond.response import begin_response
-from antiphon.engine.respond.run import Events, ResponseSink, Run, empty_answer
+from antiphon.engine.respond.run import ResponseSink, Run, empty_answer
 from antiphon.engine.respond.session import Session
 from antiphon.engine.respond.stateless import StatelessRun
 from antiphon.engine.sealing import Sealer, make_secret
@@ -58,7 +59,12 @@ class Engine:
             lease=self._policy.background_lease_seconds,
             limits=self._policy.background_limits,
         )
-        self._background = BackgroundResponses(store, worker, lease=self._policy.background_lease_seconds)
+        self._background = BackgroundResponses(
+            store,
+            worker,
+            lease=self._policy.background_lease_seconds,
+            page_bytes=self._policy.event_page_bytes,
+        )
         self._sweeper = ExpirySweeper(store)
         self._stopping = False
         self.ready = False
@@ -187,10 +193,12 @@ class Engine:
         await self._background.cancel(key)
         return (await self._load(project, response_id)).response
 
-    async def follow(self, project: str, response_id: str, *, after: int) -> Events:
+    async def follow(self, project: str, response_id: str, *, after: int) -> EventPages:
         """Return the events of a background response after this sequence number: the stored ones, then new ones."""
-        stored = await self._load(project, response_id)
-        if not stored.response.background:
+        response = await self._store.load_bare_response(project, response_id)
+        if response is None:
+            raise _not_found(response_id)
+        if not response.background:
             raise InvalidRequest(
                 "Only the stream of a background response can be resumed: create it with 'background: true'.",
                 param="stream",
@@ -209,9 +217,9 @@ class Engine:
 
     async def retrieve(self, project: str, response_id: str) -> Response:
         """Return the current state of a response. A foreground response is stored when it ends."""
-        stored = await self._store.load(project, response_id)
-        if stored is not None:
-            return stored.response
+        response = await self._store.load_response(project, response_id)
+        if response is not None:
+            return response
         run = self._running.get(RunKey(project, response_id))
         if run is None or not run.begun.store:
             raise _not_found(response_id)

@@ -17,6 +17,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `background_lease_seconds`: time after which the runs of a dead process on another machine are taken over. Runs of a
     dead process on this machine are taken over within a second.
     `background_limits`: limits on background responses, shared by all processes that use the store.
+    `event_page_bytes`: size of the stored events that a follower of a background response holds in memory.
     `first_delta_seconds`: time after which a stream begins although its model has not answered.
     `models`: names for models, see `serve.routing.ModelRouter`.
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
@@ -29,6 +30,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     background_slots: int = 64
     background_lease_seconds: float = 15.0
     background_limits: RunLimits = RunLimits()
+    event_page_bytes: int = 256 * 1024
     first_delta_seconds: float = 1.0
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"

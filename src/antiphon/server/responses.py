@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from antiphon.config import Dialect
+from antiphon.engine.background.event_reader import EventPage, EventPages
+from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
 from antiphon.engine.respond.run import Events
 from antiphon.protocol import codec
@@ -20,6 +22,9 @@ from antiphon.server.http import DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
 from antiphon.stream.sse import DONE, encode_batch
+
+# Size of a write when stored events are sent.
+_PART_BYTES = 64 * 1024
 
 
 class DeletedResponse(Struct):
@@ -57,7 +62,10 @@ class ResponseHandlers:
             tail = b""
             if request.stream:
                 http_request.add_served_by(run.response.served_by)
-                tail = await self._stream(http_request, run.events(), rename)
+                if isinstance(run, BackgroundRun):
+                    await self._stream_pages(http_request, run.events(), rename)
+                else:
+                    tail = await self._stream(http_request, run.events(), rename)
             else:
                 await run.drain()
                 http_request.add_served_by(run.response.served_by)  # a router has chosen its backend by now
@@ -140,8 +148,8 @@ class ResponseHandlers:
             if after is not None:
                 # The client may have to wait for the next event. Send the headers now.
                 await http_request.write(b"")
-            tail = await self._stream(http_request, events, adapt, after=after)
-        await http_request.finish(tail + DONE)
+            await self._stream_pages(http_request, events, adapt, after=after)
+        await http_request.finish(DONE)
 
     def _choose_adapter(self, http_request: HttpRequest, *, seals: bool) -> Callable[[Batch], Batch]:
         """Return a function that renames the events for the request's dialect, and seals reasoning if requested."""
@@ -150,12 +158,10 @@ class ResponseHandlers:
             return rename
         return lambda batch: rename(self._engine.reasoning.seal_events(batch, project=http_request.project))
 
-    async def _stream(
-        self, http_request: HttpRequest, events: Events, adapt: Callable[[Batch], Batch], *, after: int | None = None
-    ) -> bytes:
+    async def _stream(self, http_request: HttpRequest, events: Events, adapt: Callable[[Batch], Batch]) -> bytes:
         """Send the events in batches. Return the encoded terminal event, to send it together with the end marker."""
         tail = b""
-        with self._keepalive.watch(http_request, after=after) as activity:
+        with self._keepalive.watch(http_request) as activity:
             async with aclosing(events) as batches:
                 async for batch in batches:
                     chunk = encode_batch(adapt(batch))
@@ -166,6 +172,30 @@ class ResponseHandlers:
                         if not http_request.write_now(chunk):
                             await http_request.write(chunk)
         return tail
+
+    async def _stream_pages(
+        self,
+        http_request: HttpRequest,
+        events: EventPages,
+        adapt: Callable[[Batch], Batch],
+        *,
+        after: int | None = None,
+    ) -> None:
+        """Send stored events, in parts that wait for the client to read.
+
+        A client that reads slowly holds the page that it shares with others, and one part of its own.
+        """
+        with self._keepalive.watch(http_request, after=after) as activity:
+            async with aclosing(events) as pages:
+                async for page in pages:
+                    adapted = adapt(page)
+                    chunk = adapted.encode() if isinstance(adapted, EventPage) else encode_batch(adapted)
+                    activity.last_event = page.last_number
+                    for start in range(0, len(chunk), _PART_BYTES):
+                        part = chunk[start : start + _PART_BYTES]
+                        if not http_request.write_now(part):
+                            await http_request.write(part)
+                    del page, adapted, chunk  # not held while the next page is awaited
 
 
 async def _respond(http_request: HttpRequest, response: Response) -> None:

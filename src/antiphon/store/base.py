@@ -143,6 +143,12 @@ class ResponseStore(Protocol):
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
         """Return a response, or None if there is none."""
 
+    async def load_response(self, project: str, response_id: str) -> Response | None:
+        """Return a response without reading its input items, or None if there is none."""
+
+    async def load_bare_response(self, project: str, response_id: str) -> Response | None:
+        """Return a response with an empty output, or None if there is none. Items are not read."""
+
     async def delete(self, project: str, response_id: str) -> bool:
         """Delete a response with its events and its run. Return False if there was none."""
 
@@ -256,8 +262,14 @@ class EventLog(Protocol):
         run. Raises ServerError if the log already reaches `first`: a number is never used for two events.
         """
 
-    async def read_events(self, project: str, response_id: str, after: int) -> list[tuple[int, bytes]]:
-        """Return the events with a number greater than `after`, in order, with their numbers. Use -1 for all."""
+    async def read_events(
+        self, project: str, response_id: str, after: int, *, max_bytes: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """Return the events with a number greater than `after`, in order, with their numbers. Use -1 for all.
+
+        With `max_bytes`, return only the first of them, up to this size together. One event is always returned, however
+        large it is. An empty result means that there are no more.
+        """
 
     async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
         """Delete the events of a response, so that its numbers can be used again.

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,10 +13,13 @@ from antiphon.protocol.codec import decode_item_arrays, decode_items, decode_ite
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.request import ConversationRef
-from antiphon.protocol.response import FINAL_STATUSES
+from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.protocol.tools import TOOLS
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Link, StoredResponse, parse_response_id
+
+# Maximum size of a batch of events, unless one event is larger.
+BATCH_BYTES = 256 * 1024
 
 
 class ResponseRecord(NamedTuple):
@@ -87,15 +91,21 @@ def pack_response(stored: StoredResponse) -> ResponseRecord:
 def unpack_response(
     response_id: str, expires_at: int | None, input_items: bytes, output_items: bytes, body: bytes
 ) -> StoredResponse:
+    response = unpack_bare_response(response_id, body, output_items)
+    decoded = _decode_array(f"response {response_id}", input_items, decode_items_lossless)
+    return StoredResponse(response=response, input=decoded, expires_at=expires_at)
+
+
+def unpack_bare_response(response_id: str, body: bytes, output_items: bytes | None = None) -> Response:
+    """Return a response without its input items, and with its output items only if they are given."""
     subject = f"response {response_id}"
     try:
         response = decode_response(body)
     except InvalidRequest as error:
         raise _make_error(subject, error) from error
-    response.output = _decode_array(subject, output_items, decode_items_lossless)
-    return StoredResponse(
-        response=response, input=_decode_array(subject, input_items, decode_items_lossless), expires_at=expires_at
-    )
+    if output_items is not None:
+        response.output = _decode_array(subject, output_items, decode_items_lossless)
+    return response
 
 
 def unpack_output(response_id: str, output_items: bytes) -> list[Item | Unknown]:
@@ -232,10 +242,24 @@ def unpack_conversation(conversation_id: str, created_at: int, metadata: bytes) 
     return Conversation(id=conversation_id, created_at=created_at, metadata=decoded)
 
 
-def pack_events(first: int, payloads: Sequence[bytes]) -> EventBatch | None:
-    """Encode consecutive events, numbered from `first`. Return None for no events."""
-    if not payloads:
-        return None
+def pack_events(first: int, payloads: Sequence[bytes]) -> list[EventBatch]:
+    """Encode consecutive events, numbered from `first`. Return no batch for no events.
+
+    A batch is larger than `BATCH_BYTES` only if its single event is, so that a reader never has to read more at once.
+    """
+    batches: list[EventBatch] = []
+    start = size = 0
+    for index, payload in enumerate(payloads):
+        size += len(payload)
+        if size > BATCH_BYTES and index > start:
+            batches.append(_pack_batch(first + start, payloads[start:index]))
+            start, size = index, len(payload)
+    if payloads:
+        batches.append(_pack_batch(first + start, payloads[start:]))
+    return batches
+
+
+def _pack_batch(first: int, payloads: Sequence[bytes]) -> EventBatch:
     lines = b"\n".join(payloads)
     if lines.count(b"\n") >= len(payloads):
         raise ServerError("A stored event must be one line of JSON.")
@@ -248,6 +272,24 @@ def unpack_events(last: int, lines: bytes, after: int) -> Iterator[tuple[int, by
     first = last - len(payloads) + 1
     skipped = max(after + 1 - first, 0)
     return zip(range(first + skipped, last + 1), payloads[skipped:], strict=True)
+
+
+def take_events(batches: Iterable[tuple[int, bytes]], after: int, max_bytes: int | None) -> list[tuple[int, bytes]]:
+    """Return the events of batches with a number greater than `after`. `batches` have their last number and lines.
+
+    The result has at most `max_bytes`, or one event that is larger. No batch is read that is not needed.
+    """
+    events: list[tuple[int, bytes]] = []
+    left = math.inf if max_bytes is None else max_bytes
+    for last, lines in batches:
+        for event in unpack_events(last, lines, after):
+            left -= len(event[1])
+            if left < 0 and events:
+                return events
+            events.append(event)
+        if left <= 0:
+            break
+    return events
 
 
 class _ConversationField(msgspec.Struct):

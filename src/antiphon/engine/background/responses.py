@@ -7,29 +7,23 @@ when and where a queued run begins.
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
+from antiphon.engine.background.event_reader import PAGE_BYTES, EventPages, EventReader, make_page
 from antiphon.engine.background.event_writer import make_queued_events
 from antiphon.engine.background.scheduler import Scheduler
-from antiphon.engine.background.worker import is_final, wait_for
-from antiphon.engine.respond.run import Events
+from antiphon.engine.background.worker import wait_for
 from antiphon.errors import NotFound, Unavailable
-from antiphon.protocol.events import TERMINAL, Event
-from antiphon.protocol.response import Response
-from antiphon.protocol.unions import Unknown
+from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.store.base import RunKey, Store, StoredResponse
 from antiphon.stream.sse import encode_json_line
 
 # Interval of polling for a response that another process works on.
 POLL_SECONDS = 0.25
 
-_TERMINAL_TYPES = {str(event.__struct_config__.tag) for event in TERMINAL}
-
 
 class BackgroundRun:
     """A queued response. Same interface as `Run`; closing its events does not cancel the run."""
 
-    def __init__(self, response: Response, warnings: Sequence[str], follow: Callable[[], Events]) -> None:
+    def __init__(self, response: Response, warnings: Sequence[str], follow: Callable[[], EventPages]) -> None:
         self.response = response
         self.warnings = warnings
         self.events = follow
@@ -42,11 +36,13 @@ class BackgroundRun:
 class BackgroundResponses:
     """Queues background responses, reads their events and cancels them.
 
-    `lease` is the time after which the run of a dead process is free.
+    `lease` is the time after which the run of a dead process is free. Each follower of a response holds at most
+    `page_bytes` of its events, or one larger event.
     """
 
-    def __init__(self, store: Store, scheduler: Scheduler, *, lease: float) -> None:
+    def __init__(self, store: Store, scheduler: Scheduler, *, lease: float, page_bytes: int = PAGE_BYTES) -> None:
         self._store = store
+        self._reader = EventReader(store, page_bytes=page_bytes)
         self._scheduler = scheduler
         self._lease = lease
         self._stopping = False
@@ -80,38 +76,44 @@ class BackgroundResponses:
         self._scheduler.cancel(key)  # it may have been claimed meanwhile
         await self._wait_for_end(key)
 
-    async def follow(self, key: RunKey, after: int) -> Events:
+    async def follow(self, key: RunKey, after: int) -> EventPages:
         """Yield the events after this sequence number, the stored ones and then new ones, until the response ends.
 
         Raises if the end cannot be read, because the server stops or the response was deleted.
         """
         # One mark is enough: it stays with the run when another process takes over.
         await self._store.mark_watched(*key)
+        has_ended = False
         while not self._stopping:
             attempt = self._scheduler.attempts.get(key)
             # Read the signal before the log, so that a change during the read is not missed. Only the stored log is
             # read: an attempt may have lost its lease without knowing it, and its events would then be wrong.
             changed = self._scheduler.changed if attempt is None else attempt.events.changed
-            stored = None if attempt is not None else await self._store.load(*key)
-            # A response that is final before its events are read has all of them in the log.
-            final = attempt is None and is_final(stored)
-            rows = await self._store.read_events(*key, after)
-            if stored is not None and not rows and not final:
-                rows = _number(make_queued_events(stored.response))[after + 1 :]
-            if rows:
-                after = rows[-1][0]
-                batch = [Unknown(payload) for _, payload in rows if _is_readable(payload)]
-                if batch:
-                    yield batch
-                if batch and batch[-1].type in _TERMINAL_TYPES:
+            response = None
+            if attempt is None and not has_ended:
+                response = await self._store.load_bare_response(*key)
+                # A response that has ended before its events are read has all of them in the log.
+                has_ended = _has_ended(response)
+            page = await self._reader.read(key, after)
+            if page is None and response is not None and not has_ended:
+                page = make_page(_number_queued_events(response)[after + 1 :])
+            if page is not None:
+                after, is_last = page.last_number, page.is_last
+                if page:
+                    yield page
+                del page  # it is in memory only while followers send it
+                if is_last:
                     return
-            elif final and stored is None:
-                raise NotFound(f"Response with id '{key.response_id}' not found.", param="response_id")
-            elif final:
+            elif has_ended:
+                await self._check_exists(key)
                 return
             else:
                 await wait_for(changed, POLL_SECONDS if attempt is None else None)
         raise Unavailable("The server is shutting down. The stream can be resumed later.")
+
+    async def _check_exists(self, key: RunKey) -> None:
+        if await self._store.load_bare_response(*key) is None:
+            raise NotFound(f"Response with id '{key.response_id}' not found.", param="response_id")
 
     async def _wait_for_end(self, key: RunKey) -> None:
         # If the owner has just died, this process can end the run after the lease has expired.
@@ -119,18 +121,15 @@ class BackgroundResponses:
         while time.monotonic() < deadline:
             changed = self._scheduler.changed
             self._scheduler.wake()
-            if is_final(await self._store.load(*key)):
+            if _has_ended(await self._store.load_bare_response(*key)):
                 return
             await wait_for(changed, POLL_SECONDS)
 
 
-def _is_readable(payload: bytes) -> bool:
-    """Return True if the payload can be sent. A payload damaged on disk is skipped, so that the end can be read."""
-    try:
-        return bool(Unknown(payload).type)
-    except msgspec.DecodeError:
-        return False
+def _has_ended(response: Response | None) -> bool:
+    """Return True if the response has ended or was deleted."""
+    return response is None or response.status in FINAL_STATUSES
 
 
-def _number(events: Sequence[Event]) -> list[tuple[int, bytes]]:
-    return [(event.sequence_number, encode_json_line(event)) for event in events]
+def _number_queued_events(response: Response) -> list[tuple[int, bytes]]:
+    return [(event.sequence_number, encode_json_line(event)) for event in make_queued_events(response)]

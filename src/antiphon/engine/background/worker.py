@@ -13,8 +13,7 @@ from contextlib import suppress
 
 from antiphon.engine.background.attempt import Attempt, LeftToOthers
 from antiphon.engine.serve.pipeline import Pipeline
-from antiphon.protocol.response import FINAL_STATUSES
-from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store, StoredResponse
+from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store
 from antiphon.store.limits import RunLimits
 
 logger = logging.getLogger(__name__)
@@ -165,11 +164,6 @@ class Worker:
         self.notify_change()
         if self._full or self._limits.counts_active:  # a queued run may have waited for this slot
             self._wake.set()
-
-
-def is_final(stored: StoredResponse | None) -> bool:
-    """Return True if the response has ended or was deleted."""
-    return stored is None or stored.response.status in FINAL_STATUSES
 
 
 async def wait_for(event: asyncio.Event, seconds: float | None) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from antiphon.errors import InvalidRequest, NotFound, ServerError
+from antiphon.protocol.response import Response
 from antiphon.store.base import (
     NO_LIMITS,
     ClaimedRun,
@@ -26,6 +27,7 @@ from antiphon.store.record import (
     pack_events,
     pack_items,
     pack_response,
+    unpack_bare_response,
     unpack_response,
 )
 
@@ -42,22 +44,21 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
     ) -> None:
         record = pack_response(stored)
         foreign = find_foreign_items(stored)
-        batch = None if events is None else pack_events(*events)
+        batches = [] if events is None else pack_events(*events)
         key = project, record.id
         if owner is not None and not self._is_owned(key, owner):
             raise LeaseLost(f"{owner} does not own the run of {record.id}.")
         earlier = self._tables.responses.get(key)
         if earlier is not None and earlier.final and not record.final:
             return
-        if batch is not None:
-            self._check_number(key, batch)
+        self._check_number(key, batches)
         if conversation is not None:
             row = self._find_conversation(project, conversation)
             if row is None:
                 raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
             self._append_block(row, record.id, pack_items(stored.input), pack_items(stored.response.output))
             self._extend_expiry(row, stored.expires_at)
-        self._write_response(key, record, batch)
+        self._write_response(key, record, batches)
         self._index_items(key, foreign)
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
@@ -65,6 +66,14 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         if record is None:
             return None
         return unpack_response(record.id, record.expires_at, record.input, record.output, record.body)
+
+    async def load_response(self, project: str, response_id: str) -> Response | None:
+        record = self._find_response(project, response_id)
+        return None if record is None else unpack_bare_response(record.id, record.body, record.output)
+
+    async def load_bare_response(self, project: str, response_id: str) -> Response | None:
+        record = self._find_response(project, response_id)
+        return None if record is None else unpack_bare_response(record.id, record.body)
 
     async def delete(self, project: str, response_id: str) -> bool:
         if self._find_response(project, response_id) is None:
@@ -95,12 +104,12 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         record = self._tables.responses.get((project, response_id))
         return record if record is not None and self._is_live(record) else None
 
-    def _write_response(self, key: Key, record: ResponseRecord, batch: EventBatch | None) -> None:
+    def _write_response(self, key: Key, record: ResponseRecord, batches: list[EventBatch]) -> None:
         self._tables.responses[key] = record
         if record.final:
             self._tables.runs.pop(key, None)
-        if batch is not None:
-            self._tables.events.setdefault(key, []).append(batch)
+        if batches:
+            self._tables.events.setdefault(key, []).extend(batches)
 
     def _delete_response(self, key: Key) -> None:
         del self._tables.responses[key]

@@ -3,6 +3,7 @@
 No method of the store waits, so each one is a transaction: it checks first and then changes.
 """
 
+import bisect
 import itertools
 import secrets
 import time
@@ -19,7 +20,7 @@ from antiphon.store.record import (
     ItemRecord,
     ResponseRecord,
     pack_events,
-    unpack_events,
+    take_events,
     unpack_item,
     unpack_items,
     unpack_output,
@@ -112,16 +113,20 @@ class MemoryEventLog(MemoryTables):
         self, project: str, response_id: str, first: int, payloads: Sequence[bytes], *, owner: str | None = None
     ) -> bool:
         key = project, response_id
-        batch = pack_events(first, payloads)
+        batches = pack_events(first, payloads)
         is_allowed = key in self._tables.responses if owner is None else self._is_owned(key, owner)
-        if is_allowed and batch is not None:
-            self._check_number(key, batch)
-            self._tables.events.setdefault(key, []).append(batch)
+        if is_allowed and batches:
+            self._check_number(key, batches)
+            self._tables.events.setdefault(key, []).extend(batches)
         return is_allowed
 
-    async def read_events(self, project: str, response_id: str, after: int) -> list[tuple[int, bytes]]:
+    async def read_events(
+        self, project: str, response_id: str, after: int, *, max_bytes: int | None = None
+    ) -> list[tuple[int, bytes]]:
         batches = self._tables.events.get((project, response_id), [])
-        return [event for _, last, lines in batches if last > after for event in unpack_events(last, lines, after)]
+        start = bisect.bisect_right(batches, after, key=lambda batch: batch.last)
+        unread = ((batch.last, batch.lines) for batch in itertools.islice(batches, start, None))
+        return take_events(unread, after, max_bytes)
 
     async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
         key = project, response_id
@@ -130,10 +135,10 @@ class MemoryEventLog(MemoryTables):
         self._tables.events.pop(key, None)
         return True
 
-    def _check_number(self, key: Key, batch: EventBatch) -> None:
-        batches = self._tables.events.get(key)
-        if batches and batches[-1].last >= batch.first:
-            raise ServerError(f"The event log of {key[1]} already reaches number {batch.first}.")
+    def _check_number(self, key: Key, batches: list[EventBatch]) -> None:
+        stored = self._tables.events.get(key)
+        if stored and batches and stored[-1].last >= batches[0].first:
+            raise ServerError(f"The event log of {key[1]} already reaches number {batches[0].first}.")
 
 
 class MemoryReferences(MemoryTables):

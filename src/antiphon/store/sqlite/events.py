@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from antiphon.errors import ServerError
-from antiphon.store.record import EventBatch, pack_events, unpack_events
+from antiphon.store.record import EventBatch, pack_events, take_events
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.leases import is_owned
 
@@ -26,35 +26,49 @@ class SqliteEventLog(Database):
     async def append_events(
         self, project: str, response_id: str, first: int, payloads: Sequence[bytes], *, owner: str | None = None
     ) -> bool:
-        batch = pack_events(first, payloads)
-        appended: bool = await self._writer.submit(_append, (project, response_id, batch, owner))
+        batches = pack_events(first, payloads)
+        appended: bool = await self._writer.submit(_append, (project, response_id, batches, owner))
         return appended
 
-    async def read_events(self, project: str, response_id: str, after: int) -> list[tuple[int, bytes]]:
-        rows = await self._reader.submit(READ, (project, response_id, after))
-        return [event for last, lines in rows for event in unpack_events(last, lines, after)]
+    async def read_events(
+        self, project: str, response_id: str, after: int, *, max_bytes: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        events: list[tuple[int, bytes]] = await self._reader.submit(_read, (project, response_id, after, max_bytes))
+        return events
 
     async def drop_events(self, project: str, response_id: str, *, owner: str | None = None) -> bool:
         dropped: bool = await self._writer.submit(_drop, (project, response_id, owner))
         return dropped
 
 
-def append_batch(connection: sqlite3.Connection, project: str, response_id: str, batch: EventBatch) -> None:
-    """Append a batch. Raises ServerError if the log already reaches its first number."""
-    if connection.execute(REACHED, (project, response_id, batch.first)).fetchone() is not None:
-        raise ServerError(f"The event log of {response_id} already reaches number {batch.first}.")
-    connection.execute(APPEND, (project, response_id, batch.last, batch.lines))
+def append_batches(
+    connection: sqlite3.Connection, project: str, response_id: str, batches: Sequence[EventBatch]
+) -> None:
+    """Append consecutive batches. Raises ServerError if the log already reaches their first number."""
+    if not batches:
+        return
+    first = batches[0].first
+    if connection.execute(REACHED, (project, response_id, first)).fetchone() is not None:
+        raise ServerError(f"The event log of {response_id} already reaches number {first}.")
+    for batch in batches:
+        connection.execute(APPEND, (project, response_id, batch.last, batch.lines))
+
+
+def _read(
+    connection: sqlite3.Connection, project: str, response_id: str, after: int, max_bytes: int | None
+) -> list[tuple[int, bytes]]:
+    return take_events(connection.execute(READ, (project, response_id, after)), after, max_bytes)
 
 
 def _append(
-    connection: sqlite3.Connection, project: str, response_id: str, batch: EventBatch | None, owner: str | None
+    connection: sqlite3.Connection, project: str, response_id: str, batches: list[EventBatch], owner: str | None
 ) -> bool:
     if owner is None:
         is_allowed = connection.execute(STORED, (project, response_id)).fetchone() is not None
     else:
         is_allowed = is_owned(connection, project, response_id, owner)
-    if is_allowed and batch is not None:
-        append_batch(connection, project, response_id, batch)
+    if is_allowed:
+        append_batches(connection, project, response_id, batches)
     return is_allowed
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from antiphon.errors import NotFound
 from antiphon.protocol.items import Item
+from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost, Link, StoredResponse
 from antiphon.store.record import (
@@ -23,6 +24,7 @@ from antiphon.store.record import (
     pack_events,
     pack_items,
     pack_response,
+    unpack_bare_response,
     unpack_item,
     unpack_items,
     unpack_output,
@@ -31,7 +33,7 @@ from antiphon.store.record import (
 from antiphon.store.sqlite.conversations import EXPIRE as EXPIRE_CONVERSATIONS
 from antiphon.store.sqlite.conversations import append_block
 from antiphon.store.sqlite.database import Database, RowInsert
-from antiphon.store.sqlite.events import append_batch
+from antiphon.store.sqlite.events import append_batches
 from antiphon.store.sqlite.leases import is_owned
 
 # Number of expired responses or conversations deleted in one transaction, so that other writers wait only briefly.
@@ -62,6 +64,12 @@ LOAD = """
 SELECT expires_at, input, output, body FROM responses
 WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
 """
+
+LOAD_RESPONSE = """
+SELECT body, output FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)
+"""
+
+LOAD_BODY = "SELECT body FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
 DELETE = "DELETE FROM responses WHERE project = ? AND id = ? AND (expires_at IS NULL OR expires_at > ?)"
 
@@ -144,13 +152,21 @@ class SqliteResponses(Database):
         if conversation is None and owner is None and events is None and not foreign:
             await self._writer.submit(SAVE, row)
             return
-        batch = None if events is None else pack_events(*events)
+        batches = [] if events is None else pack_events(*events)
         items = ([], []) if conversation is None else (pack_items(stored.input), pack_items(stored.response.output))
-        await self._writer.submit(_save_with_related, (row, foreign, owner, batch, conversation, items, self._now()))
+        await self._writer.submit(_save_with_related, (row, foreign, owner, batches, conversation, items, self._now()))
 
     async def load(self, project: str, response_id: str) -> StoredResponse | None:
         rows = await self._reader.submit(LOAD, (project, response_id, self._now()))
         return unpack_response(response_id, *rows[0]) if rows else None
+
+    async def load_response(self, project: str, response_id: str) -> Response | None:
+        rows = await self._reader.submit(LOAD_RESPONSE, (project, response_id, self._now()))
+        return unpack_bare_response(response_id, *rows[0]) if rows else None
+
+    async def load_bare_response(self, project: str, response_id: str) -> Response | None:
+        rows = await self._reader.submit(LOAD_BODY, (project, response_id, self._now()))
+        return unpack_bare_response(response_id, *rows[0]) if rows else None
 
     async def delete(self, project: str, response_id: str) -> bool:
         deleted: int = await self._writer.submit(DELETE, (project, response_id, self._now()))
@@ -218,7 +234,7 @@ def _save_with_related(
     row: Sequence[Any],
     foreign: list[ForeignItem],
     owner: str | None,
-    batch: EventBatch | None,
+    batches: list[EventBatch],
     conversation: str | None,
     items: tuple[list[ItemRecord], list[ItemRecord]],
     now: float,
@@ -230,8 +246,7 @@ def _save_with_related(
     if connection.execute(SAVE.one_row, row).rowcount == 0:
         return
     index_items(connection, project, response_id, foreign)
-    if batch is not None:
-        append_batch(connection, project, response_id, batch)
+    append_batches(connection, project, response_id, batches)
     if conversation is not None and not append_block(
         connection, project, conversation, *items, now, expires_at, response_id=response_id
     ):
