@@ -73,6 +73,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     websocket_max_seconds: Annotated[float, Meta(gt=0, le=604800)] = 3600
     inherit_tools: bool = True
     retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
+    queued: Annotated[int, Meta(ge=0)] = 512
+    queued_per_project: Annotated[int, Meta(ge=0)] = 128
+    queue_seconds: Annotated[float, Meta(gt=0, le=86400)] = 300
     background_slots: Annotated[int, Meta(ge=1)] = 64
     background_lease_seconds: Annotated[float, Meta(ge=0.1, le=3600)] = 15
     background_concurrency: Annotated[int, Meta(ge=1)] | None = None

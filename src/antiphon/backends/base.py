@@ -1,7 +1,8 @@
 """The interface of backends: a backend takes a `Turn` and yields batches of deltas."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -10,7 +11,8 @@ from antiphon.protocol import validation
 from antiphon.protocol.items import Item
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
-from antiphon.stream.deltas import Deltas
+from antiphon.stream.deltas import Delta, Deltas
+from antiphon.turn_queue import Slot, TurnQueue
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +22,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `request.instructions`. Do not read `request.input`: it has only the newest part. `request.tools` and
     `request.tool_choice` are resolved and validated. `project` is the owner of the turn. `response_id` is set if the
     turn is repeated after a crash: readers can continue if a backend repeats the same answer for the same id.
-    `streamed` is False if the answer is read only when it is complete: a backend may then yield it in one batch.
+    `streamed` is False if the answer is read only when it is complete: a backend may then yield it in one batch. A
+    `background` turn waits behind the others in the backend's queue.
 
     An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
     client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
@@ -33,6 +36,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     project: str = ""
     response_id: str = ""
     streamed: bool = True
+    background: bool = False
     find_param: Callable[[Item | Unknown], str | None] | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
     on_accepted: Callable[[], object] | None = None
@@ -131,6 +135,45 @@ class Backend(Protocol):
 
     async def count_tokens(self, turn: Turn) -> int:
         """Return the number of input tokens of this turn."""
+
+
+@runtime_checkable
+class QueuedBackend(Protocol):
+    """A backend that runs a limited number of turns at once. The engine sets the limits of its queue."""
+
+    @property
+    def queue(self) -> TurnQueue | None:
+        """The queue, or None if the number of turns is not limited."""
+
+
+class SlotDeltas:
+    """The deltas of a turn that holds a slot of a queue. The slot is free when the deltas end or are closed."""
+
+    def __init__(self, deltas: Deltas, slot: Slot) -> None:
+        self._deltas = deltas
+        self._slot = slot
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[Delta]:
+        try:
+            return await anext(self._deltas)
+        except BaseException:
+            self._slot.release()
+            raise
+
+    async def aclose(self) -> None:
+        try:
+            await self._deltas.aclose()
+        finally:
+            self._slot.release()
+
+    def __del__(self) -> None:
+        # Deltas that were dropped without `aclose` must not hold their slot.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._slot.release)
 
 
 Options = TypeVar("Options", bound=msgspec.Struct)

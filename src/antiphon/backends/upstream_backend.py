@@ -12,6 +12,7 @@ import msgspec
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.errors import AntiphonError, NotFound
 from antiphon.stream.deltas import Deltas
+from antiphon.turn_queue import TurnQueue
 from antiphon.upstream.client import UpstreamClient, WriteRequest
 from antiphon.upstream.delta_stream import Reader
 from antiphon.upstream.error_mapping import REFUSED
@@ -157,6 +158,11 @@ class UpstreamBackend:
         self._can_count = True
 
     @property
+    def queue(self) -> TurnQueue | None:
+        """The queue of turns, if the number of concurrent ones is limited."""
+        return self.upstream.queue
+
+    @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
@@ -182,9 +188,19 @@ class UpstreamBackend:
     async def send(self, turn: Turn, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
         """Send the request of a turn, and return the deltas of its answer."""
         if not turn.streamed:
-            return await self.upstream.request_whole(path, write, make_reader, project=turn.project)
+            return await self.upstream.request_whole(
+                path, write, make_reader, project=turn.project, background=turn.background
+            )
         body, headers = write(stream=True)
-        return await self.upstream.stream(path, body, make_reader, headers=headers, on_accepted=turn.on_accepted)
+        return await self.upstream.stream(
+            path,
+            body,
+            make_reader,
+            headers=headers,
+            on_accepted=turn.on_accepted,
+            project=turn.project,
+            background=turn.background,
+        )
 
     async def count_tokens(self, turn: Turn) -> int:
         return estimate_tokens(turn.request, turn.items)
@@ -195,7 +211,8 @@ class UpstreamBackend:
             return estimate_tokens(turn.request, turn.items)
         body = write(turn)
         try:
-            return msgspec.json.decode(await self.upstream.post_json(path, body), type=_Count).input_tokens
+            answer = await self.upstream.post_json(path, body, project=turn.project, background=turn.background)
+            return msgspec.json.decode(answer, type=_Count).input_tokens
         except AntiphonError as error:
             # Other errors are transient, or the turn itself raises them.
             if error.code == REFUSED or type(error) is NotFound:

@@ -10,6 +10,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
+from antiphon.turn_queue import QueueLimits
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def make_policy(settings: Settings) -> Policy:
         inherit_tools=settings.inherit_tools,
         # A short retention must not round to 0, which means none.
         retention_seconds=max(1, round(settings.retention_days * _DAY)) if settings.retention_days else None,
+        queue=QueueLimits(settings.queued, settings.queued_per_project, settings.queue_seconds),
         background_slots=settings.background_slots,
         background_lease_seconds=settings.background_lease_seconds,
         background_limits=RunLimits(

@@ -6,6 +6,7 @@ import msgspec
 
 from antiphon.config import UnsupportedTools
 from antiphon.store.limits import RunLimits
+from antiphon.turn_queue import QueueLimits
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +14,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     `inherit_tools`: a continuation without `tools` gets those of the response it continues.
     `retention_seconds`: time for which responses and conversations are stored; None keeps them until they are deleted.
+    `queue`: limits of the queue of each model that runs a limited number of turns at once.
     `background_slots`: number of background responses that this process works on at once.
     `background_lease_seconds`: time after which the runs of a dead process on another machine are taken over. Runs of a
     dead process on this machine are taken over within a second.
@@ -27,6 +29,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     inherit_tools: bool = True
     retention_seconds: int | None = None
+    queue: QueueLimits = QueueLimits()
     background_slots: int = 64
     background_lease_seconds: float = 15.0
     background_limits: RunLimits = RunLimits()

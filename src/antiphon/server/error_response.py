@@ -16,6 +16,7 @@ from antiphon.protocol.response import Response, ResponseError
 
 _STATUSES = {kind.type: kind.status for kind in (InvalidRequest, RateLimited)}
 _CODE_STATUSES = {kind.default_code: kind.status for kind in (UpstreamTimeout, Unavailable)} | {
+    "server_overloaded": Unavailable.status,
     "upstream_overloaded": Unavailable.status,
     "upstream_unavailable": Unavailable.status,
 }

@@ -11,6 +11,7 @@ import msgspec
 
 from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError
 from antiphon.stream.deltas import Delta, Deltas
+from antiphon.turn_queue import Slot, TurnQueue
 from antiphon.upstream.delta_stream import MAX_BODY_SIZE, DeltaStream, Reader
 from antiphon.upstream.error_mapping import map_error_response
 from antiphon.upstream.http import HttpSession, read_bounded
@@ -71,8 +72,7 @@ class UpstreamClient:
         self._now = now
         self._circuit_breaker = CircuitBreaker(name, now=now)
         self._whole_answers = WholeAnswers(name, options, now=now)
-        # A semaphore wakes waiting calls in order of arrival.
-        self._slots = asyncio.Semaphore(options.max_concurrent) if options.max_concurrent else None
+        self.queue = TurnQueue(options.max_concurrent) if options.max_concurrent else None
 
     async def start(self) -> None:
         self._session.open()
@@ -88,15 +88,15 @@ class UpstreamClient:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise UpstreamError("The upstream's answer is not JSON.") from None
 
-    async def post_json(self, path: str, body: bytes) -> bytes:
+    async def post_json(self, path: str, body: bytes, *, project: str = "", background: bool = False) -> bytes:
         """Send a request for data, and return the response body."""
-        if self._slots is not None:
-            await self._slots.acquire()
+        slot = None if self.queue is None else await self.queue.acquire(project, background=background)
         try:
             with self._circuit_breaker.guard():
                 return await self._retry(lambda _: self._fetch("POST", path, body))
         finally:
-            self._free_slot()
+            if slot is not None:
+                slot.release()
 
     async def stream(
         self,
@@ -106,23 +106,35 @@ class UpstreamClient:
         *,
         headers: Mapping[str, str] | None = None,
         on_accepted: Callable[[], object] | None = None,
+        project: str = "",
+        background: bool = False,
     ) -> Deltas:
         """Send a request for a streamed answer, and return its deltas once the first ones have arrived.
 
         `on_accepted` is called when the upstream has answered with a success status, before the first deltas. Closing
-        the deltas closes the connection at once.
+        the deltas closes the connection at once. `project` is the owner of the request; it and `background` decide when
+        a request starts if there are more than `max_concurrent`.
         """
         seconds = self.options.first_token_timeout
         return await self._start(
-            lambda policy: self._begin(path, (body, headers), make_reader, policy, seconds, on_accepted)
+            lambda policy: self._begin(path, (body, headers), make_reader, policy, seconds, on_accepted),
+            project,
+            background=background,
         )
 
     async def request_whole(
-        self, path: str, write: WriteRequest, make_reader: Callable[[], Reader], *, project: str = ""
+        self,
+        path: str,
+        write: WriteRequest,
+        make_reader: Callable[[], Reader],
+        *,
+        project: str = "",
+        background: bool = False,
     ) -> Deltas:
         """Send a request for an answer in one piece, and return its deltas when it has arrived.
 
-        The answer is streamed after all if the upstream cannot answer otherwise. `project` is the owner of the request.
+        The answer is streamed after all if the upstream cannot answer otherwise. `project` and `background`: see
+        `stream`.
         """
         options, whole_answers = self.options, self._whole_answers
         failure: AntiphonError | None = None  # of the request without streaming
@@ -144,18 +156,20 @@ class UpstreamClient:
                 whole_answers.require_streaming(project, failure)
             return started
 
-        return await self._start(begin)
+        return await self._start(begin, project, background=background)
 
-    async def _start(self, begin: Callable[[RetryPolicy], Awaitable[_Started]]) -> Deltas:
-        if self._slots is not None:
-            await self._slots.acquire()
+    async def _start(
+        self, begin: Callable[[RetryPolicy], Awaitable[_Started]], project: str, *, background: bool
+    ) -> Deltas:
+        slot = None if self.queue is None else await self.queue.acquire(project, background=background)
         try:
             with self._circuit_breaker.guard():
                 stream, first = await self._retry(begin)
         except BaseException:
-            self._free_slot()
+            if slot is not None:
+                slot.release()
             raise
-        return _Answer(self, stream, first)
+        return _Answer(self, stream, first, slot)
 
     async def _begin(
         self,
@@ -212,16 +226,13 @@ class UpstreamClient:
     def _map_error(self, status: int, body: bytes, retry_after: float | None) -> AntiphonError:
         return map_error_response(status, body, secrets=self.secrets, retry_after=retry_after)
 
-    def _free_slot(self) -> None:
-        if self._slots is not None:
-            self._slots.release()
-
-    def release(self, stream: DeltaStream) -> None:
+    def release(self, stream: DeltaStream, slot: Slot | None) -> None:
         """Free the slot of a stream, and close its connection.
 
         The rest of a finished answer is received in the background, so that the connection can be reused.
         """
-        self._free_slot()
+        if slot is not None:
+            slot.release()
         if stream.finished:
             stream.response.drain(seconds=DRAIN_SECONDS)
         else:
@@ -231,9 +242,10 @@ class UpstreamClient:
 class _Answer:
     """The deltas of an answer. `first` are those that have arrived already."""
 
-    def __init__(self, client: UpstreamClient, stream: DeltaStream, first: Sequence[Delta]) -> None:
+    def __init__(self, client: UpstreamClient, stream: DeltaStream, first: Sequence[Delta], slot: Slot | None) -> None:
         self._client = client
         self._stream = stream
+        self._slot = slot
         self._first: Sequence[Delta] | None = first
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -271,12 +283,12 @@ class _Answer:
     def _close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._client.release(self._stream)
+            self._client.release(self._stream, self._slot)
 
     def __del__(self) -> None:
         # An answer that was dropped without `aclose` must not hold its connection and slot.
         if not self._is_closed and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._client.release, self._stream)
+            self._loop.call_soon_threadsafe(self._client.release, self._stream, self._slot)
 
 
 def _collect_secrets(options: UpstreamOptions, headers: Mapping[str, str]) -> frozenset[str]:

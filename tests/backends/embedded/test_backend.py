@@ -342,9 +342,9 @@ async def test_answer_that_was_not_started_takes_no_slot(backend: EmbeddedBacken
 async def test_closing_the_backend_ends_running_and_queued_turns() -> None:
     backend = EmbeddedBackend(find_weights("smollm2-135m"), context=WINDOW, slots=1)
     await backend.start()
-    running, waiting = [await backend.stream(make_turn("Count to a million.")) for _ in range(2)]
+    running = await backend.stream(make_turn("Count to a million."))
+    queued = asyncio.ensure_future(backend.stream(make_turn("Count to a million.")))
     await anext(running)
-    queued = asyncio.ensure_future(anext(waiting))
     await anext(running)
     await backend.close()
     with pytest.raises(Unavailable):

@@ -7,9 +7,11 @@ from concurrent.futures import Future
 import pytest
 import pytest_asyncio
 
+from antiphon.backends.base import Turn
 from antiphon.backends.embedded.model import CompletionChunk, Generation, Llama
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.errors import Unavailable
+from antiphon.protocol.request import CreateRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -20,6 +22,10 @@ async def llama() -> AsyncIterator[Llama]:
     await llama.load()
     yield llama
     await llama.close()
+
+
+def make_turn() -> Turn:
+    return Turn(request=CreateRequest(), items=[])
 
 
 def join_text(chunks: list[CompletionChunk]) -> str:
@@ -33,7 +39,9 @@ async def finish(llama: Llama, prompt: str, tokens: int) -> str:
 async def test_messages_are_tokenized_with_the_chat_template(llama: Llama) -> None:
     question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     answered = [*question, {"role": "assistant", "content": "Hello"}]
-    short, long = await llama.tokenize(question), await llama.tokenize(answered)
+    tokenizer, turn = llama.tokenizer, make_turn()
+    short = await tokenizer.tokenize(question, turn=turn, limit=100)
+    long = await tokenizer.tokenize(answered, turn=turn, limit=100)
     # The template closes an answer, and opens the next one.
     answer_start = short[-3:]
     assert long[: len(short)] == short
@@ -91,7 +99,7 @@ async def test_grammar_is_accepted_only_if_it_compiles(llama: Llama, grammar: st
 async def test_model_is_unavailable_before_loading() -> None:
     llama = Llama(find_weights("smollm2-135m"), window=512, slots=1, threads=1, batch=16)
     with pytest.raises(Unavailable):
-        await llama.tokenize([{"role": "user", "content": "Hi"}])
+        _ = llama.tokenizer
     with pytest.raises(Unavailable):
         await finish(llama, "Hello", 1)
     await llama.close()

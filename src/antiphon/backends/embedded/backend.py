@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from msgspec import Meta, Struct
 
@@ -15,14 +15,16 @@ from antiphon.backends.embedded.grammar import (
     build_schema_grammar,
     read_rules,
 )
-from antiphon.backends.embedded.model import Llama
+from antiphon.backends.embedded.model import Generation, Llama
 from antiphon.backends.embedded.output import OutputReader
-from antiphon.backends.embedded.prompt import build_messages
+from antiphon.backends.embedded.prompt import TemplateMessage, build_messages
+from antiphon.backends.embedded.tokenizer import PromptTooLong, Tokenizer
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
 from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.request import CreateRequest
-from antiphon.stream.deltas import Deltas
+from antiphon.stream.deltas import Delta, Deltas
+from antiphon.turn_queue import TurnQueue
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -77,6 +79,7 @@ class EmbeddedBackend:
     ) -> None:
         self._llama = Llama(weights, window=context, slots=slots, threads=threads, batch=batch)
         self._window = context
+        self.queue = TurnQueue(slots)
         self._tool_examples = tool_examples
         created = int(weights.stat().st_mtime)
         self._models = [
@@ -88,25 +91,24 @@ class EmbeddedBackend:
         await self._llama.load()
 
     async def close(self) -> None:
+        self.queue.close("The embedded model is shutting down.")
         await self._llama.close()
 
     def models(self) -> Sequence[Model]:
         return self._models
 
     async def count_tokens(self, turn: Turn) -> int:
-        return len(await self._tokenize(turn, read_rules(turn.request)))
+        messages = self._build_messages(turn, read_rules(turn.request))
+        return await self._get_tokenizer().count(messages, turn=turn, exact_up_to=self._window)
 
     async def stream(self, turn: Turn) -> Deltas:
         rules = read_rules(turn.request)
-        prompt = await self._tokenize(turn, rules)
-        room = self._limit_output(len(prompt), turn.request.max_output_tokens)
+        prompt = await self._read_prompt(turn, rules)
         # A model that reads calls tends to write some, even without tools.
         forbid_calls = bool(turn.request.tools) or any(
             isinstance(item, FunctionCall | CustomToolCall) for item in turn.items
         )
         grammar = build_grammar(rules, forbid_calls=forbid_calls)
-        if grammar is not None:
-            await self._check_grammar(grammar, rules)
         sampling = _make_sampling(turn.request)
         if turn.response_id:
             sampling["seed"] = _derive_seed(turn.response_id)
@@ -114,24 +116,40 @@ class EmbeddedBackend:
             sampling["grammar"] = grammar
         elif sampling["temperature"]:
             sampling |= _FREE_TEXT_SAMPLING
-        body = {"prompt": prompt, "max_tokens": room}
+        room = min(self._window - len(prompt), turn.request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS)
+        body = {"prompt": prompt, "max_tokens": room} | sampling
         reader = OutputReader(tools={*rules.tools, *rules.custom_tools}, open_ended=rules.open_ended)
-        return self._generate(body | sampling, reader, batch=1 if turn.streamed else _UNSTREAMED_BATCH)
+        slot = await self.queue.acquire(turn.project, background=turn.background, weight=len(prompt) + room)
+        try:
+            if grammar is not None:
+                await self._check_grammar(grammar, rules)
+            batch = 1 if turn.streamed else _UNSTREAMED_BATCH
+            return _Answer(self._llama.begin(body, batch=batch, on_end=slot.release), reader)
+        except BaseException:
+            slot.release()
+            raise
 
-    async def _tokenize(self, turn: Turn, rules: OutputRules) -> list[int]:
-        return await self._llama.tokenize(build_messages(turn, rules, examples=self._tool_examples))
+    def _get_tokenizer(self) -> Tokenizer:
+        tokenizer = self._llama.tokenizer
+        tokenizer.limits = self.queue.limits
+        return tokenizer
 
-    def _limit_output(self, prompt: int, max_output_tokens: int | None) -> int:
-        """Return the maximum number of output tokens."""
-        room = self._window - prompt
-        if room < 1:
-            limit = f" (max_output_tokens is {max_output_tokens})" if max_output_tokens is not None else ""
+    def _build_messages(self, turn: Turn, rules: OutputRules) -> list[TemplateMessage]:
+        return build_messages(turn, rules, examples=self._tool_examples)
+
+    async def _read_prompt(self, turn: Turn, rules: OutputRules) -> list[int]:
+        """Return the tokens of the prompt. Raises ContextLengthExceeded if they leave no room for an answer."""
+        messages = self._build_messages(turn, rules)
+        try:
+            return await self._get_tokenizer().tokenize(messages, turn=turn, limit=self._window - 1)
+        except PromptTooLong as error:
+            limit = turn.request.max_output_tokens
+            reserved = f" (max_output_tokens is {limit})" if limit is not None else ""
             raise ContextLengthExceeded(
-                f"This model's context window is {self._window} tokens. The input is {prompt} tokens, which leaves no "
-                f"room for an answer{limit}. Shorten the input.",
+                f"This model's context window is {self._window} tokens. The input is {error}, which leaves no room for "
+                f"an answer{reserved}. Shorten the input.",
                 param="input",
-            )
-        return min(room, max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS)
+            ) from None
 
     async def _check_grammar(self, grammar: str, rules: OutputRules) -> None:
         if await self._llama.accepts_grammar(grammar):
@@ -156,20 +174,41 @@ class EmbeddedBackend:
             code="unsupported_schema",
         )
 
-    async def _generate(self, body: dict[str, Any], reader: OutputReader, *, batch: int) -> Deltas:
-        generation = self._llama.generate(body, batch=batch)
-        try:
-            async for chunks in generation:
+
+class _Answer:
+    """The deltas of a turn. The model is running already, and stops if this is closed or dropped."""
+
+    def __init__(self, generation: Generation, reader: OutputReader) -> None:
+        self._generation = generation
+        self._reader = reader
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[Delta]:
+        generation, reader = self._generation, self._reader
+        while not reader.finished:
+            try:
+                chunks = await generation.read()
+                if not chunks:
+                    raise ModelError("The model stopped before the end of its output.")
                 for chunk in chunks:
                     if chunk.error is not None:
                         raise ModelError(chunk.error.message)
-                if deltas := reader.read_all(chunks):
-                    yield deltas
-                if reader.finished:
-                    return
-        finally:
-            await generation.aclose()
-        raise ModelError("The model stopped before the end of its output.")
+            except BaseException:
+                generation.cancel()
+                raise
+            reader.sliced_tokens = generation.sliced_tokens
+            if deltas := reader.read_all(chunks):
+                return deltas
+        generation.cancel()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._generation.cancel()
+
+    def __del__(self) -> None:
+        self._generation.cancel()
 
 
 def _make_sampling(request: CreateRequest) -> dict[str, Any]:

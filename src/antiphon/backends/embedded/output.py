@@ -20,11 +20,13 @@ _CALL_START = re.compile(
 class OutputReader:
     """Reads the output of one turn. `finished` is True after the last delta.
 
-    `tools` are the tools that may be called. A call of an `open_ended` tool ends only with the output.
+    `tools` are the tools that may be called. A call of an `open_ended` tool ends only with the output. `sliced_tokens`
+    is the number of prompt tokens that were read in slices: llama.cpp counts them as cached.
     """
 
     def __init__(self, *, tools: Collection[str], open_ended: Collection[str] = ()) -> None:
         self.finished = False
+        self.sliced_tokens = 0
         self._tools = tools
         self._open_ended = open_ended
         self._calls: CallReader | None = None
@@ -82,7 +84,7 @@ class OutputReader:
         if self._calls is None and not (self._may_be_call and reason == "length"):
             deltas = self._release_text()
         if self._timings is not None:
-            deltas.append(TokenUsage(_sum_usage(self._timings)))
+            deltas.append(TokenUsage(_sum_usage(self._timings, self.sliced_tokens)))
         deltas.append(Finish("length" if reason == "length" else "stop"))
         return deltas
 
@@ -225,11 +227,11 @@ def _translate_token(token: GeneratedToken) -> LogProb:
     return LogProb(token.token, token.logprob, token.bytes, top)
 
 
-def _sum_usage(timings: Timings) -> Usage:
+def _sum_usage(timings: Timings, sliced_tokens: int) -> Usage:
     input_tokens = timings.cache_n + timings.prompt_n
     return Usage(
         input_tokens=input_tokens,
         output_tokens=timings.predicted_n,
         total_tokens=input_tokens + timings.predicted_n,
-        input_tokens_details=InputTokensDetails(cached_tokens=timings.cache_n),
+        input_tokens_details=InputTokensDetails(cached_tokens=max(0, timings.cache_n - sliced_tokens)),
     )

@@ -14,7 +14,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct, ValidationError
 
-from antiphon.backends.base import ALL_CAPABILITIES, Capabilities, Model, Turn, locate_config_error, read_options
+from antiphon.backends.base import (
+    ALL_CAPABILITIES,
+    Capabilities,
+    Model,
+    SlotDeltas,
+    Turn,
+    locate_config_error,
+    read_options,
+)
 from antiphon.backends.scripted.script import (
     CompiledAnswer,
     Delay,
@@ -32,6 +40,7 @@ from antiphon.protocol import items
 from antiphon.protocol.content import extract_text
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Deltas
+from antiphon.turn_queue import TurnQueue
 
 
 class ScriptedOptions(Struct):
@@ -112,6 +121,7 @@ class ScriptedBackend:
         self.capabilities = _read_capabilities(script)
         self.cancelled = 0
         self.cancellation = asyncio.Event()
+        self.queue = None if script.slots is None else TurnQueue(script.slots)
         self._models = [Model(id=model, created=0, owned_by=name) for model in script.models]
         self._rules = [
             RuleState(rule, [_compile_answer(each, f"rules[{i}].answers[{j}]") for j, each in enumerate(rule.answers)])
@@ -131,6 +141,16 @@ class ScriptedBackend:
         return self._models
 
     async def stream(self, turn: Turn) -> Deltas:
+        if self.queue is None:
+            return await self._begin_answer(turn)
+        slot = await self.queue.acquire(turn.project, background=turn.background)
+        try:
+            return SlotDeltas(await self._begin_answer(turn), slot)
+        except BaseException:
+            slot.release()
+            raise
+
+    async def _begin_answer(self, turn: Turn) -> Deltas:
         context = TurnContext(turn)
         answer = next(state for state in self._rules if state.matches(context)).take_answer()
         stream = self._stream_answer(answer, context)

@@ -16,6 +16,8 @@ rule gives the n-th of its `answers`; when they are used up, the last one repeat
 The model supports every tool type, unless `native_tools` lists the supported ones, and every feature that `lacks` does
 not list: json_schema, images, files, audio, video, logprobs, penalties, reasoning.
 
+`slots` is the number of turns that run at once. Others wait in a queue. Without it there is no limit.
+
 An answer is a text or a list of steps. Each step is an object with one of these keys:
 
     text, reasoning, refusal  a string, sent word by word, or a list of chunks; in `text`, `{input}` is replaced by the
@@ -160,6 +162,7 @@ class Script(_ScriptPart):
     models: Annotated[list[str], Meta(min_length=1)] = msgspec.field(default_factory=lambda: ["scripted"])
     native_tools: list[str] | None = None
     lacks: list[Feature] = []
+    slots: Annotated[int, Meta(ge=1)] | None = None
     rules: list[Rule] = []
     default: ScriptedAnswer = "You said: {input}"
 

@@ -142,6 +142,7 @@ class Preparer:
                 response_id=accepted.response_id if accepted is not None else "",
                 # The stream of a background response can be read at any time, from its first event.
                 streamed=bool(request.stream or request.background),
+                background=bool(request.background),
                 find_param=new.paths.find_param if new.paths is not None else None,
             ),
             route=route,

@@ -18,7 +18,7 @@ again and served when its run starts, perhaps in another process. A stage that d
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from antiphon.backends.base import Backend, Model, Turn
+from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
 from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared, Preparer
 from antiphon.engine.prompts import Prompts
@@ -49,6 +49,9 @@ class Pipeline:
     def __init__(
         self, backends: Mapping[str, Backend], *, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer
     ) -> None:
+        for backend in backends.values():
+            if isinstance(backend, QueuedBackend) and backend.queue is not None:
+                backend.queue.limits = policy.queue
         self._backends = {name: add_stages(name, backend, sealer) for name, backend in backends.items()}
         self._router = ModelRouter(self._backends, policy.models, unsupported=policy.unsupported_tools)
         preparer = Preparer(router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer)

@@ -124,7 +124,9 @@ class Summariser:
             transcript = write_transcript([*_list_instructions(original), *conversation], size)
             text = f"<transcript>\n{transcript}\n</transcript>\n\n{_CLOSING}"
             items: list[Item | Unknown] = [Message("user", [InputText(text)])]
-            summary_turn = Turn(request=request, items=items, project=turn.project, streamed=False)
+            summary_turn = Turn(
+                request=request, items=items, project=turn.project, streamed=False, background=turn.background
+            )
             counted = await route.count_tokens(summary_turn)
             if counted <= room:
                 return summary_turn, counted

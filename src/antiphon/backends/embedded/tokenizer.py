@@ -1,0 +1,134 @@
+"""Prompts of the embedded model as tokens. llama.cpp renders the chat template and tokenizes in threads of its own.
+
+A long prompt is tokenized in slices. A prompt that cannot fit the context window is recognized after the first slices,
+or by its length alone.
+"""
+
+import asyncio
+import contextlib
+import http.client
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from antiphon.backends.base import Turn
+from antiphon.errors import ModelError
+from antiphon.turn_queue import QueueLimits, TurnQueue
+
+T = TypeVar("T")
+
+# Characters of a prompt that is tokenized at once. Longer ones wait for each other, and shorter ones do not wait.
+SLICE = 64 * 1024
+_THREADS = 2
+# No vocabulary has longer tokens.
+_MAX_TOKEN_LENGTH = 512
+# A cut may add tokens. A count by slices that exceeds a limit by this factor is above the limit without the cuts too.
+_CUT_FACTOR = 1.1
+_TIMEOUT_SECONDS = 60
+
+
+class PromptTooLong(Exception):
+    """A prompt has more tokens than the limit. As text: the number of tokens."""
+
+    def __init__(self, tokens: int, *, exact: bool) -> None:
+        super().__init__(f"{tokens} tokens" if exact else f"at least {tokens} tokens")
+
+
+class Tokenizer:
+    """Tokenizes prompts on the llama.cpp server at `address`. `key` is its API key."""
+
+    def __init__(self, address: str, key: str) -> None:
+        self._address = address.removeprefix("http://")
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
+        self._slice_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-slices")
+        self._long_prompts = TurnQueue(1)
+
+    def close(self) -> None:
+        for threads in (self._threads, self._slice_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def limits(self) -> QueueLimits:
+        """The limits for long prompts that wait for each other."""
+        return self._long_prompts.limits
+
+    @limits.setter
+    def limits(self, limits: QueueLimits) -> None:
+        self._long_prompts.limits = limits
+
+    async def tokenize(self, messages: Sequence[dict[str, str]], *, turn: Turn, limit: int) -> list[int]:
+        """Return the tokens of the messages in the model's chat template, up to the start of the answer.
+
+        Raises PromptTooLong if there are more than `limit`.
+        """
+        size = _measure(messages)
+        if size > limit * _MAX_TOKEN_LENGTH:
+            raise PromptTooLong(size // _MAX_TOKEN_LENGTH, exact=False)
+        if size <= SLICE:
+            tokens = await self._run(self._threads, lambda: self._read_tokens(self._render(messages)))
+        else:
+            text, counted = await self._count_slices(messages, turn, stop_after=limit)
+            if counted > limit * _CUT_FACTOR:
+                raise PromptTooLong(round(counted / _CUT_FACTOR), exact=False)
+            tokens = await self._run_slice(turn, lambda: self._read_tokens(text))
+        if len(tokens) > limit:
+            raise PromptTooLong(len(tokens), exact=True)
+        return tokens
+
+    async def count(self, messages: Sequence[dict[str, str]], *, turn: Turn, exact_up_to: int) -> int:
+        """Count the tokens of the messages. A higher count may be too high by a few tokens per slice."""
+        if _measure(messages) <= SLICE:
+            return len(await self._run(self._threads, lambda: self._read_tokens(self._render(messages))))
+        text, counted = await self._count_slices(messages, turn)
+        if counted > exact_up_to * _CUT_FACTOR:
+            return counted
+        return len(await self._run_slice(turn, lambda: self._read_tokens(text)))
+
+    async def _count_slices(
+        self, messages: Sequence[dict[str, str]], turn: Turn, *, stop_after: int | None = None
+    ) -> tuple[str, int]:
+        """Return the rendered prompt and the sum of the tokens of its slices, up to one that exceeds `stop_after`."""
+        text = await self._run_slice(turn, lambda: self._render(messages))
+        counted = 0
+        for start in range(0, len(text), SLICE):
+            part = text[start : start + SLICE]
+            counted += len(await self._run_slice(turn, lambda part=part: self._read_tokens(part)))  # type: ignore[misc]
+            if stop_after is not None and counted > stop_after * _CUT_FACTOR:
+                break
+        return text, counted
+
+    async def _run_slice(self, turn: Turn, work: Callable[[], T]) -> T:
+        """Run a step of a long prompt. Other long prompts run between two steps."""
+        slot = await self._long_prompts.acquire(turn.project, background=turn.background)
+        try:
+            return await self._run(self._slice_thread, work)
+        finally:
+            slot.release()
+
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    def _render(self, messages: Sequence[dict[str, str]]) -> str:
+        text: str = self._post("/apply-template", {"messages": messages})["prompt"]
+        return text
+
+    def _read_tokens(self, text: str) -> list[int]:
+        body = {"content": text, "add_special": True, "parse_special": True}
+        tokens: list[int] = self._post("/tokenize", body)["tokens"]
+        return tokens
+
+    def _post(self, path: str, body: Any) -> Any:
+        connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("POST", path, msgspec.json.encode(body), self._headers)
+            reply = msgspec.json.decode(connection.getresponse().read())
+        if "error" in reply:
+            raise ModelError(f"The model's chat template failed: {reply['error']['message']}")
+        return reply
+
+
+def _measure(messages: Sequence[dict[str, str]]) -> int:
+    return sum(len(message["content"]) for message in messages)
