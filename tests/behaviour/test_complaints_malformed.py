@@ -19,7 +19,7 @@ from support.upstream_server import Reply, serve, stream_of
 
 LOOK_UP = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 REASONING = {"type": "reasoning", "id": "rs_u", "summary": [{"type": "summary_text", "text": "Think hard."}]}
-TEXT = [{"type": "output_text", "text": "Hello you.", "annotations": []}]
+TEXT = [{"type": "output_text", "text": "Hello you.", "annotations": [], "logprobs": []}]
 MESSAGE = {"type": "message", "id": "msg_u", "role": "assistant", "status": "completed", "content": TEXT}
 CALL = {"type": "function_call", "id": "fc_u", "call_id": "call_u", "name": "look_up", "status": "completed"}
 OUTPUT: list[Json] = [REASONING, MESSAGE, CALL | {"arguments": '{"q":1}'}]

@@ -69,5 +69,11 @@ FORMATS: dict[str, Any] = {"text": {"type": "text"}, "json_object": {"type": "js
 
 @pytest.mark.parametrize("name", names("formats", "implemented"))
 def test_format_is_accepted_and_echoed(server: Any, name: str) -> None:
-    blank = {"schema": None, "description": None} if name == "json_schema" else {}
+    blank = {"description": None} if name == "json_schema" else {}
     assert ask(server, "hi", text={"format": FORMATS[name]})["text"]["format"] == FORMATS[name] | blank
+
+
+def test_unset_echo_is_null(server: Any) -> None:
+    response = ask(server, "hi", text={"format": SCHEMA})
+    assert (response["safety_identifier"], response["prompt_cache_key"]) == (None, None)
+    assert response["text"]["format"]["description"] is None

@@ -1,4 +1,6 @@
 import asyncio
+import http.client
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -6,6 +8,7 @@ from typing import Any
 from antiphon.protocol.unions import Unknown
 from antiphon.server.http import HttpRequest, Message
 from antiphon.server.keepalive import Keepalive, encode_keepalive
+from support.live_server import TIMEOUT
 
 INTERVAL = 0.004
 KEEPALIVE = encode_keepalive(7)
@@ -47,7 +50,7 @@ async def run_idle_stream(keepalive: Keepalive) -> list[bytes]:
             second.set()
 
     http_request = make_http_request(send)
-    with keepalive.watch(http_request, after=7):
+    with keepalive.watch(http_request, encode_keepalive, after=7):
         await http_request.write(b"hello")
         await second.wait()
     return bodies
@@ -84,10 +87,59 @@ async def test_keepalive_is_an_event_with_data() -> None:
     assert await run_idle_stream(Keepalive(INTERVAL)) == [b"hello", keepalive, keepalive]
 
 
+def read_idle_stream(running: Any, **headers: str) -> bytes:
+    """Return the body of a stream that is idle until it has sent something after its first text."""
+    body = json.dumps({"model": "scripted", "input": "x", "stream": True}).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("POST", "/v1/responses", body, sent)
+    response = connection.getresponse()
+    received = b""
+    while b"first" not in received or b"keepalive" not in received:
+        received += response.read1()
+    running.do(lambda: running.backend.release("gate"))
+    received += response.read()
+    connection.close()
+    return received
+
+
+def test_open_responses_stream_is_kept_alive_by_comments(serve: Callable[..., Any]) -> None:
+    running = serve(IDLE, keepalive_seconds=0.01)
+    received = read_idle_stream(running, x_antiphon_compat="open-responses")
+    assert b"\n\n: keepalive\n\n" in received
+    parts = [part for part in received.decode().split("\n\n")[:-1] if part != ": keepalive"]
+    assert all(part.startswith("event: response.") for part in parts[:-1])
+    assert parts[-1] == "data: [DONE]"
+
+
+def test_configured_dialect_selects_the_keepalive(serve: Callable[..., Any]) -> None:
+    running = serve(IDLE, keepalive_seconds=0.01, compat="open-responses")
+    assert b"event: keepalive" not in read_idle_stream(running)
+    assert b"event: keepalive" in read_idle_stream(running, x_antiphon_compat="openai")
+
+
+def test_followed_stream_is_kept_alive_in_its_own_dialect(serve: Callable[..., Any]) -> None:
+    running = serve(IDLE, keepalive_seconds=0.01)
+    body = {"model": "scripted", "input": "x", "background": True}
+    response_id = running.ask("POST", "/v1/responses", body).json["id"]
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
+    headers = {"x-antiphon-compat": "open-responses"}
+    connection.request("GET", f"/v1/responses/{response_id}?stream=true", headers=headers)
+    response = connection.getresponse()
+    received = b""
+    while b"\n: keepalive\n" not in received:
+        received += response.read1()
+    running.do(lambda: running.backend.release("gate"))
+    received += response.read()
+    connection.close()
+    assert b"event: keepalive" not in received
+    assert received.endswith(b"data: [DONE]\n\n")
+
+
 async def test_keepalive_repeats_the_last_sequence_number() -> None:
     slow = SlowClient()
     slow.reading.set()
-    with Keepalive(INTERVAL).watch(slow.http_request) as activity:
+    with Keepalive(INTERVAL).watch(slow.http_request, encode_keepalive) as activity:
         await slow.http_request.write(b"hello")
         slow.send_called.clear()
         activity.last_event = Unknown(b'{"type":"acme.tick","sequence_number":41}')
@@ -98,7 +150,7 @@ async def test_keepalive_repeats_the_last_sequence_number() -> None:
 
 async def test_stream_that_has_not_started_gets_no_keepalive(make_channel: Any) -> None:
     keepalive, channel = Keepalive(INTERVAL), make_channel()
-    with keepalive.watch(channel.make_request()):
+    with keepalive.watch(channel.make_request(), encode_keepalive):
         await run_idle_stream(keepalive)
     assert channel.sent == []
 
@@ -106,7 +158,7 @@ async def test_stream_that_has_not_started_gets_no_keepalive(make_channel: Any) 
 async def test_finished_stream_gets_no_keepalive(make_channel: Any) -> None:
     keepalive, channel = Keepalive(INTERVAL), make_channel()
     http_request = channel.make_request()
-    with keepalive.watch(http_request, after=7):
+    with keepalive.watch(http_request, encode_keepalive, after=7):
         await http_request.write(b"hello")
     await run_idle_stream(keepalive)
     assert [message.get("body") for message in channel.sent] == [None, b"hello"]
@@ -115,7 +167,7 @@ async def test_finished_stream_gets_no_keepalive(make_channel: Any) -> None:
 async def test_interval_zero_disables_keepalive(make_channel: Any) -> None:
     channel = make_channel()
     http_request = channel.make_request()
-    with Keepalive(0).watch(http_request, after=7):
+    with Keepalive(0).watch(http_request, encode_keepalive, after=7):
         await http_request.write(b"hello")
         await run_idle_stream(Keepalive(INTERVAL))
     assert [message.get("body") for message in channel.sent] == [None, b"hello"]
@@ -123,7 +175,7 @@ async def test_interval_zero_disables_keepalive(make_channel: Any) -> None:
 
 async def test_client_that_does_not_read_gets_no_keepalive() -> None:
     keepalive, slow = Keepalive(INTERVAL), SlowClient()
-    with keepalive.watch(slow.http_request, after=7):
+    with keepalive.watch(slow.http_request, encode_keepalive, after=7):
         writing = asyncio.create_task(slow.http_request.write(b"hello"))
         await run_idle_stream(keepalive)
         slow.reading.set()
@@ -134,7 +186,7 @@ async def test_client_that_does_not_read_gets_no_keepalive() -> None:
 async def test_next_write_waits_for_the_keepalive() -> None:
     keepalive, slow = Keepalive(INTERVAL), SlowClient()
     slow.reading.set()
-    with keepalive.watch(slow.http_request, after=7):
+    with keepalive.watch(slow.http_request, encode_keepalive, after=7):
         await slow.http_request.write(b"hello")
         slow.reading.clear()
         slow.send_called.clear()

@@ -71,7 +71,7 @@ def test_text_deltas_become_one_message_with_one_part() -> None:
         completed_at=9,
         model="m",
         status="completed",
-        output=[items.Message("assistant", [content.OutputText("Hello")], "msg_1", "completed")],
+        output=[items.Message("assistant", [content.OutputText("Hello", [], [])], "msg_1", "completed")],
     )
 
 
@@ -79,8 +79,8 @@ def test_text_after_close_item_starts_new_message() -> None:
     assert compose_response(
         d.Text("a"), d.CloseItem(), d.Text("b"), d.CloseItem(ending="incomplete"), d.Finish()
     ).output == [
-        items.Message("assistant", [content.OutputText("a")], "msg_1", "completed"),
-        items.Message("assistant", [content.OutputText("b")], "msg_2", "incomplete"),
+        items.Message("assistant", [content.OutputText("a", [], [])], "msg_1", "completed"),
+        items.Message("assistant", [content.OutputText("b", [], [])], "msg_2", "incomplete"),
     ]
 
 
@@ -91,8 +91,8 @@ def test_close_item_without_open_item_emits_nothing() -> None:
 def test_phase_applies_to_next_message() -> None:
     turn = (d.Phase("commentary"), d.Reasoning("hm"), d.Text("a"), d.CloseItem(), d.Text("b"), d.Finish())
     assert compose_response(*turn).output[1:] == [
-        items.Message("assistant", [content.OutputText("a")], "msg_2", "completed", "commentary"),
-        items.Message("assistant", [content.OutputText("b")], "msg_3", "completed"),
+        items.Message("assistant", [content.OutputText("a", [], [])], "msg_2", "completed", "commentary"),
+        items.Message("assistant", [content.OutputText("b", [], [])], "msg_3", "completed"),
     ]
     announced = [event.item for event in compose(*turn) if isinstance(event, events.OutputItemAdded)]
     assert announced[1] == items.Message("assistant", [], "msg_2", "in_progress", "commentary")
@@ -258,14 +258,16 @@ def test_cancelled_response_has_partial_output() -> None:
     assert fold(stream) == composer.response
     assert composer.response.status == "cancelled"
     assert composer.response.output == [
-        items.Message("assistant", [content.OutputText("so far")], "msg_1", "incomplete")
+        items.Message("assistant", [content.OutputText("so far", [], [])], "msg_1", "incomplete")
     ]
 
 
 def test_steered_response_has_partial_output() -> None:
     response = compose_response(d.Text("so far"), d.Finish("steered"))
     assert (response.status, response.incomplete_details) == ("incomplete", IncompleteDetails("steered"))
-    assert response.output == [items.Message("assistant", [content.OutputText("so far")], "msg_1", "incomplete")]
+    assert response.output == [
+        items.Message("assistant", [content.OutputText("so far", [], [])], "msg_1", "incomplete")
+    ]
 
 
 def test_failure_emits_error_then_failed() -> None:

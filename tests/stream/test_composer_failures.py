@@ -83,9 +83,9 @@ def test_events_of_failed_finish_are_emitted_again() -> None:
         ("failed", taken + 6),
     ]
     assert composer.response.output == [
-        items.Message("assistant", [content.OutputText("a")], "msg_1", "completed"),
+        items.Message("assistant", [content.OutputText("a", [], [])], "msg_1", "completed"),
         items.FunctionCall("c", "f", "", "fc_2", "incomplete"),
-        items.Message("assistant", [content.OutputText("b")], "msg_3", "incomplete"),
+        items.Message("assistant", [content.OutputText("b", [], [])], "msg_3", "incomplete"),
     ]
     assert (composer.response.status, composer.response.error) == (
         "failed",

@@ -15,7 +15,9 @@ def test_new_part_stays_in_same_item() -> None:
     turn = (d.Reasoning("r"), d.NewPart(), d.Reasoning("s"), d.Text("a"), d.NewPart(), d.Text("b"), d.Finish())
     assert compose_response(*turn).output == [
         items.Reasoning([], "rs_1", [content.ReasoningText("r"), content.ReasoningText("s")], None, "completed"),
-        items.Message("assistant", [content.OutputText("a"), content.OutputText("b")], "msg_2", "completed"),
+        items.Message(
+            "assistant", [content.OutputText("a", [], []), content.OutputText("b", [], [])], "msg_2", "completed"
+        ),
     ]
     assert fold(compose(*turn)) == compose_response(*turn)
 
@@ -23,7 +25,7 @@ def test_new_part_stays_in_same_item() -> None:
 def test_refusal_is_separate_part() -> None:
     (message,) = compose_response(d.Text("I "), d.Refusal("won't"), d.Finish()).output
     assert message == items.Message(
-        "assistant", [content.OutputText("I "), content.Refusal("won't")], "msg_1", "completed"
+        "assistant", [content.OutputText("I ", [], []), content.Refusal("won't")], "msg_1", "completed"
     )
 
 
@@ -70,6 +72,27 @@ def test_reasoning_events_with_summaries_precede_answer() -> None:
     )
 
 
+def test_text_part_without_logprobs_has_an_empty_list() -> None:
+    parts = [event.part for event in compose(d.Text("a"), d.Finish()) if isinstance(event, events.ContentPartEvent)]
+    assert [msgspec.to_builtins(part) for part in parts] == [
+        {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+        {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
+    ]
+
+
+def test_arguments_done_event_has_the_name_of_the_function() -> None:
+    stream = compose(d.ToolCall(0, "{", "f", "call_1"), d.ToolCall(0, "}"), d.Finish())
+    (done,) = [event for event in stream if isinstance(event, events.FunctionCallArgumentsDone)]
+    assert msgspec.to_builtins(done) == {
+        "type": "response.function_call_arguments.done",
+        "sequence_number": 5,
+        "item_id": "fc_1",
+        "output_index": 0,
+        "arguments": "{}",
+        "name": "f",
+    }
+
+
 def test_custom_call_has_free_text_input() -> None:
     stream = compose(d.CustomToolCall(0, "*** Begin", "apply_patch", "c"), d.CustomToolCall(0, " Patch"), d.Finish())
     assert [event.type.removeprefix("response.") for event in stream[3:-1]] == [
@@ -87,8 +110,8 @@ def test_amended_fields_are_in_done_item() -> None:
     assert compose_response(*turn).output == [
         items.FunctionCall("call_1", "f", "{}", "fc_1", "completed", created_by="me"),
         Unknown(
-            b'{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a","annotations":[]}],'
-            b'"id":"msg_2","status":"completed","mood":1.50}'
+            b'{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a","annotations":[],'
+            b'"logprobs":[]}],"id":"msg_2","status":"completed","mood":1.50}'
         ),
     ]
 

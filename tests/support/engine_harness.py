@@ -15,9 +15,12 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
+from antiphon.server.dialect import choose_dialect
 from antiphon.store.base import Store
 from antiphon.stream.fold import fold
 from support import openresponses
+
+OPEN_RESPONSES = choose_dialect({}, "open-responses")
 
 
 class EngineHarness:
@@ -44,8 +47,8 @@ def judge(stream: Sequence[Event | Unknown]) -> Response:
     """Check that a stream is valid, and that its known events fit Open Responses. Return the final response."""
     response = fold(stream)
     if response.status != "cancelled":
-        openresponses.validate_response(json.loads(codec.encode(response)))
-    for event in stream:
+        openresponses.validate_response(json.loads(codec.encode(OPEN_RESPONSES.adapt_response(response))))
+    for event in OPEN_RESPONSES.adapt_events(stream):
         if not isinstance(event, Unknown) and event.type in openresponses.event_schemas():
             openresponses.validate_event(json.loads(codec.encode(event)))
     return response

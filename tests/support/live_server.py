@@ -24,6 +24,7 @@ from antiphon.engine.respond.run import Events, Run
 from antiphon.engine.respond.session import Session
 from antiphon.protocol import codec
 from antiphon.protocol.request import CreateRequest
+from antiphon.server.dialect import choose_dialect
 from antiphon.server.process import Server, bind_socket
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
@@ -32,6 +33,7 @@ from support import openresponses
 TIMEOUT = 60
 """Limit for anything that a test waits for, in seconds. Long enough for a machine with busy cores."""
 
+OPEN_RESPONSES = choose_dialect({}, "open-responses")
 _FOREIGN_ANNOTATIONS = ("file_citation", "container_file_citation", "file_path")
 
 
@@ -91,7 +93,7 @@ class ValidatingEngine(Engine):
     async def _validate(self, batches: Events) -> Events:
         async with aclosing(batches):
             async for batch in batches:
-                for event in batch:
+                for event in OPEN_RESPONSES.adapt_events(batch):
                     self.validate_event(json.loads(codec.encode(event)))
                 yield batch
 

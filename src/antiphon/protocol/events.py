@@ -199,6 +199,7 @@ class FunctionCallArgumentsDelta(ItemEvent, tag="response.function_call_argument
 
 class FunctionCallArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     arguments: str
+    name: str | None = None
 
 
 class CustomToolCallInputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):

@@ -26,7 +26,7 @@ from antiphon.protocol.json_text import JsonObject
 from antiphon.protocol.request import CreateRequest
 from antiphon.server.error_response import find_error_status
 from antiphon.server.http import ClientDisconnected, DisconnectWatch, HttpRequest, read_body
-from antiphon.server.keepalive import Keepalive
+from antiphon.server.keepalive import Keepalive, encode_keepalive
 from antiphon.tools.base import Tool
 from antiphon.tools.executor import Executor
 from antiphon.tools.loading import load_tools
@@ -94,7 +94,7 @@ class AgentHandlers:
             tools=self._tools,
             previous=await self._find_previous(http_request.project, body.response_continuation_id),
         )
-        with self._keepalive.watch(http_request) as activity:
+        with self._keepalive.watch(http_request, encode_keepalive) as activity:
             async with aclosing(execution.events()) as events:
                 async for event in events:
                     if isinstance(event, AgentExecuteResponse):

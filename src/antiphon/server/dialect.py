@@ -1,49 +1,131 @@
-"""Event-name dialects: the names of OpenAI's API, or those of Open Responses where the two differ."""
+"""Dialects: the form in which responses and events are sent, OpenAI's or that of Open Responses where the two differ.
+
+The engine and the store have OpenAI's form, which is the more complete one. A dialect is applied on output, because two
+clients of one response may use different dialects.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
 
 from antiphon.config import Dialect
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
-from antiphon.protocol.events import Event, ReasoningDelta, ReasoningDone, ReasoningTextDelta, ReasoningTextDone
+from antiphon.protocol.events import (
+    TERMINAL,
+    Created,
+    Event,
+    InProgress,
+    Lifecycle,
+    Queued,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+)
+from antiphon.protocol.request import JsonSchemaFormat
+from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
+from antiphon.server.keepalive import EncodeKeepalive, encode_keepalive, encode_keepalive_comment, encode_keepalive_json
 
 Batch = Sequence[Event | Unknown]
 
 HEADER = b"x-antiphon-compat"
-_DIALECTS: dict[bytes, Dialect] = {b"openai": "openai", b"open-responses": "open-responses"}
+_LIFECYCLE_TYPES = frozenset(kind.__struct_config__.tag for kind in (Created, Queued, InProgress, *TERMINAL))
 _RENAMED_TYPES = frozenset({"response.reasoning_text.delta", "response.reasoning_text.done"})
+_FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
+_NULL = Raw(b"null")
 
 
-def choose_event_names(headers: Mapping[bytes, bytes], default: Dialect) -> Callable[[Batch], Batch]:
-    """Choose the event-name dialect for a request. Return a function that renames a batch of events."""
+class OutputDialect(msgspec.Struct, frozen=True):
+    """The form of a server's output.
+
+    `encode_keepalive` is for streams of server-sent events, `encode_keepalive_message` for WebSockets. None: idle
+    WebSockets get only ping frames.
+    """
+
+    adapt_events: Callable[[Batch], Batch]
+    adapt_response: Callable[[Response], Response]
+    encode_keepalive: EncodeKeepalive
+    encode_keepalive_message: EncodeKeepalive | None
+
+
+def choose_dialect(headers: Mapping[bytes, bytes], default: Dialect) -> OutputDialect:
+    """Return the dialect that a request's header names, else the configured one."""
     requested = headers.get(HEADER)
-    dialect = default if requested is None else _DIALECTS.get(requested.strip().lower())
+    if requested is None:
+        return _DIALECTS[default.encode()]
+    dialect = _DIALECTS.get(requested.strip().lower())
     if dialect is None:
         known = ", ".join(name.decode() for name in _DIALECTS)
         raise InvalidRequest(f"The header {HEADER.decode()} must be one of: {known}.", code="invalid_header")
-    return _pass_unchanged if dialect == "openai" else _rename_batch
+    return dialect
 
 
-def _pass_unchanged(batch: Batch) -> Batch:
+def _pass_events(batch: Batch) -> Batch:
     return batch
 
 
-def _rename_batch(batch: Batch) -> Batch:
-    return [_rename(event) for event in batch]
+def _pass_response(response: Response) -> Response:
+    return response
 
 
-def _rename(event: Event | Unknown) -> Event | Unknown:
-    if event.type not in _RENAMED_TYPES:
-        return event
-    # Events from the event log are not decoded.
-    decoded = codec.decode_event(event.raw) if isinstance(event, Unknown) else event
-    if isinstance(decoded, ReasoningTextDelta):
+# Open Responses
+
+
+def _adapt_events(batch: Batch) -> Batch:
+    return [_adapt_event(event) for event in batch]
+
+
+def _adapt_event(event: Event | Unknown) -> Event | Unknown:
+    if isinstance(event, Unknown):  # events from the event log are not decoded
+        return _adapt_encoded_event(event)
+    if isinstance(event, Lifecycle):
+        response = _remove_schema(event.response)
+        return event if response is event.response else msgspec.structs.replace(event, response=response)
+    return _rename(event)
+
+
+def _rename(event: Event) -> Event:
+    if type(event) is ReasoningTextDelta:
         return ReasoningDelta(
-            decoded.sequence_number, decoded.item_id, decoded.output_index, decoded.content_index, decoded.delta
+            event.sequence_number, event.item_id, event.output_index, event.content_index, event.delta
         )
-    if isinstance(decoded, ReasoningTextDone):
-        return ReasoningDone(
-            decoded.sequence_number, decoded.item_id, decoded.output_index, decoded.content_index, decoded.text
-        )
+    if type(event) is ReasoningTextDone:
+        return ReasoningDone(event.sequence_number, event.item_id, event.output_index, event.content_index, event.text)
     return event
+
+
+def _remove_schema(response: Response) -> Response:
+    """Return the response with null instead of the schema of its text format: Open Responses allows only null."""
+    text_format = response.text.format
+    if type(text_format) is not JsonSchemaFormat or text_format.schema is None:
+        return response
+    echoed = msgspec.structs.replace(text_format, schema=None)
+    return msgspec.structs.replace(response, text=msgspec.structs.replace(response.text, format=echoed))
+
+
+def _adapt_encoded_event(event: Unknown) -> Event | Unknown:
+    kind = event.type
+    if kind in _RENAMED_TYPES:
+        decoded = codec.decode_event(event.raw)
+        return event if isinstance(decoded, Unknown) else _rename(decoded)
+    if kind in _LIFECYCLE_TYPES and b'"json_schema"' in event.raw:
+        return Unknown(_set_null(event.raw, "response", "text", "format", "schema"))
+    return event
+
+
+def _set_null(raw: bytes | Raw, name: str, *path: str) -> bytes:
+    """Return a JSON object with null at this path. An object without the path is returned unchanged."""
+    fields = _FIELDS.decode(raw)
+    if name not in fields:
+        return bytes(raw)
+    fields[name] = Raw(_set_null(fields[name], *path)) if path else _NULL
+    return codec.encode(fields)
+
+
+_DIALECTS: dict[bytes, OutputDialect] = {
+    b"openai": OutputDialect(_pass_events, _pass_response, encode_keepalive, encode_keepalive_json),
+    b"open-responses": OutputDialect(_adapt_events, _remove_schema, encode_keepalive_comment, None),
+}

@@ -12,7 +12,6 @@ from antiphon.engine.respond.ids import random_hex
 from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
 from antiphon.protocol import codec
 from antiphon.server.error_response import encode_error_body
-from antiphon.server.keepalive import encode_keepalive
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -182,9 +181,9 @@ class HttpRequest:
         """True while a part of the stream waits for the client to read."""
         return self._writing or self._keepalive_task is not None
 
-    def send_keepalive(self, number: int) -> None:
-        """Send a keepalive event without waiting for it. The next `write` waits."""
-        self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(encode_keepalive(number)))
+    def send_keepalive(self, payload: bytes) -> None:
+        """Send an encoded keepalive without waiting for it. The next `write` waits."""
+        self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(payload))
 
     async def _send_keepalive(self, chunk: bytes) -> None:
         try:

@@ -4,7 +4,7 @@ The interval is the setting `keepalive_seconds`.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -12,6 +12,9 @@ import msgspec
 
 from antiphon.protocol.events import Event
 from antiphon.protocol.unions import Unknown
+
+EncodeKeepalive = Callable[[int], bytes]
+"""Encodes a keepalive for a stream. The argument is the sequence number of the last event."""
 
 _CHECKS_PER_INTERVAL = 4
 
@@ -25,8 +28,8 @@ class KeepaliveStream(Protocol):
     def is_writing(self) -> bool:
         """True while data waits for the client to read."""
 
-    def send_keepalive(self, number: int) -> None:
-        """Send a keepalive event without waiting for the client to read it."""
+    def send_keepalive(self, payload: bytes) -> None:
+        """Send an encoded keepalive without waiting for the client to read it."""
 
 
 class StreamActivity:
@@ -35,12 +38,15 @@ class StreamActivity:
     `last_event` is the last event sent, or its sequence number if another stream sent it. None: nothing was sent yet.
     """
 
-    __slots__ = ("bytes_sent", "last_event", "since")
+    __slots__ = ("bytes_sent", "encode", "last_event", "since")
 
-    def __init__(self, bytes_sent: int, since: float, last_event: Event | Unknown | int | None) -> None:
+    def __init__(
+        self, bytes_sent: int, since: float, last_event: Event | Unknown | int | None, encode: EncodeKeepalive
+    ) -> None:
         self.bytes_sent = bytes_sent
         self.since = since
         self.last_event = last_event
+        self.encode = encode
 
 
 class Keepalive:
@@ -56,14 +62,16 @@ class Keepalive:
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watch(self, stream: KeepaliveStream, *, after: int | None = None) -> Iterator[StreamActivity]:
-        """Keep the stream alive within this block, once it has started.
+    def watch(
+        self, stream: KeepaliveStream, encode: EncodeKeepalive | None, *, after: int | None = None
+    ) -> Iterator[StreamActivity]:
+        """Keep the stream alive within this block, once it has started. Without `encode`, send nothing.
 
         It has started when the block sets `last_event`, or if it continues `after` an event of an earlier stream.
         """
         loop = asyncio.get_running_loop()
-        activity = StreamActivity(stream.bytes_sent, loop.time(), after)
-        if not self._interval:
+        activity = StreamActivity(stream.bytes_sent, loop.time(), after, encode or encode_keepalive)
+        if not self._interval or encode is None:
             yield activity
             return
         self._streams[stream] = activity
@@ -83,8 +91,13 @@ class Keepalive:
             if stream.is_writing or stream.bytes_sent != activity.bytes_sent:
                 activity.bytes_sent, activity.since = stream.bytes_sent, now
             elif activity.last_event is not None and now - activity.since >= self._interval:
-                stream.send_keepalive(_find_number(activity.last_event))
+                stream.send_keepalive(activity.encode(_find_number(activity.last_event)))
         self._timer = loop.call_later(self._interval / _CHECKS_PER_INTERVAL, self._check, loop)
+
+
+def encode_keepalive_comment(number: int) -> bytes:
+    """Return a comment of an event stream: Open Responses defines no keepalive event, and comments are no events."""
+    return b": keepalive\n\n"
 
 
 def encode_keepalive(number: int) -> bytes:

@@ -1,6 +1,5 @@
 """The handlers of /v1/responses."""
 
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Literal
 
@@ -16,7 +15,7 @@ from antiphon.protocol import codec
 from antiphon.protocol.events import TERMINAL
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
-from antiphon.server.dialect import Batch, choose_event_names
+from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.error_response import encode_failed_response
 from antiphon.server.http import DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
@@ -53,7 +52,7 @@ class ResponseHandlers:
         http_request.model = request.model
         http_request.stream = bool(request.stream)
         http_request.warn_ignored(decoded.ignored)
-        rename = choose_event_names(http_request.headers, self._compat)
+        dialect = choose_dialect(http_request.headers, self._compat)
         with DisconnectWatch(http_request):
             run = await self._engine.create(request, project=http_request.project)
             http_request.model = run.response.model
@@ -63,9 +62,9 @@ class ResponseHandlers:
             if request.stream:
                 http_request.add_served_by(run.response.served_by)
                 if isinstance(run, BackgroundRun):
-                    await self._stream_pages(http_request, run.events(), rename)
+                    await self._stream_pages(http_request, run.events(), dialect)
                 else:
-                    tail = await self._stream(http_request, run.events(), rename)
+                    tail = await self._stream(http_request, run.events(), dialect)
             else:
                 await run.drain()
                 http_request.add_served_by(run.response.served_by)  # a router has chosen its backend by now
@@ -75,13 +74,14 @@ class ResponseHandlers:
         if request.stream:
             await http_request.finish(tail + DONE)
         else:
-            await _respond(http_request, run.response)
+            await _respond(http_request, dialect.adapt_response(run.response))
 
     async def retrieve(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, ResponseQuery)
+        dialect = choose_dialect(http_request.headers, self._compat)
         http_request.response_id = http_request.path_param
         if query.stream:
-            await self._follow(http_request, query)
+            await self._follow(http_request, query, dialect)
             return
         if query.starting_after is not None:
             http_request.warn_ignored(("starting_after",))
@@ -89,7 +89,7 @@ class ResponseHandlers:
         if query.wants_seals:
             response = self._engine.reasoning.seal_response(response, project=http_request.project)
         http_request.model = response.model
-        await http_request.respond_with(response)
+        await http_request.respond_with(dialect.adapt_response(response))
 
     async def delete(self, http_request: HttpRequest) -> None:
         http_request.response_id = http_request.path_param
@@ -97,10 +97,11 @@ class ResponseHandlers:
         await http_request.respond_with(DeletedResponse(http_request.path_param))
 
     async def cancel(self, http_request: HttpRequest) -> None:
+        dialect = choose_dialect(http_request.headers, self._compat)
         http_request.response_id = http_request.path_param
         response = await self._engine.cancel(http_request.project, http_request.path_param)
         http_request.model = response.model
-        await http_request.respond_with(response)
+        await http_request.respond_with(dialect.adapt_response(response))
 
     async def list_input_items(self, http_request: HttpRequest) -> None:
         query = read_query(http_request, PageQuery)
@@ -136,32 +137,32 @@ class ResponseHandlers:
         http_request.warnings += warnings
         await http_request.respond_with(compacted)
 
-    async def _follow(self, http_request: HttpRequest, query: ResponseQuery) -> None:
+    async def _follow(self, http_request: HttpRequest, query: ResponseQuery, dialect: OutputDialect) -> None:
         """Stream the events of a background response, from the first or after a sequence number, until it ends."""
         http_request.stream = True
         after = query.starting_after
-        adapt = self._choose_adapter(http_request, seals=query.wants_seals)
         events = await self._engine.follow(
             http_request.project, http_request.path_param, after=-1 if after is None else after
         )
+        if query.wants_seals:
+            dialect = self._add_seals(dialect, http_request.project)
         with DisconnectWatch(http_request):
             if after is not None:
                 # The client may have to wait for the next event. Send the headers now.
                 await http_request.write(b"")
-            await self._stream_pages(http_request, events, adapt, after=after)
+            await self._stream_pages(http_request, events, dialect, after=after)
         await http_request.finish(DONE)
 
-    def _choose_adapter(self, http_request: HttpRequest, *, seals: bool) -> Callable[[Batch], Batch]:
-        """Return a function that renames the events for the request's dialect, and seals reasoning if requested."""
-        rename = choose_event_names(http_request.headers, self._compat)
-        if not seals:
-            return rename
-        return lambda batch: rename(self._engine.reasoning.seal_events(batch, project=http_request.project))
+    def _add_seals(self, dialect: OutputDialect, project: str) -> OutputDialect:
+        """Return the dialect, for events that are sealed first."""
+        seal, adapt = self._engine.reasoning.seal_events, dialect.adapt_events
+        return msgspec.structs.replace(dialect, adapt_events=lambda batch: adapt(seal(batch, project=project)))
 
-    async def _stream(self, http_request: HttpRequest, events: Events, adapt: Callable[[Batch], Batch]) -> bytes:
+    async def _stream(self, http_request: HttpRequest, events: Events, dialect: OutputDialect) -> bytes:
         """Send the events in batches. Return the encoded terminal event, to send it together with the end marker."""
         tail = b""
-        with self._keepalive.watch(http_request) as activity:
+        adapt = dialect.adapt_events
+        with self._keepalive.watch(http_request, dialect.encode_keepalive) as activity:
             async with aclosing(events) as batches:
                 async for batch in batches:
                     chunk = encode_batch(adapt(batch))
@@ -174,21 +175,16 @@ class ResponseHandlers:
         return tail
 
     async def _stream_pages(
-        self,
-        http_request: HttpRequest,
-        events: EventPages,
-        adapt: Callable[[Batch], Batch],
-        *,
-        after: int | None = None,
+        self, http_request: HttpRequest, events: EventPages, dialect: OutputDialect, *, after: int | None = None
     ) -> None:
         """Send stored events, in parts that wait for the client to read.
 
         A client that reads slowly holds the page that it shares with others, and one part of its own.
         """
-        with self._keepalive.watch(http_request, after=after) as activity:
+        with self._keepalive.watch(http_request, dialect.encode_keepalive, after=after) as activity:
             async with aclosing(events) as pages:
                 async for page in pages:
-                    adapted = adapt(page)
+                    adapted = dialect.adapt_events(page)
                     chunk = adapted.encode() if isinstance(adapted, EventPage) else encode_batch(adapted)
                     activity.last_event = page.last_number
                     for start in range(0, len(chunk), _PART_BYTES):

@@ -121,7 +121,7 @@ class MessageDraft(Draft):
     def _open_part(self, kind: Literal["text", "refusal"]) -> list[Event]:
         emitted = self.end_part()
         self._open = kind
-        part = content.OutputText("") if kind == "text" else content.Refusal("")
+        part = content.OutputText("", [], []) if kind == "text" else content.Refusal("")
         emitted.append(events.ContentPartAdded(next(self._numbers), self.id, self.output_index, len(self._parts), part))
         return emitted
 
@@ -134,7 +134,7 @@ class MessageDraft(Draft):
         part: content.Part
         done: Event
         if self._open == "text":
-            part = content.OutputText(text, self._annotations, self._logprobs or None)
+            part = content.OutputText(text, self._annotations, self._logprobs)
             done = events.OutputTextDone(next(self._numbers), *position, text, self._logprobs)
         else:
             part = content.Refusal(text)
@@ -267,7 +267,7 @@ class CallDraft(Draft):
         return events.FunctionCallArgumentsDelta(next(self._numbers), self.id, self.output_index, fragment)
 
     def _complete(self, text: str) -> Event:
-        return events.FunctionCallArgumentsDone(next(self._numbers), self.id, self.output_index, text)
+        return events.FunctionCallArgumentsDone(next(self._numbers), self.id, self.output_index, text, self._name)
 
     def _item(self, text: str, status: Literal["in_progress", "completed", "incomplete"]) -> items.OutputItem:
         return items.FunctionCall(self._call_id, self._name, text, self.id, status, self._namespace)

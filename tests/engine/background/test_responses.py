@@ -87,7 +87,9 @@ async def test_cancel_ends_run_with_partial_output_and_is_repeatable(make_harnes
     await harness.backend.reached("gate")
     cancelled = await harness.engine.cancel("default", run.response.id)
     assert cancelled.status == "cancelled"
-    assert cancelled.output == [Message("assistant", [OutputText("so far")], cancelled.output[0].id, "incomplete")]
+    assert cancelled.output == [
+        Message("assistant", [OutputText("so far", [], [])], cancelled.output[0].id, "incomplete")
+    ]
     assert judge(await reader) == cancelled
     assert await harness.engine.cancel("default", run.response.id) == cancelled
     assert harness.backend.cancelled == 1

@@ -34,9 +34,7 @@ def echo_text(text: TextConfig | None) -> TextConfig:
     if text is None or text.format is None:
         return TextConfig(format=TextFormat(), verbosity=text.verbosity if text is not None else None)
     if isinstance(text.format, JsonSchemaFormat):
-        return TextConfig(
-            msgspec.structs.replace(text.format, schema=None, strict=bool(text.format.strict)), text.verbosity
-        )
+        return TextConfig(msgspec.structs.replace(text.format, strict=bool(text.format.strict)), text.verbosity)
     return text
 
 

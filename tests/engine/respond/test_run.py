@@ -73,7 +73,7 @@ async def test_any_error_midway_stores_failed_response(
     response = judge(emitted)
     assert response.error is not None
     assert (response.status, response.error.code) == ("failed", code)
-    assert response.output == [Message("assistant", [OutputText("Hel")], response.output[0].id, "incomplete")]
+    assert response.output == [Message("assistant", [OutputText("Hel", [], [])], response.output[0].id, "incomplete")]
     assert await harness.engine.retrieve("default", response.id) == response
 
 
@@ -93,7 +93,7 @@ async def test_closing_stream_stops_model_and_stores_cancelled_response(make_har
     assert harness.backend.cancelled == 1
     stored = await harness.engine.retrieve("default", run.response.id)
     assert stored.status == "cancelled"
-    assert stored.output == [Message("assistant", [OutputText("so far")], stored.output[0].id, "incomplete")]
+    assert stored.output == [Message("assistant", [OutputText("so far", [], [])], stored.output[0].id, "incomplete")]
 
 
 async def test_cancelling_reader_stores_cancelled_response(make_harness: Any) -> None:
@@ -202,7 +202,7 @@ async def test_item_that_cannot_be_closed_stores_failed_response(
     )
     message, call = response.output
     assert (message, call) == (
-        Message("assistant", [OutputText("so far")], message.id, "completed"),
+        Message("assistant", [OutputText("so far", [], [])], message.id, "completed"),
         FunctionCall("call_1", "f", "", call.id, "incomplete"),
     )
     assert await harness.engine.retrieve("default", response.id) == response

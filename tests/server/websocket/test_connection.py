@@ -324,6 +324,28 @@ def test_idle_connection_is_pinged(serve: Callable[..., LiveServer]) -> None:
     assert received.startswith(b"HTTP/1.1 101 ")
 
 
+def test_open_responses_lane_gets_pings_only(serve: Callable[..., LiveServer]) -> None:
+    running = serve(SCRIPT, keepalive_seconds=0.05)
+    message = json.dumps({"type": "response.create", "model": "scripted", "input": "slowly"}).encode()
+    assert len(message) < 126
+    with running.connect() as raw:
+        raw.sendall(
+            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"x-antiphon-compat: open-responses\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += raw.recv(4096)
+        raw.sendall(bytes((0x81, 0x80 | len(message))) + bytes(4) + message)  # masked with zeros
+        while b"output_text.delta" not in received:
+            received += raw.recv(4096)
+        idle = b""
+        while idle.count(b"\x89\x04") < 6:
+            idle += raw.recv(4096)
+    assert b"keepalive" not in received + idle
+
+
 # The log
 
 

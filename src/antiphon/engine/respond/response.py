@@ -65,10 +65,9 @@ def begin_response(prepared: Prepared, candidate: Candidate | None = None) -> Re
 
 
 def _echo_text(text: TextConfig) -> TextConfig:
-    """Return the text settings as the response repeats them: with a format, and without the schema's body."""
+    """Return the text settings as the response repeats them: with a format, and with `strict` as true or false."""
     if text.format is None:
         return TextConfig(format=TextFormat(), verbosity=text.verbosity)
-    if isinstance(text.format, JsonSchemaFormat):
-        echoed = msgspec.structs.replace(text.format, schema=None, strict=bool(text.format.strict))
-        return TextConfig(format=echoed, verbosity=text.verbosity)
+    if isinstance(text.format, JsonSchemaFormat) and text.format.strict is None:
+        return TextConfig(format=msgspec.structs.replace(text.format, strict=False), verbosity=text.verbosity)
     return text

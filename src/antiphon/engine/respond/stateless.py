@@ -10,6 +10,7 @@ import msgspec
 from antiphon.engine.respond.run import Run
 from antiphon.errors import UnsupportedParameter
 from antiphon.protocol import events
+from antiphon.protocol.content import OutputText
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import ItemReference, Reasoning
 from antiphon.protocol.request import CreateRequest
@@ -55,10 +56,14 @@ def _unsupported(name: str, *, param: str) -> UnsupportedParameter:
 
 
 class StatelessRun(Run):
-    """A run without reasoning and annotations. A failed response has no output and no usage."""
+    """A run without reasoning, annotations and empty logprobs. A failed response has no output and no usage."""
 
     def _compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         composed = super()._compose([delta for delta in batch if not _is_hidden(delta)])
+        for event in composed:
+            if isinstance(event, events.ContentPartEvent) and isinstance(event.part, OutputText):
+                # The part is also that of the item and of the response.
+                event.part.logprobs = event.part.logprobs or None
         if composed and isinstance(composed[-1], events.Failed):
             composed[-2:] = self._clear_output(composed[-1])
         return composed

@@ -18,7 +18,6 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import SteerAccepted, SteerPending
 from antiphon.server.http import ClientDisconnected
-from antiphon.server.keepalive import encode_keepalive_json
 from antiphon.server.log import AccessLine, log_line
 from antiphon.server.websocket.state import ConnectionState, encode_stream_id
 from antiphon.server.websocket.steering import (
@@ -135,7 +134,7 @@ class Lane:
         line.model, line.response_id, line.error = run.response.model, run.response.id, "client_gone"
         line.warnings += run.warnings
         try:
-            with self._state.keepalive.watch(self) as activity:
+            with self._state.keepalive.watch(self, self._state.dialect.encode_keepalive_message) as activity:
                 async with aclosing(run.events()) as batches:
                     async for batch in batches:
                         activity.last_event = batch[-1]
@@ -207,7 +206,7 @@ class Lane:
 
     def _encode(self, batch: Sequence[Event | Unknown]) -> list[bytes]:
         """Encode and count events that are sent next."""
-        lines = self._add_stream_id([encode_json_line(event) for event in self._state.rename(batch)])
+        lines = self._add_stream_id([encode_json_line(event) for event in self._state.dialect.adapt_events(batch)])
         self.bytes_sent += self._state.count_bytes(lines)
         return lines
 
@@ -218,13 +217,13 @@ class Lane:
     def is_writing(self) -> bool:
         return self._state.socket.is_writing or self._keepalive_task is not None
 
-    def send_keepalive(self, number: int) -> None:
-        self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(number))
+    def send_keepalive(self, payload: bytes) -> None:
+        self._keepalive_task = asyncio.get_running_loop().create_task(self._send_keepalive(payload))
 
-    async def _send_keepalive(self, number: int) -> None:
+    async def _send_keepalive(self, payload: bytes) -> None:
         try:
             with suppress(ClientDisconnected):
-                self.bytes_sent += await self._state.write(self._add_stream_id([encode_keepalive_json(number)]))
+                self.bytes_sent += await self._state.write(self._add_stream_id([payload]))
         finally:
             self._keepalive_task = None
 

@@ -11,7 +11,7 @@ from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import ErrorPayload
 from antiphon.protocol.websocket import SocketError
-from antiphon.server.dialect import choose_event_names
+from antiphon.server.dialect import choose_dialect
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.log import AccessLine
 from antiphon.server.websocket.socket import UpgradeRequest
@@ -30,11 +30,11 @@ class ConnectionState:
     """
 
     __slots__ = (
+        "dialect",
         "ended",
         "engine",
         "keepalive",
         "pending_steers",
-        "rename",
         "session",
         "socket",
         "unsettled",
@@ -44,7 +44,7 @@ class ConnectionState:
     def __init__(
         self, engine: Engine, upgrade: UpgradeRequest, keepalive: Keepalive, *, max_bytes: int, compat: Dialect
     ) -> None:
-        self.rename = choose_event_names(upgrade.headers, compat)
+        self.dialect = choose_dialect(upgrade.headers, compat)
         self.engine = engine
         self.upgrade = upgrade
         self.socket = upgrade.socket
