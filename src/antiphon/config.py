@@ -83,6 +83,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     background_starts_per_minute: Annotated[int, Meta(ge=1)] | None = None
     event_page_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 1
+    max_answer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    max_answer_items: Annotated[int, Meta(ge=1, le=100_000)] = 2048
+    max_answer_events: Annotated[int, Meta(ge=1)] = 1_000_000
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
     compat: Dialect = "openai"

@@ -325,9 +325,9 @@ async def test_calls_over_the_limit_wait_in_order() -> None:
 
 async def test_failing_upstream_is_paused_then_tried() -> None:
     async with connect(*[Reply(status=500)] * 6, HELLO, HELLO, request_retries=0) as conn:
-        for _ in range(5):
+        for number in range(5):
             with pytest.raises(UpstreamError):
-                await conn.ask()
+                await conn.begin(body=b"%d" % number)
         with pytest.raises(Unavailable, match="paused") as raised:
             await conn.ask()
         assert (raised.value.retry_after, len(conn.server.requests)) == (10.0, 5)

@@ -10,6 +10,7 @@ import pytest
 from antiphon.errors import ModelError, RateLimited, UpstreamError, UpstreamTimeout
 from antiphon.stream import sse
 from antiphon.stream.deltas import Delta, Finish, Text
+from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream import delta_stream
 from antiphon.upstream.error_mapping import make_broken_stream_error
@@ -94,11 +95,39 @@ async def test_endless_message_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
             await read(conn)
 
 
-async def test_endless_body_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.upstream.delta_stream.MAX_BODY_SIZE", 100)
+async def read_limited(conn: Any, **limits: int) -> list[Delta]:
+    deltas = await conn.upstream.stream("/chat", b"{}", WholeReader, limits=AnswerLimits(**limits))
+    return [delta async for batch in deltas for delta in batch]
+
+
+async def test_endless_body_is_an_error() -> None:
     async with connect(Reply(pieces=[b'{"a": "', b"x" * 200])) as conn:
-        with pytest.raises(UpstreamError, match="larger than 100 bytes"):
-            await read(conn)
+        with pytest.raises(UpstreamError, match=r"limit of 100 bytes \(setting 'max_answer_bytes'\)") as raised:
+            await read_limited(conn, max_answer_bytes=100)
+        assert (raised.value.code, len(conn.server.requests)) == ("answer_too_large", 1)  # not retried
+
+
+async def test_bytes_of_a_stream_are_limited_apart_from_envelopes() -> None:
+    short, long = b"data: " + b"x" * 100 + b"\n\n", b"data: " + b"x" * 500 + b"\n\n"
+    async with connect(stream_of(*[short] * 50), stream_of(*[long] * 50)) as conn:
+        assert len(await read_limited(conn, max_answer_bytes=1000)) == 51
+        with pytest.raises(UpstreamError, match="max_answer_bytes"):
+            await read_limited(conn, max_answer_bytes=1000)
+
+
+async def test_events_of_a_stream_are_limited() -> None:
+    async with connect(stream_of(*[b"data: x\n\n"] * 11)) as conn:
+        with pytest.raises(UpstreamError, match=r"limit of 10 events \(setting 'max_answer_events'\)"):
+            await read_limited(conn, max_answer_events=10)
+
+
+async def test_json_with_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.upstream.delta_stream.MAX_JSON_VALUES", 1000)
+    many = b'{"a": [' + b"{}," * 1000 + b"{}]}"
+    for reply in (Reply(pieces=[many]), stream_of(b"data: %b\n\n" % many)):
+        async with connect(reply) as conn:
+            with pytest.raises(UpstreamError, match="more than 1000 JSON values"):
+                await read(conn)
 
 
 class BrittleReader(WholeReader):

@@ -1,19 +1,16 @@
-"""Retries, `Retry-After` and the circuit breaker."""
-
-import asyncio
+"""Retries and `Retry-After`."""
 
 import pytest
 
 from antiphon.errors import (
     AntiphonError,
-    InvalidRequest,
     ModelNotFound,
     RateLimited,
     Unavailable,
     UpstreamError,
     UpstreamTimeout,
 )
-from antiphon.upstream.retry import FAILURE_THRESHOLD, CircuitBreaker, RetryPolicy, parse_retry_after
+from antiphon.upstream.retry import RetryPolicy, parse_retry_after
 
 
 def make(*, request_retries: int = 4, stream_retries: int = 5) -> RetryPolicy:
@@ -78,122 +75,3 @@ NOW = 1_445_412_450.0  # Wed, 21 Oct 2015 07:27:30 GMT
 )
 def test_retry_after_headers_are_parsed(headers: dict[str, str], seconds: float | None) -> None:
     assert parse_retry_after(headers, now=NOW) == seconds
-
-
-class Clock:
-    time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-def fail(circuit: CircuitBreaker, error: BaseException) -> None:
-    with pytest.raises(type(error)), circuit.guard():
-        raise error
-
-
-def make_open(clock: Clock) -> CircuitBreaker:
-    circuit = CircuitBreaker("there", now=clock)
-    for _ in range(FAILURE_THRESHOLD):
-        fail(circuit, UpstreamError("x"))
-    return circuit
-
-
-def is_open(circuit: CircuitBreaker) -> bool:
-    try:
-        with circuit.guard():
-            return False
-    except Unavailable:
-        return True
-
-
-@pytest.mark.parametrize("error", [UpstreamError("x"), UpstreamTimeout("x"), Unavailable("x")])
-def test_circuit_opens_after_consecutive_failures(error: AntiphonError) -> None:
-    circuit = CircuitBreaker("there", now=Clock())
-    for _ in range(FAILURE_THRESHOLD - 1):
-        fail(circuit, error)
-    assert not is_open(circuit)  # a success resets the count
-    for _ in range(FAILURE_THRESHOLD):
-        fail(circuit, error)
-    assert is_open(circuit)
-
-
-@pytest.mark.parametrize("error", [RateLimited("x"), InvalidRequest("x"), UpstreamError("x", code="upstream_refused")])
-def test_rejections_do_not_open_the_circuit(error: AntiphonError) -> None:
-    circuit = CircuitBreaker("there", now=Clock())
-    for _ in range(FAILURE_THRESHOLD - 1):
-        fail(circuit, UpstreamError("x"))
-    for _ in range(FAILURE_THRESHOLD):
-        fail(circuit, error)
-    fail(circuit, UpstreamError("x"))
-    assert not is_open(circuit)
-
-
-def test_opening_the_circuit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    make_open(Clock())
-    assert caplog.messages == ["backend there: repeated failures; requests are paused for 10 s."]
-
-
-def test_rejected_call_gets_retry_after() -> None:
-    clock = Clock()
-    circuit = make_open(clock)
-    clock.time += 7.5
-    with pytest.raises(Unavailable) as raised, circuit.guard():
-        pass
-    assert (raised.value.code, raised.value.retry_after) == ("upstream_unavailable", 2.5)
-
-
-def test_one_trial_call_is_admitted_after_the_pause() -> None:
-    clock = Clock()
-    circuit = make_open(clock)
-    clock.time += 10
-    with circuit.guard():
-        assert is_open(circuit)
-    assert not is_open(circuit)
-
-
-def test_failed_trials_double_the_pause_up_to_a_minute() -> None:
-    clock = Clock()
-    circuit = make_open(clock)
-    pauses = []
-    for pause in (10, 20, 40, 60, 60):
-        clock.time += pause - 1
-        pauses.append(is_open(circuit))
-        clock.time += 1
-        fail(circuit, UpstreamError("x"))
-    assert pauses == [True] * 5
-
-
-def test_recovery_resets_the_pause() -> None:
-    clock = Clock()
-    circuit = make_open(clock)
-    clock.time += 10
-    fail(circuit, UpstreamError("x"))
-    clock.time += 20
-    assert not is_open(circuit)
-    for _ in range(FAILURE_THRESHOLD):
-        fail(circuit, UpstreamError("x"))
-    clock.time += 10
-    assert not is_open(circuit)
-
-
-def test_cancelled_trial_admits_the_next_call() -> None:
-    clock = Clock()
-    circuit = make_open(clock)
-    clock.time += 10
-    fail(circuit, asyncio.CancelledError())
-    assert not is_open(circuit)
-
-
-def test_calls_in_progress_do_not_extend_the_pause() -> None:
-    clock = Clock()
-    circuit = CircuitBreaker("there", now=clock)
-    guards = [circuit.guard() for _ in range(FAILURE_THRESHOLD + 5)]
-    for guard in guards:
-        guard.__enter__()
-    for guard in guards:
-        clock.time += 1
-        error = UpstreamError("x")
-        assert not guard.__exit__(UpstreamError, error, None)
-    clock.time += 5
-    assert not is_open(circuit)

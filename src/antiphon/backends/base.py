@@ -12,6 +12,7 @@ from antiphon.protocol.items import Item
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Delta, Deltas
+from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import Slot, TurnQueue
 
 
@@ -28,7 +29,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
     client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
     client gets them with the response. A backend that calls another server calls `on_accepted` when that server has
-    accepted the request, before its first delta.
+    accepted the request, before its first delta. A backend that reads an answer of unknown size stops it at `limits`,
+    with `limits.make_error`. The engine checks the deltas against them, too.
     """
 
     request: CreateRequest
@@ -40,6 +42,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     find_param: Callable[[Item | Unknown], str | None] | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
     on_accepted: Callable[[], object] | None = None
+    limits: AnswerLimits = AnswerLimits()
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

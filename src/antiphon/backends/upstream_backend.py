@@ -5,12 +5,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from antiphon.backends.base import Capabilities, Model, Turn
 from antiphon.errors import AntiphonError, NotFound
+from antiphon.protocol.items import Message
+from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Deltas
 from antiphon.turn_queue import TurnQueue
 from antiphon.upstream.client import UpstreamClient, WriteRequest
@@ -18,9 +21,12 @@ from antiphon.upstream.delta_stream import Reader
 from antiphon.upstream.error_mapping import REFUSED
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.token_estimate import estimate_tokens
+from antiphon.upstream.usage import MAX_COUNT
 
 REFRESH_SECONDS = 60.0
 START_SECONDS = 10.0
+
+_MAX_UNCOUNTED_MODELS = 256
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +144,11 @@ def _parse_time(value: Any) -> int:
 
 
 class _Count(msgspec.Struct):
-    input_tokens: int
+    input_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+
+
+class _NoCount(Exception):
+    """The upstream has no count for a turn."""
 
 
 class UpstreamBackend:
@@ -155,7 +165,7 @@ class UpstreamBackend:
     ) -> None:
         self.upstream = UpstreamClient(name, options, headers=headers)
         self._catalog = ModelCatalog(self.upstream, owned_by=owned_by or name, path=models_path)
-        self._can_count = True
+        self._uncounted_models: dict[str, None] = {}  # a set in the order of insertion
 
     @property
     def queue(self) -> TurnQueue | None:
@@ -189,7 +199,7 @@ class UpstreamBackend:
         """Send the request of a turn, and return the deltas of its answer."""
         if not turn.streamed:
             return await self.upstream.request_whole(
-                path, write, make_reader, project=turn.project, background=turn.background
+                path, write, make_reader, project=turn.project, background=turn.background, limits=turn.limits
             )
         body, headers = write(stream=True)
         return await self.upstream.stream(
@@ -200,23 +210,54 @@ class UpstreamBackend:
             on_accepted=turn.on_accepted,
             project=turn.project,
             background=turn.background,
+            limits=turn.limits,
         )
 
     async def count_tokens(self, turn: Turn) -> int:
         return estimate_tokens(turn.request, turn.items)
 
     async def count_upstream(self, path: str, turn: Turn, write: Callable[[Turn], bytes]) -> int:
-        """Return the upstream's count for the body from `write`. A server without this endpoint is asked only once."""
-        if not self._can_count:
-            return estimate_tokens(turn.request, turn.items)
-        body = write(turn)
-        try:
-            answer = await self.upstream.post_json(path, body, project=turn.project, background=turn.background)
-            return msgspec.json.decode(answer, type=_Count).input_tokens
-        except AntiphonError as error:
-            # Other errors are transient, or the turn itself raises them.
-            if error.code == REFUSED or type(error) is NotFound:
-                self._can_count = False
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._can_count = False
+        """Return the upstream's count for the body from `write`, or else an estimate.
+
+        The content of a turn can cause a refusal, for example a reference to a missing file. So a minimal turn is sent
+        after a refusal. If that is refused, too, the upstream is not asked again for this model.
+        """
+        model = turn.request.model or ""
+        if model not in self._uncounted_models:
+            try:
+                return await self._request_count(path, turn, write)
+            except _NoCount:
+                if await self._is_count_refused(path, turn, write):
+                    self._uncounted_models[model] = None
+                    if len(self._uncounted_models) > _MAX_UNCOUNTED_MODELS:
+                        del self._uncounted_models[next(iter(self._uncounted_models))]
+            except AntiphonError:
+                pass  # transient, or the turn itself raises it
         return estimate_tokens(turn.request, turn.items)
+
+    async def _request_count(self, path: str, turn: Turn, write: Callable[[Turn], bytes]) -> int:
+        try:
+            body = await self.upstream.post_json(path, write(turn), project=turn.project, background=turn.background)
+            return msgspec.json.decode(body, type=_Count).input_tokens
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise _NoCount from None
+        except AntiphonError as error:
+            if error.code == REFUSED or type(error) is NotFound:
+                raise _NoCount from None
+            raise
+
+    async def _is_count_refused(self, path: str, turn: Turn, write: Callable[[Turn], bytes]) -> bool:
+        """Return True if the upstream does not even count a minimal turn."""
+        minimal = Turn(
+            request=CreateRequest(model=turn.request.model),
+            items=[Message("user", "Hello")],
+            project=turn.project,
+            background=turn.background,
+        )
+        try:
+            await self._request_count(path, minimal, write)
+        except _NoCount:
+            return True
+        except AntiphonError:
+            pass
+        return False

@@ -10,6 +10,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
 from antiphon.store.limits import RunLimits
 from antiphon.store.location import locate_store
+from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
 
 logger = logging.getLogger(__name__)
@@ -74,4 +75,9 @@ def make_policy(settings: Settings) -> Policy:
         max_prompt_bytes=settings.max_prompt_bytes,
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
+        answer_limits=AnswerLimits(
+            max_answer_bytes=settings.max_answer_bytes,
+            max_answer_items=settings.max_answer_items,
+            max_answer_events=settings.max_answer_events,
+        ),
     )

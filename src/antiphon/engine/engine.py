@@ -144,6 +144,7 @@ class Engine:
             request=prepared.turn.request,
             mint=prepared.mint,
             warnings=_join_warnings(serving.warnings, prepared.warnings),
+            limits=self._policy.answer_limits,
         )
         key = RunKey(project, run.response.id)
         self._running[key] = run

@@ -6,6 +6,7 @@ import msgspec
 
 from antiphon.config import UnsupportedTools
 from antiphon.store.limits import RunLimits
+from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
 
 
@@ -24,6 +25,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `models`: names for models, see `serve.routing.ModelRouter`.
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
     `max_prompt_bytes`: maximum size of a prompt template with its variables.
+    `answer_limits`: limits on the size of one answer of a model.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """
 
@@ -40,3 +42,4 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_bytes: int = 32 * 1024 * 1024
     stateless: bool = False
     id_prefix: str = ""
+    answer_limits: AnswerLimits = AnswerLimits()

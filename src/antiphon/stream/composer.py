@@ -12,17 +12,18 @@ the end of the turn.
 import itertools
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from antiphon.protocol import events
-from antiphon.protocol.events import Event, OutputItemDone
+from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import ShellCall
 from antiphon.protocol.items import Item, OutputItem
 from antiphon.protocol.response import IncompleteDetails, Response, ResponseError, Usage
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
+from antiphon.stream.closed_items import ClosedItem, OpenDraft, close_draft, salvage_items
 from antiphon.stream.deltas import Delta
 from antiphon.stream.drafts import (
     CallDraft,
@@ -32,20 +33,20 @@ from antiphon.stream.drafts import (
     ReasoningDraft,
     compose_command_events,
 )
+from antiphon.stream.limits import AnswerLimits, measure_delta
 from antiphon.stream.passthrough import (
     PassthroughDraft,
     get_call_id,
     get_sequence_number,
-    merge_fields,
     replace_ids,
     rewrite_event,
 )
 
-OpenDraft: TypeAlias = MessageDraft | ReasoningDraft | CallDraft | PassthroughDraft
 S = TypeVar("S", MessageDraft, ReasoningDraft)
 Key = int | str | None
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter", "steered": "steered"}
+_DEFAULT_LIMITS = AnswerLimits()
 # Id prefixes for items that a backend yields whole and without an id.
 _PREFIXES = {
     "message": MessageDraft.prefix,
@@ -73,18 +74,29 @@ class IllegalDelta(Exception):
 class Composer:
     """The composer of one response.
 
-    `response` is the response in progress and, once `finished` is true, the final response.
+    `response` is the response in progress and, once `finished` is true, the final response. `is_cut_off` is true if the
+    answer exceeded one of `limits`: the response has failed, and later deltas do not belong to it.
     """
 
-    def __init__(self, response: Response, *, new_id: Callable[[str], str], now: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        response: Response,
+        *,
+        new_id: Callable[[str], str],
+        now: Callable[[], int],
+        limits: AnswerLimits = _DEFAULT_LIMITS,
+    ) -> None:
         self.response = response
         self.finished = False
+        self.is_cut_off = False
+        self._limits = limits
+        self._size = self._event_count = 0
         self._new_id = new_id
         self._now = now
         self._numbers = itertools.count()
         self._last_batch: Sequence[Event | Unknown] = ()  # the last nonempty batch: `fail` continues its numbers
         self._last_taken = -1
-        self._output: list[OpenDraft | _ClosedItem] = []
+        self._output: list[OpenDraft | ClosedItem] = []
         self._text_item: MessageDraft | ReasoningDraft | None = None
         self._phase: deltas.Phase | None = None
         self._calls: dict[int | str, CallDraft] = {}
@@ -101,7 +113,7 @@ class Composer:
     @property
     def output(self) -> list[Item | Unknown]:
         """The output items that are done."""
-        return [entry.item for entry in self._output if isinstance(entry, _ClosedItem)]
+        return [entry.item for entry in self._output if isinstance(entry, ClosedItem)]
 
     def take_sequence_number(self) -> int:
         """Take the next sequence number, for an event that is sent between the composer's own."""
@@ -121,13 +133,14 @@ class Composer:
     def compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         """Return the events of these deltas, in order. Raise IllegalDelta at the first invalid delta."""
         composed: list[Event | Unknown] = []
+        limits = self._limits
         index = 0
         while index < len(batch):
             draft = self._text_item
-            text_events = draft.continue_text(batch, index) if isinstance(draft, MessageDraft) else []
-            if text_events:
+            if isinstance(draft, MessageDraft) and (text_events := draft.continue_text(batch, index)):
                 composed += text_events
                 index += len(text_events)
+                self._size += draft.continued_size
                 continue
             delta = batch[index]
             if self.finished:
@@ -137,9 +150,27 @@ class Composer:
             except Exception as error:
                 raise IllegalDelta(f"{type(delta).__name__}: {error}", composed) from error
             index += 1
+            self._size += measure_delta(delta)
+            if self._size > limits.max_answer_bytes or len(self._output) > limits.max_answer_items:
+                break
+        if composed:
+            self._event_count += len(composed)
+        if not self.finished and (
+            self._size > limits.max_answer_bytes
+            or self._event_count > limits.max_answer_events
+            # Calls without a name are not in the output yet.
+            or len(self._output) + len(self._unnamed_calls) > limits.max_answer_items
+        ):
+            composed += self._cut_off()
         if composed:
             self._last_batch = composed
         return composed
+
+    def _cut_off(self) -> list[Event]:
+        """Fail an answer that exceeds a limit."""
+        self.is_cut_off = True
+        error = self._limits.make_error_for(self._size, self._event_count)
+        return self._finish_failed(deltas.Failure(error.message, error.code or "", error.type))
 
     def fail(self, composed: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
         """End the response as failed after an IllegalDelta. `composed` are the events of that error.
@@ -148,7 +179,7 @@ class Composer:
         """
         last = (composed or self._last_batch)[-1:]
         number = max(self._last_taken, *(get_sequence_number(event) for event in last), -1) + 1
-        closing, done = _salvage_items(self._output, number)
+        closing, done = salvage_items(self._output, number)
         self._numbers = itertools.count(number + len(closing))
         self._output = [*done]
         return [*composed, *closing, *self._finish_failed(failure)]
@@ -263,7 +294,7 @@ class Composer:
         if isinstance(item, ShellCall):
             composed += compose_command_events(item, index, self._numbers)
         composed.append(events.OutputItemDone(next(self._numbers), index, item))
-        self._output.append(_ClosedItem(item, tuple(composed)))
+        self._output.append(ClosedItem(item, tuple(composed)))
         return closing + composed
 
     def _assign_ids(self, item: OutputItem | Unknown) -> OutputItem | Unknown:
@@ -384,7 +415,7 @@ class Composer:
         `ending` applies to the last item, to passthrough items and to calls with incomplete JSON. Other items were
         followed by a later one, so they are complete.
         """
-        drafts = [entry for entry in self._output if not isinstance(entry, _ClosedItem)]
+        drafts = [entry for entry in self._output if not isinstance(entry, ClosedItem)]
         composed: list[Event] = []
         for draft in drafts:
             is_cut = draft.output_index == len(self._output) - 1 or isinstance(draft, PassthroughDraft)
@@ -394,7 +425,7 @@ class Composer:
         return composed
 
     def _close(self, draft: OpenDraft, ending: Ending) -> list[Event]:
-        closed = self._output[draft.output_index] = _close_draft(draft, ending)
+        closed = self._output[draft.output_index] = close_draft(draft, ending)
         return list(closed.ending)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Sequence[Event | Unknown]]]] = {
@@ -424,52 +455,3 @@ class Composer:
 def _make_call_id(item_id: str) -> str:
     """Return a call id for a call that has none from its backend."""
     return f"call_{item_id.partition('_')[2]}"
-
-
-class _ClosedItem(NamedTuple):
-    """An output item that is done, and the events of its end up to `output_item.done`."""
-
-    item: Item | Unknown
-    ending: tuple[Event, ...]
-
-
-def _close_draft(draft: OpenDraft, ending: Ending) -> _ClosedItem:
-    emitted, item = draft.close(ending)
-    if draft.amendments:
-        item = merge_fields(item, draft.amendments)
-        cast(OutputItemDone, emitted[-1]).item = item
-    return _ClosedItem(item, tuple(emitted))
-
-
-def _salvage_items(output: Sequence[OpenDraft | _ClosedItem], number: int) -> tuple[list[Event], list[_ClosedItem]]:
-    """Close all announced items after a failure. Return the events that are still to be sent, and the closed items.
-
-    `number` is the first sequence number that was not sent. The end of a closed item is emitted again if it has this
-    number or a later one. An item is dropped if its `output_item.added` was not sent. Never raises.
-    """
-    emitted: list[Event] = []
-    done: list[_ClosedItem] = []
-    for entry in output:
-        if isinstance(entry, _ClosedItem):
-            closed = entry
-        elif entry.announced is None or entry.announced.sequence_number >= number:
-            continue
-        else:
-            closed = _close_draft_or_announced(entry)
-        done.append(closed)
-        if closed is not entry or closed.ending[-1].sequence_number >= number:
-            emitted += closed.ending
-    for offset, event in enumerate(emitted):
-        event.sequence_number = number + offset
-    return emitted, done
-
-
-def _close_draft_or_announced(draft: OpenDraft) -> _ClosedItem:
-    try:
-        return _close_draft(draft, "incomplete")
-    except Exception:  # its deltas make no valid item: close it as it was announced
-        assert draft.announced is not None
-        item = draft.announced.item
-        if not isinstance(item, Unknown) and hasattr(item, "status"):
-            item = msgspec.structs.replace(item, status="incomplete")
-        return _ClosedItem(item, (OutputItemDone(0, draft.output_index, item),))

@@ -51,6 +51,7 @@ class MessageDraft(Draft):
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         super().__init__(item_id, output_index, numbers)
         self.phase: items.Phase | None = None
+        self.continued_size = 0  # of the text that the last `continue_text` wrote
         self._parts: list[content.Part | Unknown] = []
         self._open: Literal["text", "refusal"] | None = None
         self._fragments: list[str] = []
@@ -79,6 +80,7 @@ class MessageDraft(Draft):
         emitted: list[Event | Unknown] = []
         if self._open == "text":
             item_id, output_index, content_index = self.id, self.output_index, len(self._parts)
+            start_index = len(self._fragments)
             for delta in batch[start:] if start else batch:
                 if type(delta) is not deltas.Text or not delta.text or delta.logprobs:
                     break
@@ -87,6 +89,7 @@ class MessageDraft(Draft):
                 emitted.append(
                     events.OutputTextDelta(next(self._numbers), item_id, output_index, content_index, text, [])
                 )
+            self.continued_size = sum(map(len, self._fragments[start_index:]))
         return emitted
 
     def write_refusal(self, delta: deltas.Refusal) -> list[Event]:

@@ -11,21 +11,28 @@ import msgspec
 
 from antiphon.errors import AntiphonError, InvalidRequest, UpstreamError
 from antiphon.stream.deltas import Delta, Deltas
+from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import Slot, TurnQueue
-from antiphon.upstream.delta_stream import MAX_BODY_SIZE, DeltaStream, Reader
+from antiphon.upstream.circuit_breaker import CallGuard, CircuitBreaker
+from antiphon.upstream.delta_stream import DeltaStream, Reader
 from antiphon.upstream.error_mapping import map_error_response
 from antiphon.upstream.http import HttpSession, read_bounded
 from antiphon.upstream.options import UpstreamOptions, check_options
-from antiphon.upstream.retry import CircuitBreaker, RetryPolicy
+from antiphon.upstream.retry import RetryPolicy
 from antiphon.upstream.whole_answers import WholeAnswers
 
 DRAIN_SECONDS = 1.0
+
+MAX_BODY_SIZE = 64 * 1024 * 1024
+"""Limit for a response that is no answer of a model, such as a list of models."""
 
 _PUBLIC_HEADERS = frozenset(
     {"accept", "anthropic-version", "anthropic-beta", "content-type", "openai-beta", "user-agent"}
 )
 
 T = TypeVar("T")
+
+_DEFAULT_LIMITS = AnswerLimits()
 
 _Started = tuple[DeltaStream, Sequence[Delta]]
 
@@ -92,7 +99,8 @@ class UpstreamClient:
         """Send a request for data, and return the response body."""
         slot = None if self.queue is None else await self.queue.acquire(project, background=background)
         try:
-            with self._circuit_breaker.guard():
+            with self._circuit_breaker.guard(project) as guard:
+                guard.request = body
                 return await self._retry(lambda _: self._fetch("POST", path, body))
         finally:
             if slot is not None:
@@ -108,19 +116,21 @@ class UpstreamClient:
         on_accepted: Callable[[], object] | None = None,
         project: str = "",
         background: bool = False,
+        limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> Deltas:
         """Send a request for a streamed answer, and return its deltas once the first ones have arrived.
 
         `on_accepted` is called when the upstream has answered with a success status, before the first deltas. Closing
         the deltas closes the connection at once. `project` is the owner of the request; it and `background` decide when
-        a request starts if there are more than `max_concurrent`.
+        a request starts if there are more than `max_concurrent`. An answer that exceeds `limits` is an error.
         """
         seconds = self.options.first_token_timeout
-        return await self._start(
-            lambda policy: self._begin(path, (body, headers), make_reader, policy, seconds, on_accepted),
-            project,
-            background=background,
-        )
+
+        def begin(policy: RetryPolicy, guard: CallGuard) -> Awaitable[_Started]:
+            guard.request = body
+            return self._begin(path, (body, headers), make_reader, policy, seconds, limits, on_accepted)
+
+        return await self._start(begin, project, background=background)
 
     async def request_whole(
         self,
@@ -130,28 +140,33 @@ class UpstreamClient:
         *,
         project: str = "",
         background: bool = False,
+        limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> Deltas:
         """Send a request for an answer in one piece, and return its deltas when it has arrived.
 
-        The answer is streamed after all if the upstream cannot answer otherwise. `project` and `background`: see
+        The answer is streamed after all if the upstream cannot answer otherwise. The other arguments are those of
         `stream`.
         """
         options, whole_answers = self.options, self._whole_answers
         failure: AntiphonError | None = None  # of the request without streaming
 
-        async def begin(policy: RetryPolicy) -> _Started:
+        async def begin(policy: RetryPolicy, guard: CallGuard) -> _Started:
             nonlocal failure
             if failure is None and whole_answers.are_possible(project):
                 seconds = options.answer_timeout or 2 * options.first_token_timeout
                 began = self._now()
                 try:
-                    return await self._begin(path, write(stream=False), make_reader, policy, seconds)
+                    request = write(stream=False)
+                    guard.request = request[0]
+                    return await self._begin(path, request, make_reader, policy, seconds, limits)
                 except AntiphonError as error:
                     if not whole_answers.may_need_streaming(error, seconds=self._now() - began):
                         raise
                     failure = error
                 policy.answered = False
-            started = await self._begin(path, write(stream=True), make_reader, policy, options.first_token_timeout)
+            seconds, request = options.first_token_timeout, write(stream=True)
+            guard.request = request[0]
+            started = await self._begin(path, request, make_reader, policy, seconds, limits)
             if failure is not None:
                 whole_answers.require_streaming(project, failure)
             return started
@@ -159,12 +174,12 @@ class UpstreamClient:
         return await self._start(begin, project, background=background)
 
     async def _start(
-        self, begin: Callable[[RetryPolicy], Awaitable[_Started]], project: str, *, background: bool
+        self, begin: Callable[[RetryPolicy, CallGuard], Awaitable[_Started]], project: str, *, background: bool
     ) -> Deltas:
         slot = None if self.queue is None else await self.queue.acquire(project, background=background)
         try:
-            with self._circuit_breaker.guard():
-                stream, first = await self._retry(begin)
+            with self._circuit_breaker.guard(project) as guard:
+                stream, first = await self._retry(lambda policy: begin(policy, guard))
         except BaseException:
             if slot is not None:
                 slot.release()
@@ -178,6 +193,7 @@ class UpstreamClient:
         make_reader: Callable[[], Reader],
         policy: RetryPolicy,
         seconds: float,
+        limits: AnswerLimits,
         on_accepted: Callable[[], object] | None = None,
     ) -> _Started:
         """Send the request and read the first deltas, for at most `seconds`.
@@ -190,7 +206,7 @@ class UpstreamClient:
         policy.answered = True
         if on_accepted is not None:
             on_accepted()
-        stream = DeltaStream(response, make_reader(), secrets=self.secrets)
+        stream = DeltaStream(response, make_reader(), secrets=self.secrets, limits=limits)
         try:
             while not (deltas := await stream.read()):
                 pass

@@ -1,13 +1,15 @@
 """A streamed answer of an upstream: bytes from a connection to batches of deltas."""
 
+import asyncio
 import math
 from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from antiphon.errors import AntiphonError, UpstreamError
+from antiphon.errors import AntiphonError, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Delta
+from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.error_mapping import (
     REFUSED,
@@ -16,10 +18,15 @@ from antiphon.upstream.error_mapping import (
     map_error_payload,
     parse_error_body,
 )
-from antiphon.upstream.http import HttpResponse, make_size_error
+from antiphon.upstream.http import HttpResponse
 from antiphon.upstream.redaction import redact
 
-MAX_BODY_SIZE = 64 * 1024 * 1024
+ENVELOPE_SIZE = 256
+"""Bytes of each event that do not count as content: names, ids and numbers around a few characters of text."""
+
+MAX_JSON_VALUES = 2_000_000
+"""Limit for the values in one JSON text. A value of three bytes takes up to a hundred in memory."""
+
 FINAL_IDLE_TIMEOUT = 10.0
 """Idle timeout in seconds for a complete answer: the end marker arrives at once or never."""
 
@@ -27,6 +34,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n" + _BYTE_ORDER_MARK
 _BACKSLASH = 92
 _BEFORE_EVENTS = b"\r\n" + _BYTE_ORDER_MARK  # stripped byte by byte: the mark may be split between chunks
+_NO_SETTINGS = AnswerLimits()
 # Errors of a reader that gets data of an unexpected shape.
 _READER_ERRORS = (msgspec.MsgspecError, RecursionError, LookupError, AttributeError, TypeError, ValueError)
 
@@ -63,12 +71,22 @@ class DeltaStream:
     """Reads the body of a 2xx response: an event stream, or one JSON body from a server that does not stream.
 
     The first byte decides which, because some servers send a wrong content type.
+
+    The answer fails if it exceeds `limits`, or if no delta arrives within the idle timeout. Comments, empty events and
+    parts of an event do not count as progress.
     """
 
-    def __init__(self, response: HttpResponse, reader: Reader, *, secrets: Collection[str]) -> None:
+    def __init__(
+        self, response: HttpResponse, reader: Reader, *, secrets: Collection[str], limits: AnswerLimits = _NO_SETTINGS
+    ) -> None:
         self.response = response
         self._reader = reader
         self._secrets = secrets
+        self._limits = limits
+        self._size = 0
+        self._size_limit = limits.max_answer_bytes  # grows with the number of events
+        self._event_count = 0
+        self._quiet_since: float | None = None  # time of the first read without deltas since the last delta
         self._decoder: SseDecoder | None = None
         self._body = bytearray()  # of a response that is no event stream
         self._repairer = SurrogateRepairer()
@@ -81,7 +99,7 @@ class DeltaStream:
         return self._reader.finished
 
     def set_idle_timeout(self, seconds: float) -> None:
-        """End the answer with an error if the connection is idle for this long."""
+        """End the answer with an error if no delta arrives for this long."""
         self._idle_timeout = min(seconds, FINAL_IDLE_TIMEOUT) if self._is_shortened else seconds
         self.response.set_idle_timeout(self._idle_timeout)
 
@@ -107,7 +125,14 @@ class DeltaStream:
             return self._finish([])
         if chunk is None:
             return None
-        return self._begin(chunk) if self._decoder is None else self._feed(self._decoder, chunk)
+        self._size += len(chunk)
+        if self._size > self._size_limit:
+            self._check_size()
+        deltas = self._begin(chunk) if self._decoder is None else self._feed(self._decoder, chunk)
+        if deltas or not chunk:
+            self._quiet_since = None
+            return deltas
+        return self._check_progress()
 
     def wait(self) -> Awaitable[None]:
         """Wait until there is something to `take`."""
@@ -117,6 +142,22 @@ class DeltaStream:
         """Raise the error that followed the deltas of the last read."""
         if self._failure is not None:
             raise self._failure
+
+    def _check_size(self) -> None:
+        self._size_limit = self._limits.max_answer_bytes + ENVELOPE_SIZE * self._event_count
+        if self._size > self._size_limit:
+            raise self._limits.make_error("max_answer_bytes")
+
+    def _check_progress(self) -> Sequence[Delta]:
+        """End an answer that has sent no delta for too long, although its connection is not idle."""
+        now = asyncio.get_running_loop().time()
+        if self._quiet_since is None:
+            self._quiet_since = now
+        elif now - self._quiet_since >= self._idle_timeout and not self._reader.finished:
+            if not self._reader.is_complete:
+                raise UpstreamTimeout("The upstream kept its answer open without sending any of it.")
+            return self._finish([])
+        return ()
 
     def _begin(self, chunk: bytes) -> Sequence[Delta]:
         """Read a chunk before it is known that the body is an event stream."""
@@ -138,8 +179,6 @@ class DeltaStream:
     def _collect(self, chunk: bytes) -> Sequence[Delta]:
         """Collect a body that is no event stream, and read it when it is complete."""
         self._body += chunk
-        if len(self._body) > MAX_BODY_SIZE:
-            raise make_size_error(MAX_BODY_SIZE)
         if chunk:
             return ()
         body = bytes(self._body)
@@ -150,6 +189,14 @@ class DeltaStream:
     def _read_messages(self, messages: Sequence[SseMessage]) -> list[Delta]:
         reader = self._reader
         deltas: list[Delta] = []
+        if not messages:
+            return deltas
+        self._event_count += len(messages)
+        if self._event_count > self._limits.max_answer_events:
+            raise self._limits.make_error("max_answer_events")
+        # A large message takes many reads, so only the first one that a read completes can be large.
+        if len(messages[0].data) > MAX_JSON_VALUES:
+            _check_value_count(messages[0].data)
         for each in messages:
             if reader.finished:
                 break
@@ -191,6 +238,7 @@ class DeltaStream:
 
     def _read_json_body(self, body: bytes) -> list[Delta]:
         body = self._repairer.repair(body.lstrip(_BYTE_ORDER_MARK))
+        _check_value_count(body)
         try:
             payload = _find_error_payload(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -203,6 +251,12 @@ class DeltaStream:
     def _make_web_page_error(self, body: bytes) -> UpstreamError:
         title = redact(parse_error_body(body).message, self._secrets)
         return UpstreamError(f"The upstream answered with a web page ({title}): check the base_url.", code=REFUSED)
+
+
+def _check_value_count(data: bytes) -> None:
+    """Raise if a JSON text has so many values that decoding it fills the memory. Signs in strings count, too."""
+    if len(data) > MAX_JSON_VALUES and sum(map(data.count, b",[{")) > MAX_JSON_VALUES:
+        raise UpstreamError(f"The upstream's answer has more than {MAX_JSON_VALUES} JSON values.", code=REFUSED)
 
 
 class _ErrorFields(msgspec.Struct):

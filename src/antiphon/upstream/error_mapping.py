@@ -29,6 +29,7 @@ from antiphon.errors import (
     UpstreamTimeout,
 )
 from antiphon.protocol.json_text import read_json
+from antiphon.stream.limits import ANSWER_TOO_LARGE
 from antiphon.upstream.redaction import redact
 
 AUTHENTICATION = "upstream_authentication"
@@ -40,7 +41,7 @@ EXHAUSTED_CODES = frozenset(
 )
 """Codes of limits that a short wait does not lift."""
 
-PERMANENT_CODES = EXHAUSTED_CODES | {AUTHENTICATION, REFUSED}
+PERMANENT_CODES = EXHAUSTED_CODES | {AUTHENTICATION, REFUSED, ANSWER_TOO_LARGE}
 """Codes of errors for which a retry is useless."""
 
 MAX_MESSAGE_LENGTH = 2000

@@ -18,12 +18,21 @@ from antiphon.upstream.http1.errors import (
     TlsError,
 )
 
+
+class Unreachable(UpstreamError):
+    """No connection to the upstream. The content of a request cannot be the cause."""
+
+
+class ConnectTimedOut(UpstreamTimeout, Unreachable):
+    """The connection to the upstream was not made in time."""
+
+
 # The first match counts: some later classes are bases of earlier ones.
 _MESSAGES: tuple[tuple[type[HttpError], type[UpstreamError], str], ...] = (
     (InvalidUrl, UpstreamError, "The address of the upstream is not a valid URL."),
-    (ResolveError, UpstreamError, "The upstream's host name could not be resolved."),
-    (ConnectError, UpstreamError, "The upstream cannot be reached."),
-    (ConnectTimeout, UpstreamTimeout, "The connection to the upstream timed out."),
+    (ResolveError, Unreachable, "The upstream's host name could not be resolved."),
+    (ConnectError, Unreachable, "The upstream cannot be reached."),
+    (ConnectTimeout, ConnectTimedOut, "The connection to the upstream timed out."),
     (IdleTimeout, UpstreamTimeout, "The upstream stopped sending before its answer ended."),
     (DeadlineExceeded, UpstreamTimeout, "The upstream did not answer in time."),
     (InvalidResponse, UpstreamError, "The upstream's answer is not valid HTTP."),
@@ -38,7 +47,7 @@ def map_network_error(error: HttpError) -> UpstreamError:
     if isinstance(error, TlsError):
         return UpstreamError("The TLS handshake with the upstream failed.", code=REFUSED)
     if isinstance(error, ConnectError) and isinstance(error.os_error, ConnectionRefusedError):
-        return UpstreamError("The upstream refuses connections.")
+        return Unreachable("The upstream refuses connections.")
     if isinstance(error, ProxyRefused):
         return UpstreamError(f"The proxy refused to connect to the upstream (status {error.status}).", code=REFUSED)
     if isinstance(error, InvalidHeader):

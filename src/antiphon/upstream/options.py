@@ -18,9 +18,9 @@ class UpstreamOptions(Struct, kw_only=True):
     request. If `models` is set, only these are served, and the upstream's list is not requested. `context_window`
     overrides the upstream's value for all models.
 
-    `first_token_timeout` runs from the request to the first delta; keepalives do not count. `idle_timeout` is the
-    longest pause after that. `request_retries` are for requests without a response, `stream_retries` for responses that
-    break off before the first delta. After the first delta nothing is retried.
+    `first_token_timeout` runs from the request to the first delta. `idle_timeout` is the longest time without a delta
+    after that. Keepalives do not count. `request_retries` are for requests without a response, `stream_retries` for
+    responses that break off before the first delta. After the first delta nothing is retried.
 
     With `trust_env`, requests go through the proxies that `HTTP_PROXY` and `HTTPS_PROXY` name, except for hosts in
     `NO_PROXY`.

@@ -1,6 +1,5 @@
-"""Retries: which errors are transient, how long to wait, and when to stop sending requests to a failing upstream."""
+"""Retries: which errors are transient, and how long to wait."""
 
-import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,13 +14,7 @@ MAX_BACKOFF = 30.0
 MAX_WAIT = 60.0
 """A longer `retry_after` is passed on to the client instead of being waited for."""
 
-FAILURE_THRESHOLD = 5
-FIRST_PAUSE = 10.0
-MAX_PAUSE = 60.0
-
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 class RetryPolicy:
@@ -71,72 +64,6 @@ class RetryPolicy:
                 if on_retry is not None:
                     on_retry(error, wait)
             await sleep(wait)
-
-
-class CircuitBreaker:
-    """Rejects calls for a while after several failures in a row.
-
-    After the pause one call is let through as a trial. Each failed trial doubles the pause.
-    """
-
-    def __init__(self, name: str, *, now: Callable[[], float]) -> None:
-        self._name = name
-        self._now = now
-        self._failures = 0
-        self._pause = FIRST_PAUSE
-        self._paused_until = 0.0
-        self._is_trial_running = False
-
-    def guard(self) -> "CallGuard":
-        """Return a context manager for one call: it raises `Unavailable` during the pause, else counts the outcome."""
-        return CallGuard(self)
-
-    def admit(self) -> bool:
-        """Return True if this call is the trial. Raises `Unavailable` during the pause."""
-        if self._failures < FAILURE_THRESHOLD:
-            return False
-        left = self._paused_until - self._now()
-        if left > 0 or self._is_trial_running:
-            raise Unavailable(
-                "The upstream failed repeatedly. Requests to it are paused.",
-                code="upstream_unavailable",
-                retry_after=max(left, 1.0),
-            )
-        self._is_trial_running = True
-        return True
-
-    def count_outcome(self, error: BaseException | None, *, is_trial: bool) -> None:
-        """Count a call that succeeded, or failed with this error."""
-        if is_trial:
-            self._is_trial_running = False
-        if error is not None and is_outage(error):
-            self._count_failure(is_trial=is_trial)
-        elif error is None or isinstance(error, AntiphonError):
-            self._failures = 0  # an upstream that rejects a request works
-
-    def _count_failure(self, *, is_trial: bool) -> None:
-        self._failures += 1
-        # Calls that were in progress when the pause began do not extend it.
-        if is_trial or self._failures == FAILURE_THRESHOLD:
-            self._pause = min(2 * self._pause, MAX_PAUSE) if is_trial else FIRST_PAUSE
-            self._paused_until = self._now() + self._pause
-            logger.warning("backend %s: repeated failures; requests are paused for %.0f s.", self._name, self._pause)
-
-
-class CallGuard:
-    """The context manager of `CircuitBreaker.guard`. It costs a third of a generator."""
-
-    __slots__ = ("_breaker", "_is_trial")
-
-    def __init__(self, breaker: CircuitBreaker) -> None:
-        self._breaker = breaker
-        self._is_trial = False
-
-    def __enter__(self) -> None:
-        self._is_trial = self._breaker.admit()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._breaker.count_outcome(error, is_trial=self._is_trial)
 
 
 def is_transient(error: AntiphonError) -> bool:

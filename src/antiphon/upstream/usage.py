@@ -1,8 +1,13 @@
-"""Token usage of an answer: parsed from the formats that servers send, or estimated."""
+"""Token usage of an answer: parsed from the formats that servers send, or estimated.
 
+Impossible counts are not passed on. A count that is negative, too large or not a number counts as missing, which is 0.
+The total is always the sum of input and output, and a detail is never larger than the count that it is a part of.
+"""
+
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,8 +19,14 @@ from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, 
 from antiphon.protocol.unions import Unknown
 from antiphon.upstream.token_estimate import estimate_item, estimate_payload_tokens, estimate_tokens
 
-_MAX_COUNT = 2**53
-_Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)] | None
+MAX_COUNT = 10**12
+"""A larger number of tokens is an error of the server."""
+
+_Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None
+
+logger = logging.getLogger(__name__)
+
+_warned: set[str] = set()
 
 
 class _Details(Struct):
@@ -45,9 +56,11 @@ class _Report(Struct):
 
 _NO_DETAILS = _Details()
 
+Report = TypeVar("Report", bound=Struct)
+
 
 def parse_usage(payload: Any) -> Usage | None:
-    """Return the usage in an object, or in its field `usage`. Return None if it contains no counts."""
+    """Return the usage in an object, or in its field `usage`. Return None if it has no possible counts."""
     if type(payload) is not dict and not isinstance(payload, Mapping):
         return None
     nested = payload.get("usage")  # Groq nests it in `x_groq`
@@ -56,12 +69,15 @@ def parse_usage(payload: Any) -> Usage | None:
     try:
         report = msgspec.convert(payload, _Report)
     except msgspec.ValidationError:
-        report = msgspec.convert(_select_counts(payload, _Report), _Report)
+        report = select_counts(payload, _Report)
     input_tokens, output_tokens = _choose(report.prompt_tokens, report.input_tokens), report.completion_tokens
     output_tokens = _choose(output_tokens, report.output_tokens)
-    if input_tokens is None and output_tokens is None and not report.total_tokens:
+    if input_tokens is None and output_tokens is None:
         return None
     input_tokens, output_tokens = input_tokens or 0, output_tokens or 0
+    total = input_tokens + output_tokens
+    if report.total_tokens is not None and report.total_tokens != total:
+        _warn_once("total_tokens", "is not the sum of input and output; the sum is used")
     input_details = report.prompt_tokens_details or report.input_tokens_details or _NO_DETAILS
     output_details = report.completion_tokens_details or report.output_tokens_details or _NO_DETAILS
     cached = input_details.cached_tokens or _choose(report.prompt_cache_hit_tokens, report.cached_tokens)
@@ -70,27 +86,42 @@ def parse_usage(payload: Any) -> Usage | None:
     return Usage(
         input_tokens,
         output_tokens,
-        report.total_tokens or input_tokens + output_tokens,
-        InputTokensDetails(cached or 0, cache_writes or 0),
-        OutputTokensDetails(reasoning or 0),
+        total,
+        InputTokensDetails(min(cached or 0, input_tokens), min(cache_writes or 0, input_tokens)),
+        OutputTokensDetails(min(reasoning or 0, output_tokens)),
         estimated=report.estimated is True,
     )
+
+
+def _warn_once(field: str, fault: str) -> None:
+    """Log an impossible count, once for each field: a server may send it with every answer."""
+    if field not in _warned:
+        _warned.add(field)
+        logger.warning("an upstream reports an impossible token usage: '%s' %s.", field, fault)
 
 
 def _choose(first: int | None, second: int | None) -> int | None:
     return first if first is not None else second
 
 
-def _select_counts(payload: Mapping[str, Any], kind: type[Struct]) -> JsonObject:
-    """Return the valid counts of a report with invalid ones. A number with a fraction is rounded down."""
-    counts: JsonObject = {"estimated": payload.get("estimated")}
-    for name in kind.__struct_fields__:
-        value = payload.get(name)
-        if name.endswith("_details"):
-            counts[name] = _select_counts(value, _Details) if isinstance(value, Mapping) else None
-        elif name != "estimated" and isinstance(value, int | float) and 0 <= value <= _MAX_COUNT:
+def select_counts(payload: Mapping[str, Any], kind: type[Report]) -> Report:
+    """Return the possible counts of a report with impossible ones. A number with a fraction is rounded down.
+
+    `kind` has a field for each count. Fields whose name ends in `_details` have reports of their own.
+    """
+    counts: JsonObject = {}
+    for field in msgspec.structs.fields(kind):
+        name, value = field.name, payload.get(field.name)
+        if name == "estimated":
+            counts[name] = value
+        elif name.endswith("_details"):
+            details = next(each for each in get_args(field.type) if each is not type(None))
+            counts[name] = select_counts(value, details) if isinstance(value, Mapping) else None
+        elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
             counts[name] = int(value)
-    return counts
+        elif value is not None:
+            _warn_once(name, "is not a possible count; it is ignored")
+    return kind(**counts)
 
 
 def estimate_usage(request: CreateRequest, items: Sequence[Item | Unknown], answer: str) -> Usage:

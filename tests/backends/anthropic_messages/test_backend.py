@@ -156,9 +156,9 @@ async def test_tokens_are_counted_upstream() -> None:
 @pytest.mark.parametrize("reply", [refusal("no such path", 404, "not_found_error"), json_of({"tokens": 1})])
 async def test_tokens_are_estimated_if_upstream_cannot_count(reply: Reply) -> None:
     turn = make_turn()
-    async with serve([reply]) as upstream, running(upstream.url) as backend:
+    async with serve([reply] * 2) as upstream, running(upstream.url) as backend:
         assert [await backend.count_tokens(turn) for _ in range(2)] == [estimate_tokens(turn.request, turn.items)] * 2
-        assert len(upstream.requests) == 1
+        assert len(upstream.requests) == 2  # the turn, and a minimal one
 
 
 @pytest.mark.parametrize(

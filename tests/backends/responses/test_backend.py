@@ -172,10 +172,32 @@ async def test_tokens_are_counted_upstream() -> None:
     ],
 )
 async def test_tokens_are_estimated_if_upstream_cannot_count(reply: Any) -> None:
-    async with serve([reply]) as upstream, open_backend(upstream.url) as backend:
+    async with serve([reply] * 2) as upstream, open_backend(upstream.url) as backend:
         assert await backend.count_tokens(make_turn()) > 0
         assert await backend.count_tokens(make_turn()) > 0
-        assert len(upstream.requests) == 1
+        assert len(upstream.requests) == 2  # the turn, and a minimal one
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        json_of({"error": {"message": "Item 'msg_1' not found", "type": "invalid_request_error"}}, 404),
+        json_of({"error": {"message": "File not found: file_1", "type": "not_found_error"}}, 404),
+    ],
+)
+async def test_refused_item_does_not_end_the_counting_of_other_turns(refusal: Any) -> None:
+    counted = json_of({"object": "response.input_tokens", "input_tokens": 42})
+    async with serve([refusal, counted, counted]) as upstream, open_backend(upstream.url) as backend:
+        assert await backend.count_tokens(make_turn()) > 0
+        assert await backend.count_tokens(make_turn()) == 42
+
+
+async def test_missing_model_does_not_end_the_counting_of_other_models() -> None:
+    refusal = json_of({"error": {"message": "nothing here"}}, 404)
+    counted = json_of({"object": "response.input_tokens", "input_tokens": 42})
+    async with serve([refusal, refusal, counted]) as upstream, open_backend(upstream.url) as backend:
+        assert await backend.count_tokens(make_turn(model="missing")) > 0
+        assert await backend.count_tokens(make_turn()) == 42
 
 
 async def test_failed_token_count_is_requested_again() -> None:

@@ -86,7 +86,7 @@ class AnthropicMessagesBackend(UpstreamBackend):
 
     async def _send(self, request: MessagesRequest, turn: Turn) -> Deltas:
         def make_reader() -> MessagesReader:
-            return MessagesReader(request.tool_names, secrets=self.upstream.secrets)
+            return MessagesReader(request.tool_names, secrets=self.upstream.secrets, limits=turn.limits)
 
         def write(*, stream: bool) -> tuple[bytes, None]:
             return msgspec.json.encode(request.body | {"stream": stream}), None

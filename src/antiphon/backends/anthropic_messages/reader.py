@@ -25,6 +25,7 @@ from antiphon.protocol.response import InputTokensDetails, OutputTokensDetails, 
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
+from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import (
     decode_json_or_text,
@@ -32,6 +33,8 @@ from antiphon.upstream.error_mapping import (
     make_broken_stream_error,
     map_error_payload,
 )
+
+_DEFAULT_LIMITS = AnswerLimits()
 
 FinishReason = Literal["stop", "length", "content_filter"]
 
@@ -117,10 +120,20 @@ def _replaces(block: OpenBlock, call: OpenBlock) -> bool:
 
 
 class MessagesReader:
-    """Reads one answer. `tool_names` maps the upstream names of tools to their own names."""
+    """Reads one answer. `tool_names` maps the upstream names of tools to their own names.
 
-    def __init__(self, tool_names: Mapping[str, str], *, secrets: Collection[str] = ()) -> None:
+    An answer has at most as many content blocks as `limits` permit output items.
+    """
+
+    def __init__(
+        self,
+        tool_names: Mapping[str, str],
+        *,
+        secrets: Collection[str] = (),
+        limits: AnswerLimits = _DEFAULT_LIMITS,
+    ) -> None:
         self.finished = False
+        self._limits = limits
         self._tool_names = tool_names
         self._secrets = secrets
         self._open = OpenBlocks()
@@ -224,6 +237,8 @@ class MessagesReader:
         return self._open_block(event.index, event.content_block)
 
     def _open_block(self, index: int | None, raw: Raw) -> list[Delta]:
+        if self._block_count >= self._limits.max_answer_items:
+            raise self._limits.make_error("max_answer_items")
         block = decode_block(raw)
         opened = OpenBlock(index, self._block_count, block, raw)
         self._block_count += 1
@@ -339,10 +354,10 @@ def _find_delta_type(delta: BlockDelta) -> str | None:
 
 def _sum_usage(counts: TokenCounts) -> Usage:
     """Return the usage. The upstream's input count excludes tokens read from its cache or written to it."""
-    cached = max(counts.cache_read_input_tokens or 0, 0)
-    written = max(counts.cache_creation_input_tokens or 0, 0)
-    input_tokens = max(counts.input_tokens or 0, 0) + cached + written
-    output_tokens = max(counts.output_tokens or 0, 0)
+    cached = counts.cache_read_input_tokens or 0
+    written = counts.cache_creation_input_tokens or 0
+    input_tokens = (counts.input_tokens or 0) + cached + written
+    output_tokens = counts.output_tokens or 0
     details = counts.output_tokens_details
     thinking = details.thinking_tokens if details is not None else None
     return Usage(
@@ -350,5 +365,5 @@ def _sum_usage(counts: TokenCounts) -> Usage:
         output_tokens,
         input_tokens + output_tokens,
         InputTokensDetails(cached, written),
-        OutputTokensDetails(thinking or 0),
+        OutputTokensDetails(min(thinking or 0, output_tokens)),
     )

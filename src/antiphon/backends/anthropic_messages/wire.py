@@ -1,18 +1,24 @@
 """The fields of the Messages API's events that are read. All are optional, and unknown ones are ignored."""
 
+from typing import Annotated, Any
+
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
+
+from antiphon.upstream.usage import MAX_COUNT, select_counts
+
+_Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None
 
 
 class ThinkingTokens(Struct):
-    thinking_tokens: int | None = None
+    thinking_tokens: _Count = None
 
 
 class TokenCounts(Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    input_tokens: _Count = None
+    output_tokens: _Count = None
+    cache_read_input_tokens: _Count = None
+    cache_creation_input_tokens: _Count = None
     output_tokens_details: ThinkingTokens | None = None
 
 
@@ -74,11 +80,12 @@ class ThinkingBlock(Struct, tag="thinking"):
 
 
 def read_counts(raw: Raw) -> TokenCounts:
-    """Return the token counts. An invalid report gives empty counts: it must not fail the answer."""
+    """Return the token counts. Impossible ones are left out: they must not fail the answer."""
     try:
         return _decode_counts(raw) or TokenCounts()
     except msgspec.DecodeError:
-        return TokenCounts()
+        payload: Any = msgspec.json.decode(raw)
+        return select_counts(payload, TokenCounts) if isinstance(payload, dict) else TokenCounts()
 
 
 _decode_counts = msgspec.json.Decoder(TokenCounts | None).decode

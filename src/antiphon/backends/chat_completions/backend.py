@@ -88,7 +88,13 @@ class ChatCompletionsBackend(UpstreamBackend):
 
         def make_reader() -> ChatReader:
             served_model = ServedModel(self.upstream.name, model)
-            return ChatReader(quirks, estimate=estimate, secrets=self.upstream.secrets, served_model=served_model)
+            return ChatReader(
+                quirks,
+                estimate=estimate,
+                secrets=self.upstream.secrets,
+                served_model=served_model,
+                limits=turn.limits,
+            )
 
         def write(*, stream: bool) -> tuple[bytes, None]:
             body = make_body(turn, quirks, stream=stream)

@@ -41,6 +41,7 @@ from antiphon.stream.deltas import (
     TokenUsage,
     ToolCall,
 )
+from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import (
     decode_json_or_text,
@@ -51,6 +52,7 @@ from antiphon.upstream.error_mapping import (
 from antiphon.upstream.fields import ServedModel, parse_logprobs
 from antiphon.upstream.usage import parse_usage
 
+_DEFAULT_LIMITS = AnswerLimits()
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -58,7 +60,7 @@ class ChatReader:
     """Reads one answer.
 
     `estimate` returns the usage for the answer's text if the server sends none. `secrets` must not appear in errors.
-    `served_model` observes the model's name.
+    `served_model` observes the model's name. An answer has at most as many calls as `limits` permit output items.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ChatReader:
         estimate: Callable[[str], Usage],
         secrets: Collection[str] = (),
         served_model: ServedModel | None = None,
+        limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> None:
         self.finished = False
         self._served_model = served_model
@@ -75,7 +78,7 @@ class ChatReader:
         self._estimate = estimate
         self._secrets = secrets
         self._text = TextStream(tags=quirks.thinking_tags, thinking=quirks.thinking_open)
-        self._calls = ToolCallAssembler()
+        self._calls = ToolCallAssembler(limits)
         self._state = OpaqueState()
         self._usage: Usage | None = None
         self._reason: FinishReason | None = None

@@ -8,6 +8,9 @@ from antiphon.stream.deltas import Reasoning, Text
 
 OPENING, CLOSING = "<think>", "</think>"
 
+# More white space than this is not held back: it is searched again with each piece.
+_MAX_BLANK = 64 * 1024
+
 
 class Split(NamedTuple):
     reasoning: str = ""
@@ -48,7 +51,7 @@ class ThinkingSplitter:
         begun = self._held.lstrip()
         if begun.startswith(OPENING):
             self._held, self._state = begun.removeprefix(OPENING), "thinking"
-        elif OPENING.startswith(begun):
+        elif OPENING.startswith(begun) and len(self._held) <= _MAX_BLANK:
             return False
         else:
             self._state = "text"
@@ -85,7 +88,7 @@ def _find_certain_end(reasoning: str) -> int:
         (i for i in range(max(0, len(reasoning) - len(CLOSING)), len(reasoning)) if CLOSING.startswith(reasoning[i:])),
         len(reasoning),
     )
-    return len(reasoning[:start].rstrip())
+    return max(len(reasoning[:start].rstrip()), start - _MAX_BLANK)
 
 
 class TextStream:
@@ -140,7 +143,7 @@ class TextStream:
             if not split.text:
                 self._logprobs.clear()
             yield Reasoning(split.reasoning)
-        if not text or (not self._is_open and text.isspace()):
+        if not text or (not self._is_open and len(text) <= _MAX_BLANK and text.isspace()):
             self._blank = text
             return
         logprobs = _select_logprobs(self._logprobs, text)

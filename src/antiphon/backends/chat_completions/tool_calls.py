@@ -14,6 +14,7 @@ import msgspec
 from antiphon.backends.chat_completions.wire import Function, ToolCallDelta
 from antiphon.protocol.json_text import read_json
 from antiphon.stream.deltas import ToolCall
+from antiphon.stream.limits import AnswerLimits
 
 
 class _Call:
@@ -56,9 +57,10 @@ class _Call:
 
 
 class ToolCallAssembler:
-    """Assembles the tool calls of one answer."""
+    """Assembles the tool calls of one answer. Raises an error if it has more calls than `limits` permit items."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: AnswerLimits) -> None:
+        self._limits = limits
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
@@ -131,6 +133,8 @@ class ToolCallAssembler:
         return any(call.id == given and call.find_rest(name, arguments) == "" for call in self._calls)
 
     def _begin(self, index: int | None, given: str | None) -> _Call:
+        if len(self._calls) >= self._limits.max_answer_items:
+            raise self._limits.make_error("max_answer_items")
         call = _Call(len(self._calls), given)
         self._calls.append(call)
         if given is not None:

@@ -85,7 +85,12 @@ class ResponsesBackend(UpstreamBackend):
 
         def make_reader() -> ResponsesReader:
             served_model = ServedModel(self.upstream.name, stripped.model or "")
-            return ResponsesReader(secrets=self.upstream.secrets, on_completed=on_completed, served_model=served_model)
+            return ResponsesReader(
+                secrets=self.upstream.secrets,
+                on_completed=on_completed,
+                served_model=served_model,
+                limits=stripped.turn.limits,
+            )
 
         def write(*, stream: bool) -> tuple[bytes, Mapping[str, str]]:
             request = self._writer.write(stripped.turn, previous, can_encrypt=stripped.can_encrypt, stream=stream)

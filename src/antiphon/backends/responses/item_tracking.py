@@ -4,7 +4,8 @@ Events refer to items by id and by index, and some servers send a wrong one. `Up
 meant. `ItemCompleter` emits the deltas that an item is missing when the server sends it whole.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
+from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.passthrough import decode_output_item
 from antiphon.upstream.fields import parse_logprobs
 
@@ -69,6 +71,8 @@ class UpstreamItem:
     def add_missing_text(self, field: str, index: int, whole: str) -> str:
         """Record and return the end of a whole text that no delta had: servers omit deltas."""
         known = "".join(self._texts.get((field, index), ()))
+        if known:
+            self._texts[field, index] = [known]  # so that it is not joined again for each repeated event
         rest = whole[len(known) :] if whole.startswith(known) else ""
         return self.add_text(field, index, rest) if rest else ""
 
@@ -99,19 +103,24 @@ class CurrentItem:
 
 
 class UpstreamItems:
-    """All output items of an answer."""
+    """All output items of an answer. Raises an error if there are more than `limits` permit."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: AnswerLimits) -> None:
+        self._limits = limits
         self._items: list[UpstreamItem] = []
         self._by_id: dict[str, UpstreamItem] = {}
         self._by_index: dict[int, UpstreamItem] = {}
+        self._open: dict[ItemKind, list[UpstreamItem]] = {}  # closed ones are removed when they are found
 
     def __iter__(self) -> Iterator[UpstreamItem]:
         return iter(self._items)
 
     def add(self, kind: ItemKind, item_id: Any, output_index: Any) -> UpstreamItem:
+        if len(self._items) >= self._limits.max_answer_items:
+            raise self._limits.make_error("max_answer_items")
         item = UpstreamItem(len(self._items), kind)
         self._items.append(item)
+        self._open.setdefault(kind, []).append(item)
         if isinstance(item_id, str) and item_id:
             self._by_id[item_id] = item
         if isinstance(output_index, int):
@@ -128,7 +137,10 @@ class UpstreamItems:
             return by_index if by_index is not None and _has_kind(by_index, kind) else None
         if kind is None:
             return None
-        return next((item for item in reversed(self._items) if item.kind == kind and not item.is_closed), None)
+        candidates = self._open.get(kind, [])
+        while candidates and candidates[-1].is_closed:
+            candidates.pop()
+        return candidates[-1] if candidates else None
 
     def find_or_add(self, event: UpstreamEvent, kind: ItemKind) -> UpstreamItem:
         """Return the item that a delta extends. An item that was not announced is added."""
@@ -145,27 +157,48 @@ class UpstreamItems:
         """Return the known item for each item of a final list: by id, by call id, else the next of its type."""
         matched = [self._by_id.get(item["id"]) if isinstance(item.get("id"), str) else None for item in output]
         known = {id(item) for item in matched if item is not None}
-        left = [item for item in self._items if id(item) not in known]
+        left = _UnmatchedItems(item for item in self._items if id(item) not in known)
         # Each known item matches once: some servers give two calls one call id.
-        for find in (_find_call, _find_next):
+        for take in (left.take_call, left.take_next):
             for position, fields in enumerate(output):
-                found = find(left, fields) if matched[position] is None else None
-                if found is not None:
-                    left.remove(found)
-                    matched[position] = found
+                if matched[position] is None:
+                    matched[position] = take(fields)
         return matched
 
 
-def _find_call(candidates: list[UpstreamItem], item: dict[str, Any]) -> UpstreamItem | None:
-    if item.get("call_id") is None:
-        return None
-    call = (item.get("type"), item["call_id"])
-    return next((each for each in candidates if (each.type, each.call_id) == call), None)
+class _UnmatchedItems:
+    """The known items that no item of the final list matches yet, in order."""
 
+    def __init__(self, items: Iterable[UpstreamItem]) -> None:
+        self._left: dict[int, UpstreamItem] = {item.key: item for item in items}
+        self._by_type: dict[str, deque[UpstreamItem]] = {}
+        self._by_call: dict[tuple[str, str], deque[UpstreamItem]] = {}
+        for item in self._left.values():
+            kind, call_id = repr(item.type), repr(item.call_id)  # both may be anything, also a list
+            self._by_type.setdefault(kind, deque()).append(item)
+            self._by_call.setdefault((kind, call_id), deque()).append(item)
 
-def _find_next(candidates: list[UpstreamItem], item: dict[str, Any]) -> UpstreamItem | None:
-    found = next((each for each in candidates if each.type in (item.get("type"), None)), None)
-    return found if found is not None and found.kind == find_kind(item.get("type")) else None
+    def take_call(self, fields: dict[str, Any]) -> UpstreamItem | None:
+        """Take the first item with the type and call id of these fields."""
+        if fields.get("call_id") is None:
+            return None
+        found = self._find_first(self._by_call.get((repr(fields.get("type")), repr(fields["call_id"]))))
+        return self._take(found)
+
+    def take_next(self, fields: dict[str, Any]) -> UpstreamItem | None:
+        """Take the first item with the type of these fields, or without a type."""
+        typed = self._find_first(self._by_type.get(repr(fields.get("type"))))
+        untyped = self._find_first(self._by_type.get(repr(None)))
+        found = min((each for each in (typed, untyped) if each is not None), key=lambda item: item.key, default=None)
+        return self._take(found if found is not None and found.kind == find_kind(fields.get("type")) else None)
+
+    def _find_first(self, candidates: deque[UpstreamItem] | None) -> UpstreamItem | None:
+        while candidates and candidates[0].key not in self._left:
+            candidates.popleft()
+        return candidates[0] if candidates else None
+
+    def _take(self, item: UpstreamItem | None) -> UpstreamItem | None:
+        return self._left.pop(item.key) if item is not None else None
 
 
 def _has_kind(item: UpstreamItem, kind: ItemKind | None) -> bool:

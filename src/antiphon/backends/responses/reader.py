@@ -22,6 +22,7 @@ from antiphon.errors import UpstreamError
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas
 from antiphon.stream.deltas import Delta
+from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.passthrough import decode_output_item, get_id_prefix
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import decode_json_or_text, make_broken_stream_error, map_error_payload
@@ -29,6 +30,10 @@ from antiphon.upstream.fields import ServedModel, parse_logprobs
 from antiphon.upstream.usage import parse_usage
 
 DONE = b"[DONE]"
+_DEFAULT_LIMITS = AnswerLimits()
+# Limits for events that wait for their item. Later ones are forwarded at once.
+_MAX_UNMATCHED = 1000
+_MAX_UNMATCHED_SIZE = 16 * 1024 * 1024
 _KEEPALIVES = frozenset({"keepalive", "response.keepalive", "ping", "heartbeat"})
 _LENGTH_REASONS = (None, "max_output_tokens", "max_tokens", "length")
 
@@ -39,7 +44,7 @@ class ResponsesReader:
     """Reads one answer.
 
     `on_completed` is called with the id and output of a completed response. `served_model` records the name of the
-    model that answers.
+    model that answers. An answer with more items than `limits` permit is an error.
     """
 
     is_complete = False  # the terminal event is the last one, so there is nothing to read after it
@@ -50,15 +55,18 @@ class ResponsesReader:
         secrets: Collection[str] = (),
         on_completed: OnCompleted | None = None,
         served_model: ServedModel | None = None,
+        limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> None:
         self.finished = False
+        self._limits = limits
         self._served_model = served_model
         self._secrets = secrets
         self._on_completed = on_completed
         self._response_id = ""
-        self._items = UpstreamItems()
+        self._items = UpstreamItems(limits)
         self._current = CurrentItem()
         self._unmatched: list[tuple[wire.UpstreamEvent, bytes]] = []
+        self._unmatched_size = 0
         self._done_items: list[Raw] = []
 
     def read(self, message: SseMessage) -> Sequence[Delta]:
@@ -115,10 +123,10 @@ class ResponsesReader:
         item, part = self._items.find_or_add(event, "message"), wire.read_index(event.content_index)
         if item.is_closed:
             return ()
-        return (
-            *self._current.switch_to(item, part),
-            deltas.Refusal(item.add_text("refusal", part, wire.read_text(event.delta))),
-        )
+        text = wire.read_text(event.delta)
+        if not text:
+            return ()
+        return (*self._current.switch_to(item, part), deltas.Refusal(item.add_text("refusal", part, text)))
 
     def _read_refusal_done(self, event: wire.UpstreamEvent) -> Sequence[Delta]:
         return self._complete(event, "message", {"type": "refusal", "refusal": event.refusal})
@@ -138,10 +146,10 @@ class ResponsesReader:
         item, part = self._items.find_or_add(event, "reasoning"), wire.read_index(event.content_index)
         if item.is_closed:
             return ()
-        return (
-            *self._current.switch_to(item, part),
-            deltas.Reasoning(item.add_text("text", part, wire.read_text(event.delta))),
-        )
+        text = wire.read_text(event.delta)
+        if not text:
+            return ()
+        return (*self._current.switch_to(item, part), deltas.Reasoning(item.add_text("text", part, text)))
 
     def _read_reasoning_done(self, event: wire.UpstreamEvent) -> Sequence[Delta]:
         return self._complete(event, "reasoning", {"type": "reasoning_text", "text": event.text})
@@ -216,14 +224,16 @@ class ResponsesReader:
 
     def _release_events(self, item: UpstreamItem, fields: dict[str, Any], output_index: Any) -> list[Delta]:
         """Emit the events of an item that arrived before it was announced."""
-        matching = [
-            (event, data)
-            for event, data in self._unmatched
-            if (event.item_id is not None and event.item_id == fields.get("id"))
-            or (event.output_index is not None and event.output_index == output_index)
-        ]
-        self._unmatched = [each for each in self._unmatched if each not in matching]
-        return [deltas.ItemPassthrough(Unknown(data), item.key) for _, data in matching]
+        emitted: list[Delta] = []
+        unmatched, self._unmatched = self._unmatched, []
+        for event, data in unmatched:
+            if (event.item_id is not None and event.item_id == fields.get("id")) or (
+                event.output_index is not None and event.output_index == output_index
+            ):
+                emitted.append(deltas.ItemPassthrough(Unknown(data), item.key))
+            else:
+                self._unmatched.append((event, data))
+        return emitted
 
     def _read_item_done(self, event: wire.UpstreamEvent) -> Sequence[Delta]:
         fields = wire.read_item(event.item)
@@ -247,8 +257,10 @@ class ResponsesReader:
     def _pass_through(self, event: wire.UpstreamEvent, data: bytes) -> Sequence[Delta]:
         item = self._items.find(event.item_id, event.output_index)
         if item is None and (event.item_id is not None or event.output_index is not None):
-            self._unmatched.append((event, data))  # its item may be announced later
-            return ()
+            self._unmatched_size += len(data)
+            if self._unmatched_size <= _MAX_UNMATCHED_SIZE and len(self._unmatched) < _MAX_UNMATCHED:
+                self._unmatched.append((event, data))  # its item may be announced later
+                return ()
         if item is None or (item.kind in ("message", "reasoning") and item is not self._current.item):
             return (deltas.Passthrough(Unknown(data)),)
         return (deltas.ItemPassthrough(Unknown(data), None if item is self._current.item else item.key),)
@@ -277,6 +289,8 @@ class ResponsesReader:
             raise self._explain(response)
         self._note_model(response)
         output = response.list_output()
+        if len(output) > self._limits.max_answer_items:
+            raise self._limits.make_error("max_answer_items")
         if response.id is None and not output and not any(self._items):
             raise UpstreamError("The upstream ended its response without any output.")
         emitted = self._emit_rest(output)

@@ -132,7 +132,8 @@ class Attempt:
             self._leave_to_others(self._pipeline.classify(request.model or ""))
         await self._save_progress(response)
         deltas = self._serve(request, accepted, replayed)
-        self._run = Run(response, deltas, self, request=request, mint=accepted.mint, replayed=replayed)
+        limits = self._pipeline.answer_limits
+        self._run = Run(response, deltas, self, request=request, mint=accepted.mint, replayed=replayed, limits=limits)
         async with aclosing(self._run.events()) as batches:
             async for batch in batches:
                 if not self.events.ending:

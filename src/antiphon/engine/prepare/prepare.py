@@ -144,6 +144,7 @@ class Preparer:
                 streamed=bool(request.stream or request.background),
                 background=bool(request.background),
                 find_param=new.paths.find_param if new.paths is not None else None,
+                limits=self._policy.answer_limits,
             ),
             route=route,
             input=new.items,

@@ -21,6 +21,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.store.base import LeaseLost
 from antiphon.stream.composer import Composer, IllegalDelta
 from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, TokenUsage
+from antiphon.stream.limits import AnswerLimits
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ READER_TIMEOUT_SECONDS = 2.0
 # Output items that require a client reply before the next turn.
 _AWAITING_CLIENT = (*CALL_TYPES, ToolSearchCall, McpApprovalRequest)
 
+_DEFAULT_LIMITS = AnswerLimits()
 _UNEXPECTED = Failure("The server had an internal error. See the server's log.")
 
 Events = AsyncGenerator[Sequence[Event | Unknown], None]
@@ -56,7 +58,7 @@ class Run:
     """A response in progress.
 
     `begun` is the response as it began, and `response` its current state. `replayed` are the deltas of an earlier
-    attempt: they are composed again, and `deltas` continue them.
+    attempt: they are composed again, and `deltas` continue them. An answer that exceeds `limits` fails.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Run:
         mint: Mint,
         warnings: Sequence[str] = (),
         replayed: Sequence[Delta] = (),
+        limits: AnswerLimits = _DEFAULT_LIMITS,
     ) -> None:
         self.begun = begun
         self.request = request
@@ -76,7 +79,7 @@ class Run:
         self._deltas = deltas
         self._sink = sink
         self._replayed = replayed
-        self._composer = Composer(begun, new_id=mint.new_id, now=lambda: int(time.time()))
+        self._composer = Composer(begun, new_id=mint.new_id, now=lambda: int(time.time()), limits=limits)
         self._ended = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
         self._interruption: list[Delta] = []
@@ -114,6 +117,8 @@ class Run:
                     break
                 if events:  # some deltas produce no event
                     yield events
+            if composer.is_cut_off:
+                await deltas.aclose()  # before the response is saved: an endless answer must not go on meanwhile
             yield await self._save(events)
         finally:
             await self._leave()

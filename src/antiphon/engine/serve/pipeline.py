@@ -56,6 +56,7 @@ class Pipeline:
         self._router = ModelRouter(self._backends, policy.models, unsupported=policy.unsupported_tools)
         preparer = Preparer(router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer)
         self.prepare = preparer.prepare
+        self.answer_limits = policy.answer_limits
         self._compactor = Compactor(sealer)
         self._first_delta = FirstDelta()
 

@@ -125,7 +125,12 @@ class Summariser:
             text = f"<transcript>\n{transcript}\n</transcript>\n\n{_CLOSING}"
             items: list[Item | Unknown] = [Message("user", [InputText(text)])]
             summary_turn = Turn(
-                request=request, items=items, project=turn.project, streamed=False, background=turn.background
+                request=request,
+                items=items,
+                project=turn.project,
+                streamed=False,
+                background=turn.background,
+                limits=turn.limits,
             )
             counted = await route.count_tokens(summary_turn)
             if counted <= room:
@@ -142,15 +147,19 @@ class _Answer:
     """The text and the usage of an answer, as far as it was read."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self._pieces: list[str] = []
         self.usage = Usage(0, 0, 0)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
 
     async def read(self, answer: Deltas) -> None:
         """Read the answer to its end. Raises ModelError if the model fails."""
         async for batch in answer:
             for delta in batch:
                 if isinstance(delta, deltas.Text):
-                    self.text += delta.text
+                    self._pieces.append(delta.text)
                 elif isinstance(delta, deltas.TokenUsage):
                     self.usage = delta.usage
                 elif isinstance(delta, deltas.Failure):
