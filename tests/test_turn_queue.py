@@ -229,12 +229,12 @@ def test_queue_is_bounded_work_conserving_in_order_and_loses_no_slot(
 async def _check(slots: int, queued: int, per_project: int, steps: list[Step]) -> None:
     bench = Bench(slots, queued=queued, queued_per_project=per_project)
     queue = bench.queue
-    asked: dict[str, tuple[str, bool]] = {}
+    requested: dict[str, tuple[str, bool]] = {}
     for number, (step, argument) in enumerate(steps):
         if step == "ask":
             project, background, weight = argument
             name = f"{number}"
-            asked[name] = project, background
+            requested[name] = project, background
             await bench.ask(project, name, background=background, weight=weight)
         elif step == "end" and bench.held:
             bench.held.pop(min(argument, len(bench.held) - 1)).release()
@@ -243,7 +243,7 @@ async def _check(slots: int, queued: int, per_project: int, steps: list[Step]) -
         elif step == "settle":
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        waiting = Counter(asked[name] for name, task in bench.tasks.items() if not task.done())
+        waiting = Counter(requested[name] for name, task in bench.tasks.items() if not task.done())
         assert queue.running <= slots
         assert not queue.waiting or queue.running == slots
         if step == "settle":
@@ -256,8 +256,8 @@ async def _check(slots: int, queued: int, per_project: int, steps: list[Step]) -
             await bench.end()
     assert (queue.running, queue.waiting) == (0, 0)
     assert all(task.done() for task in bench.tasks.values())
-    for kind in set(asked.values()):
-        mine = [int(name) for name in bench.order if asked[name] == kind]
+    for kind in set(requested.values()):
+        mine = [int(name) for name in bench.order if requested[name] == kind]
         assert mine == sorted(mine)
 
 

@@ -58,8 +58,10 @@ class HaltingStore(SqliteStore):
     halts = False
     accepted: asyncio.Queue[str]
 
-    async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        await super().enqueue(project, stored, request)
+    async def enqueue(
+        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
+    ) -> None:
+        await super().enqueue(project, stored, request, limits=limits)
         if self.halts:
             self.accepted.put_nowait(stored.response.id)
             await asyncio.Event().wait()

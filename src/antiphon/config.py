@@ -78,6 +78,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     queue_seconds: Annotated[float, Meta(gt=0, le=86400)] = 300
     background_slots: Annotated[int, Meta(ge=1)] = 64
     background_lease_seconds: Annotated[float, Meta(ge=0.1, le=3600)] = 15
+    background_queued: Annotated[int, Meta(ge=1)] = 10_000
+    background_queued_per_project: Annotated[int, Meta(ge=1)] = 2_000
     background_concurrency: Annotated[int, Meta(ge=1)] | None = None
     background_concurrency_per_project: Annotated[int, Meta(ge=1)] | None = None
     background_starts_per_minute: Annotated[int, Meta(ge=1)] | None = None

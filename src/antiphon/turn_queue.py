@@ -34,14 +34,41 @@ class QueueLimits(NamedTuple):
     seconds: float = 300.0
 
 
+class Throughput:
+    """The rate at which a number of parallel turns end, by the duration of the last ones."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._mean_seconds = 0.0
+        self._changed_at = -math.inf
+
+    def begin(self) -> float:
+        """Return the time at which a turn begins, for `end`."""
+        now = self._changed_at = self._now()
+        return now
+
+    def end(self, began_at: float) -> None:
+        now = self._changed_at = self._now()
+        weight = _SMOOTHING if self._mean_seconds else 1.0
+        self._mean_seconds += (now - began_at - self._mean_seconds) * weight
+
+    def estimate_seconds(self, turns: int, *, running: int, longest: float) -> float:
+        """Return the time in which so many turns end while `running` ones run: at least a second, at most `longest`.
+
+        If no turn has begun or ended for longer than usual, that time counts as the usual one.
+        """
+        interval = max(self._mean_seconds / max(1, running), self._now() - self._changed_at)
+        return max(1.0, min(turns * interval, longest))
+
+
 class Slot:
     """The right to run one turn. `release` may be called more than once."""
 
-    __slots__ = ("_queue", "started_at")
+    __slots__ = ("_queue", "began_at")
 
-    def __init__(self, queue: "TurnQueue", started_at: float) -> None:
+    def __init__(self, queue: "TurnQueue", began_at: float) -> None:
         self._queue: TurnQueue | None = queue
-        self.started_at = started_at
+        self.began_at = began_at
 
     def release(self) -> None:
         queue, self._queue = self._queue, None
@@ -59,12 +86,10 @@ class TurnQueue:
         self.limits = QueueLimits()
         self._slots = slots
         self._free = slots
-        self._now = now
+        self._throughput = Throughput(now)
         self._foreground = _WaitingTurns()
         self._background = _WaitingTurns()
         self._foreground_streak = 0
-        self._mean_seconds = 0.0
-        self._changed_at = -math.inf  # the time of the last begin or end of a turn
         self._closed = ""
 
     @property
@@ -86,7 +111,7 @@ class TurnQueue:
             raise Unavailable(self._closed)
         if self._free:  # no turn waits while a slot is free
             self._free -= 1
-            return self._begin_turn()
+            return Slot(self, self._throughput.begin())
         if background:
             return await self._wait(self._background, _WaitingTurn(project, weight))
         self._check_limits(project)
@@ -109,22 +134,12 @@ class TurnQueue:
 
     def end_turn(self, slot: Slot) -> None:
         """Take back a slot. `Slot.release` calls this once."""
-        now = self._changed_at = self._now()
-        seconds = now - slot.started_at
-        self._mean_seconds += (seconds - self._mean_seconds) * (_SMOOTHING if self._mean_seconds else 1)
+        self._throughput.end(slot.began_at)
         self._pass_on()
 
     def estimate_seconds(self, turns: int) -> float:
-        """Return the time in which so many turns end, by the duration of the last ones. At least a second.
-
-        If no turn has ended for longer than usual, that time counts as the usual one.
-        """
-        interval = max(self._mean_seconds / self._slots, self._now() - self._changed_at)
-        return max(1.0, min(turns * interval, self.limits.seconds))
-
-    def _begin_turn(self) -> Slot:
-        now = self._changed_at = self._now()
-        return Slot(self, now)
+        """Return the time in which so many turns end."""
+        return self._throughput.estimate_seconds(turns, running=self._slots, longest=self.limits.seconds)
 
     async def _wait(self, waiting: "_WaitingTurns", turn: "_WaitingTurn") -> Slot:
         waiting.add(turn)
@@ -142,7 +157,7 @@ class TurnQueue:
         while (waiting := self._choose_kind()).size:
             turn = waiting.pop()
             if not turn.granted.done():  # it may be cancelled, and its task has not run yet
-                turn.granted.set_result(self._begin_turn())
+                turn.granted.set_result(Slot(self, self._throughput.begin()))
                 return
         self._free += 1
 

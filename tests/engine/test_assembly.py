@@ -9,6 +9,7 @@ from antiphon.engine.sealing import Sealer
 from antiphon.errors import ConfigError
 from antiphon.protocol import codec
 from antiphon.store.limits import RunLimits
+from antiphon.turn_queue import QueueLimits
 from support.upstream_server import STALL, json_of, serve, stream_of
 
 
@@ -49,6 +50,9 @@ def test_invalid_settings_raise_config_error(tmp_path, wrong):
         build_engine(settings(tmp_path, **wrong))
 
 
+LIMITS = RunLimits(queued=10_000, queued_per_project=2_000)
+
+
 @pytest.mark.parametrize(
     ("given", "policy"),
     [
@@ -67,16 +71,24 @@ def test_invalid_settings_raise_config_error(tmp_path, wrong):
         ({"retention_days": 0, "stateless_id_prefix": "AM-"}, Policy()),
         (
             {"retention_days": 0, "background_concurrency": 3, "background_concurrency_per_project": 2},
-            Policy(background_limits=RunLimits(concurrency=3, concurrency_per_project=2)),
+            Policy(background_limits=LIMITS._replace(concurrency=3, concurrency_per_project=2)),
         ),
         (
             {"retention_days": 0, "background_starts_per_minute": 60},
-            Policy(background_limits=RunLimits(starts_per_minute=60)),
+            Policy(background_limits=LIMITS._replace(starts_per_minute=60)),
         ),
         ({"retention_days": 0, "dbos": False}, Policy()),
         (
             {"retention_days": 0, "dbos": {"database": "postgresql://db/dbos", "concurrency": 2}},
-            Policy(background_limits=RunLimits(concurrency=2)),
+            Policy(background_limits=LIMITS._replace(concurrency=2)),
+        ),
+        (
+            {"retention_days": 0, "queued": 7, "queued_per_project": 0, "queue_seconds": 2.5},
+            Policy(queue=QueueLimits(7, 0, 2.5)),
+        ),
+        (
+            {"retention_days": 0, "background_queued": 9, "background_queued_per_project": 8},
+            Policy(background_limits=RunLimits(queued=9, queued_per_project=8)),
         ),
     ],
 )

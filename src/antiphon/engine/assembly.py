@@ -67,6 +67,8 @@ def make_policy(settings: Settings) -> Policy:
             concurrency=settings.background_concurrency,
             concurrency_per_project=settings.background_concurrency_per_project,
             starts_per_minute=settings.background_starts_per_minute,
+            queued=settings.background_queued,
+            queued_per_project=settings.background_queued_per_project,
         ),
         event_page_bytes=settings.event_page_bytes,
         first_delta_seconds=settings.opening_seconds,

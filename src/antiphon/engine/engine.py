@@ -63,6 +63,7 @@ class Engine:
             store,
             worker,
             lease=self._policy.background_lease_seconds,
+            limits=self._policy.background_limits,
             page_bytes=self._policy.event_page_bytes,
         )
         self._sweeper = ExpirySweeper(store)

@@ -34,7 +34,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueLimits = QueueLimits()
     background_slots: int = 64
     background_lease_seconds: float = 15.0
-    background_limits: RunLimits = RunLimits()
+    background_limits: RunLimits = RunLimits(queued=10_000, queued_per_project=2_000)
     event_page_bytes: int = 256 * 1024
     first_delta_seconds: float = 1.0
     models: Mapping[str, Sequence[str]] = {}

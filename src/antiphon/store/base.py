@@ -39,6 +39,15 @@ class LeaseLost(AntiphonError):
     """
 
 
+class QueueFull(AntiphonError):
+    """A run was not accepted, because `waiting` runs wait already: of the project, or of all projects."""
+
+    def __init__(self, waiting: int, *, is_project: bool) -> None:
+        super().__init__(f"{waiting} background responses are waiting.")
+        self.waiting = waiting
+        self.is_project = is_project
+
+
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response with the input items of its request, without those of earlier responses.
 
@@ -290,8 +299,13 @@ class RunQueue(Protocol):
 
     configuration_id: str
 
-    async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        """Save a new response and its run in one transaction. `claim` returns `request` unchanged."""
+    async def enqueue(
+        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
+    ) -> None:
+        """Save a new response and its run in one transaction. `claim` returns `request` unchanged.
+
+        Raises QueueFull, and saves nothing, if the queue is as long as `limits` allow.
+        """
 
     async def claim(
         self,
@@ -303,7 +317,9 @@ class RunQueue(Protocol):
         wait_by_model: Mapping[str, float] | None = None,
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
-        """Claim up to `limit` runs for `lease` seconds, oldest first.
+        """Claim up to `limit` runs for `lease` seconds.
+
+        The next run is always one of the project with the fewest runs in progress, and the oldest run of this project.
 
         A run can be claimed if it has no owner, if another owner's lease had expired at `as_of`, or if that owner's
         process is dead. `as_of` is the time at which the caller began to wait for the store: owners that waited for the

@@ -1,7 +1,11 @@
-"""Limits on background runs, shared by all processes that use one store. A claim counts them: `sqlite/runs.py`."""
+"""Limits on background runs, shared by all processes that use one store, and the order in which runs are claimed.
 
-from collections.abc import Mapping
-from typing import NamedTuple
+A claim counts the limits in its transaction: `sqlite/runs.py`.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol, TypeVar
 
 # The window of `starts_per_minute`, in seconds.
 START_WINDOW = 60.0
@@ -11,12 +15,19 @@ class RunLimits(NamedTuple):
     """Limits for all processes together. None is no limit.
 
     `concurrency` and `concurrency_per_project`: the number of runs in progress. `starts_per_minute`: the number of runs
-    that begin in any 60 seconds. Only the first attempt at a run is a start.
+    that begin in any 60 seconds. Only the first attempt at a run is a start. `queued` and `queued_per_project`: the
+    number of runs that wait; more are not accepted.
     """
 
     concurrency: int | None = None
     concurrency_per_project: int | None = None
     starts_per_minute: int | None = None
+    queued: int | None = None
+    queued_per_project: int | None = None
+
+    @property
+    def counts_waiting(self) -> bool:
+        return self.queued is not None or self.queued_per_project is not None
 
     @property
     def counts_active(self) -> bool:
@@ -58,3 +69,45 @@ class Admission:
 
     def _is_full(self, project: str) -> bool:
         return self._per_project is not None and self._active[project] >= self._per_project
+
+
+class WaitingRun(Protocol):
+    """A run that can be claimed. `position` is its order of arrival."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+Run = TypeVar("Run", bound=WaitingRun)
+
+
+def choose_in_turns(
+    waiting: Mapping[str, tuple[int, Iterator[Run]]], admission: Admission, active: Mapping[str, int]
+) -> list[Run]:
+    """Return the runs to claim. The next run is always one of the project with the fewest runs in progress.
+
+    `waiting` has, for each project, the position of its oldest run and its runs, oldest first. Among projects with
+    equally many runs in progress (`active`), the one with the oldest run is first.
+    """
+    chosen: list[Run] = []
+    heap = [(active.get(project, 0), position, project) for project, (position, _) in waiting.items()]
+    heapq.heapify(heap)
+    following: dict[str, Run] = {}
+    while heap and admission.room > 0:
+        running, _, project = heapq.heappop(heap)
+        if project in admission.full_projects:
+            continue
+        runs = waiting[project][1]
+        run = following.pop(project, None) or next(runs, None)
+        if run is None:
+            continue
+        if admission.admit(project, attempt=run.attempt):
+            chosen.append(run)
+            running += 1
+        if (after := next(runs, None)) is not None:
+            following[project] = after
+            heapq.heappush(heap, (running, after.position, project))
+    return chosen

@@ -1,5 +1,6 @@
 """Shared limits on background responses, as clients see them."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 
 from antiphon.engine.background import worker
+from antiphon.errors import RateLimited, Unavailable
 from antiphon.protocol import codec
 from antiphon.store.base import Store
 from antiphon.store.limits import RunLimits
 from antiphon.store.memory.store import MemoryStore
 from antiphon.store.sqlite.store import SqliteStore
 from support.engine_harness import EngineHarness, judge
+from support.watched_queue import WatchedQueue
 
 SLOW = {"default": [{"text": ["so", " far"]}, {"wait": "gate"}, {"text": [" and", " on"]}]}
 DONE = ("completed", "so far and on")
@@ -110,3 +113,47 @@ async def test_restarted_engine_continues_within_the_limits(make_harness: Any, t
         await second.backend.reached("gate")
         second.backend.release("gate")
         assert await finish(second, response_id) == DONE
+
+
+async def test_response_beyond_the_queue_is_refused_and_not_stored(make_harness: Any, make_store: Any) -> None:
+    limits = RunLimits(queued=3, queued_per_project=2)
+    harness = await make_harness(SLOW, store=make_store(), background_slots=1, background_limits=limits)
+    running = await ask(harness, "a")
+    await harness.backend.reached("gate")
+    waiting = [(project, await ask(harness, project)) for project in "aab"]
+    with pytest.raises(RateLimited, match="`background_queued_per_project`") as limited:
+        await ask(harness, "a")
+    with pytest.raises(Unavailable, match="`background_queued`") as overloaded:
+        await ask(harness, "c")
+    assert [(error.value.status, error.value.code) for error in (limited, overloaded)] == [
+        (429, "rate_limit_exceeded"),
+        (503, "server_overloaded"),
+    ]
+    assert limited.value.retry_after is not None
+    assert overloaded.value.retry_after is not None
+    for _ in range(4):
+        harness.backend.release("gate")
+    assert [await finish(harness, each, project) for project, each in [("a", running), *waiting]] == [DONE] * 4
+    assert (await ask(harness, "c")).startswith("resp_")
+    harness.backend.release("gate")
+
+
+async def test_background_turns_wait_behind_foreground_ones(make_harness: Any, make_store: Any) -> None:
+    script = {"slots": 1, "default": [{"wait": "gate"}, {"text": "{input}"}]}
+    harness = await make_harness(script, store=make_store())
+    queue = harness.backend.queue = WatchedQueue(1)
+    running = [asyncio.create_task(harness.answer("first"))]
+    await harness.backend.reached("gate")
+    for project in "aab":
+        await ask(harness, project)
+    await queue.until_arrivals(4)
+    running += [asyncio.create_task(harness.answer(f"foreground {number}")) for number in range(3)]
+    await queue.until_arrivals(3)
+    assert queue.waiting == 6
+    for task in running:  # in this order: no background turn is between them
+        harness.backend.release("gate")
+        assert (await task).status == "completed"
+        await harness.backend.reached("gate")
+    assert queue.waiting == 2
+    for _ in range(3):
+        harness.backend.release("gate")

@@ -12,7 +12,7 @@ import pytest
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import RunLimits
 from antiphon.store.sqlite.migrations import migrate, read_migrations
-from antiphon.store.sqlite.runs import WAITING
+from antiphon.store.sqlite.runs import WAITING, WAITING_PROJECTS
 from antiphon.store.sqlite.store import SqliteStore
 from support.store_process import start_store_process
 
@@ -113,5 +113,33 @@ async def test_migration_from_version_6_keeps_the_queue(tmp_path: Path) -> None:
 
 async def test_waiting_runs_are_read_from_the_index_alone(stores: list[SqliteStore]) -> None:
     with closing(sqlite3.connect(stores[0].path)) as connection:
-        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {WAITING}", (0, True, "[]"))]
-    assert any("USING COVERING INDEX waiting_runs (owner=? AND place>?)" in step for step in plan), plan
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {WAITING}", ("p", 0, True))]
+        projects = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {WAITING_PROJECTS}")]
+    search = "SEARCH runs USING COVERING INDEX waiting_runs"
+    assert plan == [f"{search} (owner=? AND project=? AND place>?)"]
+    assert [step for step in projects if "runs" in step] == [
+        f"{search} (owner=?)",
+        f"{search} (owner=? AND project>?)",
+        f"{search} (owner=? AND project=?)",
+    ]
+
+
+async def test_claim_reads_few_rows_of_a_long_queue(tmp_path: Path) -> None:
+    path = tmp_path / "long.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate(connection, read_migrations(), path=str(path))
+        insert = "INSERT INTO runs (project, response_id, request, attempt) VALUES (?, ?, 'x', 0)"
+        connection.execute("BEGIN")
+        connection.executemany(insert, [("abc"[number % 3], f"resp_{number}") for number in range(30_000)])
+        connection.execute("COMMIT")
+        steps = 0
+
+        def count_steps() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        connection.set_progress_handler(count_steps, 100)
+        assert sorted(connection.execute(WAITING_PROJECTS)) == [("a", 1), ("b", 2), ("c", 3)]
+        assert next(connection.execute(WAITING, ("b", 0, True)))[0] == 2
+    assert steps < 10

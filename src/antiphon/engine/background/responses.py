@@ -13,8 +13,10 @@ from antiphon.engine.background.scheduler import Scheduler
 from antiphon.engine.background.worker import wait_for
 from antiphon.errors import NotFound, Unavailable
 from antiphon.protocol.response import FINAL_STATUSES, Response
-from antiphon.store.base import RunKey, Store, StoredResponse
+from antiphon.store.base import NO_LIMITS, QueueFull, RunKey, Store, StoredResponse
+from antiphon.store.limits import RunLimits
 from antiphon.stream.sse import encode_json_line
+from antiphon.turn_queue import refuse_all, refuse_project
 
 # Interval of polling for a response that another process works on.
 POLL_SECONDS = 0.25
@@ -40,11 +42,20 @@ class BackgroundResponses:
     `page_bytes` of its events, or one larger event.
     """
 
-    def __init__(self, store: Store, scheduler: Scheduler, *, lease: float, page_bytes: int = PAGE_BYTES) -> None:
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        *,
+        lease: float,
+        limits: RunLimits = NO_LIMITS,
+        page_bytes: int = PAGE_BYTES,
+    ) -> None:
         self._store = store
         self._reader = EventReader(store, page_bytes=page_bytes)
         self._scheduler = scheduler
         self._lease = lease
+        self._limits = limits
         self._stopping = False
 
     async def start(self) -> None:
@@ -54,8 +65,18 @@ class BackgroundResponses:
         await self._scheduler.close()
 
     async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
-        """Save a response together with its run, for this or another process."""
-        await self._store.enqueue(project, stored, request)
+        """Save a response together with its run, for this or another process.
+
+        Raises RateLimited if too many responses of the project wait, and Unavailable if too many wait in all.
+        """
+        try:
+            await self._store.enqueue(project, stored, request, limits=self._limits)
+        except QueueFull as full:
+            seconds = self._scheduler.estimate_seconds(full.waiting)
+            if full.is_project:
+                reason = f"background responses of this project wait: {full.waiting}"
+                raise refuse_project(reason, "background_queued_per_project", seconds) from None
+            raise refuse_all(f"background responses wait: {full.waiting}", "background_queued", seconds) from None
         self._scheduler.announce(RunKey(project, stored.response.id))
 
     def stop_readers(self) -> None:

@@ -33,6 +33,9 @@ class Scheduler(Protocol):
     def announce(self, key: RunKey) -> None:
         """Report a run that was just added to the store's queue."""
 
+    def estimate_seconds(self, runs: int) -> float:
+        """Return the time in which so many runs end."""
+
     def wake(self) -> None:
         """Check the queue now instead of at the next interval."""
 

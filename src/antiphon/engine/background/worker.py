@@ -15,11 +15,14 @@ from antiphon.engine.background.attempt import Attempt, LeftToOthers
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store
 from antiphon.store.limits import RunLimits
+from antiphon.turn_queue import Throughput
 
 logger = logging.getLogger(__name__)
 
 # Interval between checks of the queue, for runs that other processes queued or left.
 CHECK_SECONDS = 1.0
+# Maximum of the time after which a refused response may be tried again.
+MAX_RETRY_SECONDS = 3600.0
 # Maximum number of unserved model names to cache.
 MAX_MODEL_NAMES = 100
 
@@ -45,6 +48,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._full = False
+        self._throughput = Throughput()
         self.attempts: dict[RunKey, Attempt] = {}
         self.changed = asyncio.Event()
 
@@ -64,6 +68,9 @@ class Worker:
 
     def announce(self, key: RunKey) -> None:
         self._wake.set()
+
+    def estimate_seconds(self, runs: int) -> float:
+        return self._throughput.estimate_seconds(runs, running=len(self.attempts), longest=MAX_RETRY_SECONDS)
 
     def wake(self) -> None:
         self._wake.set()
@@ -130,9 +137,10 @@ class Worker:
         if stale is not None:
             stale.cancel()
         self.attempts[key] = attempt
+        began_at = self._throughput.begin()
         task = self._tasks[key] = asyncio.create_task(self._work(claimed, attempt, stale))
         # Not in the task itself: a task that is cancelled before its first step runs no step.
-        task.add_done_callback(lambda _: self._end(key, attempt))
+        task.add_done_callback(lambda _: self._end(key, attempt, began_at))
         self.notify_change()
 
     async def _work(self, claimed: ClaimedRun, attempt: Attempt, stale: asyncio.Task[None] | None) -> None:
@@ -157,7 +165,8 @@ class Worker:
             with suppress(Exception):  # the next renewal releases it
                 await self._store.stop_renewing(self._owner, *key)
 
-    def _end(self, key: RunKey, attempt: Attempt) -> None:
+    def _end(self, key: RunKey, attempt: Attempt, began_at: float) -> None:
+        self._throughput.end(began_at)
         if self.attempts.get(key) is attempt:
             del self.attempts[key], self._tasks[key]
         attempt.events.end()

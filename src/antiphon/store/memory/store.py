@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from antiphon.errors import InvalidRequest, NotFound, ServerError
 from antiphon.protocol.response import Response
@@ -11,11 +12,12 @@ from antiphon.store.base import (
     LeaseLost,
     Link,
     PromptVersion,
+    QueueFull,
     RunKey,
     StoredPrompt,
     StoredResponse,
 )
-from antiphon.store.limits import START_WINDOW, Admission, RunLimits
+from antiphon.store.limits import START_WINDOW, Admission, RunLimits, choose_in_turns
 from antiphon.store.memory.conversations import MemoryConversations
 from antiphon.store.memory.tables import Key, MemoryEventLog, MemoryReferences, MemoryTables, PromptRow, RunRow
 from antiphon.store.record import (
@@ -118,9 +120,21 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
         self._tables.events.pop(key, None)
 
 
+class _FreeRun(NamedTuple):
+    """A run that can be claimed."""
+
+    position: int
+    attempt: int
+    key: RunKey
+
+
 class MemoryRunQueue(MemoryReferences):
-    async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
+    async def enqueue(
+        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
+    ) -> None:
         record = pack_response(stored)
+        if limits.counts_waiting:
+            self._check_waiting(project, limits)
         key = project, record.id
         if key in self._tables.responses:
             raise ServerError(f"The store already has a response {record.id}.")
@@ -139,19 +153,21 @@ class MemoryRunQueue(MemoryReferences):
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
         # All runs in memory were enqueued by this process, so `wait_by_model` applies to none.
-        admission = self._open_admission(owner, as_of, limit, limits)
-        claimed = []
-        for key, run in self._tables.runs.items():
-            if not _is_free(run, owner, as_of):
-                continue
-            project, response_id = key
-            if not run.cancelled:
-                if not admission.admit(project, attempt=run.attempt):
-                    continue
-                if run.attempt == 0 and limits.starts_per_minute is not None:
-                    self._tables.run_starts.append(self._now())
-            claimed.append(self._take(RunKey(project, response_id), run, owner, lease))
-        return claimed
+        admission, active = self._open_admission(owner, as_of, limit, limits)
+        chosen: list[_FreeRun] = []
+        waiting: dict[str, list[_FreeRun]] = {}
+        for position, (key, run) in enumerate(self._tables.runs.items()):
+            if _is_free(run, owner, as_of):
+                free = _FreeRun(position, run.attempt, RunKey(*key))
+                if run.cancelled:
+                    chosen.append(free)
+                else:
+                    waiting.setdefault(free.key.project, []).append(free)
+        in_order = {project: (runs[0].position, iter(runs)) for project, runs in waiting.items()}
+        started = choose_in_turns(in_order, admission, active)
+        if limits.starts_per_minute is not None:
+            self._tables.run_starts += [self._now() for run in started if run.attempt == 0]
+        return [self._take(run.key, self._tables.runs[run.key], owner, lease) for run in sorted([*chosen, *started])]
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
         now = self._now()
@@ -187,7 +203,19 @@ class MemoryRunQueue(MemoryReferences):
             run.cancelled = True
         return run is not None
 
-    def _open_admission(self, owner: str, as_of: float, limit: int, limits: RunLimits) -> Admission:
+    def _check_waiting(self, project: str, limits: RunLimits) -> None:
+        """Raise QueueFull if the project or the whole queue has as many waiting runs as allowed."""
+        waiting = [key for key, run in self._tables.runs.items() if run.owner is None and not run.cancelled]
+        own = sum(1 for owner, _ in waiting if owner == project)
+        if limits.queued_per_project is not None and own >= limits.queued_per_project:
+            raise QueueFull(own, is_project=True)
+        if limits.queued is not None and len(waiting) >= limits.queued:
+            raise QueueFull(len(waiting), is_project=False)
+
+    def _open_admission(
+        self, owner: str, as_of: float, limit: int, limits: RunLimits
+    ) -> tuple[Admission, Mapping[str, int]]:
+        """Return the limits of a claim, and the number of runs in progress by project."""
         active = Counter(
             project for (project, _), run in self._tables.runs.items() if run.owner and not _is_free(run, owner, as_of)
         )
@@ -195,7 +223,7 @@ class MemoryRunQueue(MemoryReferences):
         # A start later than now was recorded before the clock was set back.
         recent = (min(each, now) for each in self._tables.run_starts)
         self._tables.run_starts = [each for each in recent if each > now - START_WINDOW]
-        return Admission(limits, slots=limit, active=active, starts=len(self._tables.run_starts))
+        return Admission(limits, slots=limit, active=active, starts=len(self._tables.run_starts)), active
 
     def _take(self, key: RunKey, run: RunRow, owner: str, lease: float) -> ClaimedRun:
         if run.owner is not None:

@@ -4,15 +4,14 @@ The column `home` has the configuration id of the process that enqueued a run.
 """
 
 import heapq
-import json
 import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from antiphon.store.base import NO_LIMITS, ClaimedRun, RunKey, StoredResponse
-from antiphon.store.limits import START_WINDOW, Admission, RunLimits
+from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
+from antiphon.store.limits import START_WINDOW, Admission, RunLimits, choose_in_turns
 from antiphon.store.record import ForeignItem, find_foreign_items, pack_response
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.leases import LiveProcesses
@@ -23,10 +22,25 @@ ENQUEUE = "INSERT INTO runs (project, response_id, request, model, home, free_si
 # The index covers all columns, so no row is read for skipped runs.
 WAITING = """
 SELECT place, project, attempt, model, home, free_since FROM runs
-WHERE owner IS NULL AND NOT cancelled AND place > ? AND (attempt > 0 OR ?)
-    AND project NOT IN (SELECT value FROM json_each(?))
+WHERE owner IS NULL AND NOT cancelled AND project = ? AND place > ? AND (attempt > 0 OR ?)
 ORDER BY place
 """
+
+# The projects with waiting runs, and the oldest of these. Each step is one search in the index.
+WAITING_PROJECTS = """
+WITH RECURSIVE walked (project) AS (
+    SELECT min(project) FROM runs WHERE owner IS NULL AND NOT cancelled
+    UNION ALL
+    SELECT (SELECT min(project) FROM runs WHERE owner IS NULL AND NOT cancelled AND project > walked.project)
+    FROM walked WHERE walked.project IS NOT NULL
+)
+SELECT project, (SELECT min(place) FROM runs WHERE owner IS NULL AND NOT cancelled AND project = walked.project)
+FROM walked WHERE project IS NOT NULL
+"""
+
+COUNT_WAITING = "SELECT count(*) FROM runs WHERE owner IS NULL AND NOT cancelled"
+
+COUNT_WAITING_OF_PROJECT = f"{COUNT_WAITING} AND project = ?"
 
 # The plus signs make SQLite use the index of owned runs.
 ACTIVE = "SELECT project FROM runs WHERE owner > '' AND (+owner = ? OR +leased_until > ?)"
@@ -102,9 +116,12 @@ CANCEL = "UPDATE runs SET cancelled = 1 WHERE project = ? AND response_id = ?"
 
 
 class SqliteRunQueue(Database):
-    async def enqueue(self, project: str, stored: StoredResponse, request: bytes) -> None:
+    async def enqueue(
+        self, project: str, stored: StoredResponse, request: bytes, *, limits: RunLimits = NO_LIMITS
+    ) -> None:
         run = project, stored.response.id, request, stored.response.model, self.configuration_id, self._now()
-        await self._writer.submit(_enqueue, ((project, *pack_response(stored)), run, find_foreign_items(stored)))
+        row = project, *pack_response(stored)
+        await self._writer.submit(_enqueue, (row, run, find_foreign_items(stored), limits))
 
     async def claim(
         self,
@@ -180,12 +197,31 @@ class _Claim(NamedTuple):
 
 
 def _enqueue(
-    connection: sqlite3.Connection, row: Sequence[Any], run: Sequence[object], foreign: list[ForeignItem]
+    connection: sqlite3.Connection,
+    row: Sequence[Any],
+    run: Sequence[object],
+    foreign: list[ForeignItem],
+    limits: RunLimits,
 ) -> None:
     project, response_id, *_ = row
+    if limits.counts_waiting:
+        _check_waiting(connection, project, limits)
     connection.execute(INSERT.one_row, row)
     connection.execute(ENQUEUE, run)
     index_items(connection, project, response_id, foreign)
+
+
+def _check_waiting(connection: sqlite3.Connection, project: str, limits: RunLimits) -> None:
+    """Raise QueueFull if the project or the whole queue has as many waiting runs as allowed."""
+    own, total = limits.queued_per_project, limits.queued
+    if own is not None:
+        (waiting,) = connection.execute(COUNT_WAITING_OF_PROJECT, (project,)).fetchone()
+        if waiting >= own:
+            raise QueueFull(waiting, is_project=True)
+    if total is not None:
+        (waiting,) = connection.execute(COUNT_WAITING).fetchone()
+        if waiting >= total:
+            raise QueueFull(waiting, is_project=False)
 
 
 def _claim(
@@ -203,26 +239,32 @@ def _claim(
 
 
 def _choose(connection: sqlite3.Connection, claim: _Claim, now: float) -> list[_Candidate]:
-    """Return the runs that this claim takes within its limits, oldest first."""
-    admission = _open_admission(connection, claim, now)
-    if admission.room <= 0:
+    """Return the runs that this claim takes within its limits."""
+    if claim.slots <= 0:
+        return []
+    expired = sorted(_Candidate(*row) for row in connection.execute(EXPIRED, (claim.as_of, claim.owner)))
+    oldest: dict[str, int] = dict(connection.execute(WAITING_PROJECTS).fetchall())
+    for run in expired:
+        oldest[run.project] = min(run.position, oldest.get(run.project, run.position))
+    active: Counter[str] = Counter()
+    if claim.limits.counts_active or len(oldest) > 1:
+        active.update(project for (project,) in connection.execute(ACTIVE, (claim.owner, claim.as_of)))
+    admission = _open_admission(connection, claim, active, now)
+    if admission.room <= 0 or not oldest:
         return []
     alive_until: dict[str, float] = dict(connection.execute(LIVE_HOMES).fetchall())
-    expired = sorted(_Candidate(*row) for row in connection.execute(EXPIRED, (claim.as_of, claim.owner)))
-    chosen: list[_Candidate] = []
-    for run in heapq.merge(expired, _list_waiting(connection, admission)):
-        if claim.is_left_to_others(run, alive_until) or not admission.admit(run.project, attempt=run.attempt):
-            continue
-        chosen.append(run)
-        if admission.room <= 0:
-            break
-    return chosen
+
+    def list_runs(project: str) -> Iterator[_Candidate]:
+        mine = [run for run in expired if run.project == project]
+        for run in heapq.merge(mine, _list_waiting(connection, project, admission)):
+            if not claim.is_left_to_others(run, alive_until):
+                yield run
+
+    waiting = {project: (position, list_runs(project)) for project, position in oldest.items()}
+    return choose_in_turns(waiting, admission, active)
 
 
-def _open_admission(connection: sqlite3.Connection, claim: _Claim, now: float) -> Admission:
-    active: Counter[str] = Counter()
-    if claim.limits.counts_active:
-        active.update(project for (project,) in connection.execute(ACTIVE, (claim.owner, claim.as_of)))
+def _open_admission(connection: sqlite3.Connection, claim: _Claim, active: Mapping[str, int], now: float) -> Admission:
     starts = 0
     if claim.limits.starts_per_minute is not None:
         connection.execute(DELETE_OLD_STARTS, (now - START_WINDOW,))
@@ -231,23 +273,22 @@ def _open_admission(connection: sqlite3.Connection, claim: _Claim, now: float) -
     return Admission(claim.limits, slots=claim.slots, active=active, starts=starts)
 
 
-def _list_waiting(connection: sqlite3.Connection, admission: Admission) -> Iterator[_Candidate]:
-    """Yield the waiting runs, oldest first, without those that the limits exclude.
+def _list_waiting(connection: sqlite3.Connection, project: str, admission: Admission) -> Iterator[_Candidate]:
+    """Yield the waiting runs of a project, oldest first, without those that may not start.
 
-    When a limit is reached, the query is repeated from the last run on: SQLite skips excluded runs faster than Python.
+    When no more runs may start, the query is repeated from the last run on: SQLite skips excluded runs faster than
+    Python.
     """
-    position = 0
-    while admission.room > 0:
-        excluded = len(admission.full_projects), admission.allows_starts
-        full = json.dumps([*admission.full_projects])
-        for row in connection.execute(WAITING, (position, admission.allows_starts, full)):
+    position, is_exhausted = 0, False
+    while not is_exhausted:
+        allows_starts = admission.allows_starts
+        is_exhausted = True
+        for row in connection.execute(WAITING, (project, position, allows_starts)):
             run = _Candidate(*row)
             yield run
-            if excluded != (len(admission.full_projects), admission.allows_starts):
-                position = run.position
+            if admission.allows_starts != allows_starts:
+                position, is_exhausted = run.position, False
                 break
-        else:
-            return
 
 
 def _expire_leases(connection: sqlite3.Connection, owner: str, processes: LiveProcesses, as_of: float) -> None:
