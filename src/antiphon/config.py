@@ -45,6 +45,26 @@ class BackendSettings(Struct, frozen=True):
         return f"BackendSettings(kind={self.kind!r}, options=<{', '.join(self.options)}>)"
 
 
+class GrammarLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[grammars]`: limits on JSON schemas, grammars and patterns of clients that this server compiles."""
+
+    schema_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024
+    schema_depth: Annotated[int, Meta(ge=1, le=100)] = 64
+    items: Annotated[int, Meta(ge=1)] = 10_000
+    properties: Annotated[int, Meta(ge=1)] = 1000
+    length: Annotated[int, Meta(ge=1)] = 100_000
+    multiple_of: Annotated[int, Meta(ge=1)] = 10_000
+    enum_values: Annotated[int, Meta(ge=1)] = 5000
+    alternatives: Annotated[int, Meta(ge=1)] = 500
+    references: Annotated[int, Meta(ge=1)] = 5000
+    pattern_size: Annotated[int, Meta(ge=1)] = 10_000
+    definition_length: Annotated[int, Meta(ge=1)] = 50_000
+    rules: Annotated[int, Meta(ge=1)] = 1000
+    compile_seconds: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
+    compile_megabytes: Annotated[int, Meta(ge=16)] = 128
+    queued: Annotated[int, Meta(ge=1)] = 64
+
+
 class _DbosTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[dbos]` of version 0.1.0. Its limits set the new settings, its other options have no effect."""
 
@@ -90,6 +110,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_answer_events: Annotated[int, Meta(ge=1)] = 1_000_000
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
+    grammars: GrammarLimits = GrammarLimits()
     compat: Dialect = "openai"
     unsupported_tools: UnsupportedTools = "default"
     stateless: bool = False
@@ -126,7 +147,7 @@ _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings) i
 # Settings of version 0.1.0 that are still accepted in a file.
 _DEPRECATED = frozenset({"dbos"})
 # Settings with an environment variable. Tables have none.
-_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "models"}
+_IN_ENVIRONMENT = frozenset(_TYPES) - {"backends", "grammars", "models"}
 _LIMITS = ("concurrency", "concurrency_per_project", "starts_per_minute")
 
 
@@ -203,6 +224,8 @@ def _read_setting(name: str, value: Any, env: Mapping[str, str], *, origin: str,
         return _read_backends(value, env, origin=origin)
     if name == "models":
         return _read_models(value, origin=origin)
+    if name == "grammars":
+        _check_names(_convert(value, dict[str, Any], origin=origin), GrammarLimits.__struct_fields__, origin=origin)
     if name == "dbos":
         return _read_dbos(value, env, origin=origin)
     if name == "data_dir":

@@ -1,11 +1,12 @@
 """The interface of backends: a backend takes a `Turn` and yields batches of deltas."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 
+from antiphon.config import GrammarLimits
 from antiphon.errors import ConfigError
 from antiphon.protocol import validation
 from antiphon.protocol.items import Item
@@ -24,7 +25,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `request.tool_choice` are resolved and validated. `project` is the owner of the turn. `response_id` is set if the
     turn is repeated after a crash: readers can continue if a backend repeats the same answer for the same id.
     `streamed` is False if the answer is read only when it is complete: a backend may then yield it in one batch. A
-    `background` turn waits behind the others in the backend's queue.
+    `background` turn waits behind the others in the backend's queue. `grammar_limits` are the limits on schemas and
+    grammars that a backend compiles itself. `is_suspect`: the process of an earlier attempt at this turn has died, so
+    the turn may be the cause.
 
     An error about an item names it by its index in `items`, as in `input[3]`. The engine translates this to the
     client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
@@ -39,6 +42,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str = ""
     streamed: bool = True
     background: bool = False
+    grammar_limits: GrammarLimits = GrammarLimits()
+    is_suspect: bool = False
     find_param: Callable[[Item | Unknown], str | None] | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
     on_accepted: Callable[[], object] | None = None
@@ -52,6 +57,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     tools that are not the client's. With `any_model` it serves more models than it lists, and `context_window` is the
     context size of these, if known. With `verify_json_schema`, another server claims to support `json_schema`, so the
     output is validated again. `list_ignored` returns the parameters of a request without effect on the named model.
+    A backend that compiles schemas has `check_schemas`: it raises InvalidRequest for a malformed or too large schema.
     """
 
     tools: frozenset[str] = frozenset()
@@ -68,6 +74,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     penalties: bool = False
     reasoning: bool = False
     list_ignored: Callable[[CreateRequest, str], Sequence[str]] | None = None
+    check_schemas: Callable[[CreateRequest, GrammarLimits], Awaitable[None]] | None = None
 
 
 _ABLE: dict[str, Any] = {

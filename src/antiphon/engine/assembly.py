@@ -75,6 +75,7 @@ def make_policy(settings: Settings) -> Policy:
         models=settings.models,
         unsupported_tools=settings.unsupported_tools,
         max_prompt_bytes=settings.max_prompt_bytes,
+        grammar_limits=settings.grammars,
         stateless=settings.stateless,
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
         answer_limits=AnswerLimits(

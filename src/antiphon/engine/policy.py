@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from antiphon.config import UnsupportedTools
+from antiphon.config import GrammarLimits, UnsupportedTools
 from antiphon.store.limits import RunLimits
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
@@ -26,6 +26,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
     `max_prompt_bytes`: maximum size of a prompt template with its variables.
     `answer_limits`: limits on the size of one answer of a model.
+    `grammar_limits`: limits on schemas and grammars that this process compiles.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """
 
@@ -40,6 +41,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[str, Sequence[str]] = {}
     unsupported_tools: UnsupportedTools = "default"
     max_prompt_bytes: int = 32 * 1024 * 1024
+    grammar_limits: GrammarLimits = GrammarLimits()
     stateless: bool = False
     id_prefix: str = ""
     answer_limits: AnswerLimits = AnswerLimits()

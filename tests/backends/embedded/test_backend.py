@@ -261,7 +261,10 @@ async def test_auto_choice_answers_or_calls_as_fits() -> None:
     ("parameters", "param"),
     [
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format.schema.not"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}},
+            "text.format.schema.type",
+        ),
         ({"tools": [WEATHER, function("f", "", a={"pattern": "(?!a)b", "type": "string"})]}, "tools[1].parameters"),
         ({"tools": [{"type": "local_shell"}]}, "tools[0].type"),
         (

@@ -1,10 +1,12 @@
 """Translation of JSON schemas for the grammar compiler."""
 
+import time
 from typing import Any
 
 import pytest
 
 from antiphon.backends.embedded.schema import translate_schema
+from antiphon.config import GrammarLimits
 from antiphon.errors import InvalidRequest
 
 
@@ -120,11 +122,80 @@ def test_schema_without_finite_values_is_rejected(schema: dict[str, Any]) -> Non
         {"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": {"type": "string"}}},
         {"type": "object", "properties": {"$ref": {"type": "string"}}, "required": ["$ref"]},
         {"const": {"$ref": "#"}},
-        {"$ref": "#/nowhere"},
-        {"anyOf": 5, "allOf": {}, "type": "object", "properties": [], "required": [[]], "$ref": 3},
-        {"type": "array", "minItems": "many", "prefixItems": 1},
-        {"$ref": "#/$defs/0/x", "$defs": [1]},
+        {"$ref": "#item", "$defs": {"a": {"$anchor": "item", "type": "string"}}},
+        {"$id": "http://a/b", "$ref": "http://a/b#/$defs/a", "$defs": {"a": {"type": "string"}}},
+        {"$ref": "#/components/schemas/a", "components": {"schemas": {"a": {"type": "string"}}}},
     ],
 )
 def test_recursive_schema_with_finite_values_is_accepted(schema: dict[str, Any]) -> None:
     assert translate_schema(schema, "here")["x-guidance"]
+
+
+def test_references_of_any_spelling_share_one_definition() -> None:
+    spellings = ["#/$defs/a", "#/%24defs/a", "#/$defs/%61", "#/%24defs/%61"]
+    schema = {"anyOf": [{"$ref": each} for each in spellings], "$defs": {"a": {"type": "integer"}, "b": {}}}
+    assert translate(schema) == {"anyOf": [{"$ref": "#/$defs/a"}] * 4, "$defs": {"a": {"type": "integer"}}}
+
+
+def test_definitions_of_one_name_stay_apart() -> None:
+    schema = {
+        "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/definitions/a"}, {"$ref": "#/$defs/a~1b"}],
+        "$defs": {"a": {"type": "integer"}, "a/b": {"type": "null"}},
+        "definitions": {"a": {"type": "string"}},
+    }
+    translated = translate(schema)
+    targets = [translated["$defs"][each["$ref"].removeprefix("#/$defs/")] for each in translated["anyOf"]]
+    assert targets == [{"type": "integer"}, {"type": "string"}, {"type": "null"}]
+
+
+def test_recursive_root_is_a_definition_of_itself() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/root"}}, "additionalProperties": False}
+    schema = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+    assert translate(schema) == {**node, "$defs": {"root": node}}
+
+
+def test_annotations_are_not_compiled() -> None:
+    assert translate({"type": "string", "title": "t", "description": 5, "deprecated": True, "x": [1]}) == {
+        "type": "string"
+    }
+
+
+def test_maximum_counts_are_reduced_and_whole_numbers_read() -> None:
+    limits = GrammarLimits(items=3, length=5, properties=4)
+    schema = {"maxItems": 1e9, "minItems": 2.0, "maxLength": 10**12, "maxProperties": 3}
+    translated = translate_schema(schema, "here", limits=limits)
+    del translated["x-guidance"]
+    assert translated == {"maxItems": 3, "minItems": 2, "maxLength": 5, "maxProperties": 3}
+
+
+def test_thousands_of_references_are_resolved_in_linear_time() -> None:
+    spellings = [f"#/$defs/{''.join(f'%{ord(c):02x}' if n >> i & 1 else c for i, c in enumerate('definition42'))}"
+                 for n in range(3000)]  # fmt: skip
+    assert len(set(spellings)) == 3000
+    schema = {
+        "type": "array",
+        "prefixItems": [{"$ref": each} for each in spellings[:500]],
+        "items": {"type": "object", "properties": {f"p{n}": {"$ref": each} for n, each in enumerate(spellings[:900])}},
+        "$defs": {"definition42": {"type": "object", "properties": {"a": {"$ref": "#"}}}},
+    }
+    chain = {
+        f"a{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/a{n + 1}"}}, "required": ["a"]}
+        for n in range(2000)
+    }
+    for each in (schema, {"$ref": "#/$defs/a0", "$defs": {**chain, "a2000": {"type": "null"}}}):
+        began = time.thread_time()
+        assert translate_schema(each, "here")["$defs"]
+        assert time.thread_time() - began < 2
+
+
+def test_references_that_repeat_a_large_part_are_refused() -> None:
+    schema: dict[str, Any] = {"enum": ["x" * 50_000]}
+    pointer = "#"
+    references = []
+    for _ in range(20):
+        schema = {"type": "array", "items": schema}
+        pointer += "/items"
+        references.append({"$ref": pointer})
+    with pytest.raises(InvalidRequest, match=r"grammars\.schema_bytes") as caught:
+        translate_schema({**schema, "prefixItems": references}, "here")
+    assert caught.value.param == "here"

@@ -104,9 +104,6 @@ def test_two_namespaces_may_have_one_tool_name() -> None:
     assert [tool.name for tool in tools if isinstance(tool, FunctionTool | NamespaceTool)] == ["f", "n", "m"]
 
 
-BAD_GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: missing"}
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -123,8 +120,6 @@ BAD_GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: missin
             "tools[0].environment",
             "unsupported_tool",
         ),
-        ({"tools": [C | {"format": BAD_GRAMMAR}]}, "tools[0].format.definition", "invalid_value"),
-        ({"tools": [namespace(C | {"format": BAD_GRAMMAR})]}, "tools[0].tools[0].format.definition", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name", "invalid_value"),
         ({"tools": [F], "tool_choice": {"type": "shell"}}, "tool_choice", "unsupported_tool"),

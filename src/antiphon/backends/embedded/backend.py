@@ -1,5 +1,6 @@
 """The embedded backend: a small model in this process, without a key or a network connection."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -13,18 +14,24 @@ from antiphon.backends.embedded.grammar import (
     build_grammar,
     build_input_grammar,
     build_schema_grammar,
-    read_rules,
+    check_schemas,
+    load_rules,
 )
 from antiphon.backends.embedded.model import Generation, Llama
 from antiphon.backends.embedded.output import OutputReader
 from antiphon.backends.embedded.prompt import TemplateMessage, build_messages
 from antiphon.backends.embedded.tokenizer import PromptTooLong, Tokenizer
+from antiphon.backends.embedded.vocabulary import GgufError, read_vocabulary
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
+from antiphon.grammars.messages import Vocabulary
+from antiphon.grammars.trial import GrammarTrial
 from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.turn_queue import TurnQueue
+
+logger = logging.getLogger(__name__)
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -63,6 +70,7 @@ class EmbeddedBackend:
         logprobs=True,
         penalties=True,
         list_ignored=lambda request, _: list_hint_parameters(request),
+        check_schemas=check_schemas,
     )
 
     def __init__(
@@ -78,6 +86,7 @@ class EmbeddedBackend:
         tool_examples: bool = True,
     ) -> None:
         self._llama = Llama(weights, window=context, slots=slots, threads=threads, batch=batch)
+        self._trial = GrammarTrial(load_vocabulary=lambda: _load_vocabulary(weights))
         self._window = context
         self.queue = TurnQueue(slots)
         self._tool_examples = tool_examples
@@ -92,23 +101,27 @@ class EmbeddedBackend:
 
     async def close(self) -> None:
         self.queue.close("The embedded model is shutting down.")
+        await self._trial.close()
         await self._llama.close()
 
     def models(self) -> Sequence[Model]:
         return self._models
 
     async def count_tokens(self, turn: Turn) -> int:
-        messages = self._build_messages(turn, read_rules(turn.request))
+        rules = await load_rules(turn.request, turn.grammar_limits)
+        messages = self._build_messages(turn, rules)
         return await self._get_tokenizer().count(messages, turn=turn, exact_up_to=self._window)
 
     async def stream(self, turn: Turn) -> Deltas:
-        rules = read_rules(turn.request)
+        rules = await load_rules(turn.request, turn.grammar_limits)
         prompt = await self._read_prompt(turn, rules)
         # A model that reads calls tends to write some, even without tools.
         forbid_calls = bool(turn.request.tools) or any(
             isinstance(item, FunctionCall | CustomToolCall) for item in turn.items
         )
         grammar = build_grammar(rules, forbid_calls=forbid_calls)
+        if grammar is not None and (turn.is_suspect or not rules.is_simple):
+            await self._try_grammars(grammar, rules, turn)
         sampling = _make_sampling(turn.request)
         if turn.response_id:
             sampling["seed"] = _derive_seed(turn.response_id)
@@ -150,6 +163,32 @@ class EmbeddedBackend:
                 f"an answer{reserved}. Shorten the input.",
                 param="input",
             ) from None
+
+    async def _try_grammars(self, grammar: str, rules: OutputRules, turn: Turn) -> None:
+        """Compile the grammar in a process of its own. Raises InvalidRequest if that fails or takes too much."""
+        fault = await self._try_grammar(grammar, turn)
+        if fault is None:
+            return
+        parts = {path: build_schema_grammar(schema) for path, schema in rules.schemas.items()}
+        parts |= {path: build_input_grammar(input_rules) for path, input_rules in rules.grammars.items()}
+        if len(parts) > 1:
+            for path, part in parts.items():
+                if (part_fault := await self._try_grammar(part, turn)) is not None:
+                    raise _make_grammar_error(part_fault, path, is_schema=path in rules.schemas)
+            param = "tools" if rules.may_call else "text.format"
+            raise InvalidRequest(
+                f"The embedded model cannot enforce all tools and the format together: {fault}",
+                param=param,
+                code="unsupported_schema",
+            )
+        for path in parts:
+            raise _make_grammar_error(fault, path, is_schema=path in rules.schemas)
+        raise InvalidRequest(f"The embedded model cannot enforce the output format: {fault}", code="unsupported_schema")
+
+    async def _try_grammar(self, grammar: str, turn: Turn) -> str | None:
+        return await self._trial.find_fault(
+            "lark", grammar, turn.grammar_limits, project=turn.project, is_repeated=turn.is_suspect
+        )
 
     async def _check_grammar(self, grammar: str, rules: OutputRules) -> None:
         if await self._llama.accepts_grammar(grammar):
@@ -209,6 +248,21 @@ class _Answer:
 
     def __del__(self) -> None:
         self._generation.cancel()
+
+
+def _make_grammar_error(fault: str, path: str, *, is_schema: bool) -> InvalidRequest:
+    kind = "schema" if is_schema else "grammar"
+    message = f"The embedded model cannot enforce this {kind}: {fault}"
+    return InvalidRequest(message, param=path, code=f"unsupported_{kind}")
+
+
+def _load_vocabulary(weights: Path) -> Vocabulary:
+    """Return the tokens of the model. If they cannot be read, the tokens are the bytes."""
+    try:
+        return read_vocabulary(weights)
+    except (GgufError, OSError) as error:
+        logger.warning("the tokens of the embedded model cannot be read, so grammars are tried with bytes: %s", error)
+        return Vocabulary([*(bytes([byte]) for byte in range(256)), b"\xff<end>"], 256)
 
 
 def _make_sampling(request: CreateRequest) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """The grammar of a turn's output, in llguidance's dialect of Lark."""
 
+import asyncio
 import json
 import re
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from antiphon.backends.embedded.schema import JsonSchema, translate_schema
+from antiphon.config import GrammarLimits
 from antiphon.errors import UnsupportedTool
+from antiphon.grammars.schema_check import SchemaCheck, count_values
 from antiphon.protocol.request import CreateRequest, JsonObjectFormat, JsonSchemaFormat
 from antiphon.protocol.tools import (
     AllowedToolsChoice,
@@ -16,7 +20,10 @@ from antiphon.protocol.tools import (
     FunctionChoice,
     FunctionTool,
     GrammarInput,
+    NamespaceTool,
+    Tool,
 )
+from antiphon.protocol.unions import Unknown
 
 # The call format that many models were trained on. Others learn it from the prompt.
 CALL_OPENING = "<tool_call>"
@@ -27,7 +34,11 @@ CALL_INPUT = "}\n"
 CALL_END = "</tool_call>"
 CALL_CLOSING = "\n" + CALL_END
 
+_T = TypeVar("_T")
+
 _MAX_CALLS = 8
+# Reading more JSON values than this takes longer than a few milliseconds.
+_MAX_VALUES_ON_LOOP = 1000
 _UNESCAPED_SLASH = re.compile(r"((?<!\\)(?:\\\\)*)/")
 _HEADER = "%llguidance {}\n"
 _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -38,7 +49,7 @@ class OutputRules(Struct, frozen=True, kw_only=True):
 
     `tools` and `custom_tools` map the names of callable tools to the param paths of their constraints. `schemas` and
     `grammars` (in Lark) hold the constraints by param path. A custom tool that accepts any text has no grammar.
-    `answer` is the param path of the answer's schema.
+    `answer` is the param path of the answer's schema. `is_simple`: the grammar is known to compile in milliseconds.
     """
 
     may_answer: bool
@@ -48,6 +59,7 @@ class OutputRules(Struct, frozen=True, kw_only=True):
     schemas: dict[str, JsonSchema]
     grammars: dict[str, str]
     answer: str | None
+    is_simple: bool = True
 
     @property
     def may_call(self) -> bool:
@@ -59,8 +71,58 @@ class OutputRules(Struct, frozen=True, kw_only=True):
         return {name for name, path in self.custom_tools.items() if path in self.grammars}
 
 
-def read_rules(request: CreateRequest) -> OutputRules:
+async def check_schemas(request: CreateRequest, limits: GrammarLimits) -> None:
+    """Raise InvalidRequest if a schema of the request is malformed or exceeds the limits."""
+    schemas = list(_list_schemas(request))
+    if schemas:
+        await _run_beside_loop(lambda: _check_all(schemas, limits), schemas)
+
+
+async def load_rules(request: CreateRequest, limits: GrammarLimits) -> OutputRules:
+    """Call `read_rules`, in a thread if the request has large schemas."""
+    return await _run_beside_loop(lambda: read_rules(request, limits), _list_schemas(request))
+
+
+async def _run_beside_loop(function: Callable[[], _T], schemas: Iterable[tuple[str, Any]]) -> _T:
+    """Call a function that reads schemas: here if they are small, else in a thread."""
+    room = _MAX_VALUES_ON_LOOP
+    for _, schema in schemas:
+        room -= count_values(schema, room)
+        if room < 0:
+            return await asyncio.to_thread(function)
+    return function()
+
+
+def _check_all(schemas: Iterable[tuple[str, JsonSchema]], limits: GrammarLimits) -> None:
+    check = SchemaCheck(limits)
+    for path, schema in schemas:
+        check.check(schema, path)
+
+
+def _list_schemas(request: CreateRequest) -> Iterator[tuple[str, JsonSchema]]:
+    """Yield the schemas of the request with their param paths."""
+    for path, tools in _list_tool_lists(request):
+        for index, tool in enumerate(tools):
+            if isinstance(tool, FunctionTool) and tool.parameters:
+                yield f"{path}[{index}].parameters", tool.parameters
+    text_format = request.text.format if request.text is not None else None
+    if isinstance(text_format, JsonSchemaFormat) and text_format.schema:
+        yield "text.format.schema", text_format.schema
+
+
+def _list_tool_lists(request: CreateRequest) -> Iterator[tuple[str, Sequence[Tool | Unknown]]]:
+    """Yield the lists of tools with their param paths: the request's, and those of its namespaces."""
+    tools = request.tools or ()
+    yield "tools", tools
+    for index, tool in enumerate(tools):
+        if isinstance(tool, NamespaceTool):
+            yield f"tools[{index}].tools", tool.tools
+
+
+def read_rules(request: CreateRequest, limits: GrammarLimits | None = None) -> OutputRules:
     """Read the request's tools, tool_choice and text.format. Raises if a grammar cannot express them."""
+    limits = limits or GrammarLimits()
+    check = SchemaCheck(limits)
     callable_names, may_answer = _read_choice(request)
     schemas: dict[str, JsonSchema] = {}
     grammars: dict[str, str] = {}
@@ -75,12 +137,12 @@ def read_rules(request: CreateRequest) -> OutputRules:
             continue
         if isinstance(tool, FunctionTool):
             path = tools[tool.name] = f"tools[{index}].parameters"
-            schemas[path] = translate_schema(_get_arguments_schema(tool), path)
+            schemas[path] = translate_schema(_get_arguments_schema(tool), path, limits=limits, check=check)
         else:
             path = custom_tools[tool.name] = f"tools[{index}].format.definition"
             if isinstance(tool.format, GrammarInput):
                 grammars[path] = _read_grammar(tool.format)
-    answer = _read_format(request, schemas) if may_answer else None
+    answer = _read_format(request, schemas, limits, check) if may_answer else None
     single = request.parallel_tool_calls is False or isinstance(request.tool_choice, FunctionChoice | CustomChoice)
     return OutputRules(
         may_answer=may_answer,
@@ -90,6 +152,7 @@ def read_rules(request: CreateRequest) -> OutputRules:
         schemas=schemas,
         grammars=grammars,
         answer=answer,
+        is_simple=check.is_simple and not grammars,
     )
 
 
@@ -124,12 +187,14 @@ def _get_arguments_schema(tool: FunctionTool) -> JsonSchema:
     return _NO_ARGUMENTS if empty else schema
 
 
-def _read_format(request: CreateRequest, schemas: dict[str, JsonSchema]) -> str | None:
+def _read_format(
+    request: CreateRequest, schemas: dict[str, JsonSchema], limits: GrammarLimits, check: SchemaCheck
+) -> str | None:
     """Add the answer's schema to `schemas` and return its param path; None for free text."""
     text_format = request.text.format if request.text is not None else None
     if isinstance(text_format, JsonSchemaFormat):
         path = "text.format.schema"
-        schemas[path] = translate_schema(text_format.schema or {}, path)
+        schemas[path] = translate_schema(text_format.schema or {}, path, limits=limits, check=check)
     elif isinstance(text_format, JsonObjectFormat):
         path = "text.format"
         schemas[path] = translate_schema({"type": "object"}, path)

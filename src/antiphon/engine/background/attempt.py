@@ -122,7 +122,9 @@ class Attempt:
         if log.events and not _can_reproduce(response, mint, log.events):
             await self._fail(DIVERGED, log)
             return
-        accepted = Accepted(response_id=response.id, input=stored.input, mint=mint)
+        accepted = Accepted(
+            response_id=response.id, input=stored.input, mint=mint, is_suspect=self._claimed.interruptions > 0
+        )
         await self._run_to_end(queued.request, accepted, response, decompose_events(log.events))
 
     async def _run_to_end(

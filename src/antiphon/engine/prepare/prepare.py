@@ -41,6 +41,7 @@ from antiphon.engine.serve.compaction.expansion import (
 )
 from antiphon.engine.serve.routing import Candidate, ModelRoute, ModelRouter
 from antiphon.engine.serve.sealed_reasoning import drop_unreadable_seals
+from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
 from antiphon.errors import InvalidRequest
 from antiphon.protocol.content import InputText
 from antiphon.protocol.items import Item, Message
@@ -70,18 +71,32 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a queued request that were fixed when it was accepted."""
+    """The parts of a queued request that were fixed when it was accepted.
+
+    `is_suspect`: the process of an earlier attempt has died.
+    """
 
     response_id: str
     input: Items
     mint: Mint
+    is_suspect: bool = False
 
 
 class Preparer:
     """Prepares requests for the models of a router, on the state in a store."""
 
-    def __init__(self, *, router: ModelRouter, store: Store, prompts: Prompts, policy: Policy, sealer: Sealer) -> None:
+    def __init__(
+        self,
+        *,
+        router: ModelRouter,
+        store: Store,
+        prompts: Prompts,
+        policy: Policy,
+        sealer: Sealer,
+        grammars: GrammarCheck | None = None,
+    ) -> None:
         self._router = router
+        self._grammars = grammars or GrammarCheck(policy.grammar_limits)
         self._store = store
         self._prompts = prompts
         self._policy = policy
@@ -120,6 +135,7 @@ class Preparer:
         )
         if accepted is None:
             request, left_out = self._select_tools(request, context, candidate.backend.capabilities)
+            await self._check_grammars(request, candidate.backend.capabilities, project=project)
             new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
             warnings += [*left_out, *new.left_out]
         else:
@@ -143,6 +159,8 @@ class Preparer:
                 # The stream of a background response can be read at any time, from its first event.
                 streamed=bool(request.stream or request.background),
                 background=bool(request.background),
+                grammar_limits=self._policy.grammar_limits,
+                is_suspect=accepted is not None and accepted.is_suspect,
                 find_param=new.paths.find_param if new.paths is not None else None,
                 limits=self._policy.answer_limits,
             ),
@@ -193,6 +211,13 @@ class Preparer:
         request.tools = tools or None
         return request, left_out
 
+    async def _check_grammars(self, request: CreateRequest, capabilities: Capabilities, *, project: str) -> None:
+        """Raise InvalidRequest if a grammar or a schema of the request cannot be compiled within the limits."""
+        if not capabilities.any_tool:
+            await self._grammars.check_tools(request.tools, project=project)
+        if capabilities.check_schemas is not None:
+            await capabilities.check_schemas(request, self._policy.grammar_limits)
+
     async def _read_input(
         self,
         request: CreateRequest,
@@ -226,6 +251,8 @@ class Preparer:
             repeated = paths.rewrite_warnings(filled.warnings)
             paths.select(filled.items, filled.indexes)
             left_out = paths.rewrite_warnings(self._check_items(filled.items, candidate))
+            if not candidate.backend.capabilities.any_tool:
+                await self._grammars.check_items(filled.items, project=project)
         except InvalidRequest as error:
             paths.rewrite_error(error)
             raise

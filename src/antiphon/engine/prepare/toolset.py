@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from antiphon.backends.base import Capabilities
 from antiphon.config import UnsupportedTools
-from antiphon.engine.serve.tool_emulation.grammar import find_grammar_error
 from antiphon.errors import InvalidRequest, UnsupportedTool
 from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
 from antiphon.protocol.items import Item
@@ -17,7 +16,6 @@ from antiphon.protocol.tools import (
     CustomTool,
     FunctionChoice,
     FunctionTool,
-    GrammarInput,
     McpTool,
     NamespaceTool,
     ShellTool,
@@ -125,27 +123,13 @@ def _find_fault(tool: Tool | Unknown, path: str, capabilities: Capabilities) -> 
     if isinstance(tool, ShellTool) and (tool.environment or {}).get("type", "local") != "local":
         where = tool.environment["type"] if tool.environment else None
         return UnsupportedTool(f"This server has no shell of its own ('{where}').", param=f"{path}.environment")
-    if isinstance(tool, CustomTool):
-        _check_grammar(tool, path)
     if isinstance(tool, NamespaceTool):
         for index, child in enumerate(tool.tools):
             inner = f"{path}.tools[{index}]"
             if not isinstance(child, _NAMED_TYPES):
                 message = f"A namespace can contain functions and custom tools, not '{child.type}'."
                 return UnsupportedTool(message, param=inner)
-            if isinstance(child, CustomTool):
-                _check_grammar(child, inner)
     return None
-
-
-def _check_grammar(tool: CustomTool, path: str) -> None:
-    fault = find_grammar_error(tool.format) if isinstance(tool.format, GrammarInput) else None
-    if fault is not None:
-        raise InvalidRequest(
-            f"The grammar of the tool '{tool.name}' cannot be read: {fault}",
-            param=f"{path}.format.definition",
-            code="invalid_value",
-        )
 
 
 def _describe_dropped(tool: Tool | Unknown, path: str) -> str:

@@ -29,16 +29,17 @@ from antiphon.engine.serve.routing import ModelRoute, ModelRouter, ModelStatus, 
 from antiphon.engine.serve.sealed_reasoning import SealedReasoning
 from antiphon.engine.serve.strict_output import StrictOutput
 from antiphon.engine.serve.tool_emulation.emulator import Emulator
+from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
 from antiphon.engine.serve.truncation import Truncation
 from antiphon.errors import ContextLengthExceeded
 from antiphon.store.base import Store
 from antiphon.stream.deltas import Delta
 
 
-def add_stages(name: str, backend: Backend, sealer: Sealer) -> Backend:
+def add_stages(name: str, backend: Backend, sealer: Sealer, grammars: GrammarCheck | None = None) -> Backend:
     """Wrap a backend in the last four stages of the list, innermost first. `Pipeline.serve` applies the others."""
     sealed = SealedReasoning(backend, name=name, sealer=sealer)
-    emulated = Emulator(sealed)
+    emulated = Emulator(sealed, grammars)
     truncated = Truncation(emulated)
     return StrictOutput(truncated)
 
@@ -52,9 +53,12 @@ class Pipeline:
         for backend in backends.values():
             if isinstance(backend, QueuedBackend) and backend.queue is not None:
                 backend.queue.limits = policy.queue
-        self._backends = {name: add_stages(name, backend, sealer) for name, backend in backends.items()}
+        self._grammars = GrammarCheck(policy.grammar_limits)
+        self._backends = {name: add_stages(name, backend, sealer, self._grammars) for name, backend in backends.items()}
         self._router = ModelRouter(self._backends, policy.models, unsupported=policy.unsupported_tools)
-        preparer = Preparer(router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer)
+        preparer = Preparer(
+            router=self._router, store=store, prompts=prompts, policy=policy, sealer=sealer, grammars=self._grammars
+        )
         self.prepare = preparer.prepare
         self.answer_limits = policy.answer_limits
         self._compactor = Compactor(sealer)
@@ -65,6 +69,7 @@ class Pipeline:
             await backend.start()
 
     async def close(self) -> None:
+        await self._grammars.close()
         for backend in self._backends.values():
             await backend.close()
 

@@ -9,10 +9,11 @@ from contextlib import aclosing
 
 import msgspec
 
-from antiphon.backends.base import Capabilities, Turn
+from antiphon.backends.base import Backend, Capabilities, Turn
 from antiphon.engine.serve.stage import Stage
 from antiphon.engine.serve.tool_emulation.answer_record import TurnBudget
 from antiphon.engine.serve.tool_emulation.catalog import EMULATED_TYPES
+from antiphon.engine.serve.tool_emulation.grammar_check import GrammarCheck
 from antiphon.engine.serve.tool_emulation.translate_request import (
     TranslatedTurn,
     needs_translation,
@@ -30,6 +31,10 @@ from antiphon.stream.deltas import Deltas
 class Emulator(Stage):
     """A stage that adds the emulated tool types and JSON output to a backend."""
 
+    def __init__(self, inner: Backend, grammars: GrammarCheck | None = None) -> None:
+        super().__init__(inner)
+        self._grammars = grammars or GrammarCheck()
+
     def extend(self, capabilities: Capabilities) -> Capabilities:
         extended = add_emulated_capabilities(capabilities)
         self._emulated_types = extended.tools - capabilities.tools
@@ -38,6 +43,10 @@ class Emulator(Stage):
     async def stream(self, turn: Turn) -> Deltas:
         if not needs_translation(turn, self.inner.capabilities):
             return await self.inner.stream(turn)
+        # Calls are matched against the grammars. Another candidate or another process may have accepted the tools.
+        if not self.inner.capabilities.any_tool:
+            await self._grammars.check_tools(turn.request.tools, project=turn.project)
+            await self._grammars.check_items(turn.items, project=turn.project)
         translated = translate_turn(turn, self.inner.capabilities)
         return self._stream_answers(translated, await self.inner.stream(translated.turn))
 

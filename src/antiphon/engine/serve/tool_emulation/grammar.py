@@ -4,35 +4,23 @@ import functools
 import json
 from typing import TYPE_CHECKING
 
+from antiphon.grammars.patterns import PatternFault, exceeds_size
 from antiphon.protocol.tools import GrammarInput
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _EXCERPT_LENGTH = 60
-# Parsing a long grammar blocks the event loop, and deeply nested rules overflow the parser's stack.
-_MAX_LENGTH = 50_000
-_MAX_RULES = 1000
-
-
-def find_grammar_error(grammar: GrammarInput) -> str | None:
-    """Return the reason why the grammar is invalid, or None."""
-    if len(grammar.definition) > _MAX_LENGTH:
-        return f"it has more than {_MAX_LENGTH} characters."
-    if grammar.syntax == "lark" and grammar.definition.count(":") > _MAX_RULES:
-        return f"it has more than {_MAX_RULES} rules."
-    return _find_parse_error(grammar.syntax, grammar.definition)
-
-
-@functools.lru_cache(maxsize=256)
-def _find_parse_error(syntax: str, definition: str) -> str | None:
-    matcher = _make_matcher(syntax, definition)
-    return matcher.get_error().strip() if matcher.is_error() else None
+# The size of a pattern with its repetitions written out. Larger ones are not matched.
+_MAX_PATTERN_SIZE = 10_000
 
 
 def explain_mismatch(text: str, grammar: GrammarInput) -> str | None:
-    """Return a description of the first mismatch, for the model to correct it. None if the text matches."""
-    matcher = _make_matcher(grammar.syntax, grammar.definition)
+    """Return a description of the first mismatch, for the model to correct it. None if the text matches.
+
+    The grammar must have passed a `GrammarCheck`.
+    """
+    matcher = _make_matcher(grammar.syntax, grammar.definition).deep_copy()
     if matcher.is_error():
         return f"the grammar cannot be read: {matcher.get_error().strip()}"
     encoded = text.encode(errors="replace")
@@ -48,7 +36,10 @@ def matches_pattern(text: str, pattern: str) -> bool | None:
 
     Matching takes linear time. Python's `re` needs exponential time for patterns like `(a+)+$`.
     """
-    if len(pattern) > _MAX_LENGTH:
+    try:
+        if exceeds_size(pattern, _MAX_PATTERN_SIZE):
+            return None
+    except PatternFault:
         return None
     matcher = _make_pattern_matcher(pattern).deep_copy()
     if matcher.is_error():
@@ -71,6 +62,7 @@ def _tail(text: bytes) -> str:
     return text[-_EXCERPT_LENGTH:].decode(errors="replace")
 
 
+@functools.lru_cache(maxsize=64)
 def _make_matcher(syntax: str, definition: str) -> "LLMatcher":
     # Imported here: it loads slowly, and few requests have a grammar.
     from llguidance import LLMatcher

@@ -1,0 +1,62 @@
+"""Checks of the grammars of custom tools, before any of them is compiled in this process."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from antiphon.config import GrammarLimits
+from antiphon.errors import InvalidRequest
+from antiphon.grammars.definitions import check_definition
+from antiphon.grammars.trial import GrammarTrial
+from antiphon.protocol.hosted import AdditionalTools, ToolSearchOutput
+from antiphon.protocol.items import Item
+from antiphon.protocol.tool_lists import derive
+from antiphon.protocol.tools import CustomTool, GrammarInput, NamespaceTool, Tool
+from antiphon.protocol.unions import Unknown
+
+# A tool with a grammar and its param path.
+_Found = tuple[str, CustomTool]
+_ITEMS_WITH_TOOLS = frozenset({AdditionalTools, ToolSearchOutput})
+
+
+class GrammarCheck:
+    """Checks grammars against the limits, and compiles each new one on trial in a process of its own."""
+
+    def __init__(self, limits: GrammarLimits | None = None) -> None:
+        self._limits = limits or GrammarLimits()
+        self._trial = GrammarTrial()
+
+    async def close(self) -> None:
+        await self._trial.close()
+
+    async def check_tools(self, tools: list[Tool | Unknown] | None, *, project: str) -> None:
+        """Raise InvalidRequest if the grammar of one of a request's tools cannot be used."""
+        if tools and (found := derive(tools, ("list_grammars",), lambda tools: list(_find_grammars(tools, "tools")))):
+            await self._check(found, project)
+
+    async def check_items(self, items: Sequence[Item | Unknown], *, project: str) -> None:
+        """Raise InvalidRequest if the grammar of a tool of an input item cannot be used."""
+        if _ITEMS_WITH_TOOLS.isdisjoint(map(type, items)):
+            return
+        for index, item in enumerate(items):
+            if isinstance(item, AdditionalTools | ToolSearchOutput):
+                await self._check(_find_grammars(item.tools, f"input[{index}].tools"), project)
+
+    async def _check(self, found: Iterable[_Found], project: str) -> None:
+        for path, tool in found:
+            assert isinstance(tool.format, GrammarInput)
+            syntax, definition = tool.format.syntax, tool.format.definition
+            param = f"{path}.format.definition"
+            check_definition(syntax, definition, self._limits, param=param)
+            fault = await self._trial.find_fault(syntax, definition, self._limits, project=project)
+            if fault is not None:
+                raise InvalidRequest(
+                    f"The grammar of the tool '{tool.name}' cannot be read: {fault}", param=param, code="invalid_value"
+                )
+
+
+def _find_grammars(tools: Sequence[Tool | Unknown], path: str) -> Iterator[_Found]:
+    for index, tool in enumerate(tools):
+        if isinstance(tool, CustomTool):
+            if isinstance(tool.format, GrammarInput):
+                yield f"{path}[{index}]", tool
+        elif isinstance(tool, NamespaceTool):
+            yield from _find_grammars(tool.tools, f"{path}[{index}].tools")
