@@ -1,8 +1,8 @@
 """The protocol of a ledger: numbered entries of agent runs, written so that another process can resume a run.
 
-A ledger stores bytes and does not interpret them. Each number of a run can be written only once, so if two processes
-resume the same run, only one of them makes progress. The agent uses this protocol and the stores implement it. Neither
-imports the other.
+A ledger stores bytes and does not interpret them. A run has at most one owner, which renews its lease while it works.
+Each number of a run can be written only once, and only by the owner, so if two processes execute the same run, only one
+of them makes progress. The agent uses this protocol and the stores implement it. Neither imports the other.
 """
 
 import asyncio
@@ -11,36 +11,70 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from antiphon.errors import AntiphonError
+
 T = TypeVar("T")
 
 
-class EntryTaken(Exception):
-    """Another process has written this entry and continues the run. Nothing was written.
+class RunTaken(AntiphonError):
+    """Another process executes this run, or has taken it over. Nothing was written."""
 
-    It is no AntiphonError, because those end a run as failed, and this run continues elsewhere.
+    status = 409
+    type = "invalid_request_error"
+    default_code = "run_taken"
+
+    def __init__(self, run_id: str, message: str = "") -> None:
+        super().__init__(message or f"Another process has continued the run '{run_id}'.", param="run_id")
+        self.run_id = run_id
+
+
+class Lease(Struct, frozen=True):
+    """The lease of a run. `owner` is "" if nobody has it.
+
+    `seconds_left` is the time until it ends, negative if it has ended. `idle_seconds` is the time since the last entry
+    or renewal. Both are measured by the clock of the ledger.
     """
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"Another process has continued the run '{run_id}'.")
+    owner: str
+    seconds_left: float
+    idle_seconds: float
+
+
+class Holder(Struct, frozen=True):
+    """The owner of a run, as a condition of a write. The run of a subagent belongs to the owner of the first run."""
+
+    run_id: str
+    owner: str
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """A run in a list. `status` is from the last entry that gave one. Times are in seconds."""
+    """A run in a list. `status` is from the last entry that gave one. Times are in seconds.
+
+    `lease` is None if the run has no owner.
+    """
 
     run_id: str
     created_at: int
     updated_at: int
     status: str
     title: str
+    lease: Lease | None = None
 
 
 class Ledger(Protocol):
     """Storage for the entries of agent runs. An entry is on disk when `append` returns."""
 
     async def append(
-        self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
+        self,
+        run_id: str,
+        number: int,
+        entry: bytes,
+        *,
+        status: str | None = None,
+        title: str = "",
+        holder: Holder | None = None,
     ) -> None:
-        """Write the entry of this number. Raises EntryTaken if it exists.
+        """Write the entry of this number. Raises RunTaken if it exists, or if `holder` is not the owner of its run.
 
         Cancellation does not interrupt the write. A caller that is cancelled meanwhile gets CancelledError at its next
         await, when the entry is written.
@@ -48,6 +82,18 @@ class Ledger(Protocol):
 
     async def read(self, run_id: str) -> Sequence[bytes]:
         """Return the entries of a run in order. An unknown run has none."""
+
+    async def hold(self, run_id: str, owner: str, seconds: float, *, instead_of: str = "") -> bool:
+        """Take or renew the lease of a run that has an entry.
+
+        Return False and change nothing if the owner is neither `owner` nor `instead_of`.
+        """
+
+    async def release(self, run_id: str, owner: str) -> None:
+        """End the lease if this is the owner."""
+
+    async def find_lease(self, run_id: str) -> Lease | None:
+        """Return the lease of a run, also if it has no owner. None for an unknown run."""
 
     async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
         """Return the runs, newest first."""
@@ -67,9 +113,14 @@ async def defer_cancellation(work: asyncio.Future[T]) -> T:
             await asyncio.wait([work])
         except asyncio.CancelledError:
             cancellations += 1
+    if cancellations:
+        repeat_cancellation()
+    return work.result()
+
+
+def repeat_cancellation() -> None:
+    """Let the next await of the current task raise, after CancelledError was caught. The number of requests stays."""
     task = asyncio.current_task()
-    if cancellations and task is not None:
-        # Request the cancellation again. uncancel() keeps the number of requests as it was.
+    if task is not None:
         task.uncancel()
         task.cancel()
-    return work.result()

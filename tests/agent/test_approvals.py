@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from antiphon import Agent, InvalidRequest, Limits, tool
 from antiphon.agent.approvals import DENIED
 from antiphon.agent.outcome import ToolFinished
-from antiphon.ledger import EntryTaken, Ledger
+from antiphon.ledger import Lease, Ledger, RunTaken
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import Tool, ToolInvocation
 from support.scripted_model import ScriptedModel, UpstreamModel, call, open_scripted, outputs_of
@@ -116,16 +116,21 @@ async def test_second_approval_fails_and_the_call_runs_once(in_process: Scripted
 
 
 class Together(MemoryLedger):
-    """A ledger whose first two readers wait for each other."""
+    """A ledger in which two processes look for the owner of a run at the same time."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._barrier: asyncio.Barrier | None = None
+
+    def expect_two(self) -> None:
         self._barrier = asyncio.Barrier(2)
 
-    async def read(self, run_id: str) -> Sequence[bytes]:
-        entries = await super().read(run_id)
-        await self._barrier.wait()
-        return entries
+    async def find_lease(self, run_id: str) -> Lease | None:
+        lease = await super().find_lease(run_id)
+        if self._barrier is not None:
+            await self._barrier.wait()
+            self._barrier = None
+        return lease
 
 
 async def test_one_of_two_simultaneous_approvals_fails(in_process: ScriptedModel) -> None:
@@ -133,10 +138,11 @@ async def test_one_of_two_simultaneous_approvals_fails(in_process: ScriptedModel
     in_process.set_answers([PAY], "Done.")
     agent, ledger = in_process.agent(tools=[make_pay(paid)]), Together()
     outcome = await agent.run("Go.", durable=ledger)
+    ledger.expect_two()
     resumed = (agent.resume(outcome.run_id, approvals={"call_p": True}, durable=ledger) for _ in range(2))
     ends = await asyncio.gather(*resumed, return_exceptions=True)
     (error,) = (end for end in ends if isinstance(end, BaseException))
-    assert isinstance(error, EntryTaken)
+    assert isinstance(error, RunTaken)
     assert str(error) == f"Another process has continued the run '{outcome.run_id}'."
     assert paid == [5]
 

@@ -19,7 +19,7 @@ from antiphon.agent.entries import (
 )
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.outcome import RunError
-from antiphon.ledger import EntryTaken, Ledger
+from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolInvocation
 
@@ -109,7 +109,7 @@ async def test_write_fails_after_another_process_resumed_the_run(ledger: Ledger)
     await write(mine, ENTRIES[:3])
     theirs = await load("run_1", ledger)
     await theirs.write(CallIntentEntry("a"))
-    with pytest.raises(EntryTaken):
+    with pytest.raises(RunTaken):
         await mine.write(CallIntentEntry("b"))
     # An entry that was not written does not change the state.
     assert mine.state.started_calls == set()

@@ -24,6 +24,7 @@ from antiphon.agent.outcome import (
     TurnRestarted,
     TurnStarted,
 )
+from antiphon.agent.resume import INTERRUPTED
 from antiphon.agent.steps import WRAP_UP
 from antiphon.agent.tool_calls import CANCELLED, LIMIT_REACHED, RUN_STOPPED
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation
@@ -325,7 +326,8 @@ async def test_deadline_stops_running_calls_and_history_stays_valid(
     assert (outcome.kind, outcome.text) == ("deadline", "I wait.")
     assert stopped.is_set()
     assert error_of(outcome.history[-1]["output"]) == CANCELLED
-    assert [event.is_error for event in events if isinstance(event, ToolFinished)] == [True]
+    # The call is not finished: when the run is resumed, its tool decides how it goes on.
+    assert [event for event in events if isinstance(event, ToolFinished)] == []
     again = await scripted.agent(tools=[wait]).run("And now?", history=outcome.history)
     assert (again.kind, again.text) == ("final", "Well.")
 
@@ -397,10 +399,13 @@ async def test_run_of_a_cancelled_task_can_be_resumed(scripted: ScriptedModel, l
         await running
     (summary,) = await ledger.runs()
     assert summary.status == "cancelled"
-    outcome = await agent.resume("run_1", durable=ledger)
+    paused = await agent.resume("run_1", durable=ledger)
+    approvals = {each.call_id: each.name != "wait" for each in paused.pending}
+    assert (paused.kind, approvals["call_1"]) == ("needs_approval", False)
+    outcome = await agent.resume("run_1", approvals=approvals, durable=ledger)
     assert (outcome.kind, outcome.text) == ("final", "Well.")
     assert [call_id for call_id, _ in outputs_of(scripted.sent[-1])] == ["call_1", "call_2"]
-    assert error_of(outputs_of(scripted.sent[-1])[0][1]) == CANCELLED
+    assert error_of(outputs_of(scripted.sent[-1])[0][1]) == INTERRUPTED
 
 
 async def test_cancelled_run_leaves_no_tasks(in_process: ScriptedModel) -> None:
@@ -446,7 +451,10 @@ async def test_cancel_event_ends_the_run_with_an_outcome(scripted: ScriptedModel
     assert outcome.kind == "cancelled"
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state)
-    assert (resumed.kind, resumed.text) == ("final", "Well.")
+    assert (resumed.kind, [each.name for each in resumed.pending]) == ("needs_approval", ["wait"])
+    assert resumed.state is not None
+    denied = await agent.resume(resumed.state, approvals={"call_1": False})
+    assert (denied.kind, denied.text) == ("final", "Well.")
 
 
 async def test_cancel_event_stops_the_model(scripted: ScriptedModel) -> None:
@@ -482,9 +490,10 @@ async def test_resumed_run_can_be_cancelled_again(scripted: ScriptedModel, ledge
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    outcome = await agent.resume("run_1", durable=ledger)
+    assert (await agent.resume("run_1", durable=ledger)).kind == "needs_approval"
+    outcome = await agent.resume("run_1", approvals={"call_1": False}, durable=ledger)
     assert (outcome.kind, outcome.text) == ("final", "Done.")
-    assert error_of(outputs_of(scripted.sent[-1])[0][1]) == CANCELLED
+    assert error_of(outputs_of(scripted.sent[-1])[0][1]) == INTERRUPTED
 
 
 async def test_output_of_a_call_that_did_not_start_states_it(scripted: ScriptedModel) -> None:

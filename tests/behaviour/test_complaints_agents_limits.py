@@ -19,7 +19,7 @@ import pytest
 
 from antiphon import Agent, ConfigError, Limits, tool
 from antiphon.agent.outcome import TextDelta, ToolStarted, TurnRestarted
-from antiphon.ledger import EntryTaken
+from antiphon.ledger import RunTaken
 from antiphon.store.ledger import SqliteLedger
 from antiphon.testing.scripted import serve_script
 from antiphon.tools.schema import is_strict
@@ -163,9 +163,11 @@ async def test_pain_agents_82_second_to_resume_a_run_gets_an_error(
     agent, other = scripted.agent(), SqliteLedger(tmp_path / "runs.db")
     running = asyncio.ensure_future(agent.run("Go.", durable=ledger, run_id="run_1"))
     await scripted.until_held()
-    assert (await agent.resume("run_1", durable=other)).text == "Mild."
+    with pytest.raises(RunTaken, match="Another process is executing the run 'run_1'"):
+        await agent.resume("run_1", durable=other)
+    assert (await agent.resume("run_1", durable=other, force=True)).text == "Mild."
     scripted.release()
-    with pytest.raises(EntryTaken, match="Another process has continued the run 'run_1'"):
+    with pytest.raises(RunTaken, match="Another process has continued the run 'run_1'"):
         await running
     assert len((await agent.resume("run_1", durable=ledger)).history) == 2
     await other.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import ConfigError, Unavailable
-from antiphon.ledger import EntryTaken, Ledger, RunSummary
+from antiphon.ledger import Ledger, RunSummary, RunTaken
 from antiphon.store.ledger import MemoryLedger, SqliteLedger
 from antiphon.store.location import locate_store
 from support.ledger_process import start_ledger_process
@@ -54,7 +54,7 @@ async def test_unknown_run_has_no_entries(ledger: Ledger) -> None:
 async def test_second_append_of_a_number_changes_nothing(ledger: Ledger, clock: Clock) -> None:
     await ledger.append("run_1", 0, b"first", status="running", title="a task")
     clock.time += 100
-    with pytest.raises(EntryTaken, match="run_1"):
+    with pytest.raises(RunTaken, match="run_1"):
         await ledger.append("run_1", 0, b"second", status="final", title="another")
     assert list(await ledger.read("run_1")) == [b"first"]
     assert list(await ledger.runs()) == [
@@ -77,7 +77,7 @@ async def test_runs_are_listed_with_the_last_status_and_title(ledger: Ledger, cl
 async def test_one_of_many_concurrent_appends_succeeds(ledger: Ledger) -> None:
     writers = (ledger.append("run_1", 0, b"%d" % number) for number in range(20))
     outcomes = await asyncio.gather(*writers, return_exceptions=True)
-    assert sorted(str(type(outcome).__name__) for outcome in outcomes) == ["EntryTaken"] * 19 + ["NoneType"]
+    assert sorted(str(type(outcome).__name__) for outcome in outcomes) == ["NoneType"] + ["RunTaken"] * 19
     assert list(await ledger.read("run_1")) == [b"%d" % outcomes.index(None)]
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from antiphon.ledger import EntryTaken
+from antiphon.ledger import RunTaken
 from antiphon.store.ledger import SqliteLedger
 
 
@@ -41,7 +41,7 @@ async def race(ledger: SqliteLedger, name: str) -> None:
     for number in range(50):
         try:
             await ledger.append("run", number, name.encode())
-        except EntryTaken:
+        except RunTaken:
             continue
         report(str(number))
     await ledger.close()

@@ -308,11 +308,12 @@ async def test_base_exception_of_a_tool_is_reported_as_its_result() -> None:
     assert [error_of(await execute(each)) for each in (fall, trip)] == ["Panic: at line 7", "Panic: at line 8"]
 
 
-async def test_generator_exit_is_raised_to_the_caller() -> None:
+async def test_generator_exit_of_a_tool_is_an_error_result() -> None:
     @tool
     async def stop() -> None:
         """Stop."""
         raise GeneratorExit
 
-    with pytest.raises(GeneratorExit):
-        await execute(stop)
+    result = await execute(stop)
+    assert result.is_error
+    assert "GeneratorExit" in str(result.output)

@@ -13,23 +13,24 @@ from typing import Any, Literal
 import msgspec
 
 from antiphon.agent.approvals import Approval, make_verdict
-from antiphon.agent.budget import Budget, ParentBudget
-from antiphon.agent.entries import StartEntry
+from antiphon.agent.budget import Budget, ParentRun
+from antiphon.agent.entries import StartEntry, Verdict
 from antiphon.agent.history import EncryptionSupport, complete_history
 from antiphon.agent.journal import Journal
 from antiphon.agent.limits import Limits, Prices
 from antiphon.agent.loop import Loop
 from antiphon.agent.model import ResponsesModel
 from antiphon.agent.outcome import Outcome, RunEvent, RunEvents, read_outcome
+from antiphon.agent.ownership import has_leases, take_ownership
 from antiphon.agent.resume import resume_journal
 from antiphon.agent.subagents import AgentContext, SubagentTool
 from antiphon.agent.task import Task, TypedOutput
 from antiphon.agent.transports.base import Transport
 from antiphon.errors import ConfigError, InvalidRequest
-from antiphon.ledger import EntryTaken, Ledger
+from antiphon.ledger import Ledger, RunTaken
 from antiphon.protocol.json_text import JsonObject
 from antiphon.tools.base import Tool
-from antiphon.tools.executor import Executor
+from antiphon.tools.executor import STOP_SECONDS, Executor
 
 logger = logging.getLogger(__name__)
 
@@ -123,17 +124,17 @@ class Agent:
         durable: Ledger | None = None,
         run_id: str | None = None,
         cancel: asyncio.Event | None = None,
-        parent_budget: ParentBudget | None = None,
+        parent: ParentRun | None = None,
     ) -> RunEvents:
         """Run the agent on a task and yield events. With a ledger in `durable`, another process can resume the run.
 
         Closing the stream, or cancelling its reader, cancels the run. Setting `cancel` does too, and yields an outcome.
-        `parent_budget` is set for the run of a subagent.
+        `parent` is set for the run of a subagent.
         """
         items = [*history, *_read_task(task)]
         new_id = run_id or f"run_{int(time.time() * 1000):x}{secrets.token_hex(8)}"
-        start = functools.partial(self._start_journal, items, new_id, durable)
-        return self._execute(start, durable, cancel, parent_budget)
+        start = functools.partial(self._start_journal, items, new_id, durable, parent)
+        return self._execute(start, durable, cancel, parent)
 
     async def resume(
         self,
@@ -141,10 +142,15 @@ class Agent:
         *,
         approvals: Mapping[str, Approval] | None = None,
         durable: Ledger | None = None,
+        force: bool = False,
         cancel: asyncio.Event | None = None,
     ) -> Outcome:
-        """Resume a run by its id in the ledger, or by the `state` of its outcome."""
-        return await read_outcome(self.resume_stream(run, approvals=approvals, durable=durable, cancel=cancel))
+        """Resume a run by its id in the ledger, or by the `state` of its outcome.
+
+        Raises RunTaken if another process executes the run, unless `force` is set.
+        """
+        events = self.resume_stream(run, approvals=approvals, durable=durable, force=force, cancel=cancel)
+        return await read_outcome(events)
 
     def resume_sync(self, run: str | bytes, **options: Any) -> Outcome:
         """Resume a run from synchronous code. Closes the agent when it returns."""
@@ -156,17 +162,30 @@ class Agent:
         *,
         approvals: Mapping[str, Approval] | None = None,
         durable: Ledger | None = None,
+        force: bool = False,
         cancel: asyncio.Event | None = None,
-        parent_budget: ParentBudget | None = None,
     ) -> RunEvents:
         """Resume a run and yield events. `approvals` are the verdicts on its pending calls, by call id.
 
-        A finished run yields its outcome again and does nothing. Raises EntryTaken if another process has resumed the
-        run meanwhile.
+        A finished run yields its outcome again and does nothing. Raises RunTaken if another process executes the run,
+        unless `force` is set: then that process stops before its next tool call. Also raises RunTaken if this process
+        loses the run in the same way.
         """
         verdicts = [make_verdict(call_id, approval) for call_id, approval in (approvals or {}).items()]
-        resume = functools.partial(resume_journal, run, verdicts, durable)
-        return self._execute(resume, durable, cancel, parent_budget)
+        resume = functools.partial(resume_journal, run, verdicts, durable, force=force)
+        return self._execute(resume, durable, cancel, None)
+
+    def resume_subagent(
+        self, run: str | bytes, verdicts: Sequence[Verdict], *, durable: Ledger | None, parent: ParentRun
+    ) -> RunEvents:
+        """Resume a run that a call of another run has started. It belongs to the owner of that run."""
+        resume = functools.partial(resume_journal, run, verdicts, durable, ownership=parent.journal.ownership)
+        return self._execute(resume, durable, None, parent)
+
+    @property
+    def stop_seconds(self) -> float:
+        """The longest time that a cancelled run waits for its tools to stop."""
+        return max((getattr(each.invoke, "stop_seconds", STOP_SECONDS) for each in self._tools), default=0.0)
 
     def as_tool(self, name: str, description: str) -> Tool:
         """Return a tool that runs this agent on one input, within its own limits, and returns its answer."""
@@ -184,15 +203,23 @@ class Agent:
             on_interrupt="retry",
         )
 
-    async def _start_journal(self, items: list[JsonObject], run_id: str, ledger: Ledger | None) -> Journal:
+    async def _start_journal(
+        self, items: list[JsonObject], run_id: str, ledger: Ledger | None, parent: ParentRun | None
+    ) -> Journal:
         _require_json(items)
-        journal = Journal(run_id, ledger=ledger)
+        ownership = None if parent is None else parent.journal.ownership
+        journal = Journal(run_id, ledger=ledger, ownership=ownership)
         try:
             await journal.write(StartEntry(self.name, complete_history(items), time.time()))
-        except EntryTaken:
+        except RunTaken as error:
+            if error.run_id != run_id:
+                # The first run has another owner.
+                raise
             raise InvalidRequest(
                 f"A run with id '{run_id}' exists already: resume it.", param="run_id", code="run_exists"
             ) from None
+        if ledger is not None and ownership is None and has_leases(ledger):
+            journal.ownership = await take_ownership(ledger, run_id)
         return journal
 
     async def _execute(
@@ -200,7 +227,7 @@ class Agent:
         open_journal: Callable[[], Awaitable[Journal]],
         ledger: Ledger | None,
         cancel: asyncio.Event | None,
-        parent_budget: ParentBudget | None,
+        parent: ParentRun | None,
     ) -> RunEvents:
         if ledger is not None and not hasattr(ledger, "append"):
             raise ConfigError(f"durable: expected a ledger such as SqliteLedger(path), got {type(ledger).__name__}.")
@@ -212,14 +239,20 @@ class Agent:
             state=self._state,
             encryption=self._encryption,
         )
-        budget = Budget(journal.state, self._task, parent=parent_budget)
+        budget = Budget(journal.state, self._task, parent=parent)
         context = functools.partial(AgentContext, journal=journal, ledger=ledger, budget=budget)
         loop = Loop(journal, model, self._executor, self._task, budget=budget, make_context=context, cancel=cancel)
-        async with aclosing(loop.events()) as events:
-            async for event in events:
-                if self._hooks:
-                    await self._call_hooks(event)
-                yield event
+        if parent is not None:
+            parent.journal.subagents[parent.call_id] = journal
+        try:
+            async with aclosing(loop.events()) as events:
+                async for event in events:
+                    if self._hooks:
+                        await self._call_hooks(event)
+                    yield event
+        finally:
+            if journal.ownership is not None and parent is None:
+                await asyncio.shield(journal.ownership.release())
 
     async def _call_hooks(self, event: RunEvent) -> None:
         for hook in self._hooks:

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
 
-from antiphon.agent.journal import RunState
+from antiphon.agent.entries import CallPauseEntry
+from antiphon.agent.journal import Journal, RunState
 from antiphon.agent.limits import Prices
 from antiphon.agent.task import Task
+from antiphon.protocol.response import Usage
 
 T = TypeVar("T")
 StopReason = Literal["deadline", "cancelled"]
@@ -19,7 +21,7 @@ class Budget:
     of a subagent: it may use no more than the parent's budget has left.
     """
 
-    def __init__(self, state: RunState, task: Task, *, parent: "ParentBudget | None" = None) -> None:
+    def __init__(self, state: RunState, task: Task, *, parent: "ParentRun | None" = None) -> None:
         self._state = state
         self._limits = task.limits
         self._prices = task.prices
@@ -30,8 +32,26 @@ class Budget:
 
     @property
     def cost(self) -> float | None:
-        """The cost of the usage in the journal, at the prices of this run. None without prices."""
-        return None if self._prices is None else self._price(self._prices)
+        """The cost so far, at the prices of this run and including subagents. None without prices."""
+        return None if self._prices is None else self._sum_cost(self._prices)
+
+    @property
+    def usage(self) -> Usage:
+        """The usage so far, including subagents that have not finished."""
+        unfinished = [child.usage for child in self._list_running()]
+        unfinished += [paused.spent.usage for paused in self._list_paused() if paused.spent]
+        return sum(unfinished, self._state.usage)
+
+    @property
+    def tool_calls(self) -> int:
+        """The number of tool calls so far, including those of subagents."""
+        unfinished = [child.tool_calls for child in self._list_running()]
+        unfinished += [paused.tool_calls or 0 for paused in self._list_paused()]
+        return sum(unfinished, self._state.tool_calls)
+
+    def find_subagent(self, call_id: str) -> "Budget | None":
+        """Return the budget of the subagent that an open call has started in this process."""
+        return self._children.get((self._state.turns, call_id))
 
     def is_used_up(self) -> bool:
         """Return True if the limit of tokens or of cost is reached."""
@@ -52,25 +72,34 @@ class Budget:
         """Return the budgets of the subagents whose usage is not in the journal yet."""
         return [child for key, child in self._children.items() if self._is_open(*key)]
 
+    def _list_paused(self) -> list[CallPauseEntry]:
+        """Return the pauses of the calls whose subagents have not been resumed by this process."""
+        paused = self._state.paused_calls
+        return [entry for call_id, entry in paused.items() if (self._state.turns, call_id) not in self._children]
+
     def _is_open(self, turn: int, call_id: str) -> bool:
         # A model may reuse the id of a call in a later turn.
         return turn == self._state.turns and any(call.call_id == call_id for call in self._state.open_calls)
 
     def _count_tokens(self) -> int:
-        return self._state.usage.total_tokens + sum(child._count_tokens() for child in self._list_running())
+        return self.usage.total_tokens
 
     def _sum_cost(self, prices: Prices) -> float:
         """Return the cost so far. The prices of a parent apply to subagents that have none."""
-        return self._price(prices) + sum(child._sum_cost(child._prices or prices) for child in self._list_running())
+        unfinished = [child._sum_cost(child._prices or prices) for child in self._list_running()]
+        spent = [paused.spent for paused in self._list_paused() if paused.spent]
+        unfinished += [prices.of(each.usage) if each.cost is None else each.cost for each in spent]
+        return self._price(prices) + sum(unfinished)
 
     def _price(self, prices: Prices) -> float:
         return prices.of(self._state.unpriced_usage) + self._state.known_cost
 
 
-class ParentBudget:
-    """The budget of a run, as the subagent that one of its calls has started uses it."""
+class ParentRun:
+    """The run whose call has started a subagent."""
 
-    def __init__(self, budget: Budget, call_id: str) -> None:
+    def __init__(self, journal: Journal, budget: Budget, call_id: str) -> None:
+        self.journal = journal
         self.budget = budget
         self.call_id = call_id
 

@@ -1,12 +1,13 @@
 """The entries of a run's journal.
 
 Ledgers and packed states store them as JSON. The tags and the encoded field names are those of version 0.1.0 and must
-not change; `tag` and `name` state them where the Python name is another one.
+not change; `tag` and `name` state them where the Python name is another one. Fields that were added later are UNSET in
+older entries.
 """
 
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from antiphon.agent.outcome import RunError
 from antiphon.protocol.json_text import JsonObject
@@ -62,39 +63,52 @@ class CallIntentEntry(_Entry, tag="Intended", frozen=True):
 
 
 class CallPauseEntry(_Entry, tag="Paused", frozen=True):
-    """A call of a subagent waits for approval of `calls`, which are tool calls of the subagent.
+    """A call of a subagent was left before its end: it waits for approval of `calls`, or the run was stopped.
 
-    The call runs again after the verdicts, and resumes the subagent from `state`.
+    `calls` are tool calls of the subagent. The call runs again when the run is resumed, and resumes the subagent from
+    `state`. `spent` and `tool_calls` are the usage and the calls of the subagent so far.
     """
 
     call_id: str
     calls: list[ToolInvocation]
     state: bytes | None = None
+    spent: UsageCost | UnsetType = UNSET
+    tool_calls: int | UnsetType = UNSET
 
 
 class CallResultEntry(_Entry, tag="Resulted", frozen=True):
-    """The result of a call. `spent` is the usage of the models that the tool called."""
+    """The result of a call. `spent` is the usage of the models that the tool called, `tool_calls` their calls."""
 
     call_id: str
     output: str | list[JsonObject]
     is_error: bool = False
     consequence: Consequence = field(default="", name="means")
     spent: UsageCost | None = None
+    tool_calls: int | UnsetType = UNSET
 
 
 class Verdict(Struct, frozen=True):
-    """The decision of a person on a call. `reason` is for the model if the call is denied."""
+    """The decision of a person on a call. `reason` is for the model if the call is denied.
+
+    `number` is that of the entry of the first run that recorded the verdict. A subagent to which the verdict is passed
+    on more than once recognizes it by this number.
+    """
 
     call_id: str
     approved: bool
     reason: str = ""
+    number: int | UnsetType = UNSET
 
 
 class ResumeEntry(_Entry, tag="Resumed", frozen=True):
-    """A process resumes the run, with verdicts on its pending calls."""
+    """A process resumes the run, with verdicts on its pending calls.
+
+    `idle_seconds` is the time in which no process worked on the run, if it had not ended before.
+    """
 
     at: float
     verdicts: list[Verdict] = field(default_factory=list, name="judged")
+    idle_seconds: float | UnsetType = UNSET
 
 
 class EndEntry(_Entry, tag="Ended", frozen=True):

@@ -24,6 +24,7 @@ from antiphon.agent.entries import (
 )
 from antiphon.agent.history import OUTPUT_TYPES, drop_encrypted, find_invocations, join_text, make_output_item
 from antiphon.agent.loop_guard import Signature, make_signature
+from antiphon.agent.ownership import Ownership
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import JsonObject
@@ -67,6 +68,8 @@ class RunState:
         self.started_calls: set[str] = set()
         self.paused_calls: dict[str, CallPauseEntry] = {}
         self.verdicts: dict[str, Verdict] = {}
+        self.received_verdicts: set[tuple[str, int]] = set()
+        """The calls and numbers of all verdicts that were recorded, used or not."""
         self.call_counts: Counter[Signature] = Counter()
         self.decision: ToolInvocation | None = None
         self.limit_reached = ""
@@ -77,6 +80,10 @@ class RunState:
         waiting = {call.call_id for call in self.open_calls}
         waiting |= {call.call_id for paused in self.paused_calls.values() for call in paused.calls}
         return call_id in waiting and call_id not in self.verdicts
+
+    def has_received(self, verdict: Verdict) -> bool:
+        """Return True if this verdict was recorded before."""
+        return (verdict.call_id, verdict.number or 0) in self.received_verdicts
 
     def check(self, entry: Entry) -> None:
         """Raise ValueError if the entry cannot follow this state."""
@@ -134,18 +141,19 @@ class RunState:
         self.open_calls.remove(call)
         if entry.spent is not None:
             self._add_usage(entry.spent)
+        self.tool_calls += entry.tool_calls or 0
         self.paused_calls.pop(entry.call_id, None)
         self.call_counts[make_signature(call)] += 1
         if entry.consequence == "decision":
             self.decision = call
         elif entry.consequence:
             self.limit_reached = entry.consequence
-        self.history.insert(self._find_output_index(call), make_output_item(self._find_item(call), entry.output))
+        self.history.insert(self._find_output_index(call), make_output_item(self.find_item(call), entry.output))
 
     def _apply_resume(self, entry: ResumeEntry) -> None:
         self.verdicts |= {verdict.call_id: verdict for verdict in entry.verdicts}
-        if self.ended is not None:
-            self.started_at += entry.at - self.ended.at
+        self.received_verdicts |= {(verdict.call_id, verdict.number or 0) for verdict in entry.verdicts}
+        self.started_at += entry.idle_seconds or 0.0 if self.ended is None else entry.at - self.ended.at
         self.ended = None
 
     def _add_usage(self, spent: UsageCost) -> None:
@@ -161,7 +169,7 @@ class RunState:
                 return call
         raise ValueError(f"no call '{call_id}' is open")
 
-    def _find_item(self, call: ToolInvocation) -> JsonObject:
+    def find_item(self, call: ToolInvocation) -> JsonObject:
         """Return the item of an open call: the last one with its id, since a model may reuse ids."""
         items = (item for item in reversed(self.history) if item.get("type") in OUTPUT_TYPES)
         return next(item for item in items if item.get("call_id") == call.call_id)
@@ -179,10 +187,21 @@ class RunState:
 class Journal:
     """Writes the entries of a run and holds the state derived from them."""
 
-    def __init__(self, run_id: str, *, ledger: Ledger | None = None, entries: Sequence[Entry] = ()) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        ledger: Ledger | None = None,
+        entries: Sequence[Entry] = (),
+        ownership: Ownership | None = None,
+    ) -> None:
         """Raises ValueError for entries that are not those of a run."""
         self.run_id = run_id
         self.state = RunState()
+        self.ownership = ownership
+        """The lease on this run, or on the run whose subagent this is. None without a ledger that has leases."""
+        self.subagents: dict[str, Journal] = {}
+        """The runs of subagents that this process has started, by the call."""
         self._ledger = ledger
         self._entries: list[Entry] = []
         self._write_lock = asyncio.Lock()
@@ -192,24 +211,30 @@ class Journal:
             self._add(entry)
 
     @property
+    def entry_count(self) -> int:
+        return len(self._entries)
+
+    @property
     def is_durable(self) -> bool:
         """True if a write awaits a ledger. Otherwise it does not suspend."""
         return self._ledger is not None
 
     async def write(self, entry: Entry) -> None:
-        """Append an entry. Raises EntryTaken if another process has resumed the run."""
+        """Append an entry. Raises RunTaken if another process has taken over the run."""
         if self._ledger is None:
             self._add(entry)
             return
         async with self._write_lock:
             # A stored entry cannot be removed: an invalid one would make the whole run unreadable.
             self.state.check(entry)
+            owned = {} if self.ownership is None else {"holder": self.ownership.holder}
             await self._ledger.append(
                 self.run_id,
                 len(self._entries),
                 msgspec.json.encode(entry),
                 status=_find_status(entry),
                 title=_find_title(entry),
+                **owned,
             )
             self._add(entry)
 

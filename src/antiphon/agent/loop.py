@@ -31,6 +31,7 @@ from antiphon.agent.steps import End, NextTurn, Steps
 from antiphon.agent.task import Task
 from antiphon.agent.tool_calls import MakeContext, ToolCalls
 from antiphon.errors import AntiphonError, RateLimited, ServerError
+from antiphon.ledger import RunTaken
 from antiphon.protocol.response import Usage
 from antiphon.tools.base import ToolContext
 from antiphon.tools.executor import Executor
@@ -71,7 +72,9 @@ class Loop:
         seconds = task.limits.seconds
         deadline = None if seconds is None else self._state.started_at + seconds
         self._stop_timer = StopTimer(deadline, cancel, clock)
-        self._calls = ToolCalls(journal, executor, task, self._stop_timer, make_context=make_context)
+        self._calls = ToolCalls(
+            journal, executor, task, self._stop_timer, budget=self._budget, make_context=make_context
+        )
 
     async def events(self) -> RunEvents:
         """Execute the run and yield its events. The last one is RunEnded. Closing the generator cancels the run."""
@@ -86,10 +89,13 @@ class Loop:
                             self._stop_timer.check()
                         yield delta
         except Stop as stop:
-            await self._calls.close_open_calls()
+            # Open calls stay open. When the run is resumed, it goes on as after a crash, with the same keys.
             ended = await self._end(End(stop.reason))
             for event in [*self._calls.drain_events(), ended]:
                 yield event
+        except RunTaken:
+            # The run goes on in another process.
+            raise
         except AntiphonError as error:
             yield await self._end(End("failed", error=RunError(error.code or error.type, error.message)))
         except (asyncio.CancelledError, GeneratorExit):
@@ -183,13 +189,14 @@ class Loop:
             run_id=self._journal.run_id,
             output=end.output,
             text=state.text or state.refusal,
-            usage=state.usage,
+            usage=self._budget.usage,
             turns=state.turns,
-            tool_calls=state.tool_calls,
+            tool_calls=self._budget.tool_calls,
             cost=self._budget.cost,
             pending=end.pending,
+            abandoned=tuple(self._calls.abandoned),
             error=end.error,
-            history=tuple(state.history),
+            history=tuple(state.history if end.pending else self._calls.close_history()),
             state=None if end.kind in ("final", "decision") else self._journal.pack(),
         )
         return RunEnded(self._journal.run_id, outcome)
@@ -198,7 +205,6 @@ class Loop:
         if self._state.ended is not None:
             return
         try:
-            await self._calls.close_open_calls()
             await self._journal.write(EndEntry("cancelled", self._clock()))
         except Exception:
             # The run can still be resumed, as after a crash.

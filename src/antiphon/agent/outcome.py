@@ -34,7 +34,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """The result of an agent run.
 
     `output` is the typed output of a `final` run, or the arguments of a `decision`; `text` is the last text.
-    `pending` are the calls that wait for approval. `history` is the whole conversation as items; a new run can
+    `pending` are the calls that wait for approval. `abandoned` are the calls whose tools did not stop at the time limit
+    of the tool or of the run, and may still be running. `history` is the whole conversation as items; a new run can
     continue it. `state` is set if the run can be resumed: another process can resume it from these bytes.
     """
 
@@ -47,6 +48,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     tool_calls: int
     cost: float | None = None
     pending: tuple[ToolInvocation, ...] = ()
+    abandoned: tuple[ToolInvocation, ...] = ()
     error: RunError | None = None
     history: tuple[dict[str, Any], ...] = ()
     state: bytes | None = None

@@ -3,8 +3,11 @@
 import time
 from collections.abc import Sequence
 
+from msgspec import UNSET, structs
+
 from antiphon.agent.entries import ResumeEntry, Verdict
 from antiphon.agent.journal import Journal, RunState, load, unpack
+from antiphon.agent.ownership import Ownership, has_leases, take_ownership
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
 from antiphon.tools.base import ToolInvocation
@@ -14,19 +17,60 @@ INTERRUPTED = "The process was interrupted during this call. Whether it has had 
 _FINISHED = ("final", "decision")
 
 
-async def resume_journal(run: str | bytes, verdicts: Sequence[Verdict], ledger: Ledger | None) -> Journal:
+async def resume_journal(
+    run: str | bytes,
+    verdicts: Sequence[Verdict],
+    ledger: Ledger | None,
+    *,
+    force: bool = False,
+    ownership: Ownership | None = None,
+) -> Journal:
     """Load the journal of a run and record that this process resumes it. A finished run stays as it is.
 
-    `run` is an id in the ledger, or the packed state of an outcome. Raises InvalidRequest for an unknown run, and for a
-    verdict on a call that does not wait for one.
+    `run` is an id in the ledger, or the packed state of an outcome. `ownership` is set for the run of a subagent, which
+    belongs to the owner of the first run. Raises InvalidRequest for an unknown run, and for a verdict on a call that
+    does not wait for one. Raises RunTaken if a process executes the run, unless `force` is set.
     """
     journal = await _find_journal(run, ledger)
-    for verdict in verdicts:
-        if not journal.state.awaits_verdict(verdict.call_id):
-            raise InvalidRequest(f"No call '{verdict.call_id}' waits for approval in this run.", param="approvals")
-    if journal.state.ended is None or journal.state.ended.kind not in _FINISHED:
-        await journal.write(ResumeEntry(time.time(), list(verdicts)))
+    if _is_finished(journal.state):
+        _check_verdicts(journal.state, verdicts)
+        return journal
+    if ledger is None or not has_leases(ledger):
+        await _write_resume(journal, verdicts, None)
+        return journal
+    taken = ownership or await take_ownership(ledger, journal.run_id, force=force)
+    try:
+        # The former owner may have written entries before it lost the run.
+        journal = await load(journal.run_id, ledger)
+        journal.ownership = taken
+        if not _is_finished(journal.state):
+            lease = await ledger.find_lease(journal.run_id)
+            idle = taken.idle_seconds if ownership is None or lease is None else lease.idle_seconds
+            await _write_resume(journal, verdicts, idle)
+    except BaseException:
+        if ownership is None:
+            await taken.release()
+        raise
     return journal
+
+
+async def _write_resume(journal: Journal, verdicts: Sequence[Verdict], idle_seconds: float | None) -> None:
+    _check_verdicts(journal.state, verdicts)
+    numbered = [
+        structs.replace(verdict, number=journal.entry_count) if verdict.number is UNSET else verdict
+        for verdict in verdicts
+    ]
+    await journal.write(ResumeEntry(time.time(), numbered, UNSET if idle_seconds is None else idle_seconds))
+
+
+def _check_verdicts(state: RunState, verdicts: Sequence[Verdict]) -> None:
+    for verdict in verdicts:
+        if not state.awaits_verdict(verdict.call_id):
+            raise InvalidRequest(f"No call '{verdict.call_id}' waits for approval in this run.", param="approvals")
+
+
+def _is_finished(state: RunState) -> bool:
+    return state.ended is not None and state.ended.kind in _FINISHED
 
 
 def is_interrupted(state: RunState, call: ToolInvocation) -> bool:

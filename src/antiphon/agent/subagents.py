@@ -1,17 +1,18 @@
 """Agents as tools of other agents. Each call of such a tool is a run of the subagent."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-from antiphon.agent.approvals import Approval, to_approval
-from antiphon.agent.budget import Budget, ParentBudget
+from antiphon.agent.budget import Budget, ParentRun
+from antiphon.agent.entries import Verdict
 from antiphon.agent.journal import Journal, load, unpack
 from antiphon.agent.outcome import RunEvent, RunEvents, ToolStarted, read_outcome
 from antiphon.ledger import Ledger
 from antiphon.protocol.json_text import read_json
 from antiphon.tools.base import ApprovalRequired, ToolContext, ToolInvocation, ToolResult, UsageCost
-from antiphon.tools.executor import make_error_result
+from antiphon.tools.executor import STOP_SECONDS, make_error_result
 
 
 class AgentContext(ToolContext, frozen=True, kw_only=True):
@@ -25,22 +26,15 @@ class AgentContext(ToolContext, frozen=True, kw_only=True):
 class Subagent(Protocol):
     """The part of `Agent` that a parent run uses."""
 
+    @property
+    def stop_seconds(self) -> float: ...
+
     def run_stream(
-        self,
-        task: str,
-        *,
-        durable: Ledger | None = None,
-        run_id: str | None = None,
-        parent_budget: ParentBudget | None = None,
+        self, task: str, *, durable: Ledger | None = None, run_id: str | None = None, parent: ParentRun | None = None
     ) -> RunEvents: ...
 
-    def resume_stream(
-        self,
-        run: str | bytes,
-        *,
-        approvals: dict[str, Approval] | None = None,
-        durable: Ledger | None = None,
-        parent_budget: ParentBudget | None = None,
+    def resume_subagent(
+        self, run: str | bytes, verdicts: Sequence[Verdict], *, durable: Ledger | None, parent: ParentRun
     ) -> RunEvents: ...
 
     async def close(self) -> None: ...
@@ -56,51 +50,60 @@ class SubagentTool:
     def __init__(self, agent: Subagent) -> None:
         self.agent = agent
 
+    @property
+    def stop_seconds(self) -> float:
+        """The time to wait for the agent after a cancellation: longer than it waits for its own tools."""
+        return STOP_SECONDS + self.agent.stop_seconds
+
     async def __call__(self, arguments: str, context: ToolContext) -> ToolResult:
+        if not isinstance(context, AgentContext):
+            raise TypeError("an agent can be a tool of an agent only")
         task: str = read_json(arguments or "{}", _Arguments).input
-        ledger = context.ledger if isinstance(context, AgentContext) else None
 
         def report_call(event: RunEvent) -> None:
             if isinstance(event, ToolStarted):
                 context.report(f"calls {event.call.name}")
 
-        outcome = await read_outcome(await self._start(task, context, ledger), report_call)
+        outcome = await read_outcome(await self._start(task, context), report_call)
+        spent = UsageCost(outcome.usage, outcome.cost)
         if outcome.kind == "needs_approval":
             pending = (_add_prefix(call, context) for call in outcome.pending)
-            raise ApprovalRequired(tuple(pending), outcome.state if ledger is None else None)
-        spent = UsageCost(outcome.usage, outcome.cost)
+            raise ApprovalRequired(tuple(pending), outcome.state if context.ledger is None else None)
         if outcome.kind == "final":
-            return ToolResult(outcome.text, spent=spent)
+            return ToolResult(outcome.text, spent=spent, tool_calls=outcome.tool_calls)
         reason = outcome.error.message if outcome.error is not None else outcome.text or "it gave no answer."
         failure = make_error_result(f"The agent ended with {outcome.kind}: {reason}")
-        return msgspec.structs.replace(failure, spent=spent)
+        return msgspec.structs.replace(failure, spent=spent, tool_calls=outcome.tool_calls)
 
-    async def _start(self, task: str, context: ToolContext, ledger: Ledger | None) -> RunEvents:
+    async def _start(self, task: str, context: "AgentContext") -> RunEvents:
         """Start the run of this call, or resume it if an earlier attempt has started it."""
-        run_id = context.idempotency_key
-        started = await _find_run(run_id, context, ledger)
-        parent = ParentBudget(context.budget, context.call_id) if isinstance(context, AgentContext) else None
+        run_id, ledger = context.idempotency_key, context.ledger
+        started = await _find_run(run_id, context)
+        parent = ParentRun(context.journal, context.budget, context.call_id)
         if started is None:
-            return self.agent.run_stream(task, durable=ledger, run_id=run_id, parent_budget=parent)
+            return self.agent.run_stream(task, durable=ledger, run_id=run_id, parent=parent)
         run: str | bytes = started.pack() if ledger is None else run_id
-        approvals = _find_approvals(started, context)
-        return self.agent.resume_stream(run, approvals=approvals, durable=ledger, parent_budget=parent)
+        return self.agent.resume_subagent(run, _find_verdicts(started, context), durable=ledger, parent=parent)
 
 
-async def _find_run(run_id: str, context: ToolContext, ledger: Ledger | None) -> Journal | None:
+async def _find_run(run_id: str, context: AgentContext) -> Journal | None:
     """Return the run of an earlier attempt at this call, if there was one."""
-    if ledger is not None:
-        return await load(run_id, ledger) if await ledger.read(run_id) else None
-    paused = context.journal.state.paused_calls.get(context.call_id) if isinstance(context, AgentContext) else None
+    if context.ledger is not None:
+        return await load(run_id, context.ledger) if await context.ledger.read(run_id) else None
+    paused = context.journal.state.paused_calls.get(context.call_id)
     return None if paused is None or paused.state is None else unpack(paused.state)
 
 
-def _find_approvals(started: Journal, context: ToolContext) -> dict[str, Approval]:
-    """Return the verdicts in the parent run on calls of the subagent that still wait for one."""
-    verdicts = context.journal.state.verdicts if isinstance(context, AgentContext) else {}
+def _find_verdicts(started: Journal, context: AgentContext) -> list[Verdict]:
+    """Return the verdicts in the parent run on calls of the subagent that it has not received yet."""
     prefix = f"{context.call_id}/"
-    own = {name.removeprefix(prefix): each for name, each in verdicts.items() if name.startswith(prefix)}
-    return {call_id: to_approval(each) for call_id, each in own.items() if started.state.awaits_verdict(call_id)}
+    own = [
+        msgspec.structs.replace(verdict, call_id=call_id.removeprefix(prefix))
+        for call_id, verdict in context.journal.state.verdicts.items()
+        if call_id.startswith(prefix)
+    ]
+    state = started.state
+    return [each for each in own if state.awaits_verdict(each.call_id) and not state.has_received(each)]
 
 
 def _add_prefix(call: ToolInvocation, context: ToolContext) -> ToolInvocation:

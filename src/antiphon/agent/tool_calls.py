@@ -10,23 +10,27 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from antiphon.agent.approvals import DENIED, needs_approval
-from antiphon.agent.budget import StopTimer
+from antiphon.agent.budget import Budget, StopTimer
 from antiphon.agent.entries import CallIntentEntry, CallPauseEntry, CallResultEntry, Consequence
+from antiphon.agent.history import make_output_item
 from antiphon.agent.journal import Journal
 from antiphon.agent.loop_guard import STOP_AT, STOPPED, WARN_AT, add_warning, make_signature
 from antiphon.agent.outcome import Notice, RunEvent, ToolFinished, ToolProgress, ToolStarted
 from antiphon.agent.resume import INTERRUPTED, is_interrupted
 from antiphon.agent.task import Task
 from antiphon.ledger import defer_cancellation
-from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
-from antiphon.tools.executor import Executor, make_error_result, replace_surrogates
+from antiphon.protocol.json_text import JsonObject
+from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult, UsageCost
+from antiphon.tools.executor import CallObserver, Executor, make_error_result, replace_surrogates
 
 LIMIT_REACHED = "The call was not made: the run has reached a limit."
 RUN_STOPPED = "The call was not made: the run was stopped before."
+CANCELLED = "The call was cancelled. Whether it has had an effect is not known."
 DECISION_TAKEN = "The decision is taken."
 AFTER_DECISION = "The call was not made: the decision was taken before."
-CANCELLED = "The call was cancelled. Whether it has had an effect is not known."
 
 MakeContext = Callable[..., ToolContext]
 
@@ -38,16 +42,26 @@ class ToolCalls:
     """Runs the open calls of a run. Afterwards `pending` are the calls that wait for approval."""
 
     def __init__(
-        self, journal: Journal, executor: Executor, task: Task, stop_timer: StopTimer, *, make_context: MakeContext
+        self,
+        journal: Journal,
+        executor: Executor,
+        task: Task,
+        stop_timer: StopTimer,
+        *,
+        budget: Budget,
+        make_context: MakeContext,
     ) -> None:
         self._journal = journal
         self._state = journal.state
         self._executor = executor
         self._task = task
         self._stop_timer = stop_timer
+        self._budget = budget
         self._make_context = make_context
         self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
         self.pending: list[ToolInvocation] = []
+        self.abandoned: list[ToolInvocation] = []
+        """The calls whose tools did not stop when they were cancelled."""
 
     async def run(self, *, has_next_turn: bool) -> AsyncGenerator[RunEvent, None]:
         """Run the open calls that can run now. Without a next turn the model cannot read results, so none runs."""
@@ -55,7 +69,7 @@ class ToolCalls:
         open_calls = self._state.open_calls
         decision = next((call for call in open_calls if call.name == self._task.decision), None)
         if decision is None and not has_next_turn:
-            await self.close_open_calls(LIMIT_REACHED)
+            await self._close_open_calls(LIMIT_REACHED)
         else:
             candidates = open_calls[: open_calls.index(decision)] if decision else list(open_calls)
             admitted: list[ToolInvocation] = []
@@ -71,15 +85,32 @@ class ToolCalls:
                     yield event
             if decision is not None and not self.pending:
                 await self._write_result(decision, ToolResult(DECISION_TAKEN), consequence="decision")
-                await self.close_open_calls(AFTER_DECISION)
+                await self._close_open_calls(AFTER_DECISION)
         for event in self.drain_events():
             yield event
 
-    async def close_open_calls(self, reason: str = RUN_STOPPED) -> None:
+    async def begin(self, call: ToolInvocation, attempt: int) -> None:
+        """Record an attempt at a call before it is made. Raise RunTaken if another process has taken over the run."""
+        if attempt == 1:
+            await self._journal.write(CallIntentEntry(call.call_id))
+            self._events.put_nowait(ToolStarted(self._journal.run_id, call))
+        elif self._journal.ownership is not None:
+            await self._journal.ownership.check()
+
+    async def _close_open_calls(self, reason: str) -> None:
         """Give every open call an error as its output, so that the conversation can be continued."""
         for call in list(self._state.open_calls):
             is_started = call.call_id in self._state.started_calls
-            await self._write_result(call, make_error_result(CANCELLED if is_started else reason))
+            await self._write_result(call, make_error_result(INTERRUPTED if is_started else reason))
+
+    def close_history(self) -> list[JsonObject]:
+        """Return the history with an error as the output of each open call, so that another run can continue it."""
+        state = self._state
+        history = list(state.history)
+        for call in state.open_calls:
+            error = make_error_result(CANCELLED if call.call_id in state.started_calls else RUN_STOPPED)
+            history.append(make_output_item(state.find_item(call), error.output))
+        return history
 
     def drain_events(self) -> list[RunEvent]:
         """Return the events that were not emitted yet."""
@@ -172,21 +203,30 @@ class ToolCalls:
             idempotency_key=f"{run_id}:{self._state.turns}:{self._state.calls.index(call)}",
             report=self._make_report(call),
         )
-        await self._journal.write(CallIntentEntry(call.call_id))
-        self._events.put_nowait(ToolStarted(run_id, call))
         # The tool may have had an effect, so the entry after it is written even if this task is cancelled meanwhile.
         try:
-            result = await self._executor.execute(call, context)
+            result = await self._executor.execute(call, context, _Attempts(self, call))
         except ApprovalRequired as required:
-            await self._finish_write(
-                self._journal.write(CallPauseEntry(call.call_id, list(required.calls), required.state))
-            )
+            pause = CallPauseEntry(call.call_id, list(required.calls), required.state, *self._count_spent(call))
+            await self._finish_write(self._journal.write(pause))
             self.pending += required.calls
             return
+        except asyncio.CancelledError:
+            subagent = self._journal.subagents.get(call.call_id)
+            if subagent is not None and not self._journal.is_durable:
+                # There is no ledger from which the subagent could be resumed.
+                state = subagent.pack()
+                await self._journal.write(CallPauseEntry(call.call_id, [], state, *self._count_spent(call)))
+            raise
         if repeat >= WARN_AT:
             self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
             result = add_warning(result)
         await self._finish_write(self._write_result(call, result))
+
+    def _count_spent(self, call: ToolInvocation) -> tuple[UsageCost | UnsetType, int | UnsetType]:
+        """Return the usage and the tool calls of the subagent of a call so far."""
+        subagent = self._budget.find_subagent(call.call_id)
+        return (UNSET, UNSET) if subagent is None else (UsageCost(subagent.usage, subagent.cost), subagent.tool_calls)
 
     async def _finish_write(self, write: Coroutine[Any, Any, None]) -> None:
         """Await a write to the journal that a cancellation must not interrupt."""
@@ -210,6 +250,23 @@ class ToolCalls:
         return report
 
     async def _write_result(self, call: ToolInvocation, result: ToolResult, *, consequence: Consequence = "") -> None:
-        entry = CallResultEntry(call.call_id, result.output, result.is_error, consequence, result.spent)
+        calls = result.tool_calls or UNSET
+        entry = CallResultEntry(call.call_id, result.output, result.is_error, consequence, result.spent, calls)
         await self._journal.write(entry)
         self._events.put_nowait(ToolFinished(self._journal.run_id, call, result.output, result.is_error))
+
+
+class _Attempts(CallObserver):
+    """The attempts at one call."""
+
+    def __init__(self, calls: ToolCalls, call: ToolInvocation) -> None:
+        self._calls = calls
+        self._call = call
+        self._count = 0
+
+    async def begin(self) -> None:
+        self._count += 1
+        await self._calls.begin(self._call, self._count)
+
+    def abandon(self) -> None:
+        self._calls.abandoned.append(self._call)

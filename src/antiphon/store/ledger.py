@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from antiphon.errors import ConfigError, ServerError, Unavailable
-from antiphon.ledger import EntryTaken, RunSummary, defer_cancellation
+from antiphon.ledger import Holder, Lease, RunSummary, RunTaken, defer_cancellation
 from antiphon.store.sqlite.database import connect, create_file
 from antiphon.store.sqlite.migrations import Migration, migrate
 
@@ -38,20 +38,39 @@ _MIGRATIONS = [
             PRIMARY KEY (run_id, number)
         ) STRICT;
         """,
-    )
+    ),
+    Migration(
+        2,
+        "leases",
+        """
+        ALTER TABLE runs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+        ALTER TABLE runs ADD COLUMN leased_until REAL NOT NULL DEFAULT 0;
+        ALTER TABLE runs ADD COLUMN active_at REAL NOT NULL DEFAULT 0;
+        UPDATE runs SET active_at = updated_at;
+        """,
+    ),
 ]
 
 _APPEND = "INSERT INTO entries (run_id, number, entry) VALUES (?, ?, ?)"
 _UPDATE_RUN = """
-    INSERT INTO runs (run_id, created_at, updated_at, status, title)
-    VALUES (:run_id, :now, :now, coalesce(:status, ''), :title)
+    INSERT INTO runs (run_id, created_at, updated_at, active_at, status, title)
+    VALUES (:run_id, CAST(:now AS INTEGER), CAST(:now AS INTEGER), :now, coalesce(:status, ''), :title)
     ON CONFLICT (run_id) DO UPDATE SET
-        updated_at = :now,
+        updated_at = CAST(:now AS INTEGER),
+        active_at = :now,
         status = coalesce(:status, status),
         title = CASE :title WHEN '' THEN title ELSE :title END
 """
 _READ = "SELECT entry FROM entries WHERE run_id = ? ORDER BY number"
-_LIST = "SELECT run_id, created_at, updated_at, status, title FROM runs ORDER BY position DESC LIMIT ?"
+_IS_HELD = "SELECT 1 FROM runs WHERE run_id = ? AND owner = ?"
+_HOLD = """
+    UPDATE runs SET owner = :owner, leased_until = :now + :seconds, active_at = :now
+    WHERE run_id = :run_id AND owner IN ('', :owner, :instead_of)
+"""
+_RELEASE = "UPDATE runs SET owner = '', leased_until = 0, active_at = :now WHERE run_id = :run_id AND owner = :owner"
+_LEASE = "owner, leased_until - :now, :now - active_at"
+_FIND_LEASE = f"SELECT {_LEASE} FROM runs WHERE run_id = :run_id"
+_LIST = f"SELECT run_id, created_at, updated_at, status, title, {_LEASE} FROM runs ORDER BY position DESC LIMIT :limit"
 
 
 class SqliteLedger:
@@ -69,9 +88,25 @@ class SqliteLedger:
         self._closed = False
 
     async def append(
-        self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
+        self,
+        run_id: str,
+        number: int,
+        entry: bytes,
+        *,
+        status: str | None = None,
+        title: str = "",
+        holder: Holder | None = None,
     ) -> None:
-        await defer_cancellation(self._submit(self._append, run_id, number, entry, status, title))
+        await defer_cancellation(self._submit(self._append, run_id, number, entry, status, title, holder))
+
+    async def hold(self, run_id: str, owner: str, seconds: float, *, instead_of: str = "") -> bool:
+        return await defer_cancellation(self._submit(self._hold, run_id, owner, seconds, instead_of))
+
+    async def release(self, run_id: str, owner: str) -> None:
+        await defer_cancellation(self._submit(self._release, run_id, owner))
+
+    async def find_lease(self, run_id: str) -> Lease | None:
+        return await self._submit(self._find_lease, run_id)
 
     async def read(self, run_id: str) -> Sequence[bytes]:
         return await self._submit(self._read, run_id)
@@ -108,17 +143,19 @@ class SqliteLedger:
             self._connection.close()
             self._connection = None
 
-    def _append(self, run_id: str, number: int, entry: bytes, status: str | None, title: str) -> None:
+    def _append(
+        self, run_id: str, number: int, entry: bytes, status: str | None, title: str, holder: Holder | None
+    ) -> None:
         connection = self._connect()
         connection.execute("BEGIN IMMEDIATE")
         try:
+            if holder is not None and not connection.execute(_IS_HELD, (holder.run_id, holder.owner)).fetchone():
+                raise RunTaken(holder.run_id)
             connection.execute(_APPEND, (run_id, number, entry))
-            connection.execute(
-                _UPDATE_RUN, {"run_id": run_id, "now": int(self._now()), "status": status, "title": title}
-            )
+            connection.execute(_UPDATE_RUN, {"run_id": run_id, "now": self._now(), "status": status, "title": title})
             connection.execute("COMMIT")
         except sqlite3.IntegrityError:
-            raise EntryTaken(run_id) from None
+            raise RunTaken(run_id) from None
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -126,10 +163,29 @@ class SqliteLedger:
     def _read(self, run_id: str) -> list[bytes]:
         return [entry for (entry,) in self._connect().execute(_READ, (run_id,))]
 
+    def _hold(self, run_id: str, owner: str, seconds: float, instead_of: str) -> bool:
+        values = {"run_id": run_id, "owner": owner, "seconds": seconds, "instead_of": instead_of, "now": self._now()}
+        return self._connect().execute(_HOLD, values).rowcount == 1
+
+    def _release(self, run_id: str, owner: str) -> None:
+        self._connect().execute(_RELEASE, {"run_id": run_id, "owner": owner, "now": self._now()})
+
+    def _find_lease(self, run_id: str) -> Lease | None:
+        row = self._connect().execute(_FIND_LEASE, {"run_id": run_id, "now": self._now()}).fetchone()
+        return None if row is None else Lease(*row)
+
     def _list(self, limit: int) -> list[RunSummary]:
+        rows = self._connect().execute(_LIST, {"limit": limit, "now": self._now()})
         return [
-            RunSummary(run_id=run_id, created_at=created_at, updated_at=updated_at, status=status, title=title)
-            for run_id, created_at, updated_at, status, title in self._connect().execute(_LIST, (limit,))
+            RunSummary(
+                run_id=run_id,
+                created_at=created_at,
+                updated_at=updated_at,
+                status=status,
+                title=title,
+                lease=Lease(*lease) if lease[0] else None,
+            )
+            for run_id, created_at, updated_at, status, title, *lease in rows
         ]
 
 
@@ -147,6 +203,14 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
+class _StoredLease(msgspec.Struct):
+    """The lease of a run. Times are those of the clock of the ledger."""
+
+    owner: str
+    ends_at: float
+    active_at: float
+
+
 class MemoryLedger:
     """A ledger in memory, for tests and for runs that need not outlive their process."""
 
@@ -154,29 +218,67 @@ class MemoryLedger:
         self._now = now
         self._entries: dict[str, dict[int, bytes]] = {}
         self._runs: dict[str, RunSummary] = {}
+        self._leases: dict[str, _StoredLease] = {}
 
     async def append(
-        self, run_id: str, number: int, entry: bytes, *, status: str | None = None, title: str = ""
+        self,
+        run_id: str,
+        number: int,
+        entry: bytes,
+        *,
+        status: str | None = None,
+        title: str = "",
+        holder: Holder | None = None,
     ) -> None:
         entries = self._entries.setdefault(run_id, {})
+        if holder is not None and not self._is_held(holder):
+            raise RunTaken(holder.run_id)
         if number in entries:
-            raise EntryTaken(run_id)
+            raise RunTaken(run_id)
         entries[number] = entry
-        now = int(self._now())
-        known = self._runs.get(run_id) or RunSummary(run_id=run_id, created_at=now, updated_at=now, status="", title="")
+        now = self._now()
+        known = self._runs.get(run_id)
+        if known is None:
+            known = RunSummary(run_id=run_id, created_at=int(now), updated_at=int(now), status="", title="")
         self._runs[run_id] = msgspec.structs.replace(
             known,
-            updated_at=now,
+            updated_at=int(now),
             status=known.status if status is None else status,
             title=title or known.title,
         )
+        self._leases.setdefault(run_id, _StoredLease("", 0.0, now)).active_at = now
+
+    async def hold(self, run_id: str, owner: str, seconds: float, *, instead_of: str = "") -> bool:
+        if run_id not in self._runs or self._leases[run_id].owner not in ("", owner, instead_of):
+            return False
+        self._leases[run_id] = _StoredLease(owner, self._now() + seconds, self._now())
+        return True
+
+    async def release(self, run_id: str, owner: str) -> None:
+        if self._is_held(Holder(run_id, owner)):
+            self._leases[run_id] = _StoredLease("", 0.0, self._now())
+
+    async def find_lease(self, run_id: str) -> Lease | None:
+        if run_id not in self._runs:
+            return None
+        lease, now = self._leases[run_id], self._now()
+        return Lease(lease.owner, lease.ends_at - now, now - lease.active_at)
 
     async def read(self, run_id: str) -> Sequence[bytes]:
         entries = self._entries.get(run_id, {})
         return [entries[number] for number in sorted(entries)]
 
     async def runs(self, *, limit: int = 100) -> Sequence[RunSummary]:
-        return list(reversed(self._runs.values()))[:limit]
+        newest = list(reversed(self._runs.values()))[:limit]
+        leases = [await self.find_lease(run.run_id) for run in newest]
+        return [
+            msgspec.structs.replace(run, lease=lease if lease is not None and lease.owner else None)
+            for run, lease in zip(newest, leases, strict=True)
+        ]
 
     async def close(self) -> None:
         """Do nothing: there is no file."""
+
+    def _is_held(self, holder: Holder) -> bool:
+        lease = self._leases.get(holder.run_id)
+        return lease is not None and lease.owner == holder.owner

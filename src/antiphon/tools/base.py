@@ -41,12 +41,14 @@ class UsageCost(Struct, frozen=True):
 class ToolResult(Struct, frozen=True):
     """The output of a tool call as the model reads it: a text, or content parts of the Responses API.
 
-    A tool that calls models itself returns their usage in `spent`. It counts against the limits of the run.
+    A tool that calls models itself returns their usage in `spent`, and the number of their tool calls in `tool_calls`.
+    Both count against the limits of the run.
     """
 
     output: str | list[dict[str, Any]]
     is_error: bool = False
     spent: UsageCost | None = None
+    tool_calls: int = 0
 
 
 class Tool(Struct, frozen=True, kw_only=True):

@@ -2,17 +2,38 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from antiphon.errors import ConfigError
+from antiphon.ledger import RunTaken, defer_cancellation, repeat_cancellation
 from antiphon.tools.base import ApprovalRequired, Tool, ToolContext, ToolInvocation, ToolResult
 
 logger = logging.getLogger(__name__)
 
 Slots = dict[str, asyncio.Semaphore]
+
+STOP_SECONDS = 0.5
+"""The time in which a tool must stop after it was cancelled. Then it is left running and the run goes on."""
+
+_FIRST_DELAY_SECONDS = 0.2
+_MAX_DELAY_SECONDS = 5.0
+
+# Tasks of tools that did not stop. The event loop itself has no strong references to tasks.
+_abandoned: set[asyncio.Task[ToolResult]] = set()
+
+
+class CallObserver:
+    """Receives what happens to a call."""
+
+    async def begin(self) -> None:
+        """Called before each attempt. If it raises, the tool is not called."""
+
+    def abandon(self) -> None:
+        """Called if the tool does not stop when it is cancelled. It is left running, and its result is lost."""
 
 
 class Executor:
@@ -27,16 +48,24 @@ class Executor:
         # A semaphore belongs to one event loop, and an agent may be used in several loops, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
-    async def execute(self, call: ToolInvocation, context: ToolContext) -> ToolResult:
-        """Return the result of a call. Raise only if it is cancelled or needs approval (`ApprovalRequired`)."""
+    async def execute(
+        self, call: ToolInvocation, context: ToolContext, observer: CallObserver | None = None
+    ) -> ToolResult:
+        """Return the result of a call.
+
+        Raise only if it is cancelled, needs approval (`ApprovalRequired`), or belongs to a run that another process has
+        taken over (`RunTaken`).
+        """
+        observer = observer or CallObserver()
         tool = self.tools.get(call.name)
         if tool is None:
+            await observer.begin()
             known = ", ".join(self.tools) or "none"
             return make_error_result(self._unknown or f"There is no tool '{call.name}'. There are: {known}.")
         if tool.concurrency is None:
-            return await _call_with_retries(tool, call, context)
+            return await _call_with_retries(tool, call, context, observer)
         async with self._slot(tool.name, tool.concurrency):
-            return await _call_with_retries(tool, call, context)
+            return await _call_with_retries(tool, call, context, observer)
 
     def _slot(self, name: str, concurrency: int) -> asyncio.Semaphore:
         slots = self._slots.setdefault(asyncio.get_running_loop(), {})
@@ -66,24 +95,71 @@ def _index_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     return named
 
 
-async def _call_with_retries(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
-    for _ in range(tool.retries):
+async def _call_with_retries(
+    tool: Tool, call: ToolInvocation, context: ToolContext, observer: CallObserver
+) -> ToolResult:
+    for attempt in range(tool.retries + 1):
+        await observer.begin()
         try:
-            return await _call_once(tool, call, context)
+            return await _call_once(tool, call, context, observer)
         except _RetryableError as error:
+            if attempt == tool.retries:
+                return make_error_result(str(error))
             logger.info("retrying the tool %s: %s", tool.name, error)
-    try:
-        return await _call_once(tool, call, context)
-    except _RetryableError as error:
-        return make_error_result(str(error))
+            await asyncio.sleep(min(_FIRST_DELAY_SECONDS * 2**attempt, _MAX_DELAY_SECONDS) * random.uniform(0.5, 1.0))
+    raise AssertionError("the last attempt returns")
 
 
-async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
-    limit = asyncio.timeout(tool.timeout)
+async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext, observer: CallObserver) -> ToolResult:
+    """Call a tool in a task of its own, which is left running if it does not stop when it is cancelled."""
+    work = asyncio.create_task(_invoke(tool, call, context))
     try:
-        async with limit:
-            return _validate_result(await tool.invoke(call.arguments, context))
-    except (ApprovalRequired, KeyboardInterrupt, GeneratorExit):
+        await asyncio.wait((work,), timeout=tool.timeout)
+    except asyncio.CancelledError:
+        if not await _stop(tool, work):
+            observer.abandon()
+        if not work.done() or work.cancelled() or work.exception() is not None:
+            raise
+        # It has finished in spite of the cancellation, so its effect is known.
+        repeat_cancellation()
+    if not work.done() and not await _stop(tool, work):
+        observer.abandon()
+        return make_error_result(
+            f"The tool took longer than {tool.timeout:g} seconds and did not stop. It may still be running."
+        )
+    if work.cancelled():
+        raise _RetryableError(f"The tool took longer than {tool.timeout:g} seconds and was stopped.")
+    try:
+        return work.result()
+    except GeneratorExit:
+        raise _RetryableError("GeneratorExit: the tool closed itself.") from None
+
+
+async def _stop(tool: Tool, work: asyncio.Task[ToolResult]) -> bool:
+    """Cancel a call. Return False if it goes on nevertheless."""
+    work.cancel()
+    seconds = getattr(tool.invoke, "stop_seconds", STOP_SECONDS)
+    # The caller may be cancelled again meanwhile. It still waits, but never longer than this.
+    waiting = asyncio.ensure_future(asyncio.wait((work,), timeout=seconds))
+    await defer_cancellation(waiting)
+    if not work.done():
+        logger.warning("the tool %s does not stop and is left running", tool.name)
+        _abandoned.add(work)
+        work.add_done_callback(_forget)
+    return work.done()
+
+
+def _forget(work: asyncio.Task[ToolResult]) -> None:
+    _abandoned.discard(work)
+    if not work.cancelled():
+        # Mark the exception as retrieved.
+        work.exception()
+
+
+async def _invoke(tool: Tool, call: ToolInvocation, context: ToolContext) -> ToolResult:
+    try:
+        return _validate_result(await tool.invoke(call.arguments, context))
+    except (ApprovalRequired, RunTaken, KeyboardInterrupt, GeneratorExit):
         raise
     except msgspec.ValidationError as error:
         return make_error_result(f"The arguments do not fit the schema: {error}")
@@ -97,8 +173,6 @@ async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext) -> 
         raise _RetryableError("The tool cancelled itself.") from None
     except BaseException as error:
         # Extension modules raise panics that are no Exception, and programs call sys.exit. Neither ends the run.
-        if limit.expired():
-            raise _RetryableError(f"The tool took longer than {tool.timeout:g} seconds and was stopped.") from None
         logger.warning("the tool %s raised an exception", tool.name, exc_info=error)
         raise _RetryableError(f"{type(error).__name__}: {_describe_exception(error)}") from None
 

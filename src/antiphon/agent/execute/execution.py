@@ -40,7 +40,7 @@ from antiphon.agent.transports.base import Transport
 from antiphon.errors import AntiphonError, InvalidRequest, MissingParameter
 from antiphon.protocol.json_text import JsonObject, read_json
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation, ToolResult
-from antiphon.tools.executor import Executor
+from antiphon.tools.executor import CallObserver, Executor
 
 MAX_ITERATIONS = 10
 MODEL_KEY = "agent_model"
@@ -230,14 +230,18 @@ class SuppressingExecutor(Executor):
         self.executed: dict[str, ExecutedCall] = {}
         self._counts: Counter[Signature] = Counter()
 
-    async def execute(self, call: ToolInvocation, context: ToolContext) -> ToolResult:
+    async def execute(
+        self, call: ToolInvocation, context: ToolContext, observer: CallObserver | None = None
+    ) -> ToolResult:
         signature = make_signature(call)
         self._counts[signature] += 1
         repeat = self._counts[signature]
         if repeat >= STOP_AT:
+            if observer is not None:
+                await observer.begin()
             return self._record(call, ExecutedCall(ToolResult(SUPPRESSED)))
         started = time.perf_counter()
-        result = await super().execute(call, context)
+        result = await super().execute(call, context, observer)
         milliseconds = round((time.perf_counter() - started) * 1000) if call.name in self.tools else None
         return self._record(call, ExecutedCall(add_warning(result) if repeat >= WARN_AT else result, milliseconds))
 
