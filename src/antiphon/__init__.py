@@ -7,6 +7,7 @@ from antiphon.errors import AntiphonError, ConfigError, InvalidRequest, ServerEr
 if TYPE_CHECKING:
     from antiphon.agent.limits import Limits, Prices
     from antiphon.agent.outcome import Outcome
+    from antiphon.ledger import RunTaken
     from antiphon.runtime import Agent
     from antiphon.store.ledger import SqliteLedger
     from antiphon.tools.base import Tool, ToolContext, ToolResult
@@ -22,6 +23,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "Prices",
+    "RunTaken",
     "ServerError",
     "SqliteLedger",
     "Tool",
@@ -37,6 +39,7 @@ _MODULES = {
     "Limits": "antiphon.agent.limits",
     "Outcome": "antiphon.agent.outcome",
     "Prices": "antiphon.agent.limits",
+    "RunTaken": "antiphon.ledger",
     "SqliteLedger": "antiphon.store.ledger",
     "Tool": "antiphon.tools.base",
     "ToolContext": "antiphon.tools.base",

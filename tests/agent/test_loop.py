@@ -26,7 +26,7 @@ from antiphon.agent.outcome import (
 )
 from antiphon.agent.resume import INTERRUPTED
 from antiphon.agent.steps import WRAP_UP
-from antiphon.agent.tool_calls import CANCELLED, LIMIT_REACHED, RUN_STOPPED
+from antiphon.agent.tool_calls import CANCELLED, LIMIT_REACHED
 from antiphon.tools.base import Tool, ToolContext, ToolInvocation
 from support.scripted_model import DROP, HOLD, ScriptedModel, call, outputs_of, usage
 
@@ -494,16 +494,3 @@ async def test_resumed_run_can_be_cancelled_again(scripted: ScriptedModel, ledge
     outcome = await agent.resume("run_1", approvals={"call_1": False}, durable=ledger)
     assert (outcome.kind, outcome.text) == ("final", "Done.")
     assert error_of(outputs_of(scripted.sent[-1])[0][1]) == INTERRUPTED
-
-
-async def test_output_of_a_call_that_did_not_start_states_it(scripted: ScriptedModel) -> None:
-    cancel = asyncio.Event()
-    scripted.set_answers([LOOK], "Well.")
-    outcome: Outcome | None = None
-    async for event in scripted.agent(tools=[look_up]).run_stream("Go.", cancel=cancel):
-        if isinstance(event, TurnFinished):
-            cancel.set()
-        elif isinstance(event, RunEnded):
-            outcome = event.outcome
-    assert outcome is not None
-    assert (outcome.kind, error_of(outcome.history[-1]["output"])) == ("cancelled", RUN_STOPPED)

@@ -275,11 +275,14 @@ def test_ctrl_c_stops_the_run_and_shows_how_to_continue(terminal: Any, home: Pat
     screen.read_until(f"> {tool}(")
     screen.type("\x03")
     shown = screen.read_until("antiphon: stopped. To continue: antiphon runs resume run_")
-    assert f"< {tool}: " in shown
+    # Whether the call has had an effect is not known, so it has no result.
+    assert f"< {tool}: " not in shown
     assert screen.wait() == 130
 
 
-def test_stopped_run_is_resumed(log: Callable[[], list[str]], home: Path) -> None:
+def test_stopped_run_asks_about_the_call_that_had_begun(
+    log: Callable[[], list[str]], home: Path, terminal: Any
+) -> None:
     command = [*COMMAND, "run", "hang", "--tools", "tools.py", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -289,8 +292,14 @@ def test_stopped_run_is_resumed(log: Callable[[], list[str]], home: Path) -> Non
         _, error = process.communicate(timeout=WAIT_SECONDS)
     run_id = re.findall(r"run_\w+", error)[0]
     assert process.returncode == 130
-    done = spawn("runs", "resume", run_id)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "So be it.\n", "")
+    paused = spawn("runs", "resume", run_id)
+    assert (paused.returncode, "call_hang  hang({})" in paused.stderr) == (3, True)
+    screen = terminal("runs", "resume", run_id)
+    screen.read_until("It may have taken effect.")
+    screen.read_until("make this call? [y/n] ")
+    screen.type("n\n")
+    screen.read_until("So be it.")
+    assert screen.wait() == 0
     assert log() == ["hang"]
 
 
@@ -300,7 +309,7 @@ def test_killed_run_asks_only_about_the_interrupted_call(
     killed = spawn("run", "die", "--tools", "tools.py")
     assert killed.returncode == -signal.SIGKILL
     ((run_id, status, _, title),) = list_runs(capsys)
-    assert (status, title) == ("running", "die")
+    assert (status, title) == ("interrupted", "die")
     paused = spawn("run", "--resume", run_id)
     assert (paused.returncode, "call_die  die({})" in paused.stderr) == (3, True)
     screen = terminal("runs", "resume", run_id)

@@ -144,7 +144,11 @@ class ToolCalls:
             is_reported = tool is not None and tool.on_interrupt == "tell" and verdict is None
             return (INTERRUPTED if is_reported else None), ""
         new_calls = sum(each.call_id not in state.started_calls for each in admitted)
-        if limit is not None and call.call_id not in state.started_calls and state.tool_calls + new_calls >= limit:
+        if (
+            limit is not None
+            and call.call_id not in state.started_calls
+            and self._budget.tool_calls + new_calls >= limit
+        ):
             return LIMIT_REACHED, "budget"
         if repeat >= STOP_AT:
             return STOPPED, "no_progress"

@@ -160,6 +160,7 @@ def _add_run(commands: Commands) -> None:
     subject = command.add_mutually_exclusive_group(required=True)
     subject.add_argument("task", nargs="?", metavar="TASK", help="the task; - reads it from standard input")
     subject.add_argument("--resume", metavar="RUN_ID", help="resume this run with its original options")
+    _add_force(command)
     command.add_argument(
         "--tools",
         action="append",
@@ -199,7 +200,14 @@ def _add_runs(commands: Commands) -> None:
     resume = _add_command(actions, "resume", "resume a run with its original options", nested=True)
     for action in (show, resume):
         action.add_argument("id", metavar="RUN_ID", help="id of the run")
+    _add_force(resume)
     _add_approval_and_format(resume)
+
+
+def _add_force(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--force", action="store_true", help="resume a run although another process executes it; that process stops"
+    )
 
 
 def _add_action(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:

@@ -65,6 +65,7 @@ class _RunSession:
         self._options = options
         self._resumed_id: str | None = arguments.resume
         self._run_id = self._resumed_id or f"run_{int(time.time() * 1000):x}{secrets.token_hex(4)}"
+        self._force: bool = arguments.force
         self._approve_all: bool = arguments.yes
         self._report: RunReport = JsonReport() if arguments.json else TerminalReport(prices=options.make_prices())
         # With JSON output, standard output is read by a program.
@@ -98,7 +99,7 @@ class _RunSession:
         if self._resumed_id is None:
             events = agent.run_stream(task, durable=ledger, run_id=self._run_id, cancel=self._cancel)
         else:
-            events = agent.resume_stream(self._run_id, durable=ledger, cancel=self._cancel)
+            events = agent.resume_stream(self._run_id, durable=ledger, force=self._force, cancel=self._cancel)
         outcome = await self._show_events(events)
         while outcome.kind == "needs_approval":
             started = (await load(self._run_id, ledger)).state.started_calls

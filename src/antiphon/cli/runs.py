@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from antiphon.agent.history import join_text
 from antiphon.agent.journal import Journal, load
+from antiphon.agent.ownership import is_owner_gone
 from antiphon.cli import run as run_command
 from antiphon.cli.run_options import LEDGER_FILE
 from antiphon.cli.run_report import as_text, describe_call, shorten
@@ -31,6 +32,8 @@ def run(arguments: Namespace) -> int:
     runs = asyncio.run(_list(SqliteLedger(path))) if path.exists() else []
     for line in describe_list(runs):
         print(line)
+    if any(find_status(each) == "interrupted" for each in runs):
+        print("To continue an interrupted run: antiphon runs resume RUN_ID", file=sys.stderr)
     if not runs:
         print("There are no runs. 'antiphon run' starts one.", file=sys.stderr)
     return 0
@@ -38,8 +41,8 @@ def run(arguments: Namespace) -> int:
 
 async def _list(ledger: SqliteLedger) -> list[RunSummary]:
     try:
-        # Runs of subagents, whose ids contain a dot, belong to the run of their parent and are not listed.
-        return [each for each in await ledger.runs(limit=MAX_LISTED) if "." not in each.run_id]
+        # Runs of subagents, whose ids contain a colon, belong to the run of their parent and are not listed.
+        return [each for each in await ledger.runs(limit=MAX_LISTED) if ":" not in each.run_id]
     finally:
         await ledger.close()
 
@@ -52,10 +55,21 @@ async def _load(ledger: SqliteLedger, run_id: str) -> Journal:
 
 
 def describe_list(runs: Sequence[RunSummary]) -> list[str]:
-    width = max((len(each.status) for each in runs), default=0)
+    statuses = [find_status(each) for each in runs]
+    width = max(map(len, statuses), default=0)
     return [
-        f"{each.run_id}  {each.status:{width}}  {_format_time(each.updated_at)}  {shorten(each.title)}" for each in runs
+        f"{each.run_id}  {status:{width}}  {_format_time(each.updated_at)}  {shorten(each.title)}"
+        for each, status in zip(runs, statuses, strict=True)
     ]
+
+
+def find_status(run: RunSummary) -> str:
+    """Return the status of a run. One that no process executes any more is "interrupted"."""
+    if run.status != "running":
+        return run.status
+    lease = run.lease
+    is_executed = lease is not None and lease.seconds_left > 0 and not is_owner_gone(lease.owner)
+    return "running" if is_executed else "interrupted"
 
 
 def describe_run(journal: Journal) -> list[str]:
