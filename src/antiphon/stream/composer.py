@@ -33,7 +33,7 @@ from antiphon.stream.drafts import (
     ReasoningDraft,
     compose_command_events,
 )
-from antiphon.stream.limits import AnswerLimits, measure_delta
+from antiphon.stream.limits import MEASURED, AnswerLimits, measure_delta
 from antiphon.stream.passthrough import (
     PassthroughDraft,
     get_call_id,
@@ -90,7 +90,9 @@ class Composer:
         self.finished = False
         self.is_cut_off = False
         self._limits = limits
+        self._max_size, self._max_items = limits.max_answer_bytes, limits.max_answer_items
         self._size = self._event_count = 0
+        self._next_check = limits.first_check
         self._new_id = new_id
         self._now = now
         self._numbers = itertools.count()
@@ -133,14 +135,13 @@ class Composer:
     def compose(self, batch: Sequence[Delta]) -> list[Event | Unknown]:
         """Return the events of these deltas, in order. Raise IllegalDelta at the first invalid delta."""
         composed: list[Event | Unknown] = []
-        limits = self._limits
         index = 0
         while index < len(batch):
             draft = self._text_item
-            if isinstance(draft, MessageDraft) and (text_events := draft.continue_text(batch, index)):
+            text_events = draft.continue_text(batch, index) if isinstance(draft, MessageDraft) else []
+            if text_events:
                 composed += text_events
                 index += len(text_events)
-                self._size += draft.continued_size
                 continue
             delta = batch[index]
             if self.finished:
@@ -150,26 +151,28 @@ class Composer:
             except Exception as error:
                 raise IllegalDelta(f"{type(delta).__name__}: {error}", composed) from error
             index += 1
-            self._size += measure_delta(delta)
-            if self._size > limits.max_answer_bytes or len(self._output) > limits.max_answer_items:
+            if type(delta) in MEASURED:
+                self._size += measure_delta(delta)
+            # Calls without a name are not in the output yet.
+            if self._size > self._max_size or len(self._output) + len(self._unnamed_calls) > self._max_items:
+                self._next_check = 0
                 break
         if composed:
-            self._event_count += len(composed)
-        if not self.finished and (
-            self._size > limits.max_answer_bytes
-            or self._event_count > limits.max_answer_events
-            # Calls without a name are not in the output yet.
-            or len(self._output) + len(self._unnamed_calls) > limits.max_answer_items
-        ):
-            composed += self._cut_off()
-        if composed:
             self._last_batch = composed
+            self._event_count += len(composed)
+        if self._event_count >= self._next_check and not self.finished:
+            composed += self._check_limits()
         return composed
 
-    def _cut_off(self) -> list[Event]:
-        """Fail an answer that exceeds a limit."""
+    def _check_limits(self) -> list[Event]:
+        """Fail an answer that exceeds a limit. The text is counted here, because counting each delta costs more."""
+        for draft in (self._text_item, *self._calls.values()):
+            self._size += draft.take_size() if draft is not None else 0
+        item_count = len(self._output) + len(self._unnamed_calls)
+        error, self._next_check = self._limits.check(self._size, item_count, self._event_count)
+        if error is None:
+            return []
         self.is_cut_off = True
-        error = self._limits.make_error_for(self._size, self._event_count)
         return self._finish_failed(deltas.Failure(error.message, error.code or "", error.type))
 
     def fail(self, composed: Sequence[Event | Unknown], failure: deltas.Failure) -> list[Event | Unknown]:
@@ -206,7 +209,10 @@ class Composer:
 
     def _close_text_item(self, ending: Ending = "completed") -> list[Event]:
         draft, self._text_item = self._text_item, None
-        return [] if draft is None else self._close(draft, ending)
+        if draft is None:
+            return []
+        self._size += draft.take_size()
+        return self._close(draft, ending)
 
     def _add_text(self, delta: deltas.Text) -> list[Event]:
         if not delta.text and not delta.logprobs:  # chat models start with an empty delta
@@ -267,6 +273,7 @@ class Composer:
         held = self._unnamed_calls.setdefault(delta.key, [])
         held.append(delta)
         if not delta.name:  # `output_item.added` contains the name, so fragments wait for it
+            self._size += len(fragment)
             return []
         del self._unnamed_calls[delta.key]
         composed = self._close_text_item()
@@ -361,6 +368,7 @@ class Composer:
             self._text_item = None
         elif delta.key in self._calls:
             del self._calls[delta.key]
+        self._size += draft.take_size()
         return self._close(draft, delta.ending)
 
     def _find_open(self, key: Key) -> OpenDraft | None:

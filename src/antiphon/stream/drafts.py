@@ -23,6 +23,22 @@ from antiphon.stream.deltas import Delta
 Ending = Literal["completed", "incomplete"]
 
 
+class _Pieces(list[str]):
+    """Text in pieces. `counted_length` is the length of the text that `take_length` has counted."""
+
+    counted_length = 0
+    _counted = 0
+
+    def take_length(self) -> int:
+        """Return the length of the text since the last call. Join its pieces: in one they take less memory."""
+        new = "".join(self[self._counted :] if self._counted else self)
+        if new:
+            self[self._counted :] = [new]
+            self._counted += 1
+            self.counted_length += len(new)
+        return len(new)
+
+
 class Draft:
     """An output item in progress."""
 
@@ -34,6 +50,12 @@ class Draft:
         self.amendments: dict[str, msgspec.Raw] = {}
         self.announced: events.OutputItemAdded | None = None
         self._numbers = numbers
+        self._ended_size = 0  # of text in parts that have ended, not yet taken
+
+    def take_size(self) -> int:
+        """Return the size of the text that was written since the last call."""
+        size, self._ended_size = self._ended_size, 0
+        return size
 
     def _added(self, item: items.OutputItem | Unknown) -> Event:
         self.announced = events.OutputItemAdded(next(self._numbers), self.output_index, item)
@@ -51,10 +73,9 @@ class MessageDraft(Draft):
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         super().__init__(item_id, output_index, numbers)
         self.phase: items.Phase | None = None
-        self.continued_size = 0  # of the text that the last `continue_text` wrote
         self._parts: list[content.Part | Unknown] = []
         self._open: Literal["text", "refusal"] | None = None
-        self._fragments: list[str] = []
+        self._fragments = _Pieces()
         self._logprobs: list[LogProb] = []
         self._annotations: list[Annotation | Unknown] = []
 
@@ -80,7 +101,6 @@ class MessageDraft(Draft):
         emitted: list[Event | Unknown] = []
         if self._open == "text":
             item_id, output_index, content_index = self.id, self.output_index, len(self._parts)
-            start_index = len(self._fragments)
             for delta in batch[start:] if start else batch:
                 if type(delta) is not deltas.Text or not delta.text or delta.logprobs:
                     break
@@ -89,7 +109,6 @@ class MessageDraft(Draft):
                 emitted.append(
                     events.OutputTextDelta(next(self._numbers), item_id, output_index, content_index, text, [])
                 )
-            self.continued_size = sum(map(len, self._fragments[start_index:]))
         return emitted
 
     def write_refusal(self, delta: deltas.Refusal) -> list[Event]:
@@ -121,6 +140,9 @@ class MessageDraft(Draft):
         emitted.append(self._done(item))
         return emitted, item
 
+    def take_size(self) -> int:
+        return super().take_size() + self._fragments.take_length()
+
     def _open_part(self, kind: Literal["text", "refusal"]) -> list[Event]:
         emitted = self.end_part()
         self._open = kind
@@ -144,7 +166,8 @@ class MessageDraft(Draft):
             done = events.RefusalDone(next(self._numbers), *position, text)
         emitted: list[Event] = [done, events.ContentPartDone(next(self._numbers), *position, part)]
         self._parts.append(part)
-        self._open, self._fragments, self._logprobs, self._annotations = None, [], [], []
+        self._ended_size += len(text) - self._fragments.counted_length
+        self._open, self._fragments, self._logprobs, self._annotations = None, _Pieces(), [], []
         return emitted
 
 
@@ -156,9 +179,9 @@ class ReasoningDraft(Draft):
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         super().__init__(item_id, output_index, numbers)
         self._parts: list[content.Part | Unknown] = []
-        self._fragments: list[str] = []
+        self._fragments = _Pieces()
         self._summaries: list[content.SummaryText] = []
-        self._summary: list[str] = []
+        self._summary = _Pieces()
         self._summary_key: int | None = None
         self._sealed: str | None = None
 
@@ -182,7 +205,8 @@ class ReasoningDraft(Draft):
         position = (self.id, self.output_index, len(self._parts))
         part = content.ReasoningText("".join(self._fragments))
         self._parts.append(part)
-        self._fragments = []
+        self._ended_size += len(part.text) - self._fragments.counted_length
+        self._fragments = _Pieces()
         return [
             events.ReasoningTextDone(next(self._numbers), *position, part.text),
             events.ContentPartDone(next(self._numbers), *position, part),
@@ -217,13 +241,17 @@ class ReasoningDraft(Draft):
         emitted.append(self._done(item))
         return emitted, item
 
+    def take_size(self) -> int:
+        return super().take_size() + self._fragments.take_length() + self._summary.take_length()
+
     def _close_summary(self) -> list[Event]:
         if self._summary_key is None:
             return []
         position = (self.id, self.output_index, len(self._summaries))
         part = content.SummaryText("".join(self._summary))
         self._summaries.append(part)
-        self._summary, self._summary_key = [], None
+        self._ended_size += len(part.text) - self._summary.counted_length
+        self._summary, self._summary_key = _Pieces(), None
         return [
             events.ReasoningSummaryTextDone(next(self._numbers), *position, part.text),
             events.ReasoningSummaryPartDone(next(self._numbers), *position, part),
@@ -242,7 +270,7 @@ class CallDraft(Draft):
         self._call_id = call_id
         self._name = name
         self._namespace = namespace
-        self._fragments: list[str] = []
+        self._fragments = _Pieces()
 
     def announce(self) -> list[Event]:
         return [self._added(self._item("", "in_progress"))]
@@ -265,6 +293,9 @@ class CallDraft(Draft):
         text = "".join(self._fragments)
         item = self._item(text, ending)
         return [self._complete(text), self._done(item)], item
+
+    def take_size(self) -> int:
+        return self._fragments.take_length()
 
     def _delta(self, fragment: str) -> Event:
         return events.FunctionCallArgumentsDelta(next(self._numbers), self.id, self.output_index, fragment)

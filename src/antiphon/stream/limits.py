@@ -17,6 +17,10 @@ from antiphon.stream.deltas import Delta
 ANSWER_TOO_LARGE = "answer_too_large"
 """The error code of an answer that exceeds a limit."""
 
+# Number of events between two checks of the composer. An answer with fewer events is not checked at all.
+_CHECK_INTERVAL = 512
+# Size of a large event. With small limits the first check is earlier.
+_LARGE_EVENT = 4096
 # A log probability in memory, with its token and its bytes.
 _LOGPROB_SIZE = 128
 
@@ -30,11 +34,26 @@ class AnswerLimits(msgspec.Struct, frozen=True):
     max_answer_items: int = 2048
     max_answer_events: int = 1_000_000
 
-    def make_error_for(self, size: int, event_count: int) -> UpstreamError:
-        """Return the error for an answer of this size. If it does not exceed these limits, it has too many items."""
+    @property
+    def first_check(self) -> int:
+        """The event count of the first check."""
+        return min(_CHECK_INTERVAL, self.max_answer_bytes // _LARGE_EVENT + 1, self.max_answer_events + 1)
+
+    def check(self, size: int, item_count: int, event_count: int) -> tuple[UpstreamError | None, int]:
+        """Return the error for an answer of this size, if it exceeds a limit, and the event count of the next check.
+
+        The next check is soon if the events are large, or near the limit.
+        """
         if size > self.max_answer_bytes:
-            return self.make_error("max_answer_bytes")
-        return self.make_error("max_answer_events" if event_count > self.max_answer_events else "max_answer_items")
+            return self.make_error("max_answer_bytes"), 0
+        if item_count > self.max_answer_items:
+            return self.make_error("max_answer_items"), 0
+        if event_count > self.max_answer_events:
+            return self.make_error("max_answer_events"), 0
+        events_left = (
+            (self.max_answer_bytes - size) * event_count // (4 * size + 1)
+        )  # if they are up to 4 times as large
+        return None, min(event_count + min(events_left, _CHECK_INTERVAL) + 1, self.max_answer_events + 1)
 
     def make_error(self, exceeded: Limit) -> UpstreamError:
         """Return the error for an answer that exceeds a limit."""
@@ -53,20 +72,15 @@ _UNITS: dict[Limit, str] = {
 
 
 def measure_delta(delta: Delta) -> int:
-    """Return the size of a delta's content, in bytes. A character counts as one byte. Invalid content has no size."""
-    measure = _MEASURES.get(type(delta))
-    if measure is None:
-        return 0
+    """Return the size of a delta whose type is in `MEASURED`, in bytes. Invalid content has no size."""
     try:
-        return measure(delta)
+        return _MEASURES[type(delta)](delta)
     except (TypeError, AttributeError):  # the draft of the item reports it
         return 0
 
 
-def _measure_text(delta: deltas.Text) -> int:
-    if not delta.logprobs:
-        return len(delta.text)
-    return len(delta.text) + _LOGPROB_SIZE * sum(1 + len(each.top_logprobs) for each in delta.logprobs)
+def _measure_logprobs(delta: deltas.Text) -> int:
+    return _LOGPROB_SIZE * sum(1 + len(each.top_logprobs) for each in delta.logprobs)
 
 
 def _measure_close(delta: deltas.CloseItem) -> int:
@@ -74,14 +88,9 @@ def _measure_close(delta: deltas.CloseItem) -> int:
 
 
 _MEASURES: dict[type, Callable[[Any], int]] = {
-    deltas.Text: _measure_text,
+    deltas.Text: _measure_logprobs,
     deltas.Annotate: lambda delta: len(codec.encode(delta.annotation)),
-    deltas.Refusal: lambda delta: len(delta.text),
-    deltas.Reasoning: lambda delta: len(delta.text),
-    deltas.ReasoningSummary: lambda delta: len(delta.text),
     deltas.ReasoningSeal: lambda delta: len(delta.encrypted_content),
-    deltas.ToolCall: lambda delta: len(delta.arguments) + len(delta.name),
-    deltas.CustomToolCall: lambda delta: len(delta.input) + len(delta.name),
     deltas.WholeItem: lambda delta: len(codec.encode(delta.item)),
     deltas.Amend: lambda delta: sum(map(len, map(bytes, delta.fields.values()))),
     deltas.OpenItem: lambda delta: len(codec.encode(delta.item)),
@@ -89,3 +98,6 @@ _MEASURES: dict[type, Callable[[Any], int]] = {
     deltas.CloseItem: _measure_close,
     deltas.Passthrough: lambda delta: len(delta.event.raw),
 }
+
+MEASURED = frozenset(_MEASURES)
+"""The types of deltas that add more than text to an item. Drafts count the text."""
