@@ -20,6 +20,9 @@
     │   ├── UpstreamError          502  the upstream failed or is unreachable
     │   │   └── UpstreamTimeout    504  the upstream did not answer in time
     │   └── Unavailable            503  the server is stopping or full
+    │       └── StoreUnavailable   503  code store_unavailable: the store cannot be written to
+    │           ├── StoreFull      503  code store_full
+    │           └── StoreLost      503  code store_lost: its files were deleted or replaced
     └── ConfigError                a setting is invalid; the process does not start
 
 Each class defines the HTTP status, the error type and the default code, so no other module maps them. `retry_after` is
@@ -133,6 +136,20 @@ class UpstreamTimeout(UpstreamError):
 class Unavailable(ServerError):
     status = 503
     default_code = "server_unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    """The store cannot be written to now. It has logged the cause, so the error is not logged with a traceback."""
+
+    default_code = "store_unavailable"
+
+
+class StoreFull(StoreUnavailable):
+    default_code = "store_full"
+
+
+class StoreLost(StoreUnavailable):
+    default_code = "store_lost"
 
 
 class ConfigError(AntiphonError):

@@ -8,7 +8,7 @@ from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.engine.policy import Policy
 from antiphon.engine.sealing import KeyFile, Sealer, read_secrets
-from antiphon.store.limits import RunLimits
+from antiphon.store.limits import RunLimits, StoreLimits
 from antiphon.store.location import locate_store
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
@@ -33,7 +33,8 @@ def build_engine(settings: Settings) -> Engine:
     sealer = make_sealer(settings)
     # A stateless server must not show the data of another server in the store.
     url = "memory:" if settings.stateless else settings.store
-    store = locate_store(url, configuration_id=make_configuration_id(settings, sealer))
+    limits = StoreLimits(min_free_bytes=settings.store_min_free_bytes)
+    store = locate_store(url, configuration_id=make_configuration_id(settings, sealer), limits=limits)
     return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
 
 

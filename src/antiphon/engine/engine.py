@@ -84,6 +84,12 @@ class Engine:
         await self._pipeline.close()
         await self._store.close()
 
+    async def check_ready(self) -> None:
+        """Raise Unavailable unless the models are loaded and the store can be written to."""
+        if not self.ready:
+            raise Unavailable("The server is not ready.")
+        await self._store.check()
+
     def models(self) -> Sequence[Model]:
         return self._pipeline.models()
 
@@ -105,6 +111,8 @@ class Engine:
     async def _create(self, request: CreateRequest, project: str, session: Session | None) -> Run | BackgroundRun:
         if self._stopping:
             raise Unavailable("The server is shutting down.")
+        if self._store.failure is not None and (request.store is not False or request.background):
+            await self._store.check()  # refuse the request before the model is called
         prepared = await self._pipeline.prepare(request, project=project, session=session)
         if prepared.turn.request.background:
             return await self._enqueue(prepared, project)

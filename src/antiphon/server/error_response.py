@@ -7,6 +7,9 @@ from antiphon.errors import (
     InvalidRequest,
     RateLimited,
     ServerError,
+    StoreFull,
+    StoreLost,
+    StoreUnavailable,
     Unavailable,
     UpstreamError,
     UpstreamTimeout,
@@ -15,11 +18,12 @@ from antiphon.protocol import codec
 from antiphon.protocol.response import Response, ResponseError
 
 _STATUSES = {kind.type: kind.status for kind in (InvalidRequest, RateLimited)}
-_CODE_STATUSES = {kind.default_code: kind.status for kind in (UpstreamTimeout, Unavailable)} | {
-    "server_overloaded": Unavailable.status,
-    "upstream_overloaded": Unavailable.status,
-    "upstream_unavailable": Unavailable.status,
-}
+_STORE_CODES = frozenset(kind.default_code for kind in (StoreUnavailable, StoreFull, StoreLost))
+_CODE_STATUSES = (
+    {kind.default_code: kind.status for kind in (UpstreamTimeout, Unavailable)}
+    | dict.fromkeys(("server_overloaded", "upstream_overloaded", "upstream_unavailable"), Unavailable.status)
+    | dict.fromkeys(_STORE_CODES, StoreUnavailable.status)
+)
 
 
 class ErrorDetail(Struct):
@@ -42,11 +46,14 @@ def encode_error_body(error: AntiphonError) -> bytes:
 def encode_failed_response(response: Response) -> tuple[int, bytes] | None:
     """Return the HTTP status and the error body for a response that failed without output, else None.
 
-    A failed response with output is sent as a response, with its status and its error.
+    A failed response with output is sent as a response, with its status and its error, unless it failed because the
+    store cannot be written to: then nothing was created.
     """
-    if response.status != "failed" or response.output:
+    if response.status != "failed":
         return None
     error = response.error or ResponseError("server_error", "The response failed.")
+    if response.output and error.code not in _STORE_CODES:
+        return None
     detail = ErrorDetail(error.message, error.type or "server_error", error.param, error.code)
     return find_error_status(detail.type, detail.code), codec.encode(ErrorBody(detail))
 

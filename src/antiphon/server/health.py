@@ -5,7 +5,6 @@ from typing import Literal
 from msgspec import Struct
 
 from antiphon.engine.engine import Engine
-from antiphon.errors import Unavailable
 from antiphon.server.http import HttpRequest
 
 
@@ -34,7 +33,6 @@ class HealthHandlers:
         await http_request.respond_with(Health("ok"))
 
     async def ready(self, http_request: HttpRequest) -> None:
-        """Report that the models are loaded and the store is open. Raises Unavailable until then."""
-        if not self._engine.ready:
-            raise Unavailable("The server is not ready.")
+        """Report that the models are loaded and the store can be written to. Raises Unavailable otherwise."""
+        await self._engine.check_ready()
         await http_request.respond_with(Health("ready"))

@@ -341,7 +341,7 @@ def _add_health(router: Router, health: HealthHandlers) -> None:
         health.ready,
         Operation(
             id="checkReadiness",
-            summary="Check that the models are loaded and the store is open.",
+            summary="Check that the models are loaded and the store can be written to.",
             response_type=Health,
             errors=(Unavailable,),
         ),

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, StoreUnavailable
 from antiphon.protocol.conversation import Conversation
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
@@ -380,7 +380,8 @@ class Store(ResponseStore, ConversationStore, ReferenceStore, EventLog, RunQueue
     A method that changes data returns when the change is durable: acknowledged writes survive a crash. Returned objects
     are copies, except the items of a `Link`: changing one does not change stored data. Expired data is not returned,
     except in the chain of a response that continues it. Before `open` and after `close` every method raises
-    Unavailable. A failure of the storage, such as a full disk or a damaged row, raises ServerError.
+    Unavailable. A damaged row raises ServerError, and a failure of the storage, such as a full disk, StoreUnavailable.
+    The store logs such a failure once.
     """
 
     async def open(self) -> None:
@@ -388,3 +389,13 @@ class Store(ResponseStore, ConversationStore, ReferenceStore, EventLog, RunQueue
 
     async def close(self) -> None:
         """Finish queued writes and disconnect."""
+
+    @property
+    def failure(self) -> StoreUnavailable | None:
+        """The error of the last write, if the storage failed and no later write has succeeded."""
+
+    async def check(self) -> None:
+        """Raise StoreUnavailable if nothing can be stored now, because the disk is full or the files are lost.
+
+        This is cheap, and the result may be a second old. After a failure it tries to write.
+        """

@@ -1,6 +1,7 @@
-"""Limits on background runs, shared by all processes that use one store, and the order in which runs are claimed.
+"""Limits of a store, limits on background runs, and the order in which runs are claimed.
 
-A claim counts the limits in its transaction: `sqlite/runs.py`.
+The limits on runs are shared by all processes that use one store. A claim counts them in its transaction:
+`sqlite/runs.py`.
 """
 
 import heapq
@@ -9,6 +10,18 @@ from typing import NamedTuple, Protocol, TypeVar
 
 # The window of `starts_per_minute`, in seconds.
 START_WINDOW = 60.0
+
+
+class StoreLimits(NamedTuple):
+    """Limits of a store on disk, in bytes.
+
+    `min_free_bytes`: free space below which the store reports a full disk.
+    """
+
+    min_free_bytes: int = 16 * 1024 * 1024
+
+
+DEFAULT_LIMITS = StoreLimits()
 
 
 class RunLimits(NamedTuple):

@@ -6,11 +6,18 @@ from pathlib import Path
 
 from antiphon.errors import ConfigError
 from antiphon.store.base import Store
+from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
 
 FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db or memory:"
 
 
-def locate_store(url: str, *, now: Callable[[], float] = time.time, configuration_id: str | None = None) -> Store:
+def locate_store(
+    url: str,
+    *,
+    now: Callable[[], float] = time.time,
+    configuration_id: str | None = None,
+    limits: StoreLimits = DEFAULT_LIMITS,
+) -> Store:
     """Return the store for a URL. It is not open yet.
 
     `now` is the clock for expiry and leases. `configuration_id` is described at `RunQueue`.
@@ -29,7 +36,7 @@ def locate_store(url: str, *, now: Callable[[], float] = time.time, configuratio
     if scheme == "sqlite":
         from antiphon.store.sqlite.store import SqliteStore
 
-        return SqliteStore(_parse_path(rest), now=now, configuration_id=configuration_id)
+        return SqliteStore(_parse_path(rest), now=now, configuration_id=configuration_id, limits=limits)
     if scheme in ("postgresql", "postgres"):
         raise ConfigError(f"PostgreSQL is not supported yet. Use {FORMS}.")
     raise ConfigError(f"There is no {scheme!r} store. Use {FORMS}.")

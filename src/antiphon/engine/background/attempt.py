@@ -20,7 +20,7 @@ from antiphon.engine.respond.persistence import conversation_for
 from antiphon.engine.respond.run import Postponed, Run
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import ModelStatus
-from antiphon.errors import ModelNotFound, ServerError
+from antiphon.errors import ModelNotFound, ServerError, StoreUnavailable
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
@@ -230,7 +230,13 @@ class Attempt:
                 if time.monotonic() > deadline:
                     raise Postponed("The store failed for too long.") from error
                 if failures == 0:
-                    logger.exception("the response cannot be stored yet", extra={"response_id": response.id})
+                    with_traceback = not isinstance(error, StoreUnavailable)
+                    logger.error(
+                        "the response cannot be stored yet: %s",
+                        error.message,
+                        exc_info=with_traceback,
+                        extra={"response_id": response.id},
+                    )
                 failures += 1
                 await asyncio.sleep(RETRY_SECONDS)
 

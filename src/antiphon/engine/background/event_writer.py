@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from antiphon.errors import ServerError
+from antiphon.errors import ServerError, StoreUnavailable
 from antiphon.protocol import codec, events
 from antiphon.protocol.events import Event
 from antiphon.protocol.response import Response, ResponseError
@@ -150,7 +150,9 @@ class EventWriter:
             is_owner = await self._store.append_events(
                 self._project, self._response_id, self._durable, batch, owner=self._owner
             )
-        except ServerError:  # nothing is lost: the events stay pending
+        except StoreUnavailable:  # nothing is lost: the events stay pending, and the store has logged the failure
+            pause = RETRY_SECONDS
+        except ServerError:
             logger.exception("events could not be stored", extra={"response_id": self._response_id})
             pause = RETRY_SECONDS
         else:

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from antiphon.engine.background.attempt import Attempt, LeftToOthers
 from antiphon.engine.serve.pipeline import Pipeline
+from antiphon.errors import StoreLost, StoreUnavailable
 from antiphon.store.base import NO_LIMITS, ClaimedRun, LeaseLost, RunKey, Store
 from antiphon.store.limits import RunLimits
 from antiphon.turn_queue import Throughput
@@ -64,7 +65,8 @@ class Worker:
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
-        await self._store.release(self._owner)
+        with suppress(StoreUnavailable):  # the leases then expire
+            await self._store.release(self._owner)
 
     def announce(self, key: RunKey) -> None:
         self._wake.set()
@@ -98,10 +100,21 @@ class Worker:
                     self._renewed = time.monotonic()
                     await self._renew()
                 await self._claim(began)
+            except StoreLost:
+                self._stop_attempts()
+            except StoreUnavailable:
+                pass  # the store has logged the failure
             except Exception:
                 logger.exception("cannot read the queue of background responses")
             await wait_for(self._wake, min(self._lease / 3, CHECK_SECONDS))
             self._wake.clear()
+
+    def _stop_attempts(self) -> None:
+        """Stop all attempts, because their events cannot be stored. If the store comes back, they are claimed again."""
+        if self._tasks:
+            logger.error("%d background responses are stopped: the store is lost", len(self._tasks))
+        for task in self._tasks.values():
+            task.cancel()
 
     async def _renew(self) -> None:
         held = await self._store.renew(self._owner, lease=self._lease)
@@ -160,6 +173,12 @@ class Worker:
             self._waits[claimed.model] = left.seconds
             with suppress(Exception):  # the next renewal releases it
                 await self._store.return_run(self._owner, *key, free_since=claimed.free_since)
+        except StoreUnavailable as error:
+            logger.error(
+                "a background response is interrupted: %s", error.message, extra={"response_id": key.response_id}
+            )
+            with suppress(Exception):  # the next renewal releases it
+                await self._store.stop_renewing(self._owner, *key)
         except Exception:
             logger.exception("an attempt at a background response failed", extra={"response_id": key.response_id})
             with suppress(Exception):  # the next renewal releases it

@@ -12,7 +12,7 @@ from antiphon.engine.policy import Policy
 from antiphon.engine.prepare.prepare import Prepared
 from antiphon.engine.respond.run import ResponseSink, Run
 from antiphon.engine.respond.session import Session
-from antiphon.errors import NotFound
+from antiphon.errors import NotFound, StoreUnavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.items import Item
 from antiphon.protocol.response import Response
@@ -51,6 +51,8 @@ class StoreSink:
         """Save the output so far as a cancelled response: the client has disconnected."""
         try:
             await self.save(run.close_as_cancelled(), ())
+        except StoreUnavailable as error:
+            logger.error("the response could not be stored: %s", error.message, extra={"response_id": run.response.id})
         except Exception:
             logger.exception("the response could not be stored", extra={"response_id": run.response.id})
 
@@ -109,6 +111,8 @@ class ExpirySweeper:
         while True:
             try:
                 deleted = await self._store.expire(int(time.time() - EXPIRY_INTERVAL_SECONDS))
+            except StoreUnavailable as error:
+                logger.error("expired responses and conversations could not be deleted: %s", error.message)
             except Exception:
                 logger.exception("expired responses and conversations could not be deleted")
             else:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from antiphon.engine.items import CALL_TYPES
 from antiphon.engine.respond.ids import Mint
-from antiphon.errors import AntiphonError, InvalidRequest
+from antiphon.errors import AntiphonError, InvalidRequest, StoreUnavailable
 from antiphon.protocol.events import Event
 from antiphon.protocol.hosted import McpApprovalRequest, ToolSearchCall
 from antiphon.protocol.request import CreateRequest
@@ -220,12 +220,18 @@ class Run:
             await self._sink.save(self.response, events)
         except (LeaseLost, Postponed):
             raise
+        except StoreUnavailable as error:
+            logger.error("the response could not be stored: %s", error.message, extra={"response_id": self.response.id})
+            failure = Failure(f"The response could not be stored: {error.message}", error.code or "server_error")
         except Exception as error:
             logger.exception("the response could not be stored", extra={"response_id": self.response.id})
             reason = f": {error.message}" if isinstance(error, InvalidRequest) else "."
-            events = self._composer.replace_terminal(events, Failure(f"The response could not be stored{reason}"))
-            with suppress(Exception):
-                await self._sink.save(self.response, events)
+            failure = Failure(f"The response could not be stored{reason}")
+        else:
+            return events
+        events = self._composer.replace_terminal(events, failure)
+        with suppress(Exception):
+            await self._sink.save(self.response, events)
         return events
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from antiphon.errors import ServerError, Unavailable
+from antiphon.errors import ServerError, StoreUnavailable, Unavailable
 from antiphon.protocol.items import Item
 from antiphon.protocol.unions import Unknown
 from antiphon.store.record import (
@@ -87,6 +87,11 @@ class MemoryTables:
         self._now = now
         self.configuration_id = secrets.token_hex(16)
         self._open_tables: Tables | None = None
+
+    failure: StoreUnavailable | None = None
+
+    async def check(self) -> None:
+        _ = self._tables  # raises Unavailable unless the store is open
 
     async def open(self) -> None:
         self._open_tables = Tables()

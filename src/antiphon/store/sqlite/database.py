@@ -5,9 +5,11 @@ The reader thread has its own connection. In WAL mode, readers and the writer do
 can share the file.
 
 A failed statement fails only its own operation. If the disk is full, or on an I/O error, SQLite rolls back the
-transaction: every operation in it raises ServerError, and nothing of it is stored. The threads continue, so later
+transaction: every operation in it raises StoreUnavailable, and nothing of it is stored. The threads continue, so later
 writes succeed when there is space again. A foreground response then fails (`engine/respond/run.py`). A background
 response retries its writes (`engine/background/attempt.py`).
+
+If the files were deleted or replaced, every write raises StoreLost (`files.py`). Reads still see the open file.
 """
 
 import asyncio
@@ -21,13 +23,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.errors import AntiphonError, ConfigError, ServerError, Unavailable
+from antiphon.errors import AntiphonError, ConfigError, StoreUnavailable, Unavailable
 from antiphon.store.chain_cache import ChainCache
+from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+from antiphon.store.sqlite.files import DatabaseFiles
+from antiphon.store.sqlite.health import StoreHealth, check_disk, describe_error
 from antiphon.store.sqlite.leases import LiveProcesses
 from antiphon.store.sqlite.migrations import migrate, read_migrations
 
 # Seconds to wait for a lock that another process holds.
 BUSY_TIMEOUT = 30.0
+
+# Time for which the result of a check is used again, and the time to wait for a check.
+CHECK_SECONDS = 1.0
+CHECK_TIMEOUT_SECONDS = 5.0
 
 # Maximum number of rows in one statement. Each number of rows is a prepared statement of its own.
 MAX_ROWS = 32
@@ -72,10 +81,14 @@ class ConnectionThread:
     """A thread with one connection. It executes operations in batches: all that are waiting at a time.
 
     `execute_batch` sets the outcome of each operation. If it raises, all operations of the batch get the exception.
+    The connection is closed at the end only if `files` can be closed. Otherwise it stays open until the process ends.
     """
 
-    def __init__(self, name: str, connection: sqlite3.Connection, execute_batch: ExecuteBatch) -> None:
+    def __init__(
+        self, name: str, connection: sqlite3.Connection, execute_batch: ExecuteBatch, files: DatabaseFiles
+    ) -> None:
         self._connection = connection
+        self._files = files
         self._execute_batch = execute_batch
         self._queue: queue.SimpleQueue[Sequence[QueuedOperation] | None] = queue.SimpleQueue()
         self._outbox: list[QueuedOperation] = []
@@ -118,8 +131,12 @@ class ConnectionThread:
             if batch:
                 self._execute(batch)
                 self._call_loop(_resolve_futures, batch)
-        self._connection.close()
+        can_be_closed = self._files.can_be_closed
+        if can_be_closed:
+            self._connection.close()
         self._call_loop(self._finished.set_result, None)
+        if not can_be_closed:
+            threading.Event().wait()  # for ever: a connection that no thread holds is closed by the interpreter
 
     def _execute(self, batch: list[QueuedOperation]) -> None:
         try:
@@ -141,9 +158,19 @@ class Database:
     """
 
     def __init__(
-        self, path: Path, *, now: Callable[[], float] = time.time, configuration_id: str | None = None
+        self,
+        path: Path,
+        *,
+        now: Callable[[], float] = time.time,
+        configuration_id: str | None = None,
+        limits: StoreLimits = DEFAULT_LIMITS,
     ) -> None:
         self.path = path
+        self._limits = limits
+        self._files = DatabaseFiles(path)
+        self._health = StoreHealth(self._files)
+        self._check: asyncio.Future[None] | None = None
+        self._checked = 0.0
         self._now = now
         self.configuration_id = configuration_id or secrets.token_hex(16)
         self._processes = LiveProcesses(path.with_name(f"{path.name}-owners"))
@@ -151,17 +178,40 @@ class Database:
         self._chain_cache = ChainCache()
 
     async def open(self) -> None:
-        writer, reader = await asyncio.to_thread(_open_connections, self.path)
+        writer, reader = await asyncio.to_thread(_open_connections, self.path, self._files)
         self._threads = (
-            ConnectionThread("store-writer", writer, _write_batch),
-            ConnectionThread("store-reader", reader, _read_batch),
+            ConnectionThread("store-writer", writer, BatchWriter(self._health).execute, self._files),
+            ConnectionThread("store-reader", reader, _read_batch, self._files),
         )
 
     async def close(self) -> None:
         if self._threads is not None:
             await asyncio.gather(*(thread.close() for thread in self._threads))
+            self._files.close()
         self._chain_cache.clear()
         self._processes.unregister_all()
+
+    @property
+    def failure(self) -> StoreUnavailable | None:
+        return self._health.failure
+
+    async def check(self) -> None:
+        writer = self._writer
+        check = self._check
+        if check is None or (check.done() and not self._is_recent(check)):
+            check = self._check = writer.submit(_check_writable, (self.path, self._limits.min_free_bytes, self._health))
+            check.add_done_callback(_retrieve_error)
+            self._checked = time.monotonic()
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
+                await asyncio.shield(check)
+        except TimeoutError:
+            raise StoreUnavailable("The store does not respond.") from None
+
+    def _is_recent(self, check: asyncio.Future[None]) -> bool:
+        """Return True if the result of a check can be used again."""
+        has_failed_since = self._health.failure is not None and check.exception() is None
+        return time.monotonic() - self._checked < CHECK_SECONDS and not has_failed_since
 
     @property
     def _writer(self) -> ConnectionThread:
@@ -206,22 +256,47 @@ def _resolve_futures(batch: list[QueuedOperation]) -> None:
     for operation in batch:
         if operation.waiter.done():  # cancelled by the caller
             continue
-        if isinstance(operation.outcome, AntiphonError):  # raised by the operation's own function
+        # Each waiter gets an exception of its own, because one error can be the outcome of many operations.
+        if isinstance(operation.outcome, StoreUnavailable):
+            operation.waiter.set_exception(type(operation.outcome)(operation.outcome.message))
+        elif isinstance(operation.outcome, AntiphonError):  # raised by the operation's own function
             operation.waiter.set_exception(operation.outcome)
         elif isinstance(operation.outcome, Exception):
-            # Each waiter gets an exception of its own, because one error can be the outcome of many operations.
-            # The cause goes only to the log: it may contain names of tables and paths.
-            failure = ServerError("The store failed.")
-            failure.__cause__ = operation.outcome
-            operation.waiter.set_exception(failure)
+            operation.waiter.set_exception(describe_error(operation.outcome))
         else:
             operation.waiter.set_result(operation.outcome)
 
 
-def _write_batch(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
-    """Execute a batch in one transaction. An operation that fails does not affect the others."""
-    if not _insert_rows(connection, batch):
-        _write_in_transaction(connection, batch)
+class BatchWriter:
+    """Executes batches of writes, and checks that the committed data is in the files at the path."""
+
+    def __init__(self, health: StoreHealth) -> None:
+        self._health = health
+
+    def execute(self, connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
+        """Execute a batch in one transaction. An operation that fails does not affect the others."""
+        self._health.check_before_write()
+        try:
+            if not _insert_rows(connection, batch):
+                _write_in_transaction(connection, batch)
+        except Exception as error:
+            self._health.report_error(error)
+            raise
+        self._health.check_after_write()
+
+
+def _check_writable(connection: sqlite3.Connection, path: Path, min_free_bytes: int, health: StoreHealth) -> None:
+    """Raise StoreUnavailable if the disk cannot take data. If the last write failed, try to write again."""
+    check_disk(path, min_free_bytes=min_free_bytes)
+    if health.failure is not None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        connection.execute(f"PRAGMA user_version = {version}")  # writes a page, and changes nothing
+
+
+def _retrieve_error(check: asyncio.Future[None]) -> None:
+    """Mark the error as retrieved. The caller may have been cancelled."""
+    if not check.cancelled():
+        check.exception()
 
 
 def _insert_rows(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> bool:
@@ -314,13 +389,16 @@ def _read_consistently(
         connection.execute("ROLLBACK")
 
 
-def _open_connections(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+def _open_connections(path: Path, files: DatabaseFiles) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     """Create the file if there is none, migrate it, and return a connection for writing and one for reading."""
     try:
         create_file(path)
+        opened = files.identify()
         writer = connect(path)
         try:
             migrate(writer, read_migrations(), path=str(path))
+            (page_size,) = writer.execute("PRAGMA page_size").fetchone()
+            files.record(opened, page_size=page_size)
             reader = connect(path)
         except BaseException:
             writer.close()
