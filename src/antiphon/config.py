@@ -86,11 +86,24 @@ class Settings(Struct, frozen=True, kw_only=True):
     data_dir: Path
     store: Annotated[str, Meta(min_length=1)]
     api_keys: tuple[ApiKey, ...] = ()
+    allowed_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    max_connections: Annotated[int, Meta(ge=1)] = 4096
+    max_unauthenticated: Annotated[int, Meta(ge=1)] = 512
+    max_unauthenticated_per_address: Annotated[int, Meta(ge=1)] = 128
+    head_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60
+    body_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60
+    write_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 120
+    idle_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 75
+    min_bytes_per_second: Annotated[float, Meta(ge=0)] = 100
     max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     max_prompt_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+    body_budget_bytes: Annotated[int, Meta(ge=1)] | None = None
     shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
     keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15
     websocket_max_seconds: Annotated[float, Meta(gt=0, le=604800)] = 3600
+    websocket_first_message_seconds: Annotated[float, Meta(gt=0, le=604800)] = 600
+    websocket_max_small_fragments: Annotated[int, Meta(ge=1)] = 4096
+    websocket_max_control_frames: Annotated[int, Meta(ge=1)] = 600
     inherit_tools: bool = True
     retention_days: Annotated[float, Meta(ge=0, le=36500)] = 30
     queued: Annotated[int, Meta(ge=0)] = 512
@@ -182,6 +195,8 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
     settings = Settings(**values, warnings=() if dbos is None else dbos.warnings)
     if (settings.background_concurrency_per_project or 0) > (settings.background_concurrency or math.inf):
         raise ConfigError("background_concurrency_per_project must not exceed background_concurrency.")
+    if settings.body_budget_bytes is not None and settings.body_budget_bytes < settings.max_body_bytes:
+        raise ConfigError("body_budget_bytes must not be less than max_body_bytes.")
     return settings
 
 
@@ -211,7 +226,7 @@ def _read_environment(env: Mapping[str, str], named: set[str]) -> dict[str, Any]
             raise ConfigError(f"Unknown environment variable {variable}. {_suggest(variable.upper(), known)}")
         if name == "api_keys":
             values[name] = _read_keys(_parse_key_list(text, origin=variable), env, origin=variable)
-        elif name in ("seal_keys", "agent_tools"):
+        elif name in ("seal_keys", "agent_tools", "allowed_hosts"):
             values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
         elif text:  # an empty variable counts as not set
             values[name] = _read_setting(name, text, env, origin=variable, strict=False)

@@ -9,6 +9,7 @@
     │   ├── ContextLengthExceeded  400  code context_length_exceeded
     │   ├── InvalidApiKey          401  code invalid_api_key
     │   ├── OriginNotAllowed       403  code origin_not_allowed
+    │   ├── HostNotAllowed         403  code host_not_allowed
     │   ├── NotFound               404  code not_found
     │   │   └── ModelNotFound      404  code model_not_found
     │   ├── MethodNotAllowed       405  code method_not_allowed
@@ -82,6 +83,11 @@ class InvalidApiKey(InvalidRequest):
 class OriginNotAllowed(InvalidRequest):
     status = 403
     default_code = "origin_not_allowed"
+
+
+class HostNotAllowed(InvalidRequest):
+    status = 403
+    default_code = "host_not_allowed"
 
 
 class NotFound(InvalidRequest):

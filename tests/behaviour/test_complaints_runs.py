@@ -76,7 +76,9 @@ def test_pain_g_67_model_stops_when_the_client_disconnects(serve: Callable[..., 
     running = serve(GATED)
     body = json.dumps({"model": "scripted", "input": "hi", "stream": streamed}).encode()
     with running.connect() as client:
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         running.wait_for(lambda: running.backend.reached("gate"))
         client.shutdown(socket.SHUT_RDWR)
         running.wait_for(running.backend.cancellation.wait)

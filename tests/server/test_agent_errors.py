@@ -131,7 +131,7 @@ def test_agent_client_disconnect_stops_the_model(serve: Any) -> None:
     with running.connect() as connection:
         body = b'{"Instruction": "hello", "Stream": true}'
         connection.sendall(
-            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
         )
         received = b""
         while b"text.delta" not in received:

@@ -57,7 +57,9 @@ def test_queued_event_is_sent_before_a_slot_is_free(serve: Callable[..., Any]) -
     running.wait_for(lambda: running.backend.reached("gate"))
     data = json.dumps({"model": "scripted", "input": "wait", "background": True, "stream": True}).encode()
     with running.connect() as client:
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+        )
         received = b""
         while b"event: response.queued" not in received or not received.endswith(b"\n\n\r\n"):
             received += client.recv(65536)
@@ -75,7 +77,9 @@ def test_run_continues_when_the_streaming_client_disconnects(serve: Callable[...
     running = serve(GATED)
     data = json.dumps({"model": "scripted", "input": "wait", "background": True, "stream": True}).encode()
     with running.connect() as client:
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+        )
         received = b""
         while b'"delta":"first' not in received:
             received += client.recv(65536)
@@ -95,7 +99,7 @@ def test_resumed_stream_sends_headers_before_the_next_event(serve: Callable[...,
     running.wait_for(lambda: running.backend.reached("gate"))
     with running.connect() as client:
         client.sendall(
-            f"GET /v1/responses/{response_id}?stream=true&starting_after=5 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            f"GET /v1/responses/{response_id}?stream=true&starting_after=5 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         )
         received = b""
         while b"event: keepalive" not in received:

@@ -154,7 +154,7 @@ async def test_json_with_another_content_type_is_accepted(make_channel: Any, kin
 
 def send_request(server: Any, head: str, body: bytes) -> bytes:
     with server.connect() as client:
-        client.sendall(f"POST /v1/responses HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode() + body)
+        client.sendall(f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode() + body)
         return bytes(client.recv(12))
 
 

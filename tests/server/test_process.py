@@ -96,7 +96,9 @@ def test_plain_response_in_progress_gets_a_shutdown_error(serve: Callable[..., A
     running = serve(GATED)
     body = json.dumps({"model": "scripted", "input": "wait"}).encode()
     with running.connect() as client:
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         running.wait_for(lambda: running.backend.reached("gate"))
         running.server.handle_exit(signal.SIGTERM, None)
         response = http.client.HTTPResponse(client)

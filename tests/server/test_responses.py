@@ -23,7 +23,7 @@ def client(server: Any) -> Any:
 def post(body: dict[str, Any]) -> bytes:
     """Return a create request as bytes."""
     data = json.dumps(body).encode()
-    return b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+    return b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data
 
 
 def read_events(body: bytes) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from antiphon.server import uvicorn_protocol
 from antiphon.server.http import WATCH_DISCONNECT, Message, Receive, Scope, Send
 from support.http_connection import GET, LENGTH, answer, connect_app, make_app, make_body, make_start
 from support.live_server import TIMEOUT
@@ -103,7 +102,7 @@ def test_invalid_http_gets_the_standard_error_body(server: Any, garbage: bytes) 
 
 def test_garbage_after_a_response_gets_its_own_error(server: Any) -> None:
     with server.connect() as client:
-        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_response(client) == (200, {"status": "ok"})
         client.sendall(b"garbage\r\n\r\n")
         assert read_response(client)[0] == 400
@@ -122,10 +121,10 @@ def test_too_large_headers_are_refused(server: Any) -> None:
 
 
 @pytest.fixture
-def head_timeout_server(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def head_timeout_server(serve: Callable[..., Any]) -> Any:
     """A server with a short timeout for the head of a request."""
-    monkeypatch.setattr(uvicorn_protocol, "_HEAD_TIMEOUT_SECONDS", 0.05)
-    return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.2}, {"text": "Done."}]]}]})
+    script = {"rules": [{"user": "long", "answers": [[{"delay": 0.2}, {"text": "Done."}]]}]}
+    return serve(script, head_timeout_seconds=0.05)
 
 
 def test_incomplete_head_times_out(head_timeout_server: Any) -> None:
@@ -135,7 +134,7 @@ def test_incomplete_head_times_out(head_timeout_server: Any) -> None:
 
 
 def test_incomplete_second_head_times_out(head_timeout_server: Any) -> None:
-    with connect_with(head_timeout_server, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as client:
+    with connect_with(head_timeout_server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as client:
         assert read_response(client) == (200, {"status": "ok"})
         client.sendall(b"GET /healthz HT")
         assert read_response(client)[0] == 408
@@ -148,7 +147,7 @@ def test_silent_connection_is_closed(head_timeout_server: Any) -> None:
 
 def test_slow_pipelined_request_does_not_end_the_response_before(head_timeout_server: Any) -> None:
     body = json.dumps({"model": "scripted", "input": "long"}).encode()
-    request = b"POST /v1/responses HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    request = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with connect_with(head_timeout_server, request) as client:
         client.sendall(b"GET /healthz HT")
         status, answer = read_response(client)
@@ -157,13 +156,13 @@ def test_slow_pipelined_request_does_not_end_the_response_before(head_timeout_se
 
 
 @pytest.fixture
-def body_timeout_server(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def body_timeout_server(serve: Callable[..., Any]) -> Any:
     """A server with a short timeout for the body of a request."""
-    monkeypatch.setattr(uvicorn_protocol, "_BODY_TIMEOUT_SECONDS", 0.1)
-    return serve({"rules": [{"user": "long", "answers": [[{"delay": 0.25}, {"text": "Done."}]]}]})
+    script = {"rules": [{"user": "long", "answers": [[{"delay": 0.25}, {"text": "Done."}]]}]}
+    return serve(script, body_timeout_seconds=0.1)
 
 
-HEAD = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+HEAD = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
 TIMED_OUT = {
     "error": {
         "message": "The request did not arrive in time.",
@@ -225,8 +224,8 @@ def test_unread_pipelined_body_does_not_time_out(body_timeout_server: Any) -> No
 
 def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
-    first = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    last = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    first = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    last = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with server.connect() as client:
         client.sendall(first + first + last)
         answers = read_all(client)
@@ -236,7 +235,7 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
 
 
 async def test_response_is_one_write() -> None:
-    request = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx"
+    request = b"POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx"
     transport = await answer(make_app(make_start(LENGTH), make_body(b"one")), request)
     assert transport.written == [
         b"HTTP/1.1 100 Continue\r\n\r\n",
@@ -256,7 +255,7 @@ async def test_stream_is_one_write_for_each_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_head", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"]
+    "request_head", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"]
 )
 async def test_last_response_of_a_connection_closes_it(request_head: bytes) -> None:
     transport = await answer(make_app(make_start(LENGTH), make_body(b"one")), request_head)
@@ -344,7 +343,8 @@ def test_expect_header_gets_100_continue(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     with server.connect() as client:
         client.sendall(
-            b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
         )
         assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(body)
@@ -367,7 +367,7 @@ def test_body_in_small_pieces_is_read(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     with server.connect() as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         for byte in body:
             client.sendall(b"1\r\n%c\r\n" % byte)
         client.sendall(b"0\r\n\r\n")
@@ -379,7 +379,7 @@ def test_http2_upgrade_offer_is_ignored(server: Any) -> None:
     body = b'{"model": "scripted", "input": "hi"}'
     with server.connect() as client:
         client.sendall(
-            b"POST /v1/responses HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\n"
+            b"POST /v1/responses HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: localhost\r\n"
             b"HTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n"
             b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
@@ -388,10 +388,10 @@ def test_http2_upgrade_offer_is_ignored(server: Any) -> None:
 
 def test_websocket_upgrade_after_responses_on_one_connection(server: Any) -> None:
     with server.connect() as client:
-        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_response(client) == (200, {"status": "ok"})
         client.sendall(
-            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         assert client.recv(13) == b"HTTP/1.1 101 "
@@ -399,5 +399,7 @@ def test_websocket_upgrade_after_responses_on_one_connection(server: Any) -> Non
 
 def test_invalid_handshake_is_refused(server: Any) -> None:
     with server.connect() as client:
-        client.sendall(b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        client.sendall(
+            b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        )
         assert client.recv(13) == b"HTTP/1.1 400 "

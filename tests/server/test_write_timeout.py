@@ -1,13 +1,11 @@
 """Clients that stop reading."""
 
-import asyncio
 import socket
 from collections.abc import Callable
 
 import pytest
 
-from antiphon.server import write_timeout
-from antiphon.server.write_timeout import WriteTimeoutMixin
+from antiphon.server.write_timeout import WriteStall, WriteTimeout
 from support.live_server import LiveServer
 from support.websocket_client import WebSocketClient
 
@@ -15,15 +13,16 @@ ENDLESS = {"rules": [{"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"dela
 
 
 @pytest.fixture
-def running(serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch) -> LiveServer:
-    monkeypatch.setattr(write_timeout, "_WRITE_TIMEOUT_SECONDS", 0.05)
-    return serve(ENDLESS)
+def running(serve: Callable[..., LiveServer]) -> LiveServer:
+    return serve(ENDLESS, write_timeout_seconds=0.05)
 
 
 def test_unread_stream_is_aborted_and_its_model_stops(running: LiveServer) -> None:
     with running.connect() as client:
         body = b'{"model":"scripted","input":"go","stream":true}'
-        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
         running.wait_for(running.backend.cancellation.wait)
 
 
@@ -34,44 +33,52 @@ def test_unread_websocket_is_aborted_and_its_model_stops(running: LiveServer) ->
         client.socket.socket.shutdown(socket.SHUT_RDWR)  # its close would wait for a close frame that it does not read
 
 
-class FakeTransport(asyncio.Transport):
-    """A transport that reports these sizes of unread data, one per call."""
+class FakeConnection:
+    """A connection with this number of bytes written to it, and a transport that holds some of them."""
 
-    def __init__(self, *unread: int) -> None:
-        super().__init__()
-        self._unread = iter(unread)
-        self.aborted = asyncio.Event()
+    def __init__(self) -> None:
+        self.transport = self
+        self.bytes_written = 0
+        self.waiting = 0
+        self.write_stall: WriteStall | None = None
+        self.aborted = False
 
     def get_write_buffer_size(self) -> int:
-        return next(self._unread)
+        return self.waiting
 
     def abort(self) -> None:
-        self.aborted.set()
+        self.aborted = True
 
 
-def make_protocol(transport: FakeTransport) -> WriteTimeoutMixin:
-    protocol = WriteTimeoutMixin()
-    protocol.loop, protocol.transport = asyncio.get_running_loop(), transport
-    return protocol
+def check(*states: tuple[float, int, int], min_rate: float = 10) -> bool:
+    """Check a connection at these times, with these numbers of written and waiting bytes. Return True if aborted."""
+    connection = FakeConnection()
+    timeout = WriteTimeout([connection], seconds=8, min_rate=min_rate)
+    for now, connection.bytes_written, connection.waiting in states:
+        assert not connection.aborted
+        timeout.check(connection, now)
+    return connection.aborted
 
 
-async def test_client_that_has_read_all_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_timeout, "_WRITE_TIMEOUT_SECONDS", 0.0)
-    transport = FakeTransport(9, 9)
-    protocol = make_protocol(transport)
-    protocol.pause_writing()
-    protocol.resume_writing()
-    protocol.pause_writing()
-    protocol.connection_lost(None)
-    for _ in range(3):  # more iterations of the event loop than the timer needs
-        await asyncio.sleep(0)
-    assert not transport.aborted.is_set()
+def test_client_that_takes_nothing_is_aborted() -> None:
+    assert check((0, 900, 900), (4, 900, 900), (8, 900, 900))
+    assert check((0, 900, 900), (8, 900, 900), min_rate=0)
 
 
-async def test_slow_reader_is_not_aborted_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_timeout, "_WRITE_TIMEOUT_SECONDS", 0.0)
-    transport = FakeTransport(9, 8, 8, 7, 7, 7)
-    make_protocol(transport).pause_writing()
-    await transport.aborted.wait()
-    with pytest.raises(StopIteration):
-        transport.get_write_buffer_size()
+def test_client_that_has_read_all_is_not_aborted() -> None:
+    assert not check((0, 900, 900), (4, 900, 0), (8, 1800, 900), (12, 1800, 900))
+
+
+def test_slow_reader_is_not_aborted_while_it_reads_enough() -> None:
+    assert not check((0, 900, 900), (8, 900, 800), (16, 900, 720))
+    assert not check((0, 900, 900), (8, 900, 899), min_rate=0)
+
+
+def test_reader_below_the_minimum_rate_is_aborted() -> None:
+    assert check((0, 900, 900), (8, 900, 821))
+
+
+def test_progress_counts_while_more_is_written() -> None:
+    """The server fills the buffer again as soon as there is room, so its size alone does not show progress."""
+    assert not check((0, 900, 900), (4, 940, 900), (8, 980, 900))
+    assert check((0, 900, 900), (4, 910, 900), (8, 920, 900))

@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from uvicorn import Config
 from uvicorn.server import ServerState
 
+from antiphon.server.body_budget import BodyBudget
+from antiphon.server.connections import ServerLimits
 from antiphon.server.http import Message, Receive, Scope, Send
+from antiphon.server.process import ServerConfig
 from antiphon.server.uvicorn_protocol import HttpProtocol
+from support.live_server import make_settings
 
 
 class RecordingTransport(asyncio.Transport):
@@ -37,9 +41,11 @@ class RecordingTransport(asyncio.Transport):
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def connect_app(app: Asgi) -> tuple[HttpProtocol, RecordingTransport]:
+def connect_app(app: Asgi, **changes: Any) -> tuple[HttpProtocol, RecordingTransport]:
     """Return a connection to an application, with all data on its way recorded."""
-    config = Config(app, http=HttpProtocol, lifespan="off", log_config=None)  # type: ignore[arg-type]
+    settings = make_settings(**changes)
+    limits = ServerLimits(settings, BodyBudget(settings.max_body_bytes))
+    config = ServerConfig(app, limits, http=HttpProtocol, lifespan="off", log_config=None)  # type: ignore[arg-type]
     config.load()
     connection = HttpProtocol(config, ServerState(), {}, asyncio.get_running_loop())
     transport = RecordingTransport()
@@ -74,5 +80,5 @@ def make_body(body: bytes, *, more: bool = False) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LENGTH = (b"content-length", b"3")

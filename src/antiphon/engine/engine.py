@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Literal
 
 import msgspec
@@ -71,18 +72,25 @@ class Engine:
         self.ready = False
 
     async def start(self) -> None:
-        await self._store.open()
-        await self._pipeline.start()
-        await self._background.start()
-        self._sweeper.start()
+        """Open the store and start the backends. If that fails, close all that was opened."""
+        async with AsyncExitStack() as stack:
+            await self._store.open()
+            stack.push_async_callback(self._store.close)
+            await self._pipeline.start()
+            stack.push_async_callback(self._pipeline.close)
+            await self._background.start()
+            self._sweeper.start()
+            stack.pop_all()
         self.ready = True
 
     async def close(self) -> None:
         self.ready = False
-        await self._sweeper.close()
-        await self._background.close()
-        await self._pipeline.close()
-        await self._store.close()
+        try:
+            await self._sweeper.close()
+            await self._background.close()
+            await self._pipeline.close()
+        finally:
+            await self._store.close()
 
     async def check_ready(self) -> None:
         """Raise Unavailable unless the models are loaded and the store can be written to."""

@@ -6,6 +6,7 @@ from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import AntiphonError, InvalidApiKey, InvalidRequest, ServerError
 from antiphon.server.auth import CHALLENGE, Authenticator
+from antiphon.server.body_budget import BodyBudget
 from antiphon.server.http import ClientDisconnected, HttpRequest, Receive, Scope, Send
 from antiphon.server.log import log_http_request
 from antiphon.server.query import NoQuery, read_query
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Never sent. The access log shows it if the client disconnects before the response starts.
 _CLIENT_DISCONNECTED = 499
+# The default of body_budget_bytes is this multiple of max_body_bytes.
+_BUDGET_IN_BODIES = 4
 
 
 class App:
@@ -25,7 +28,8 @@ class App:
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
-        self._authenticator = Authenticator(settings.api_keys)
+        self._authenticator = Authenticator(settings.api_keys, host=settings.host, allowed_hosts=settings.allowed_hosts)
+        self.body_budget = BodyBudget(settings.body_budget_bytes or _BUDGET_IN_BODIES * settings.max_body_bytes)
         self._router = make_router(engine, settings)
         self._websockets = WebSocketHandler(engine, settings)
         self._upgrades = Router()
@@ -34,9 +38,9 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._serve(HttpRequest(scope, receive, send), self._router)
+            await self._serve(HttpRequest(scope, receive, send, body_budget=self.body_budget), self._router)
         elif scope["type"] == "websocket":
-            await self._serve(UpgradeRequest(scope, receive, send), self._upgrades)
+            await self._serve(UpgradeRequest(scope, receive, send, body_budget=self.body_budget), self._upgrades)
         elif scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
         else:
@@ -48,9 +52,12 @@ class App:
 
     async def _serve(self, http_request: HttpRequest, router: Router) -> None:
         try:
+            self._authenticator.check_host(http_request.headers)
             route = router.find(http_request)
             if not route.public:
                 http_request.project = self._authenticator.authenticate(http_request.headers)
+                if http_request.mark_authenticated is not None:
+                    http_request.mark_authenticated()
             if http_request.query and not route.reads_query:
                 read_query(http_request, NoQuery)
             await route.handler(http_request)

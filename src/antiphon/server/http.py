@@ -11,6 +11,7 @@ from typing import Any
 from antiphon.engine.respond.ids import random_hex
 from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
 from antiphon.protocol import codec
+from antiphon.server.body_budget import BodyBudget
 from antiphon.server.error_response import encode_error_body
 
 Scope = MutableMapping[str, Any]
@@ -30,6 +31,7 @@ _ID_CHARACTERS = (string.ascii_letters + string.digits + "-_.:/+=").encode()
 _MAX_ID_LENGTH = 128
 _MAX_WARNING_LENGTH = 1024
 _ELLIPSIS = b" ..."
+_MAX_LENGTH_DIGITS = 18
 _WATCH_DELAY_SECONDS = 0.01
 
 WATCH_DISCONNECT = "antiphon.watch_disconnect"
@@ -40,6 +42,9 @@ It returns False if the client has disconnected already.
 
 WRITE_BODY = "antiphon.write_body"
 """An ASGI extension: its `write` sends a part of the body if that needs no waiting, and returns True if it sent it."""
+
+MARK_AUTHENTICATED = "antiphon.mark_authenticated"
+"""An ASGI extension: its `mark` exempts the connection from the limits for unauthenticated ones."""
 
 
 class ClientDisconnected(Exception):
@@ -58,11 +63,13 @@ class HttpRequest:
         "_send",
         "_write_body",
         "_writing",
+        "body_budget",
         "bytes_sent",
         "error_code",
         "extra_headers",
         "headers",
         "id",
+        "mark_authenticated",
         "method",
         "model",
         "path",
@@ -79,8 +86,9 @@ class HttpRequest:
         "watch_disconnect",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_budget: BodyBudget | None = None) -> None:
         self.started_at = time.perf_counter()
+        self.body_budget = body_budget
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.raw_path: bytes | None = scope.get("raw_path")
@@ -92,6 +100,8 @@ class HttpRequest:
         self.watch_disconnect: WatchDisconnect | None = None if extension is None else extension["watch"]
         extension = extensions.get(WRITE_BODY)
         self._write_body: Callable[[bytes], bool] | None = None if extension is None else extension["write"]
+        extension = extensions.get(MARK_AUTHENTICATED)
+        self.mark_authenticated: Callable[[], None] | None = None if extension is None else extension["mark"]
         self._send = send
         self.id = _find_client_id(self.headers) or f"req_{random_hex()}"
         self.extra_headers: list[tuple[bytes, bytes]] = []
@@ -269,23 +279,58 @@ class DisconnectWatch:
 
 
 async def read_body(http_request: HttpRequest, limit: int) -> bytes:
-    """Return the whole body. Raises BodyTooLarge as soon as the declared or the received length exceeds the limit."""
-    _check_headers(http_request.headers, limit)
-    whole = bytearray()
-    while True:
-        message = await http_request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        body: bytes = message.get("body", b"")
-        if len(whole) + len(body) > limit:
-            raise _too_large(limit)
-        if not message.get("more_body", False):
-            return bytes(whole + body) if whole else body
-        whole += body
+    """Return the whole body.
+
+    Raises BodyTooLarge as soon as the declared or the received length exceeds the limit, and Unavailable if the budget
+    for incomplete bodies is exhausted.
+    """
+    declared = _check_headers(http_request.headers, limit)
+    budget = http_request.body_budget
+    if budget is not None and declared:
+        budget.check(declared)
+    first, more = await _receive_body(http_request)
+    if len(first) > limit:
+        raise _too_large(limit)
+    return await _read_rest(http_request, bytearray(first), limit) if more else first
 
 
-def _check_headers(headers: dict[bytes, bytes], limit: int) -> None:
-    """Refuse forms, compressed and too large bodies. Other types are accepted: clients send JSON with a wrong type."""
+async def _read_rest(http_request: HttpRequest, whole: bytearray, limit: int) -> bytes:
+    task = asyncio.current_task()
+    assert task is not None
+    budget = http_request.body_budget or BodyBudget(limit)
+    share = budget.open(task.cancel)
+    try:
+        more = True
+        while more:
+            if not share.resize(len(whole)):
+                raise budget.make_error()
+            body, more = await _receive_body(http_request)
+            if len(whole) + len(body) > limit:
+                raise _too_large(limit)
+            whole += body
+    except asyncio.CancelledError:
+        if not share.dropped:
+            raise
+        task.uncancel()
+        raise budget.make_error() from None
+    finally:
+        share.close()
+    return bytes(whole)
+
+
+async def _receive_body(http_request: HttpRequest) -> tuple[bytes, bool]:
+    """Return the next part of the body, and True if more follows."""
+    message = await http_request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnected
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _check_headers(headers: dict[bytes, bytes], limit: int) -> int:
+    """Refuse forms, compressed and too large bodies. Return the declared length, or 0 if there is none.
+
+    Other content types are accepted: clients send JSON with a wrong type.
+    """
     if headers.get(b"content-type", b"").lower().startswith(_NOT_JSON):
         raise InvalidRequest(
             "The body must be JSON: send 'Content-Type: application/json'.", code="invalid_content_type"
@@ -297,8 +342,10 @@ def _check_headers(headers: dict[bytes, bytes], limit: int) -> None:
     length = headers.get(b"content-length", b"0")
     if not length.isdigit():
         raise InvalidRequest("The header Content-Length must be a number.", code="invalid_header")
-    if int(length) > limit:
+    # Python does not convert numbers of any length.
+    if len(length) > _MAX_LENGTH_DIGITS or int(length) > limit:
         raise _too_large(limit)
+    return int(length)
 
 
 def _too_large(limit: int) -> BodyTooLarge:

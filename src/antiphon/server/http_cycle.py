@@ -2,11 +2,17 @@
 
 from collections.abc import Sequence
 
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 Header = tuple[bytes, bytes]
+
+
+class CountingFlow(FlowControl):
+    """uvicorn's flow control of a connection, with the number of bytes written to it."""
+
+    bytes_written = 0
 
 
 class HttpCycle(RequestResponseCycle):
@@ -16,7 +22,26 @@ class HttpCycle(RequestResponseCycle):
     them one right after the other. Header names must be in lower case, and a content length must be right.
     """
 
+    flow: CountingFlow
     _head = b""
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Return the next part of the body. Unlike uvicorn's, a complete body is delivered after a disconnect too.
+
+        The application may accept a background response although its client has gone.
+        """
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.response_complete or (self.disconnected and (self.more_body or not self.body)):
+            return {"type": "http.disconnect"}
+        message: ASGIReceiveEvent = {"type": "http.request", "body": bytes(self.body), "more_body": self.more_body}
+        self.body = bytearray()
+        return message
 
     async def send(self, message: ASGISendEvent) -> None:
         if self.flow.write_paused and not self.disconnected:
@@ -47,6 +72,7 @@ class HttpCycle(RequestResponseCycle):
             or self.flow.write_paused
         ):
             return False
+        self.flow.bytes_written += len(body)
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
@@ -58,7 +84,9 @@ class HttpCycle(RequestResponseCycle):
             self.keep_alive = False
         elif not self.keep_alive:
             fields += b"connection: close\r\n"
-        if b"content-length: " not in fields and self.scope["method"] != "HEAD" and status not in (204, 304):
+        has_body = self.scope["method"] != "HEAD" and status not in (204, 304)
+        # In HTTP/1.0 the end of the connection is the end of the body.
+        if b"content-length: " not in fields and has_body and self.scope["http_version"] != "1.0":
             self.chunked_encoding = True
             fields += b"transfer-encoding: chunked\r\n"
         return b"%b%b\r\n" % (STATUS_LINE[status], fields)
@@ -73,6 +101,7 @@ class HttpCycle(RequestResponseCycle):
         elif self.scope["method"] != "HEAD":
             data += body
         if data:
+            self.flow.bytes_written += len(data)
             self.transport.write(data)
         if not more:
             self.response_complete = True

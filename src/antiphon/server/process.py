@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import math
 import os
 import signal
@@ -11,7 +12,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
+import msgspec
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
@@ -19,14 +22,23 @@ from antiphon.config import Settings
 from antiphon.engine.engine import Engine
 from antiphon.errors import ConfigError, ServerError
 from antiphon.server.app import App
+from antiphon.server.connections import ServerLimits
 from antiphon.server.uvicorn_protocol import HttpProtocol
 from antiphon.server.watchdog import Watchdog
+from antiphon.server.write_timeout import WriteTimeout
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
 
 # Time for stopped runs to send their final events before their connections are closed.
 _FINAL_EVENTS_SECONDS = 5
-# Longer than common clients keep an idle connection: the client should be the one to close it, because a request that
-# crosses the server's close is lost.
-_KEEP_ALIVE_SECONDS = 75
+# At most this part of the file descriptors is for connections of clients. The store and the upstreams need some too.
+_DESCRIPTORS_FOR_CONNECTIONS = 0.75
+_MACOS_MAX_DESCRIPTORS = 10240
 
 
 def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
@@ -34,6 +46,7 @@ def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None]
 
     Raises ConfigError if the address is not available, and any error of the engine's start.
     """
+    settings = fit_connections(settings, raise_descriptor_limit())
     with bind_socket(settings) as listener:
         Server(engine, settings, on_ready=on_ready).run(sockets=[listener])
 
@@ -52,6 +65,46 @@ def bind_socket(settings: Settings) -> socket.socket:
     return listener
 
 
+def raise_descriptor_limit() -> int | None:
+    """Raise the soft limit of file descriptors to the hard limit. Return the limit, or None if there is none."""
+    if resource is None:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, _MACOS_MAX_DESCRIPTORS):  # macOS does not accept its own hard limit
+        if soft == resource.RLIM_INFINITY or (wanted != resource.RLIM_INFINITY and wanted <= soft):
+            break
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError):
+            continue
+        soft = wanted
+        break
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def fit_connections(settings: Settings, descriptors: int | None) -> Settings:
+    """Return the settings with as many connections as the limit of file descriptors allows, with a warning."""
+    if descriptors is None or settings.max_connections <= descriptors * _DESCRIPTORS_FOR_CONNECTIONS:
+        return settings
+    allowed = max(1, int(descriptors * _DESCRIPTORS_FOR_CONNECTIONS))
+    logger.warning(
+        "max_connections is %d, but this process may open only %d files: at most %d connections are accepted. "
+        "Raise the limit with 'ulimit -n'.",
+        settings.max_connections,
+        descriptors,
+        allowed,
+    )
+    return msgspec.structs.replace(settings, max_connections=allowed)
+
+
+class ServerConfig(uvicorn.Config):
+    """uvicorn's configuration with the limits that all connections share."""
+
+    def __init__(self, app: App, limits: ServerLimits, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.limits = limits
+
+
 class Server(uvicorn.Server):
     """uvicorn with a shutdown that first lets running responses finish, then stops them."""
 
@@ -62,8 +115,9 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
         self._watchdog = Watchdog(settings.log_block_ms / 1000)
         super().__init__(
-            uvicorn.Config(
+            ServerConfig(
                 self._app,
+                ServerLimits(settings, self._app.body_budget),
                 http=HttpProtocol,
                 ws="none",  # HttpProtocol chooses the protocol of WebSockets
                 ws_max_size=settings.max_body_bytes,
@@ -78,9 +132,13 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 workers=1,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds) + _FINAL_EVENTS_SECONDS,
             )
+        )
+        self._write_timeout = WriteTimeout(
+            self.server_state.connections,
+            seconds=settings.write_timeout_seconds,
+            min_rate=settings.min_bytes_per_second,
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -95,6 +153,7 @@ class Server(uvicorn.Server):
         gc.freeze()
         gc.set_threshold(10_000, 20, 50)
         self._watchdog.start()
+        self._write_timeout.start()
         if self._on_ready is not None and sockets:
             self._on_ready(_format_url(sockets[0]))
 
@@ -107,6 +166,7 @@ class Server(uvicorn.Server):
         finally:
             stop_timer.cancel()
             self._watchdog.stop()
+            self._write_timeout.stop()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

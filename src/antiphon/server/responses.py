@@ -53,8 +53,10 @@ class ResponseHandlers:
         http_request.stream = bool(request.stream)
         http_request.warn_ignored(decoded.ignored)
         dialect = choose_dialect(http_request.headers, self._compat)
+        # A background request that has arrived is accepted, even if its client does not wait for the response.
+        accepted = await self._engine.create(request, project=http_request.project) if request.background else None
         with DisconnectWatch(http_request):
-            run = await self._engine.create(request, project=http_request.project)
+            run = accepted or await self._engine.create(request, project=http_request.project)
             http_request.model = run.response.model
             http_request.response_id = run.response.id
             http_request.warnings += run.warnings

@@ -1,60 +1,135 @@
-"""uvicorn's HTTP protocol with header limits, read timeouts, errors as JSON, and callbacks for disconnects."""
+"""uvicorn's HTTP protocol with limits, deadlines for every state, errors as JSON, and callbacks for disconnects."""
 
 import asyncio
 import math
 import re
 import urllib.parse
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from antiphon.errors import InvalidRequest
+from antiphon.errors import AntiphonError, InvalidRequest
+from antiphon.server.connections import ServerLimits, find_address_key, make_overload_error
+from antiphon.server.deadline import Deadline
 from antiphon.server.error_response import encode_error_body
-from antiphon.server.http import WATCH_DISCONNECT, WRITE_BODY, Scope
-from antiphon.server.http_cycle import HttpCycle
-from antiphon.server.write_timeout import WriteTimeoutMixin
+from antiphon.server.http import MARK_AUTHENTICATED, WATCH_DISCONNECT, WRITE_BODY, Scope
+from antiphon.server.http_cycle import CountingFlow, HttpCycle
+from antiphon.server.write_timeout import WriteStall
 
 _MAX_HEAD_BYTES = 256 * 1024
-# A client that never completes its request would hold its connection for ever.
-_HEAD_TIMEOUT_SECONDS = 60.0
-_BODY_TIMEOUT_SECONDS = 60.0
+_MAX_HEADERS = 256
+# Requests that wait for the response before them. Reading stops at the first, but one read may contain many.
+_MAX_PIPELINED = 64
+# Framing, chunk extensions and trailers of a body: this many bytes, and this multiple of the body itself. A chunk of
+# one byte has five bytes of framing.
+_MAX_FRAMING_BYTES = 256 * 1024
+_MAX_FRAMING_FACTOR = 8
+# A refused body is read and discarded, so that the client can read the response before it has sent everything.
+_MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 # Java's standard client offers HTTP/2 with every first request. A server may ignore the offer, but the parser would
 # stop at this header and lose the body. A header name of the same length hides it. No JSON contains such a line.
 _HTTP2_OFFER = re.compile(rb"(?<=\r\n)upgrade(?=:[ \t]*h2c[ \t]*\r\n)", re.IGNORECASE)
 _HIDDEN_OFFER = b"x-offer"
 _ASGI_VERSION = {"version": "3.0", "spec_version": "2.3"}
+_CHECKED_HEADERS = frozenset((b"expect", b"host", b"transfer-encoding"))
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+_INVALID = (400, "The request is not valid HTTP.")
 
 
-class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
+class _RequestRejected(Exception):
+    """Stops the parser. `HttpProtocol._rejection` has the status and the message."""
+
+
+class HttpProtocol(HttpToolsProtocol):
     """One HTTP connection. It answers input that is not valid HTTP itself: such input never reaches the application.
 
-    `_deadline` is the end of the time for the next part of a request. One timer serves all requests of a connection,
-    because starting and cancelling a timer for each would be expensive: it runs on until the deadline has passed.
+    A deadline limits the wait for the next part of a request. It is fixed for a head. The body must have a minimum
+    number of bytes in each period.
     """
 
     _head_is_open = True
     _head_bytes = 0
     _body_is_open = False
-    _deadline = math.inf
-    _timer: asyncio.TimerHandle | None = None
-    _timer_ends_at = math.inf
+    # The received bytes since the head began: all, those of the body, and all at the start of the period.
+    _received_bytes = 0
+    _body_bytes = 0
+    _period_bytes = 0
+    _host: bytes | None = None
+    _transfer_encoding: bytes | None = None
+    _is_upgrade = False
+    _is_authenticated = False
+    _rejection = _INVALID
+    # Set when nothing is read any more. The error response may have to wait for the responses before it.
+    _is_refused = False
+    _late_error: bytes | None = None
+    # The request that is served. `cycle` is the latest one, which may wait in the pipeline.
+    _served: HttpCycle | None = None
+    flow: CountingFlow
     _on_disconnect: Callable[[], None] | None = None
+    write_stall: WriteStall | None = None
+
+    def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        self._limits: ServerLimits = config.limits
+        self._settings = self._limits.settings
+        self._deadline = Deadline(self.loop, self._time_out)
+
+    # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._extensions = {
+        self.flow = CountingFlow(transport)
+        self._extensions: dict[str, dict[str, Any]] = {
             WATCH_DISCONNECT: {"watch": self.watch_disconnect},
             WRITE_BODY: {"write": self.write_body},
         }
-        self._set_deadline(_HEAD_TIMEOUT_SECONDS)
+        if self._limits.connections.has_keys:
+            self._extensions[MARK_AUTHENTICATED] = {"mark": self.mark_authenticated}
+        self.address = find_address_key(self.client)
+        self.accepted_at = self.loop.time()
+        if self._limits.connections.add(self, self.connections):
+            self._deadline.set(self._settings.head_timeout_seconds)
+        else:
+            self.evict()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadline.stop()
+        self._limits.connections.admit(self)
+        self.pipeline.clear()
+        if self._served is not None and self._served is not self.cycle:
+            self._served.disconnected = True
+            self._served.message_event.set()
         super().connection_lost(exc)
         if self._on_disconnect is not None:
             self._on_disconnect()
+
+    def mark_authenticated(self) -> None:
+        """Exempt this connection from the limits for unauthenticated ones."""
+        if not self._is_authenticated:
+            self._is_authenticated = True
+            self._limits.connections.admit(self)
+            self._extensions.pop(MARK_AUTHENTICATED, None)
+
+    def find_eviction_order(self) -> tuple[bool, float] | None:
+        """Return the sort key among the connections to close, or None while the server works for this client."""
+        if self._is_refused or self.transport.is_closing():
+            return None
+        if _is_incomplete(self._served) and not (self._body_is_open and self._served is self.cycle):
+            return None
+        return self._body_is_open, self._deadline.ends_at
+
+    def evict(self) -> None:
+        """Close the connection, because there are too many."""
+        if _is_incomplete(self._served) and not self._body_is_open:
+            self.transport.abort()
+        elif self._served is None or self._body_is_open or (self._head_is_open and self._head_bytes):
+            self._refuse(503, make_overload_error())
+        else:
+            self._is_refused = True
+            self.transport.close()  # idle: a response without a request would be taken for the next one
 
     def watch_disconnect(self, callback: Callable[[], None] | None) -> bool:
         """Set the function to call when the connection is lost. Return False if it is lost already."""
@@ -66,28 +141,55 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
         cycle = self.cycle  # the current one, unless requests wait in the pipeline
         return not self.pipeline and isinstance(cycle, HttpCycle) and cycle.write_now(body)
 
+    @property
+    def bytes_written(self) -> int:
+        """The number of bytes written to the transport, apart from errors of this class."""
+        return self.flow.bytes_written
+
+    # Parsing
+
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if b"h2c" in data:
             data = _HTTP2_OFFER.sub(_HIDDEN_OFFER, data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            if self._should_upgrade():
+            if self._is_upgrade:
                 self.handle_websocket_upgrade()
             return
         except httptools.HttpParserError:
-            self._refuse(400, "The request is not valid HTTP.")
+            status, message = self._rejection
+            self._refuse(status, InvalidRequest(message, code="invalid_http"))
             return
         # The parser holds an incomplete head in memory for as long as the client continues it.
         if self._head_is_open:
-            # The time for the first head starts with the connection.
-            if not self._head_bytes and self.cycle is not None:
-                self._set_deadline(_HEAD_TIMEOUT_SECONDS)
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(431, "The headers are too large.")
+            self._count_head(len(data))
         elif self._body_is_open:
-            self._set_deadline(_BODY_TIMEOUT_SECONDS)
+            self._count_body(len(data))
+
+    def _count_head(self, size: int) -> None:
+        # The time for the first head starts with the connection.
+        if not self._head_bytes and self.cycle is not None:
+            self._deadline.set(self._settings.head_timeout_seconds)
+        self._head_bytes += size
+        if self._head_bytes > _MAX_HEAD_BYTES or len(self.headers or ()) > _MAX_HEADERS:
+            self._refuse(431, InvalidRequest("The headers are too large.", code="invalid_http"))
+
+    def _count_body(self, size: int) -> None:
+        self._received_bytes += size
+        if self._deadline.ends_at == math.inf:
+            self._start_period()
+        if self._received_bytes - self._body_bytes > _MAX_FRAMING_BYTES + _MAX_FRAMING_FACTOR * self._body_bytes:
+            self._refuse(431, InvalidRequest("The trailers or chunk extensions are too large.", code="invalid_http"))
+        elif self.cycle.response_complete and self._body_bytes > _MAX_DISCARDED_BYTES:
+            self._is_refused = True
+            self.transport.close()  # the application has refused the body, and it does not end
+
+    def _start_period(self) -> None:
+        self._period_bytes = self._received_bytes
+        self._deadline.set(self._settings.body_timeout_seconds)
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -95,12 +197,31 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
         self.expect_100_continue = False
         self._head_is_open = True
         self._head_bytes = 0
+        self._host = None
+        self._transfer_encoding = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_is_open:
+            return  # a trailer: no part of the server reads it
+        name = name.lower()
+        if name in _CHECKED_HEADERS:
+            self._check_header(name, value)
+        self.headers.append((name, value))
+
+    def _check_header(self, name: bytes, value: bytes) -> None:
+        if name == b"host":
+            if self._host is not None:
+                self._reject(400, "The request has more than one Host header.")
+            self._host = value
+        elif name == b"transfer-encoding":
+            self._transfer_encoding = value if self._transfer_encoding is None else b","
+        elif value.lower() == b"100-continue":
+            self.expect_100_continue = True
 
     def on_headers_complete(self) -> None:
-        self._head_is_open = False
-        self._deadline = math.inf
         parser = self.parser
         version = parser.get_http_version()
+        self._check_head(version)
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI_VERSION,
@@ -114,15 +235,23 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
             "extensions": self._extensions,
         }
         self.scope = scope  # type: ignore[assignment]  # uvicorn has a type of its own
-        if parser.should_upgrade() and self._should_upgrade():  # the rest of the connection is not HTTP
+        is_upgrade = parser.should_upgrade()
+        if is_upgrade and self._check_upgrade():  # the rest of the connection is not HTTP
+            self._is_upgrade = True
             return
-        self._body_is_open = True
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         scope["raw_path"] = url.path
         scope["query_string"] = url.query or b""
-        previous = self.cycle
+        if url.host is not None:
+            self._use_host_of_target(url)
+        self._head_is_open = False
+        self._body_is_open = True
+        self._received_bytes = self._body_bytes = 0
+        self._deadline.clear()
+        if not self._is_authenticated and not self._limits.connections.has_keys:
+            self.mark_authenticated()
         self.cycle = HttpCycle(
             scope=self.scope,
             transport=self.transport,
@@ -133,22 +262,86 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            keep_alive=version == "1.1" and parser.should_keep_alive() and not is_upgrade,
             on_response=self.on_response_complete,
         )
-        if _is_incomplete(previous):  # a pipelined request
+        if _is_incomplete(self._served):  # a pipelined request
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
+            self._served = self.cycle
             self._start_asgi_task(self.cycle, self.app)
 
+    def _check_head(self, version: str) -> None:
+        host = self._host
+        if host is None:
+            if version != "1.0":
+                self._reject(400, "The request has no Host header.")
+        elif _HOST.fullmatch(host) is None:
+            self._reject(400, "The Host header is not valid.")
+        if version not in ("1.1", "1.0"):
+            self._reject(505, "The server supports HTTP/1.1 and HTTP/1.0.")
+        if self._transfer_encoding is not None:
+            if version == "1.0":
+                self._reject(400, "HTTP/1.0 does not have Transfer-Encoding.")
+            if self._transfer_encoding.lower() != b"chunked":
+                self._reject(501, "The only Transfer-Encoding is chunked.")
+        if len(self.headers) > _MAX_HEADERS:
+            self._reject(431, f"The request has more than {_MAX_HEADERS} headers.")
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._reject(400, f"More than {_MAX_PIPELINED} requests wait for the response before them.")
+
+    def _check_upgrade(self) -> bool:
+        """Return True if the request is a WebSocket handshake. Otherwise the offer to upgrade can be ignored."""
+        # The parser does not read the body of a request that offers to upgrade.
+        has_body = self._transfer_encoding is not None or any(
+            name == b"content-length" and value.strip(b"0") for name, value in self.headers
+        )
+        if self._get_upgrade() != b"websocket":
+            if has_body:
+                self._reject(400, "The only upgrade is to WebSocket: send this request without an Upgrade header.")
+            return False
+        if self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or has_body:
+            self._reject(400, "A WebSocket handshake must be a GET request of HTTP/1.1 without a body.")
+        if _is_incomplete(self._served):
+            self._reject(400, "A WebSocket handshake must not precede the response to an earlier request.")
+        return True
+
+    def _use_host_of_target(self, url: Any) -> None:
+        """Replace the Host header by the host of an absolute target, as RFC 9112 requires."""
+        host: bytes = b"[%b]" % url.host if b":" in url.host else url.host
+        host = host if url.port is None else b"%b:%d" % (host, url.port)
+        self.headers[:] = [header for header in self.headers if header[0] != b"host"]
+        self.headers.append((b"host", host))
+
+    def _reject(self, status: int, message: str) -> NoReturn:
+        """Stop the parser and refuse the request."""
+        self._rejection = (status, message)
+        raise _RequestRejected
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
         self._body_is_open = False
-        if _is_incomplete(self.cycle):
-            self._deadline = math.inf
-        else:
-            self._set_deadline(self.timeout_keep_alive)  # a body that the application has refused unread
-        super().on_message_complete()
+        cycle = self.cycle
+        if cycle.response_complete:
+            self._deadline.set(self._settings.idle_timeout_seconds)  # a body that the application has refused unread
+            return
+        self._deadline.clear()
+        cycle.more_body = False
+        cycle.message_event.set()
+
+    # Responses
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -156,69 +349,92 @@ class HttpProtocol(WriteTimeoutMixin, HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            cycle, app = self.pipeline.pop()
+            assert isinstance(cycle, HttpCycle)
+            self._served = cycle
+            self._start_asgi_task(cycle, app)
+        elif self._late_error is not None:
+            self._write_and_close(self._late_error)
+        elif not self._head_is_open and not self._body_is_open:
+            self._deadline.set(self._settings.idle_timeout_seconds)
         if self._body_is_open:  # the body of a pipelined request could not be read until now
-            self._set_deadline(_BODY_TIMEOUT_SECONDS)
-        elif not self._head_is_open:
-            self._set_deadline(self.timeout_keep_alive)
+            self._start_period()
 
-    def _should_upgrade_to_ws(self) -> bool:
+    def _time_out(self) -> None:
+        if self._head_is_open and _is_incomplete(self._served):  # the response to the request before is not complete
+            self._deadline.set(self._settings.head_timeout_seconds)
+        elif self._body_is_open and self._is_body_progressing():
+            self._start_period()
+        elif (self._head_is_open and self._head_bytes) or (self._body_is_open and _is_incomplete(self.cycle)):
+            self._refuse(408, InvalidRequest("The request did not arrive in time.", code="invalid_http"))
+        else:
+            self.transport.close()
+
+    def _is_body_progressing(self) -> bool:
+        if self.pipeline or self.flow.read_paused:  # the server does not read the body yet
+            return True
+        return self._received_bytes - self._period_bytes >= self._limits.min_body_bytes
+
+    def _refuse(self, status: int, error: AntiphonError) -> None:
+        """Send an error and close the connection. Nothing more is read.
+
+        A response is never sent within another one. The error is sent after the responses to earlier requests, and not
+        at all if the request has a response already.
+        """
+        if self._is_refused:
+            return
+        self._is_refused = True
+        body_was_open, self._body_is_open = self._body_is_open, False
+        response = _encode_error(status, error)
+        if body_was_open and not self._withdraw():
+            if self.cycle.response_started:
+                self.transport.close()
+            else:
+                self._write_and_close(response)
+        elif _is_incomplete(self._served):
+            self._late_error = response
+        else:
+            self._write_and_close(response)
+
+    def _withdraw(self) -> bool:
+        """Remove the latest request from the pipeline. Return False if it does not wait there."""
+        if not self.pipeline:
+            return False
+        self.pipeline.popleft()
         return True
+
+    def _write_and_close(self, response: bytes) -> None:
+        self._deadline.stop()
+        if not self.transport.is_closing():
+            self.transport.write(response)
+            self.transport.close()
+
+    # Upgrade
 
     def handle_websocket_upgrade(self) -> None:
         # Imported at first use: many servers never open a WebSocket.
         from antiphon.server.websocket.uvicorn_protocol import WebSocketProtocol
 
         self.ws_protocol_class = WebSocketProtocol
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadline.stop()
         super().handle_websocket_upgrade()
+        successor = self.transport.get_protocol()
+        assert isinstance(successor, WebSocketProtocol)
+        if self._is_authenticated:
+            successor.mark_authenticated()
+        else:
+            self._limits.connections.replace(self, successor)
+        successor.check_handshake()
         # Break the reference cycle, so that an idle WebSocket does not hold both until the next garbage collection.
         self.parser = None  # type: ignore[assignment]  # as uvicorn does when a connection ends
 
-    def _set_deadline(self, seconds: float) -> None:
-        self._deadline = self.loop.time() + seconds
-        if self._timer is None or self._deadline < self._timer_ends_at:
-            self._start_timer()
 
-    def _start_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ends_at = self._deadline
-        self._timer = self.loop.call_later(self._deadline - self.loop.time(), self._check_deadline)
-
-    def _check_deadline(self) -> None:
-        self._timer = None
-        if self.loop.time() >= self._deadline:
-            self._time_out()
-        elif self._deadline != math.inf:
-            self._start_timer()
-
-    def _time_out(self) -> None:
-        if self._head_is_open and _is_incomplete(self.cycle):  # the response to the request before is not complete
-            self._set_deadline(_HEAD_TIMEOUT_SECONDS)
-        elif self._body_is_open and (self.pipeline or self.flow.read_paused):  # the server does not read the body yet
-            self._set_deadline(_BODY_TIMEOUT_SECONDS)
-        elif (self._head_is_open and self._head_bytes) or (self._body_is_open and _is_incomplete(self.cycle)):
-            self._refuse(408, "The request did not arrive in time.")
-        else:
-            self.transport.close()
-
-    def _refuse(self, status: int, message: str) -> None:
-        # A response that has started cannot be replaced by an error.
-        if not _is_responding(self.cycle):
-            body = encode_error_body(InvalidRequest(message, code="invalid_http"))
-            self.transport.write(
-                STATUS_LINE[status]
-                + b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-                + body
-            )
-        self.transport.close()
+def _encode_error(status: int, error: AntiphonError) -> bytes:
+    body = encode_error_body(error)
+    retry_after = b"" if error.retry_after is None else b"retry-after: %d\r\n" % math.ceil(error.retry_after)
+    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n"
+    return head % (STATUS_LINE[status], len(body), retry_after) + body
 
 
 def _is_incomplete(cycle: RequestResponseCycle | None) -> bool:
     return cycle is not None and not cycle.response_complete
-
-
-def _is_responding(cycle: RequestResponseCycle | None) -> bool:
-    return cycle is not None and cycle.response_started and not cycle.response_complete

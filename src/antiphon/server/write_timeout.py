@@ -1,45 +1,63 @@
-"""The write timeout: connections of clients that stop reading are aborted, because they hold up a model."""
+"""The write timeout: connections of clients that stop reading, or read too slowly, are aborted.
+
+They hold up a model, a file descriptor and buffers. One timer checks all connections, so that a write costs nothing
+more. Connections that are closing are checked too: a close waits until the client has read everything.
+"""
 
 import asyncio
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
-# Time without any progress while data waits for the client.
-_WRITE_TIMEOUT_SECONDS = 300.0
+_CHECKS_PER_TIMEOUT = 8
 
 
-class WriteTimeoutMixin(asyncio.Protocol):
-    """A protocol mixin that aborts the connection of a client that has stopped reading. Slow readers are unaffected."""
+class WriteStall(NamedTuple):
+    """The time since when data waits for a client, and the number of bytes that it had taken at that time."""
 
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    _write_timer: asyncio.TimerHandle | None = None
+    since: float
+    taken: int
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._start_write_timer()
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_write_timer()
+class WriteTimeout:
+    """Aborts the connections of clients that do not take enough data in time.
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_write_timer()
-        super().connection_lost(exc)
+    A connection is aborted if data for the client has waited at each check within `seconds`, and the client has taken
+    less than `min_rate` bytes per second on average. A connection has the attributes `transport`, `bytes_written` and
+    `write_stall`.
+    """
 
-    def _start_write_timer(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(_WRITE_TIMEOUT_SECONDS, self._check_progress, unread)
+    def __init__(self, connections: Collection[Any], *, seconds: float, min_rate: float) -> None:
+        self._connections = connections
+        self._seconds = seconds
+        self._min_rate = min_rate
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _check_progress(self, unread: int) -> None:
-        """Abort unless the client has read something since the timer started.
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._seconds / _CHECKS_PER_TIMEOUT, self._check_all, loop)
 
-        A large response is written at once, and writing resumes only when nearly all of it has been read.
-        """
-        if self.transport.get_write_buffer_size() < unread:
-            self._start_write_timer()
-        else:
-            self.transport.abort()
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+    def _check_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for connection in tuple(self._connections):
+            self.check(connection, now)
+        self.start()
+
+    def check(self, connection: Any, now: float) -> None:
+        """Check one connection. Abort it if its client has not taken enough."""
+        waiting = connection.transport.get_write_buffer_size()
+        if not waiting:
+            connection.write_stall = None
+            return
+        taken = connection.bytes_written - waiting
+        stall: WriteStall | None = connection.write_stall
+        if stall is None:
+            connection.write_stall = WriteStall(now, taken)
+        elif now - stall.since >= self._seconds:
+            if taken - stall.taken < max(1.0, self._min_rate * (now - stall.since)):
+                connection.transport.abort()
+            else:
+                connection.write_stall = WriteStall(now, taken)

@@ -315,7 +315,7 @@ def test_idle_connection_is_pinged(serve: Callable[..., LiveServer]) -> None:
     running = serve(SCRIPT, keepalive_seconds=0.05)
     with running.connect() as raw:
         raw.sendall(
-            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         received = b""

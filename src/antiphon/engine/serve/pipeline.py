@@ -16,6 +16,7 @@ again and served when its run starts, perhaps in another process. A stage that d
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 from antiphon.backends.base import Backend, Model, QueuedBackend, Turn
@@ -65,8 +66,12 @@ class Pipeline:
         self._first_delta = FirstDelta()
 
     async def start(self) -> None:
-        for backend in self._backends.values():
-            await backend.start()
+        """Start all backends. If one fails, close those that have started."""
+        async with AsyncExitStack() as stack:
+            for backend in self._backends.values():
+                await backend.start()
+                stack.push_async_callback(backend.close)
+            stack.pop_all()
 
     async def close(self) -> None:
         await self._grammars.close()

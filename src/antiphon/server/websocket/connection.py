@@ -19,15 +19,19 @@ MAX_LANES = 32
 MAX_WAITING = 64
 MAX_STEERS = 16
 MAX_STREAM_ID_LENGTH = 256
+# While a connection is closing, a client that takes nothing for this time is disconnected.
+_CLOSING_STALL_SECONDS = 10.0
 
 
 class WebSocketConnection:
     """Reads messages until the client disconnects, or until a graceful close is complete."""
 
-    def __init__(self, state: ConnectionState, *, max_bytes: int, max_seconds: float) -> None:
+    def __init__(self, state: ConnectionState, *, max_bytes: int, max_seconds: float, write_timeout: float) -> None:
         self._state = state
         self._max_bytes = max_bytes
         self._max_seconds = max_seconds
+        self._stall_seconds = min(_CLOSING_STALL_SECONDS, write_timeout)
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._lanes: dict[str | None, Lane] = {}
         self._closing_error: AntiphonError | None = None
         self._closing_task: asyncio.Task[None] | None = None
@@ -41,6 +45,7 @@ class WebSocketConnection:
         finally:
             expiry.cancel()
             await self._stop()
+            self._state.waiting_bytes.close()
 
     def close_gracefully(self, error: AntiphonError, *, send_error: bool = False) -> None:
         """Refuse new requests with this error, let the running ones end, and close.
@@ -50,6 +55,19 @@ class WebSocketConnection:
         if self._closing_error is None:
             self._closing_error = error
             self._closing_task = asyncio.get_running_loop().create_task(self._close(error, send_error=send_error))
+            self._start_stall_timer()
+
+    def _start_stall_timer(self) -> None:
+        self._stall_timer = asyncio.get_running_loop().call_later(
+            self._stall_seconds, self._check_stall, self._state.upgrade.bytes_sent
+        )
+
+    def _check_stall(self, bytes_sent: int) -> None:
+        """Disconnect a client that does not read. It would delay the close for ever."""
+        if self._state.socket.is_writing and self._state.upgrade.bytes_sent == bytes_sent:
+            self._state.socket.abort()
+        else:
+            self._start_stall_timer()
 
     def _expire(self) -> None:
         error = InvalidRequest(
@@ -71,6 +89,8 @@ class WebSocketConnection:
         """Cancel all running responses: the client has disconnected."""
         if self._closing_task is not None:
             self._closing_task.cancel()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         for lane in self._lanes.values():
             lane.stop()
         await self._wait_for_lanes()
@@ -125,6 +145,7 @@ class WebSocketConnection:
         try:
             _check_parameters(request)
         except AntiphonError as error:
+            self._state.release_waiting(size)
             self._state.session.forget(request.previous_response_id)
             await self._state.write_error(error, _check_stream_id(request.stream_id))
             return
@@ -145,6 +166,7 @@ class WebSocketConnection:
                 f"{len(waiting)} requests are waiting on this connection: wait until some of them end.",
                 code="too_many_waiting_requests",
             )
+        self._state.hold_waiting(size)
 
     def _remove_lane(self, lane: Lane) -> None:
         """Remove an idle lane. It is made again when it is needed."""

@@ -36,6 +36,7 @@ class WebSocketHandler:
             ConnectionState(self._engine, http_request, self._keepalive, max_bytes=limit, compat=self._settings.compat),
             max_bytes=limit,
             max_seconds=self._settings.websocket_max_seconds,
+            write_timeout=self._settings.write_timeout_seconds,
         )
         await http_request.accept()
         self._connections.add(connection)

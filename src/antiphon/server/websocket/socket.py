@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from antiphon.server.body_budget import BodyBudget
 from antiphon.server.http import ClientDisconnected, HttpRequest, Message, Receive, Scope, Send
 
 WriteNow = Callable[[Sequence[bytes]], bool]
 
 WRITE_NOW = "antiphon.write_now"
-"""An ASGI extension: its `write` sends text messages if that needs no waiting, and returns True if it sent them."""
+"""An ASGI extension: its `write` sends text messages if that needs no waiting, and returns True if it sent them.
+
+Its `abort` ends the connection at once, without a close frame.
+"""
 
 GOING_AWAY = 1001
 POLICY_VIOLATION = 1008
@@ -21,12 +25,20 @@ class WebSocket:
     reads slowly.
     """
 
-    __slots__ = ("_lock", "_receive", "_send", "_write_now", "_writers")
+    __slots__ = ("_abort", "_lock", "_receive", "_send", "_write_now", "_writers")
 
-    def __init__(self, receive: Receive, send: Send, *, write_now: WriteNow | None = None) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        *,
+        write_now: WriteNow | None = None,
+        abort: Callable[[], None] | None = None,
+    ) -> None:
         self._receive = receive
         self._send = send
         self._write_now = write_now
+        self._abort = abort
         self._lock = asyncio.Lock()
         # The lock alone does not show waiting writers: it is free for a moment between two of them.
         self._writers = 0
@@ -68,7 +80,16 @@ class WebSocket:
         return self._writers > 0
 
     async def close(self, code: int) -> None:
-        await self._send_message({"type": "websocket.close", "code": code})
+        self._writers += 1
+        try:
+            await self._send_message({"type": "websocket.close", "code": code})
+        finally:
+            self._writers -= 1
+
+    def abort(self) -> None:
+        """End the connection at once, if the ASGI server can. The client does not read."""
+        if self._abort is not None:
+            self._abort()
 
     async def _send_message(self, message: Message) -> None:
         try:
@@ -82,7 +103,7 @@ class UpgradeRequest(HttpRequest):
 
     __slots__ = ("socket",)
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, body_budget: BodyBudget | None = None) -> None:
         extensions = scope.get("extensions") or {}
 
         async def refuse(message: Message) -> None:
@@ -91,9 +112,9 @@ class UpgradeRequest(HttpRequest):
             elif message["type"] == "http.response.start":  # this ASGI server cannot send an HTTP response
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION})
 
-        super().__init__({**scope, "method": "GET"}, receive, refuse)
-        extension = extensions.get(WRITE_NOW)
-        self.socket = WebSocket(receive, send, write_now=None if extension is None else extension["write"])
+        super().__init__({**scope, "method": "GET"}, receive, refuse, body_budget=body_budget)
+        extension = extensions.get(WRITE_NOW) or {}
+        self.socket = WebSocket(receive, send, write_now=extension.get("write"), abort=extension.get("abort"))
 
     async def accept(self) -> None:
         await self.socket.accept([(b"x-request-id", self.id.encode())])

@@ -11,6 +11,7 @@ from antiphon.errors import AntiphonError
 from antiphon.protocol import codec
 from antiphon.protocol.events import ErrorPayload
 from antiphon.protocol.websocket import SocketError
+from antiphon.server.body_budget import BodyBudget
 from antiphon.server.dialect import choose_dialect
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.log import AccessLine
@@ -27,9 +28,11 @@ class ConnectionState:
     `pending_steers`: steering input that waits for the outputs of the response's tool calls.
     `unsettled`: steered responses that have not ended. The event is set when their steering input has been queued,
     stored as pending, or returned.
+    `waiting_bytes` is the share of the budget for request bodies that the queued requests take.
     """
 
     __slots__ = (
+        "body_budget",
         "dialect",
         "ended",
         "engine",
@@ -39,12 +42,21 @@ class ConnectionState:
         "socket",
         "unsettled",
         "upgrade",
+        "waiting_bytes",
     )
 
     def __init__(
-        self, engine: Engine, upgrade: UpgradeRequest, keepalive: Keepalive, *, max_bytes: int, compat: Dialect
+        self,
+        engine: Engine,
+        upgrade: UpgradeRequest,
+        keepalive: Keepalive,
+        *,
+        max_bytes: int,
+        compat: Dialect,
     ) -> None:
         self.dialect = choose_dialect(upgrade.headers, compat)
+        self.body_budget = upgrade.body_budget or BodyBudget(max_bytes)
+        self.waiting_bytes = self.body_budget.open()
         self.engine = engine
         self.upgrade = upgrade
         self.socket = upgrade.socket
@@ -57,6 +69,14 @@ class ConnectionState:
     @property
     def project(self) -> str:
         return self.upgrade.project
+
+    def hold_waiting(self, size: int) -> None:
+        """Count the bytes of a request that waits. Raises Unavailable if the budget for bodies is exhausted."""
+        if not self.waiting_bytes.resize(self.waiting_bytes.size + size):
+            raise self.body_budget.make_error()
+
+    def release_waiting(self, size: int) -> None:
+        self.waiting_bytes.resize(self.waiting_bytes.size - size)
 
     async def write(self, lines: list[bytes]) -> int:
         """Send messages and return their size in bytes."""

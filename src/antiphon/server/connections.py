@@ -1,0 +1,157 @@
+"""All open connections: their limits, and the choice of connections to close when there are too many."""
+
+import asyncio
+import ipaddress
+from collections.abc import Collection
+from typing import Protocol
+
+from antiphon.config import Settings
+from antiphon.errors import Unavailable
+from antiphon.server.body_budget import BodyBudget
+
+# A new connection has this time to present a key before it can be closed in favour of others. Many clients may connect
+# at once.
+_GRACE_SECONDS = 1.0
+# At the limit, this part of the connections is closed together: finding candidates takes a pass over all connections.
+_EVICTED_PART = 0.05
+_RETRY_AFTER_SECONDS = 5.0
+
+
+class Connection(Protocol):
+    """A connection of a client."""
+
+    @property
+    def address(self) -> str:
+        """The client's address."""
+
+    @property
+    def accepted_at(self) -> float:
+        """The time of the event loop when the connection was accepted."""
+
+    def find_eviction_order(self) -> tuple[bool, float] | None:
+        """Return the sort key among the connections to close, or None while the server works for this client."""
+
+    def evict(self) -> None:
+        """Close the connection, because there are too many."""
+
+
+class ConnectionTable:
+    """Limits connections, and among them those that have not presented a valid key.
+
+    Connections over a limit for unauthenticated ones are closed after a second, the oldest first, of the address that
+    has the most. So a client with a key can always connect. At the limit of all connections, idle ones are closed, then
+    those with an incomplete request; a new connection is refused only if the server works for all others.
+    """
+
+    def __init__(self, *, max_total: int, max_unauthenticated: int, max_per_address: int, has_keys: bool) -> None:
+        self.max_total = max_total
+        self._max_unauthenticated = max_unauthenticated
+        self._max_per_address = max_per_address
+        # Without keys, a connection counts as authenticated when the head of its first request is complete.
+        self.has_keys = has_keys
+        self.unauthenticated = 0
+        self._by_address: dict[str, dict[Connection, None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: Connection, connections: Collection[object]) -> bool:
+        """Add a new connection. `connections` are all open ones. Return False if it must be refused."""
+        same = self._by_address.setdefault(connection.address, {})
+        same[connection] = None
+        self.unauthenticated += 1
+        if len(same) > self._max_per_address or self.unauthenticated > self._max_unauthenticated:
+            self._schedule_check()
+        return len(connections) <= self.max_total or self._make_room(connection, connections)
+
+    def admit(self, connection: Connection) -> None:
+        """Remove a connection from the unauthenticated ones. It may be called again."""
+        same = self._by_address.get(connection.address)
+        if same is not None and connection in same:
+            del same[connection]
+            self.unauthenticated -= 1
+            if not same:
+                del self._by_address[connection.address]
+
+    def replace(self, connection: Connection, successor: Connection) -> None:
+        """Let an upgraded connection take the place of an unauthenticated one."""
+        same = self._by_address.get(connection.address)
+        if same is not None and connection in same:
+            del same[connection]
+            same[successor] = None
+
+    def _schedule_check(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._close_excess)
+
+    def _close_excess(self) -> None:
+        self._timer = None
+        newest = asyncio.get_running_loop().time() - _GRACE_SECONDS
+        for same in tuple(self._by_address.values()):
+            while len(same) > self._max_per_address and self._evict_oldest(same, newest):
+                pass
+        while self.unauthenticated > self._max_unauthenticated:
+            if not self._evict_oldest(max(self._by_address.values(), key=len), newest):
+                break
+        largest = max(map(len, self._by_address.values()), default=0)
+        if largest > self._max_per_address or self.unauthenticated > self._max_unauthenticated:
+            self._schedule_check()
+
+    def _evict_oldest(self, same: dict[Connection, None], newest: float) -> bool:
+        oldest = next(iter(same))
+        if oldest.accepted_at > newest:
+            return False
+        self.admit(oldest)
+        oldest.evict()
+        return True
+
+    def _make_room(self, newcomer: Connection, connections: Collection[object]) -> bool:
+        candidates = [
+            (order, connection)
+            for connection in connections
+            if connection is not newcomer and (order := connection.find_eviction_order()) is not None  # type: ignore[attr-defined]  # uvicorn's set
+        ]
+        candidates.sort(key=lambda candidate: candidate[0])
+        for _, connection in candidates[: max(1, int(self.max_total * _EVICTED_PART))]:
+            connection.evict()  # type: ignore[attr-defined]
+        return bool(candidates)
+
+
+class ServerLimits:
+    """The settings and the state that all connections of a server share."""
+
+    def __init__(self, settings: Settings, bodies: BodyBudget) -> None:
+        self.settings = settings
+        self.bodies = bodies
+        self.connections = ConnectionTable(
+            max_total=settings.max_connections,
+            max_unauthenticated=settings.max_unauthenticated,
+            max_per_address=settings.max_unauthenticated_per_address,
+            has_keys=bool(settings.api_keys),
+        )
+        self.min_body_bytes = compute_min_bytes(settings, settings.body_timeout_seconds)
+
+
+def compute_min_bytes(settings: Settings, seconds: float) -> float:
+    """Return the number of bytes that a peer must transfer in this time, to not count as stalled."""
+    return max(1.0, settings.min_bytes_per_second * seconds)
+
+
+def find_address_key(client: tuple[str, int] | None) -> str:
+    """Return the address that limits apply to. A client with IPv6 usually has a network of 64 bits for itself."""
+    if client is None:
+        return ""
+    host = client[0]
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or int(address) >> 64)
+
+
+def make_overload_error() -> Unavailable:
+    return Unavailable(
+        "Too many connections: see the settings max_connections and max_unauthenticated.",
+        code="server_overloaded",
+        retry_after=_RETRY_AFTER_SECONDS,
+    )
