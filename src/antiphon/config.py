@@ -87,19 +87,19 @@ class Settings(Struct, frozen=True, kw_only=True):
     store: Annotated[str, Meta(min_length=1)]
     api_keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    body_budget_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_prompt_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+    shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
+    keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15
     max_connections: Annotated[int, Meta(ge=1)] = 4096
     max_unauthenticated: Annotated[int, Meta(ge=1)] = 512
     max_unauthenticated_per_address: Annotated[int, Meta(ge=1)] = 128
     head_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60
     body_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60
     write_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 120
-    idle_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 75
     min_bytes_per_second: Annotated[float, Meta(ge=0)] = 100
-    max_body_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
-    max_prompt_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
-    body_budget_bytes: Annotated[int, Meta(ge=1)] | None = None
-    shutdown_grace_seconds: Annotated[float, Meta(ge=0, le=86400)] = 10
-    keepalive_seconds: Annotated[float, Meta(ge=0, le=86400)] = 15
+    idle_timeout_seconds: Annotated[float, Meta(gt=0, le=86400)] = 75
     websocket_max_seconds: Annotated[float, Meta(gt=0, le=604800)] = 3600
     websocket_first_message_seconds: Annotated[float, Meta(gt=0, le=604800)] = 600
     websocket_max_small_fragments: Annotated[int, Meta(ge=1)] = 4096

@@ -17,7 +17,7 @@ _EVICTED_PART = 0.05
 _RETRY_AFTER_SECONDS = 5.0
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     """A connection of a client."""
 
     @property
@@ -50,10 +50,10 @@ class ConnectionTable:
         # Without keys, a connection counts as authenticated when the head of its first request is complete.
         self.has_keys = has_keys
         self.unauthenticated = 0
-        self._by_address: dict[str, dict[Connection, None]] = {}
+        self._by_address: dict[str, dict[OpenConnection, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: Connection, connections: Collection[object]) -> bool:
+    def add(self, connection: OpenConnection, connections: Collection[object]) -> bool:
         """Add a new connection. `connections` are all open ones. Return False if it must be refused."""
         same = self._by_address.setdefault(connection.address, {})
         same[connection] = None
@@ -62,7 +62,7 @@ class ConnectionTable:
             self._schedule_check()
         return len(connections) <= self.max_total or self._make_room(connection, connections)
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: OpenConnection) -> None:
         """Remove a connection from the unauthenticated ones. It may be called again."""
         same = self._by_address.get(connection.address)
         if same is not None and connection in same:
@@ -71,7 +71,7 @@ class ConnectionTable:
             if not same:
                 del self._by_address[connection.address]
 
-    def replace(self, connection: Connection, successor: Connection) -> None:
+    def replace(self, connection: OpenConnection, successor: OpenConnection) -> None:
         """Let an upgraded connection take the place of an unauthenticated one."""
         same = self._by_address.get(connection.address)
         if same is not None and connection in same:
@@ -95,7 +95,7 @@ class ConnectionTable:
         if largest > self._max_per_address or self.unauthenticated > self._max_unauthenticated:
             self._schedule_check()
 
-    def _evict_oldest(self, same: dict[Connection, None], newest: float) -> bool:
+    def _evict_oldest(self, same: dict[OpenConnection, None], newest: float) -> bool:
         oldest = next(iter(same))
         if oldest.accepted_at > newest:
             return False
@@ -103,7 +103,7 @@ class ConnectionTable:
         oldest.evict()
         return True
 
-    def _make_room(self, newcomer: Connection, connections: Collection[object]) -> bool:
+    def _make_room(self, newcomer: OpenConnection, connections: Collection[object]) -> bool:
         candidates = [
             (order, connection)
             for connection in connections

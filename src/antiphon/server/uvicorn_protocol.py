@@ -23,10 +23,9 @@ _MAX_HEAD_BYTES = 256 * 1024
 _MAX_HEADERS = 256
 # Requests that wait for the response before them. Reading stops at the first, but one read may contain many.
 _MAX_PIPELINED = 64
-# Framing, chunk extensions and trailers of a body: this many bytes, and this multiple of the body itself. A chunk of
-# one byte has five bytes of framing.
-_MAX_FRAMING_BYTES = 256 * 1024
-_MAX_FRAMING_FACTOR = 8
+# Framing, chunk extensions and trailers may take this many bytes more than the body itself. A chunk of one byte has
+# five bytes of framing, and takes as much work as a large one.
+_MAX_FRAMING_BYTES = 64 * 1024
 # A refused body is read and discarded, so that the client can read the response before it has sent everything.
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 # Java's standard client offers HTTP/2 with every first request. A server may ignore the offer, but the parser would
@@ -53,7 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
     _head_is_open = True
     _head_bytes = 0
     _body_is_open = False
-    # The received bytes since the head began: all, those of the body, and all at the start of the period.
+    # The received bytes after the head: all, those of the body, and all at the start of the period.
     _received_bytes = 0
     _body_bytes = 0
     _period_bytes = 0
@@ -178,11 +177,13 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(431, InvalidRequest("The headers are too large.", code="invalid_http"))
 
     def _count_body(self, size: int) -> None:
-        self._received_bytes += size
         if self._deadline.ends_at == math.inf:
             self._start_period()
-        if self._received_bytes - self._body_bytes > _MAX_FRAMING_BYTES + _MAX_FRAMING_FACTOR * self._body_bytes:
-            self._refuse(431, InvalidRequest("The trailers or chunk extensions are too large.", code="invalid_http"))
+            if not self._received_bytes:  # the head is in this data
+                size = self._body_bytes
+        self._received_bytes += size
+        if self._received_bytes > 2 * self._body_bytes + _MAX_FRAMING_BYTES:
+            self._refuse(400, InvalidRequest("The body has too many small chunks or trailers.", code="invalid_http"))
         elif self.cycle.response_complete and self._body_bytes > _MAX_DISCARDED_BYTES:
             self._is_refused = True
             self.transport.close()  # the application has refused the body, and it does not end
@@ -324,10 +325,11 @@ class HttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete:
             return
+        if not cycle.body:
+            cycle.message_event.set()
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:

@@ -5,10 +5,13 @@ more. Connections that are closing are checked too: a close waits until the clie
 """
 
 import asyncio
+import socket
+import struct
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 _CHECKS_PER_TIMEOUT = 8
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class WriteStall(NamedTuple):
@@ -58,6 +61,14 @@ class WriteTimeout:
             connection.write_stall = WriteStall(now, taken)
         elif now - stall.since >= self._seconds:
             if taken - stall.taken < max(1.0, self._min_rate * (now - stall.since)):
-                connection.transport.abort()
+                abort_connection(connection.transport)
             else:
                 connection.write_stall = WriteStall(now, taken)
+
+
+def abort_connection(transport: asyncio.Transport) -> None:
+    """Reset a connection. Without the reset, the kernel would hold the unread data for minutes."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()

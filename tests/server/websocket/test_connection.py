@@ -330,7 +330,7 @@ def test_open_responses_lane_gets_pings_only(serve: Callable[..., LiveServer]) -
     assert len(message) < 126
     with running.connect() as raw:
         raw.sendall(
-            b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"x-antiphon-compat: open-responses\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )

@@ -15,7 +15,7 @@ from antiphon.server.connections import ServerLimits, find_address_key
 from antiphon.server.deadline import Deadline
 from antiphon.server.http import MARK_AUTHENTICATED
 from antiphon.server.websocket.socket import WRITE_NOW
-from antiphon.server.write_timeout import WriteStall
+from antiphon.server.write_timeout import WriteStall, abort_connection
 
 # Time for the client to answer a close frame.
 _CLOSE_TIMEOUT_SECONDS = 2.0
@@ -81,13 +81,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def find_eviction_order(self) -> None:
         """Return None: the server works for this client."""
 
+    def abort(self) -> None:
+        """End the connection at once, without a close frame."""
+        abort_connection(self.transport)
+
     def evict(self) -> None:
         self.transport.abort()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:  # the application starts in the next iteration of the event loop
-            self.scope["extensions"][WRITE_NOW] = {"write": self.write_now, "abort": self.transport.abort}
+            self.scope["extensions"][WRITE_NOW] = {"write": self.write_now, "abort": self.abort}
             self.scope["extensions"][MARK_AUTHENTICATED] = {"mark": self.mark_authenticated}
 
     def check_handshake(self) -> None:
@@ -130,7 +134,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _end_close(self) -> None:
         # A close of the transport would wait until the client has read everything.
         if self.transport.get_write_buffer_size():
-            self.transport.abort()
+            abort_connection(self.transport)
         else:
             self.transport.close()
 
