@@ -266,3 +266,28 @@ async def test_clock_set_back_does_not_lengthen_a_lease(queued: Store, claim: Cl
     assert await claim("us", 9.9, limit=2) == [run(7), run(6)]
     await queued.renew("alive", lease=10)
     assert await claim("us", 10, limit=2) == [lost(9, since=10)]
+
+
+async def test_suspect_runs_are_claimed_one_at_a_time(queued: Store, claim: Claim) -> None:
+    for number, time in enumerate((0, 20)):
+        assert len(await claim(f"dead {number}", time, limit=4)) == 4
+    # Every run was interrupted twice, and any of them may be the cause.
+    assert await claim("us", 40, limit=4) == [lost(9, since=30, times=2)]
+    assert await claim("us", 41, limit=4) == []
+    assert await claim("them", 42, limit=4) == [lost(8, since=30, times=2)]
+    await queued.release("us")
+    (again,) = await claim("us", 43, limit=4)
+    assert (again.response_id, again.interruptions) == ("resp_9", 2)
+    await queued.request_cancel("p", "resp_7")
+    assert [each.response_id for each in await claim("us", 44, limit=4)] == ["resp_7"]
+
+
+async def test_runs_without_crashes_are_claimed_beside_a_suspect(
+    store: Store, make_stored: MakeStored, claim: Claim
+) -> None:
+    await store.enqueue("p", make_stored("resp_9", status="queued"), b"request 9")
+    for number, time in enumerate((0, 20)):
+        assert len(await claim(f"dead {number}", time, limit=4)) == 1
+    for number in (8, 7):
+        await store.enqueue("p", make_stored(f"resp_{number}", status="queued"), b"request %d" % number)
+    assert [each.response_id for each in await claim("us", 40, limit=4)] == ["resp_9", "resp_8", "resp_7"]

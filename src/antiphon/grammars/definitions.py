@@ -14,6 +14,7 @@ _TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|\#[^\n]*)
     |(?P<text>"(?:[^"\\\n]|\\.)*"?)
     |/(?P<pattern>(?:[^/\\\n]|\\.)+)/?
+    |(?P<rule>:)
     |(?P<schema>%json\s*)(?=\{)
     |\{\s*(?:(?P<least>\d+)\s*)?(?:,\s*(?:(?P<most>\d+)\s*)?)?\}
     |~\s*(?P<first>\d+)(?:\s*\.\.\s*(?P<last>\d+))?""",
@@ -28,8 +29,6 @@ def check_definition(syntax: str, definition: str, limits: GrammarLimits, *, par
     if len(definition) > limits.definition_length:
         _refuse("has too many characters", limits.definition_length, "definition_length", param)
     if syntax == "lark":
-        if definition.count(":") > limits.rules:
-            _refuse("has too many rules", limits.rules, "rules", param)
         _check_lark(definition, limits, param)
     else:
         _check_pattern(definition, limits, param)
@@ -37,11 +36,15 @@ def check_definition(syntax: str, definition: str, limits: GrammarLimits, *, par
 
 def _check_lark(definition: str, limits: GrammarLimits, param: str) -> None:
     schemas = SchemaCheck(limits)
-    position = 0
+    position = rules = 0
     while found := _TOKEN.search(definition, position):
         position = found.end()
         if found["pattern"] is not None:
             _check_pattern(found["pattern"], limits, param)
+        elif found["rule"] is not None:
+            rules += 1
+            if rules > limits.rules:
+                _refuse("has too many rules", limits.rules, "rules", param)
         elif found["schema"] is not None:
             try:
                 schema, position = _DECODER.raw_decode(definition, position)

@@ -331,6 +331,8 @@ class RunQueue(Protocol):
         `limits` are counted over all processes, in the transaction that claims the runs. A run is in progress while
         its owner holds the lease. Runs of a project at its limit are skipped. Only a first attempt is a start.
 
+        An owner holds one run with `SUSPECT_INTERRUPTIONS` at a time: if its process dies again, no other is blamed.
+
         All cancelled runs are claimed. They count against no limit, because they need no model.
         """
 

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 # The window of `starts_per_minute`, in seconds.
 START_WINDOW = 60.0
+# A run whose attempts have ended with their process this often may be the cause. Such runs are claimed one at a time.
+SUSPECT_INTERRUPTIONS = 2
 
 
 class StoreLimits(NamedTuple):

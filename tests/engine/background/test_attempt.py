@@ -73,6 +73,30 @@ async def test_repeatedly_interrupted_run_is_given_up(make_harness: Any, tmp_pat
     assert (response.status, response.error.code, response.output_text) == ("failed", "interrupted", "so far")
 
 
+@pytest.mark.parametrize("interruptions", [0, 1])
+async def test_turn_is_suspect_after_its_process_died(
+    make_harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruptions: int
+) -> None:
+    response_id = await leave_watched(make_harness, tmp_path / "store.db")
+    store = SqliteStore(tmp_path / "store.db", now=lambda: 0.0)
+    await store.open()
+    for number in range(interruptions):
+        assert len(await store.claim(f"dead {number}", as_of=9, lease=1, limit=1)) == 1
+    await store.close()
+    served: list[Turn] = []
+    stream = ScriptedBackend.stream
+
+    async def note(backend: ScriptedBackend, turn: Turn) -> Deltas:
+        served.append(turn)
+        return await stream(backend, turn)
+
+    monkeypatch.setattr(ScriptedBackend, "stream", note)
+    harness = await make_harness(SLOW, store=SqliteStore(tmp_path / "store.db"))
+    harness.backend.release("gate")
+    assert judge(await read(harness, response_id)).status == "completed"
+    assert [turn.is_suspect for turn in served] == [interruptions > 0]
+
+
 # Damaged logs
 
 LAST_BATCH = "WHERE last = (SELECT max(last) FROM events)"

@@ -27,6 +27,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import ClaimedRun, LeaseLost, Store, StoredResponse
+from antiphon.store.limits import SUSPECT_INTERRUPTIONS
 from antiphon.stream.composer import Composer
 from antiphon.stream.decompose import decompose_events
 from antiphon.stream.deltas import Delta, Deltas, Failure, Finish, Served
@@ -84,6 +85,11 @@ class Attempt:
         self._cancelled = claimed.cancelled
         self._saved = False
         self.events = EventWriter(store, project=claimed.project, response_id=claimed.response_id, owner=owner)
+
+    @property
+    def is_isolated(self) -> bool:
+        """True if other suspect runs wait for this one."""
+        return self._claimed.interruptions >= SUSPECT_INTERRUPTIONS
 
     def cancel(self) -> None:
         self._cancelled = True

@@ -190,7 +190,8 @@ class Worker:
             del self.attempts[key], self._tasks[key]
         attempt.events.end()
         self.notify_change()
-        if self._full or self._limits.counts_active:  # a queued run may have waited for this slot
+        # A queued run may have waited for this slot.
+        if self._full or self._limits.counts_active or attempt.is_isolated:
             self._wake.set()
 
 

@@ -17,7 +17,7 @@ from antiphon.store.base import (
     StoredPrompt,
     StoredResponse,
 )
-from antiphon.store.limits import START_WINDOW, Admission, RunLimits, choose_in_turns
+from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
 from antiphon.store.memory.conversations import MemoryConversations
 from antiphon.store.memory.tables import Key, MemoryEventLog, MemoryReferences, MemoryTables, PromptRow, RunRow
 from antiphon.store.record import (
@@ -156,12 +156,17 @@ class MemoryRunQueue(MemoryReferences):
         admission, active = self._open_admission(owner, as_of, limit, limits)
         chosen: list[_FreeRun] = []
         waiting: dict[str, list[_FreeRun]] = {}
+        runs = self._tables.runs.values()
+        has_suspect = any(run.owner == owner and run.interruptions >= SUSPECT_INTERRUPTIONS for run in runs)
         for position, (key, run) in enumerate(self._tables.runs.items()):
             if _is_free(run, owner, as_of):
                 free = _FreeRun(position, run.attempt, RunKey(*key))
                 if run.cancelled:
                     chosen.append(free)
-                else:
+                    continue
+                is_suspect = run.interruptions + (run.owner is not None) >= SUSPECT_INTERRUPTIONS
+                if not (is_suspect and has_suspect):
+                    has_suspect |= is_suspect
                     waiting.setdefault(free.key.project, []).append(free)
         in_order = {project: (runs[0].position, iter(runs)) for project, runs in waiting.items()}
         started = choose_in_turns(in_order, admission, active)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
-from antiphon.store.limits import START_WINDOW, Admission, RunLimits, choose_in_turns
+from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
 from antiphon.store.record import ForeignItem, find_foreign_items, pack_response
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.leases import LiveProcesses
@@ -66,6 +66,11 @@ ON CONFLICT (home) DO UPDATE SET alive_until = excluded.alive_until
 OWNERS = "SELECT DISTINCT owner FROM runs WHERE owner > ''"
 
 END_LEASES = "UPDATE runs SET leased_until = ? WHERE owner = ? AND leased_until > ?"
+
+# A run that still has an owner was interrupted once more.
+INTERRUPTIONS = "SELECT interruptions + (owner IS NOT NULL) FROM runs WHERE place = ?"
+
+HOLDS_SUSPECT = "SELECT EXISTS (SELECT 1 FROM runs WHERE owner = ? AND interruptions >= ?)"
 
 # Runs of dead processes. Runs that wait in the queue have no lease.
 EXPIRED = """
@@ -253,15 +258,38 @@ def _choose(connection: sqlite3.Connection, claim: _Claim, now: float) -> list[_
     if admission.room <= 0 or not oldest:
         return []
     alive_until: dict[str, float] = dict(connection.execute(LIVE_HOMES).fetchall())
+    suspects = _SuspectFilter(connection, claim.owner)
 
     def list_runs(project: str) -> Iterator[_Candidate]:
         mine = [run for run in expired if run.project == project]
         for run in heapq.merge(mine, _list_waiting(connection, project, admission)):
-            if not claim.is_left_to_others(run, alive_until):
+            if not claim.is_left_to_others(run, alive_until) and suspects.admit(run):
                 yield run
 
     waiting = {project: (position, list_runs(project)) for project, position in oldest.items()}
     return choose_in_turns(waiting, admission, active)
+
+
+class _SuspectFilter:
+    """Admits one suspect run, unless the owner holds one already."""
+
+    def __init__(self, connection: sqlite3.Connection, owner: str) -> None:
+        self._connection = connection
+        self._owner = owner
+        self._is_taken: bool | None = None
+
+    def admit(self, run: _Candidate) -> bool:
+        if run.attempt < SUSPECT_INTERRUPTIONS:  # each interruption was an attempt
+            return True
+        (interruptions,) = self._connection.execute(INTERRUPTIONS, (run.position,)).fetchone()
+        if interruptions < SUSPECT_INTERRUPTIONS:
+            return True
+        if self._is_taken is None:
+            (held,) = self._connection.execute(HOLDS_SUSPECT, (self._owner, SUSPECT_INTERRUPTIONS)).fetchone()
+            self._is_taken = bool(held)
+        is_admitted = not self._is_taken
+        self._is_taken = True
+        return is_admitted
 
 
 def _open_admission(connection: sqlite3.Connection, claim: _Claim, active: Mapping[str, int], now: float) -> Admission:
