@@ -156,6 +156,28 @@ async def test_retry_after_is_between_a_second_and_the_longest_wait() -> None:
     assert bench.queue.estimate_seconds(1) == 1
 
 
+async def test_queue_for_preparation_counts_the_turns_of_the_next_queue_too() -> None:
+    bench = Bench(queued=4, queued_per_project=2)
+    preparing = TurnQueue(1, ahead_of=bench.queue, now=lambda: bench.time)
+    slot = await preparing.acquire("a")
+    await bench.ask("a", "earlier")
+    await bench.end(after=7)
+    await bench.ask("a", "running")
+    await bench.ask("a", "waiting")
+    prepared = asyncio.create_task(preparing.acquire("a"))
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimited, match="wait for the model: 2,") as caught:
+        await preparing.acquire("a")
+    assert caught.value.retry_after == 14  # by the slower queue
+    bench.queue.check_room("a")  # it has room for the turn that is being prepared
+    slot.release()
+    (await prepared).release()
+    await bench.ask("a", "prepared")
+    with pytest.raises(RateLimited):
+        bench.queue.check_room("a")
+    assert await bench.drain() == ["earlier", "running", "waiting", "prepared"]
+
+
 async def test_wait_ends_at_the_deadline_and_frees_the_position() -> None:
     bench = Bench(seconds=0.01, queued=1)
     await bench.ask("a", "running")

@@ -79,11 +79,16 @@ class Slot:
 class TurnQueue:
     """Hands out the slots of one model. Belongs to one event loop.
 
-    Background turns are neither refused nor timed out: their number is limited where they are accepted.
+    Background turns are neither refused nor timed out: their number is limited where they are accepted. A queue for the
+    preparation of turns is `ahead_of` the queue that they enter next. It has the limits of that queue, and counts the
+    turns of both.
     """
 
-    def __init__(self, slots: int, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.limits = QueueLimits()
+    def __init__(
+        self, slots: int, *, ahead_of: "TurnQueue | None" = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits = QueueLimits()
+        self._ahead_of = ahead_of
         self._slots = slots
         self._free = slots
         self._throughput = Throughput(now)
@@ -91,6 +96,14 @@ class TurnQueue:
         self._background = _WaitingTurns()
         self._foreground_streak = 0
         self._closed = ""
+
+    @property
+    def limits(self) -> QueueLimits:
+        return self._limits if self._ahead_of is None else self._ahead_of.limits
+
+    @limits.setter
+    def limits(self, limits: QueueLimits) -> None:
+        self._limits = limits
 
     @property
     def waiting(self) -> int:
@@ -114,7 +127,7 @@ class TurnQueue:
             return Slot(self, self._throughput.begin())
         if background:
             return await self._wait(self._background, _WaitingTurn(project, weight))
-        self._check_limits(project)
+        self.check_room(project)
         turn = _WaitingTurn(project, weight)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self.limits.seconds, self._expire, turn)
@@ -132,6 +145,20 @@ class TurnQueue:
                 if not turn.granted.done():
                     turn.granted.set_exception(Unavailable(reason))
 
+    def check_room(self, project: str) -> None:
+        """Raise the error that `acquire` raises for a foreground turn if too many wait."""
+        if self._free:
+            return
+        own, size, projects = self._count_waiting(project)
+        limits = self.limits
+        if own >= limits.queued_per_project:
+            # All projects have the same share of the model.
+            seconds = self.estimate_seconds(min(own * projects, size))
+            raise refuse_project(f"requests of this project wait for the model: {own}", "queued_per_project", seconds)
+        if size >= limits.queued:
+            seconds = self.estimate_seconds(size)
+            raise refuse_all(f"requests wait for the model: {size}", "queued", seconds)
+
     def end_turn(self, slot: Slot) -> None:
         """Take back a slot. `Slot.release` calls this once."""
         self._throughput.end(slot.began_at)
@@ -139,7 +166,8 @@ class TurnQueue:
 
     def estimate_seconds(self, turns: int) -> float:
         """Return the time in which so many turns end."""
-        return self._throughput.estimate_seconds(turns, running=self._slots, longest=self.limits.seconds)
+        seconds = self._throughput.estimate_seconds(turns, running=self._slots, longest=self.limits.seconds)
+        return seconds if self._ahead_of is None else max(seconds, self._ahead_of.estimate_seconds(turns))
 
     async def _wait(self, waiting: "_WaitingTurns", turn: "_WaitingTurn") -> Slot:
         waiting.add(turn)
@@ -171,16 +199,14 @@ class TurnQueue:
         self._foreground_streak += 1
         return self._foreground
 
-    def _check_limits(self, project: str) -> None:
-        waiting, limits = self._foreground, self.limits
-        own = waiting.count(project)
-        if own >= limits.queued_per_project:
-            # All projects have the same share of the model.
-            seconds = self.estimate_seconds(min(own * waiting.projects, waiting.size))
-            raise refuse_project(f"requests of this project wait for the model: {own}", "queued_per_project", seconds)
-        if waiting.size >= limits.queued:
-            seconds = self.estimate_seconds(waiting.size)
-            raise refuse_all(f"requests wait for the model: {waiting.size}", "queued", seconds)
+    def _count_waiting(self, project: str) -> tuple[int, int, int]:
+        """Return the number of waiting foreground turns of the project and of all, and the number of projects."""
+        waiting = self._foreground
+        own, size, projects = waiting.count(project), waiting.size, waiting.projects
+        if self._ahead_of is not None:
+            then = self._ahead_of._count_waiting(project)
+            return own + then[0], size + then[1], max(projects, then[2])
+        return own, size, projects
 
     def _expire(self, turn: "_WaitingTurn") -> None:
         if not turn.granted.done():

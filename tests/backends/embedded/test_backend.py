@@ -144,6 +144,14 @@ async def test_usage_counts_prompt_cache_and_output(backend: EmbeddedBackend) ->
     assert 0 < again.usage.input_tokens_details.cached_tokens < read
 
 
+async def test_tokens_read_in_slices_do_not_count_as_cached(backend: EmbeddedBackend) -> None:
+    text = "The sea is deep. " * 40  # three slices
+    first, again = [await generate(backend, text, max_output_tokens=1) for _ in range(2)]
+    read = first.usage.input_tokens
+    assert (read > 150, first.usage.input_tokens_details.cached_tokens < 64) == (True, True)
+    assert read - 64 <= again.usage.input_tokens_details.cached_tokens < read
+
+
 async def test_count_tokens_grows_with_the_text(backend: EmbeddedBackend) -> None:
     one, three = [await backend.count_tokens(make_turn("hello" + " hello" * more)) for more in (0, 2)]
     assert three == one + 2

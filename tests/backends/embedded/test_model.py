@@ -6,9 +6,12 @@ from concurrent.futures import Future
 
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.backends.base import Turn
-from antiphon.backends.embedded.model import CompletionChunk, Generation, Llama
+from antiphon.backends.embedded.model import CompletionChunk, Generation, Llama, LlamaSlot
+from antiphon.backends.embedded.tokenizer import SLICE, PromptTooLong
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.errors import Unavailable
 from antiphon.protocol.request import CreateRequest
@@ -46,6 +49,34 @@ async def test_messages_are_tokenized_with_the_chat_template(llama: Llama) -> No
     answer_start = short[-3:]
     assert long[: len(short)] == short
     assert long[-3:] == answer_start
+
+
+async def test_long_prompt_is_counted_and_tokenized_like_a_short_one(llama: Llama) -> None:
+    tokenizer, turn = llama.tokenizer, make_turn()
+    # Runs of blanks are few tokens, so the prompt has several slices and fits.
+    text = f"{' ' * 40_000}one{' ' * 40_000}two"
+    messages = [{"role": "user", "content": text}]
+    assert len(text) > SLICE
+    tokens = await tokenizer.tokenize(messages, turn=turn, limit=10_000)
+    prompt = tokenizer._render(messages)
+    assert tokens == tokenizer._read_tokens(prompt)
+    assert await tokenizer.count(messages, turn=turn, exact_up_to=10_000) == len(tokens)
+    roughly = await tokenizer.count(messages, turn=turn, exact_up_to=10)
+    assert abs(roughly - len(tokens)) <= 4
+    with pytest.raises(PromptTooLong, match=f"^{len(tokens)} tokens"):
+        await tokenizer.tokenize(messages, turn=turn, limit=len(tokens) - 1)
+    await tokenizer.tokenize(messages, turn=turn, limit=len(tokens))
+    with pytest.raises(PromptTooLong, match=r"^at least 1\d\d tokens"):
+        await tokenizer.tokenize(messages, turn=turn, limit=100)
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+async def test_known_tokens_are_the_common_prefix(before: list[int], prompt: list[int]) -> None:
+    slot = LlamaSlot(0)
+    slot.prompt = before
+    known = slot.count_known(prompt)
+    assert prompt[:known] == before[:known]
+    assert known == min(len(before), len(prompt)) or before[known] != prompt[known]
 
 
 async def test_closing_the_generator_stops_reading_the_prompt(llama: Llama) -> None:

@@ -20,7 +20,7 @@ from antiphon.backends.embedded.grammar import (
 from antiphon.backends.embedded.model import Generation, Llama
 from antiphon.backends.embedded.output import OutputReader
 from antiphon.backends.embedded.prompt import TemplateMessage, build_messages
-from antiphon.backends.embedded.tokenizer import PromptTooLong, Tokenizer
+from antiphon.backends.embedded.tokenizer import PromptTooLong
 from antiphon.backends.embedded.vocabulary import GgufError, read_vocabulary
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
 from antiphon.errors import ContextLengthExceeded, InvalidRequest, ModelError
@@ -29,7 +29,6 @@ from antiphon.grammars.trial import GrammarTrial
 from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Delta, Deltas
-from antiphon.turn_queue import TurnQueue
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class EmbeddedBackend:
         self._llama = Llama(weights, window=context, slots=slots, threads=threads, batch=batch)
         self._trial = GrammarTrial(load_vocabulary=lambda: _load_vocabulary(weights))
         self._window = context
-        self.queue = TurnQueue(slots)
+        self.queue = self._llama.queue
         self._tool_examples = tool_examples
         created = int(weights.stat().st_mtime)
         self._models = [
@@ -100,7 +99,6 @@ class EmbeddedBackend:
         await self._llama.load()
 
     async def close(self) -> None:
-        self.queue.close("The embedded model is shutting down.")
         await self._trial.close()
         await self._llama.close()
 
@@ -110,9 +108,11 @@ class EmbeddedBackend:
     async def count_tokens(self, turn: Turn) -> int:
         rules = await load_rules(turn.request, turn.grammar_limits)
         messages = self._build_messages(turn, rules)
-        return await self._get_tokenizer().count(messages, turn=turn, exact_up_to=self._window)
+        return await self._llama.tokenizer.count(messages, turn=turn, exact_up_to=self._window)
 
     async def stream(self, turn: Turn) -> Deltas:
+        if not turn.background:
+            self.queue.check_room(turn.project)
         rules = await load_rules(turn.request, turn.grammar_limits)
         prompt = await self._read_prompt(turn, rules)
         # A model that reads calls tends to write some, even without tools.
@@ -142,11 +142,6 @@ class EmbeddedBackend:
             slot.release()
             raise
 
-    def _get_tokenizer(self) -> Tokenizer:
-        tokenizer = self._llama.tokenizer
-        tokenizer.limits = self.queue.limits
-        return tokenizer
-
     def _build_messages(self, turn: Turn, rules: OutputRules) -> list[TemplateMessage]:
         return build_messages(turn, rules, examples=self._tool_examples)
 
@@ -154,7 +149,7 @@ class EmbeddedBackend:
         """Return the tokens of the prompt. Raises ContextLengthExceeded if they leave no room for an answer."""
         messages = self._build_messages(turn, rules)
         try:
-            return await self._get_tokenizer().tokenize(messages, turn=turn, limit=self._window - 1)
+            return await self._llama.tokenizer.tokenize(messages, turn=turn, limit=self._window - 1)
         except PromptTooLong as error:
             limit = turn.request.max_output_tokens
             reserved = f" (max_output_tokens is {limit})" if limit is not None else ""

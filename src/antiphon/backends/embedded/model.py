@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from antiphon.backends.embedded.tokenizer import Tokenizer
 from antiphon.errors import ConfigError, Unavailable
+from antiphon.turn_queue import TurnQueue
 
 
 class TokenCandidate(Struct):
@@ -153,7 +154,7 @@ class Generation:
             self._on_end()
 
 
-class _LlamaSlot:
+class LlamaSlot:
     """A slot of llama.cpp, and the prompt that it read last. llama.cpp keeps its state and reads only what differs."""
 
     def __init__(self, number: int) -> None:
@@ -198,9 +199,10 @@ class _FairLock:
 
 
 class Llama:
-    """One loaded model, which runs `slots` turns at a time. Callers begin no more than that."""
+    """One loaded model, which runs `slots` turns at a time. A caller needs a slot of `queue` to begin one."""
 
     def __init__(self, path: Path, *, window: int, slots: int, threads: int, batch: int) -> None:
+        self.queue = TurnQueue(slots)
         self._path = path
         self._window = window
         self._slots = slots
@@ -213,13 +215,13 @@ class Llama:
         self._generations: set[Generation] = set()
         self._accepted: set[str] = set()
         # Without a free one the pool has no free thread either. The one that was used longest ago is the first.
-        self._free_slots = [_LlamaSlot(number) for number in range(slots)]
+        self._free_slots = [LlamaSlot(number) for number in range(slots)]
         self._free_slots_lock = threading.Lock()
         self._reading = _FairLock()
 
     async def load(self) -> None:
         self._server = await asyncio.to_thread(self._open)
-        self._tokenizer = Tokenizer(self._server.listening_address, self._key)
+        self._tokenizer = Tokenizer(self._server.listening_address, self._key, queue=self.queue)
         self._pool = ThreadPoolExecutor(self._slots, thread_name_prefix="llama")
 
     @property
@@ -266,7 +268,8 @@ class Llama:
         return params
 
     async def close(self) -> None:
-        for generation in self._generations:
+        self.queue.close("The embedded model is shutting down.")
+        for generation in tuple(self._generations):
             generation.cancel()
         await asyncio.to_thread(self._release)
 
@@ -326,14 +329,14 @@ class Llama:
             with self._free_slots_lock:
                 self._free_slots.append(slot)
 
-    def _take_slot(self, prompt: Sequence[int]) -> _LlamaSlot:
+    def _take_slot(self, prompt: Sequence[int]) -> LlamaSlot:
         """Return the free slot that knows most of the prompt."""
         with self._free_slots_lock:
             slot = max(self._free_slots, key=lambda each: each.count_known(prompt))
             self._free_slots.remove(slot)
         return slot
 
-    def _read_slices(self, slot: _LlamaSlot, prompt: list[int], generation: Generation) -> None:
+    def _read_slices(self, slot: LlamaSlot, prompt: list[int], generation: Generation) -> None:
         """Read a long prompt up to its last slice.
 
         llama.cpp fills its batches with the prompt of one slot before it begins the next. So that each prompt gets its

@@ -9,19 +9,21 @@ import contextlib
 import http.client
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from antiphon.backends.base import Turn
 from antiphon.errors import ModelError
-from antiphon.turn_queue import QueueLimits, TurnQueue
+from antiphon.turn_queue import TurnQueue
 
 T = TypeVar("T")
 
-# Characters of a prompt that is tokenized at once. Longer ones wait for each other, and shorter ones do not wait.
+# Characters of a prompt that is tokenized at once. Shorter ones do not wait for longer ones.
 SLICE = 64 * 1024
-_THREADS = 2
+_SHORT_SLOTS = 2
+_LONG_SLOTS = 1
 # No vocabulary has longer tokens.
 _MAX_TOKEN_LENGTH = 512
 # A cut may add tokens. A count by slices that exceeds a limit by this factor is above the limit without the cuts too.
@@ -37,27 +39,23 @@ class PromptTooLong(Exception):
 
 
 class Tokenizer:
-    """Tokenizes prompts on the llama.cpp server at `address`. `key` is its API key."""
+    """Tokenizes prompts on the llama.cpp server at `address`. `key` is its API key.
 
-    def __init__(self, address: str, key: str) -> None:
+    Turns that wait here count as turns that wait in `queue`.
+    """
+
+    def __init__(self, address: str, key: str, *, queue: TurnQueue) -> None:
         self._address = address.removeprefix("http://")
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
-        self._slice_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-slices")
-        self._long_prompts = TurnQueue(1)
+        # A slot is free when its thread is: a cancelled turn frees it later than its caller expects.
+        self._threads = ThreadPoolExecutor(_SHORT_SLOTS + _LONG_SLOTS, thread_name_prefix="tokenizer")
+        self._short_prompts = TurnQueue(_SHORT_SLOTS, ahead_of=queue)
+        self._long_prompts = TurnQueue(_LONG_SLOTS, ahead_of=queue)
 
     def close(self) -> None:
-        for threads in (self._threads, self._slice_thread):
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def limits(self) -> QueueLimits:
-        """The limits for long prompts that wait for each other."""
-        return self._long_prompts.limits
-
-    @limits.setter
-    def limits(self, limits: QueueLimits) -> None:
-        self._long_prompts.limits = limits
+        for queue in (self._short_prompts, self._long_prompts):
+            queue.close("The embedded model is shutting down.")
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def tokenize(self, messages: Sequence[dict[str, str]], *, turn: Turn, limit: int) -> list[int]:
         """Return the tokens of the messages in the model's chat template, up to the start of the answer.
@@ -68,12 +66,12 @@ class Tokenizer:
         if size > limit * _MAX_TOKEN_LENGTH:
             raise PromptTooLong(size // _MAX_TOKEN_LENGTH, exact=False)
         if size <= SLICE:
-            tokens = await self._run(self._threads, lambda: self._read_tokens(self._render(messages)))
+            tokens = await self._run(self._short_prompts, turn, lambda: self._read_tokens(self._render(messages)))
         else:
             text, counted = await self._count_slices(messages, turn, stop_after=limit)
             if counted > limit * _CUT_FACTOR:
                 raise PromptTooLong(round(counted / _CUT_FACTOR), exact=False)
-            tokens = await self._run_slice(turn, lambda: self._read_tokens(text))
+            tokens = await self._run(self._long_prompts, turn, lambda: self._read_tokens(text))
         if len(tokens) > limit:
             raise PromptTooLong(len(tokens), exact=True)
         return tokens
@@ -81,35 +79,37 @@ class Tokenizer:
     async def count(self, messages: Sequence[dict[str, str]], *, turn: Turn, exact_up_to: int) -> int:
         """Count the tokens of the messages. A higher count may be too high by a few tokens per slice."""
         if _measure(messages) <= SLICE:
-            return len(await self._run(self._threads, lambda: self._read_tokens(self._render(messages))))
+            tokens = await self._run(self._short_prompts, turn, lambda: self._read_tokens(self._render(messages)))
+            return len(tokens)
         text, counted = await self._count_slices(messages, turn)
         if counted > exact_up_to * _CUT_FACTOR:
             return counted
-        return len(await self._run_slice(turn, lambda: self._read_tokens(text)))
+        return len(await self._run(self._long_prompts, turn, lambda: self._read_tokens(text)))
 
     async def _count_slices(
         self, messages: Sequence[dict[str, str]], turn: Turn, *, stop_after: int | None = None
     ) -> tuple[str, int]:
         """Return the rendered prompt and the sum of the tokens of its slices, up to one that exceeds `stop_after`."""
-        text = await self._run_slice(turn, lambda: self._render(messages))
+        text = await self._run(self._long_prompts, turn, lambda: self._render(messages))
         counted = 0
         for start in range(0, len(text), SLICE):
             part = text[start : start + SLICE]
-            counted += len(await self._run_slice(turn, lambda part=part: self._read_tokens(part)))  # type: ignore[misc]
+            counted += len(await self._run(self._long_prompts, turn, partial(self._read_tokens, part)))
             if stop_after is not None and counted > stop_after * _CUT_FACTOR:
                 break
         return text, counted
 
-    async def _run_slice(self, turn: Turn, work: Callable[[], T]) -> T:
-        """Run a step of a long prompt. Other long prompts run between two steps."""
-        slot = await self._long_prompts.acquire(turn.project, background=turn.background)
+    async def _run(self, queue: TurnQueue, turn: Turn, work: Callable[[], T]) -> T:
+        """Run a step of a prompt in a thread. Other prompts of the queue run between two steps."""
+        slot = await queue.acquire(turn.project, background=turn.background)
+        loop = asyncio.get_running_loop()
         try:
-            return await self._run(self._slice_thread, work)
-        finally:
+            future = self._threads.submit(work)
+        except BaseException:
             slot.release()
-
-    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+            raise
+        future.add_done_callback(lambda _: _call_soon(loop, slot.release))
+        return await asyncio.wrap_future(future)
 
     def _render(self, messages: Sequence[dict[str, str]]) -> str:
         text: str = self._post("/apply-template", {"messages": messages})["prompt"]
@@ -128,6 +128,11 @@ class Tokenizer:
         if "error" in reply:
             raise ModelError(f"The model's chat template failed: {reply['error']['message']}")
         return reply
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop may be closed
+        loop.call_soon_threadsafe(callback)
 
 
 def _measure(messages: Sequence[dict[str, str]]) -> int:
