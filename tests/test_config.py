@@ -187,6 +187,18 @@ def test_variable_named_in_the_file_may_start_with_the_prefix() -> None:
             "stateless_id_prefix = 'a b'",
             "settings.toml: stateless_id_prefix: Expected `str` matching regex '^[A-Za-z0-9-]{0,32}$'.",
         ),
+        (
+            "max_body_bytes = 10\nbody_budget_bytes = 9",
+            "body_budget_bytes must not be less than max_body_bytes.",
+        ),
+        (
+            'allowed_hosts = ["a.example", "http://b.example"]',
+            "allowed_hosts: 'http://b.example' is not a host name. Omit the scheme, the port and the path.",
+        ),
+        (
+            'allowed_hosts = ["b.example:8484"]',
+            "allowed_hosts: 'b.example:8484' is not a host name. Omit the scheme, the port and the path.",
+        ),
         ("max_body_bytes = 0", "settings.toml: max_body_bytes: Expected `int` >= 1."),
         ('log_level = "loud"', "settings.toml: log_level: 'loud' is not one of debug, info, warning, error."),
         ("data_dir = 3", "settings.toml: data_dir: Expected `str`, got `int`."),
@@ -355,6 +367,11 @@ def test_model_names_have_one_or_several_targets() -> None:
 def test_model_without_a_target_is_rejected_by_name(targets: str) -> None:
     with pytest.raises(ConfigError, match=r"models\.fast: a target is a backend or backend/model"):
         load(write(f"[models]\nfast = {targets}"), HOME, {})
+
+
+def test_allowed_hosts_in_a_variable_are_separated_by_commas() -> None:
+    hosts = ("a", "*.b.example", "*", "10.0.0.1", "[2001:db8::1]", "::1")
+    assert load(None, HOME | {"ANTIPHON_ALLOWED_HOSTS": ", ".join(hosts)}, {}).allowed_hosts == hosts
 
 
 def test_agent_tools_in_a_variable_are_separated_by_commas() -> None:

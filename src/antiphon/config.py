@@ -6,6 +6,7 @@ No other module reads the environment.
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from antiphon.errors import ConfigError
 DEFAULT_FILE = Path("antiphon.toml")
 DEFAULT_PROJECT = "default"
 _PREFIX = "ANTIPHON_"
+# A name, a name after `*.`, `*`, or an address.
+_HOST_NAME = re.compile(r"\*|(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]?")
 
 Dialect = Literal["openai", "open-responses"]
 UnsupportedTools = Literal["default", "drop", "refuse"]
@@ -197,6 +200,9 @@ def load(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
         raise ConfigError("background_concurrency_per_project must not exceed background_concurrency.")
     if settings.body_budget_bytes is not None and settings.body_budget_bytes < settings.max_body_bytes:
         raise ConfigError("body_budget_bytes must not be less than max_body_bytes.")
+    for name in settings.allowed_hosts:
+        if not _HOST_NAME.fullmatch(name.strip()):
+            raise ConfigError(f"allowed_hosts: {name!r} is not a host name. Omit the scheme, the port and the path.")
     return settings
 
 

@@ -1,12 +1,14 @@
 """The engine: chains, projects, pages, models and refusals."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from antiphon.backends.base import Turn
+from antiphon.engine.background.responses import BackgroundResponses
 from antiphon.engine.engine import Engine
 from antiphon.engine.items import ItemPage
 from antiphon.errors import (
@@ -347,3 +349,57 @@ async def test_model_can_reuse_id_of_answered_call(make_harness: Any) -> None:
     third = await harness.answer("call f", previous_response_id=second.id)
     run = await harness.ask([output], previous_response_id=third.id)
     assert (run.warnings, (await run.drain()).output_text) == ([], "It was done.")
+
+
+# Start
+
+
+class TracedBackend(RecordingBackend):
+    """A backend that records its start and close, and may fail to start."""
+
+    def __init__(self, name: str, calls: list[str], *, fails: bool = False) -> None:
+        super().__init__({})
+        self._name = name
+        self._calls = calls
+        self._fails = fails
+
+    async def start(self) -> None:
+        if self._fails:
+            raise RuntimeError("no weights")
+        self._calls.append(f"start {self._name}")
+
+    async def close(self) -> None:
+        self._calls.append(f"close {self._name}")
+
+
+async def test_failed_start_closes_the_store_and_the_started_backends(tmp_path: Path) -> None:
+    calls: list[str] = []
+    store = SqliteStore(tmp_path / "store.db")
+    backends = {
+        "first": TracedBackend("first", calls),
+        "second": TracedBackend("second", calls, fails=True),
+        "third": TracedBackend("third", calls),
+    }
+    engine = Engine(backends=backends, store=store)
+    threads = threading.active_count()
+    with pytest.raises(RuntimeError, match="no weights"):
+        await engine.start()
+    assert calls == ["start first", "close first"]
+    assert not engine.ready
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("store-")] == []
+    assert threading.active_count() <= threads + 1  # the default executor may have a thread
+
+
+async def test_failed_start_of_the_worker_closes_store_and_backends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: BackgroundResponses) -> None:
+        raise RuntimeError("no worker")
+
+    monkeypatch.setattr(BackgroundResponses, "start", fail)
+    calls: list[str] = []
+    engine = Engine(backends={"one": TracedBackend("one", calls)}, store=SqliteStore(tmp_path / "store.db"))
+    with pytest.raises(RuntimeError, match="no worker"):
+        await engine.start()
+    assert calls == ["start one", "close one"]
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("store-")] == []

@@ -1,9 +1,10 @@
+import socket
 from typing import Any
 
 import pytest
 
 from antiphon.config import ApiKey
-from antiphon.errors import InvalidApiKey, OriginNotAllowed
+from antiphon.errors import HostNotAllowed, InvalidApiKey, OriginNotAllowed
 from antiphon.server.auth import Authenticator
 
 KEYS = (ApiKey("sk-ada", "a"), ApiKey("sk-bob", "b"), ApiKey("schlüssel", "c"))
@@ -24,6 +25,67 @@ def test_without_keys_other_origin_page_is_refused(origin: bytes) -> None:
     with pytest.raises(OriginNotAllowed, match="set api_keys"):
         Authenticator(()).authenticate({b"host": b"localhost:8484", b"origin": origin})
     assert Authenticator(KEYS).authenticate({b"origin": origin, b"authorization": b"Bearer sk-ada"}) == "a"
+
+
+@pytest.mark.parametrize("host", [b"localhost", b"LocalHost:8484", b"127.0.0.1", b"[::1]:80", b"[::ffff:127.0.0.1]"])
+def test_without_keys_loopback_host_is_allowed(host: bytes) -> None:
+    authenticator = Authenticator(())
+    for _ in range(2):  # also from memory
+        authenticator.check_host({b"host": host})
+    authenticator.check_host({})
+
+
+@pytest.mark.parametrize(
+    "host", [b"evil.example", b"10.0.0.1", b"localhost.evil", b"\xff", b"", b"[::2]", b"[", b":80"]
+)
+def test_without_keys_other_host_is_refused(host: bytes) -> None:
+    authenticator = Authenticator((), allowed_hosts=("other.example",))
+    for _ in range(2):
+        with pytest.raises(HostNotAllowed, match="allowed_hosts"):
+            authenticator.check_host({b"host": host})
+    Authenticator(KEYS).check_host({b"host": host})
+
+
+def test_refused_host_is_repeated_only_in_part() -> None:
+    with pytest.raises(HostNotAllowed) as caught:
+        Authenticator(()).check_host({b"host": b"x" * 10_000})
+    assert len(caught.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "accepted"),
+    [
+        ("models.example", b"models.example:8484", True),
+        ("Models.Example.", b"models.example", True),
+        ("models.example", b"a.models.example", False),
+        ("*.example", b"a.b.example", True),
+        ("*.example", b"example", False),
+        ("*.example", b"evilexample", False),
+        ("*", b"anything.example", True),
+        ("10.0.0.7", b"10.0.0.7:80", True),
+        ("[2001:db8::1]", b"[2001:db8::1]:80", True),
+        ("2001:db8::1", b"[2001:db8::1]", True),
+    ],
+)
+def test_allowed_hosts_are_names_and_suffixes(allowed: str, host: bytes, accepted: bool) -> None:
+    authenticator = Authenticator((), allowed_hosts=(allowed,))
+    if accepted:
+        authenticator.check_host({b"host": host})
+    else:
+        with pytest.raises(HostNotAllowed):
+            authenticator.check_host({b"host": host})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "server.lan"])
+def test_server_on_other_addresses_accepts_addresses_and_its_own_names(host: str) -> None:
+    authenticator = Authenticator((), host=host)
+    machine = socket.gethostname()
+    for name in ("10.1.2.3:80", "[2001:db8::1]", "localhost", machine, f"{machine.upper()}.local:80"):
+        authenticator.check_host({b"host": name.encode()})
+    if host == "server.lan":
+        authenticator.check_host({b"host": b"server.lan:8484"})
+    with pytest.raises(HostNotAllowed):
+        authenticator.check_host({b"host": b"evil.example"})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from antiphon.config import Settings
 from antiphon.errors import ConfigError
-from antiphon.server.process import bind_socket
+from antiphon.server.process import bind_socket, fit_connections
 from support import live_server
 from support.loop_blocks import assert_no_block
 
@@ -141,3 +141,14 @@ def test_ipv6_address_is_supported(serve: Callable[..., Any]) -> None:
     assert running.url == f"http://[::1]:{running.port}"
     with running.client() as client:
         assert client.responses.create(model="scripted", input="hi").output_text == "You said: hi"
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "connections"), [(None, 100), (1000, 100), (134, 100), (100, 75), (4, 3), (1, 1)]
+)
+def test_connections_fit_the_limit_of_files(
+    caplog: pytest.LogCaptureFixture, descriptors: int | None, connections: int
+) -> None:
+    fitted = fit_connections(live_server.make_settings(max_connections=100), descriptors)
+    assert fitted.max_connections == connections
+    assert ("ulimit -n" in caplog.text) == (connections != 100)

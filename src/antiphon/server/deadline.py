@@ -9,7 +9,7 @@ class Deadline:
     """Calls a function when the deadline has passed.
 
     Starting and cancelling a timer for each request would be expensive. The timer runs on when the deadline moves away,
-    and then starts again for the rest.
+    and then starts again for the rest. Set `ends_at` to infinity to have no deadline.
     """
 
     __slots__ = ("_loop", "_on_end", "_timer", "_timer_ends_at", "ends_at")
@@ -25,9 +25,6 @@ class Deadline:
         self.ends_at = self._loop.time() + seconds
         if self._timer is None or self.ends_at < self._timer_ends_at:
             self._start()
-
-    def clear(self) -> None:
-        self.ends_at = math.inf
 
     def stop(self) -> None:
         """Cancel the timer: the connection has ended."""

@@ -54,7 +54,10 @@ class ResponseHandlers:
         http_request.warn_ignored(decoded.ignored)
         dialect = choose_dialect(http_request.headers, self._compat)
         # A background request that has arrived is accepted, even if its client does not wait for the response.
-        accepted = await self._engine.create(request, project=http_request.project) if request.background else None
+        accepted = None
+        if request.background:
+            accepted = await self._engine.create(request, project=http_request.project)
+            http_request.response_id = accepted.response.id
         with DisconnectWatch(http_request):
             run = accepted or await self._engine.create(request, project=http_request.project)
             http_request.model = run.response.model

@@ -250,7 +250,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_is_open = False
         self._body_is_open = True
         self._received_bytes = self._body_bytes = 0
-        self._deadline.clear()
+        self._deadline.ends_at = math.inf
         if not self._is_authenticated and not self._limits.connections.has_keys:
             self.mark_authenticated()
         self.cycle = HttpCycle(
@@ -339,7 +339,7 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle.response_complete:
             self._deadline.set(self._settings.idle_timeout_seconds)  # a body that the application has refused unread
             return
-        self._deadline.clear()
+        self._deadline.ends_at = math.inf
         cycle.more_body = False
         cycle.message_event.set()
 

@@ -1,6 +1,7 @@
 """uvicorn's WebSocket protocol with limits, deadlines, a fast path for writes, and a shutdown by the application."""
 
 import asyncio
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -267,7 +268,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._incomplete_bytes = incomplete
             self._start_period()
         elif not incomplete and self._incomplete_bytes:
-            self._deadline.clear()
+            self._deadline.ends_at = math.inf
         if not incomplete and not self._has_received:  # a control frame
             self._deadline.set(max(0.0, self._first_message_until - self.loop.time()))
         self._incomplete_bytes = incomplete

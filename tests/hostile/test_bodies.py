@@ -1,0 +1,128 @@
+"""Large and incomplete request bodies."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from support.victim import TIMEOUT, Victim
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+StartVictim = Callable[..., Victim]
+MB = 1024 * 1024
+REQUEST = {"model": "scripted", "input": "hi"}
+
+
+def start_body(server: Victim, declared: int | None, sent: int) -> Any:
+    """Return a connection that has sent a part of a body, or has been answered before. Without a length, use chunks."""
+    framing = b"Transfer-Encoding: chunked" if declared is None else b"Content-Length: %d" % declared
+    client = server.connect()
+    client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n" % framing)
+    block = b" " * (256 * 1024)
+    if declared is None:
+        block = b"%x\r\n%b\r\n" % (len(block), block)
+    for _ in range(sent // (256 * 1024)):
+        client.sendall(block)
+    return client
+
+
+@pytest.mark.parametrize("declared", [12 * MB, None])
+def test_half_sent_bodies_stay_within_the_budget(victim: StartVictim, declared: int | None) -> None:
+    server = victim(script={"default": "Hello."}, store="memory:", max_body_bytes=16 * MB, body_budget_bytes=32 * MB)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(start_body(server, declared, 8 * MB)) for _ in range(20)]
+        refused = []
+        for client in clients:
+            client.settimeout(0.05)
+            try:
+                refused.append(client.recv(65536))
+            except TimeoutError:
+                continue
+        # A usual request is served while the budget is exhausted.
+        assert server.ask("POST", "/v1/responses", REQUEST).status == 200
+    assert 14 <= len(refused) <= 18
+    for answer in refused:
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 5\r\n" in answer
+        assert b"body_budget_bytes" in answer
+    assert server.peak_mb() < 250
+    assert server.longest_block() < 0.1
+    large = json.dumps(REQUEST | {"input": "x" * 8 * MB}).encode()
+    assert server.ask("POST", "/v1/responses", large).status == 200, "the budget is free again"
+
+
+def test_announced_bodies_take_nothing_from_the_budget(victim: StartVictim) -> None:
+    server = victim(script={"default": "Hello."}, store="memory:", max_body_bytes=16 * MB, body_budget_bytes=16 * MB)
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(start_body(server, 16 * MB, 0))
+        large = json.dumps(REQUEST | {"input": "x" * 8 * MB}).encode()
+        assert server.ask("POST", "/v1/responses", large).status == 200
+
+
+def test_refused_body_is_answered_before_it_is_sent(victim: StartVictim) -> None:
+    server = victim(store="memory:", max_body_bytes=16 * MB, body_budget_bytes=16 * MB)
+    with start_body(server, 16 * MB, 12 * MB), start_body(server, 12 * MB, 0) as second:
+        second.settimeout(TIMEOUT)
+        assert second.recv(65536).startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 1001", b"Transfer-Encoding: chunked"])
+def test_too_large_body_is_refused(victim: StartVictim, head: bytes) -> None:
+    server = victim(store="memory:", max_body_bytes=1000)
+    with server.send_raw(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n" % head) as client:
+        if b"chunked" in head:
+            client.sendall(b"7d0\r\n" + b" " * 2000 + b"\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b"1\r\n \r\n" * 10_000, b"1;" + b"x" * 65536 + b"\r\n \r\n", b"0\r\n" + b"X: " + b"y" * 65536],
+    ids=["tiny chunks", "chunk extensions", "trailer"],
+)
+def test_endless_framing_is_refused(victim: StartVictim, block: bytes) -> None:
+    server = victim(store="memory:")
+    with server.send_raw(
+        b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ) as client:
+        client.sendall(block)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            for _ in range(500):
+                client.sendall(block.removeprefix(b"0\r\n"))
+    assert server.peak_mb() < 100
+    assert server.longest_block() < 0.1
+
+
+def test_endless_refused_body_ends(victim: StartVictim) -> None:
+    """A refused body is read for a while, so that the client can read the response."""
+    server = victim(store="memory:", max_body_bytes=1000)
+    with server.send_raw(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999\r\n\r\n") as client:
+        assert client.recv(65536).startswith(b"HTTP/1.1 404 ")
+        block = b" " * MB
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            for _ in range(200):
+                client.sendall(block)
+    assert server.peak_mb() < 100
+
+
+def test_background_request_of_a_gone_client_is_accepted(victim: StartVictim) -> None:
+    server = victim(script={"default": "Hello."})
+    body = json.dumps(REQUEST | {"background": True}).encode()
+    for _ in range(20):
+        with server.send_raw(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        ):
+            pass
+    deadline = TIMEOUT * 100
+    while server.log().count("POST /v1/responses") < 20 and deadline:
+        deadline -= 1
+        server.ask("GET", "/healthz")
+    ids = re.findall(r"POST /v1/responses .* response_id=(resp_\w+)", server.log())
+    assert len(ids) == 20, server.log()
+    assert {server.ask("GET", f"/v1/responses/{each}").status for each in ids} == {200}

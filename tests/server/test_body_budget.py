@@ -1,0 +1,115 @@
+"""The budget for incomplete bodies."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from antiphon.errors import Unavailable
+from antiphon.server import body_budget
+from antiphon.server.body_budget import FREE_BYTES, BodyBudget
+from antiphon.server.http import HttpRequest, Message, read_body
+
+
+def chunk(body: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+def test_first_bytes_of_each_body_are_free() -> None:
+    budget = BodyBudget(1)
+    shares = [budget.open() for _ in range(100)]
+    assert all(share.resize(FREE_BYTES) for share in shares)
+    assert budget.used == 0
+
+
+def test_share_is_returned_when_it_is_closed_or_shrinks() -> None:
+    budget = BodyBudget(10)
+    share = budget.open()
+    assert share.resize(FREE_BYTES + 10)
+    assert not budget.open().resize(FREE_BYTES + 1)
+    assert share.resize(FREE_BYTES + 4)
+    assert budget.used == 4
+    share.close()
+    assert budget.used == 0
+
+
+def test_failed_resize_changes_nothing() -> None:
+    budget = BodyBudget(10)
+    share = budget.open()
+    assert share.resize(FREE_BYTES + 6)
+    assert not share.resize(FREE_BYTES + 11)
+    assert (budget.used, share.size) == (6, FREE_BYTES + 6)
+
+
+def test_announced_length_is_checked_and_not_counted() -> None:
+    budget = BodyBudget(10)
+    budget.check(FREE_BYTES + 10)
+    with pytest.raises(Unavailable) as caught:
+        budget.check(FREE_BYTES + 11)
+    assert (caught.value.code, caught.value.retry_after, budget.used) == ("server_overloaded", 5, 0)
+
+
+def test_slow_body_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(body_budget.time, "monotonic", lambda: now)
+    budget = BodyBudget(1_000_000)
+    dropped: list[str] = []
+    sizes = {"slow": 100_000, "slower": 90_000, "fast": 800_000}
+    shares = {name: budget.open(lambda name=name: dropped.append(name)) for name in sizes}  # type: ignore[misc]
+    assert all(share.resize(FREE_BYTES + sizes[name]) for name, share in shares.items())
+    other = budget.open()
+    assert not other.resize(FREE_BYTES + 50_000), "no body is old enough"
+    now = 6.0
+    assert other.resize(FREE_BYTES + 50_000)
+    assert dropped == ["slower"]
+    assert not shares["slower"].resize(FREE_BYTES)
+    assert not budget.open().resize(FREE_BYTES + 900_000)
+    assert dropped == ["slower", "slow"], "a fast body is not dropped"
+
+
+def test_complete_body_without_a_drop_function_is_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(body_budget.time, "monotonic", lambda: now)
+    budget = BodyBudget(10)
+    assert budget.open().resize(FREE_BYTES + 10)
+    now = 1000.0
+    assert not budget.open().resize(FREE_BYTES + 1)
+
+
+async def test_body_beyond_the_budget_is_refused_and_returned(make_channel: Any) -> None:
+    channel = make_channel(chunk(b"x" * FREE_BYTES), chunk(b"x" * 6), chunk(b"x" * 6), chunk(b"", more=False))
+    request: HttpRequest = channel.make_request()
+    request.body_budget = BodyBudget(10)
+    with pytest.raises(Unavailable, match=r"body_budget_bytes \(10\)"):
+        await read_body(request, 10**6)
+    assert request.body_budget.used == 0
+
+
+async def test_dropped_body_gets_the_error_of_the_budget(make_channel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "_SLOW_AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(body_budget, "_SLOW_BYTES_PER_SECOND", 10.0**12)
+    budget = BodyBudget(10)
+    request: HttpRequest = make_channel(chunk(b"x" * (FREE_BYTES + 8))).make_request()
+    request.body_budget = budget
+    reading = asyncio.create_task(read_body(request, 10**6))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert budget.used == 8
+    assert budget.open().resize(FREE_BYTES + 8)
+    with pytest.raises(Unavailable):
+        await reading
+    assert (budget.used, reading.cancelling()) == (8, 0)
+
+
+async def test_cancelled_read_returns_its_share(make_channel: Any) -> None:
+    budget = BodyBudget(10)
+    request: HttpRequest = make_channel(chunk(b"x" * (FREE_BYTES + 8))).make_request()
+    request.body_budget = budget
+    reading = asyncio.create_task(read_body(request, 10**6))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert budget.used == 8
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert budget.used == 0
