@@ -78,7 +78,7 @@ async def test_connection_has_time_to_present_its_key(monkeypatch: pytest.Monkey
     assert find_evicted(added) == []
 
 
-async def test_upgraded_connection_takes_the_place_of_its_predecessor() -> None:
+async def test_upgraded_connection_replaces_its_predecessor() -> None:
     table = make_table()
     first, second = add(table, "a")[0], FakeConnection()
     table.replace(first, second)
