@@ -45,6 +45,7 @@ CALLS = {
     "save_prompt": lambda store, _: store.save_prompt("p", "pmpt_1", "1", b"{}", 1),
     "load_prompt": lambda store, _: store.load_prompt("p", "pmpt_1", None),
     "list_prompts": lambda store, _: store.list_prompts("p"),
+    "shrink": lambda store, _: store.shrink(),
     "check": lambda store, _: store.check(),
     "delete_prompt": lambda store, _: store.delete_prompt("p", "pmpt_1"),
 }

@@ -13,6 +13,7 @@ from antiphon.protocol.response import Response
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import StoredResponse
 from antiphon.store.limits import RunLimits
+from antiphon.store.sqlite import space
 from antiphon.store.sqlite.store import SqliteStore
 
 FILLER = Unknown(b'{"type":"filler","text":"%b"}' % (b"x" * 8000))
@@ -114,6 +115,19 @@ async def fill_the_disk(store: SqliteStore, _: list[str]) -> None:
         report(f"resp_{number} {'failed' if isinstance(outcome, ServerError) else outcome}")
 
 
+async def shrink_for_ever(store: SqliteStore, _: list[str]) -> None:
+    """Save responses, delete most of them and shrink the file in small steps, again and again. Report the rest."""
+    space.SPARE_PAGES, space.SLICE_PAGES = 8, 4
+    for turn in itertools.count():
+        ids = [f"resp_{turn}_{number}" for number in range(60)]
+        await asyncio.gather(*(store.save("p", make(each)) for each in ids))
+        await asyncio.gather(*(store.delete("p", each) for each in ids[5:]))
+        for each in ids[:5]:
+            report(each)
+        report(f"shrinking {turn}")
+        assert await store.shrink() > 0
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -125,6 +139,7 @@ PROGRAMS = {
         claim_starts,
         claim_and_stay,
         fill_the_disk,
+        shrink_for_ever,
     )
 }
 

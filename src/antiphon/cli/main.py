@@ -42,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_command(
         commands, "rotate", "create a new key for encrypted reasoning and compaction items; old items stay readable"
     )
+    _add_command(commands, "vacuum", "rewrite the store without unused space, while no server uses it")
     return parser
 
 

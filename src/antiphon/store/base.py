@@ -178,6 +178,9 @@ class ResponseStore(Protocol):
         do not wait for all of it.
         """
 
+    async def shrink(self) -> int:
+        """Return unused space to the file system, in small steps. Return the number of bytes."""
+
 
 class ConversationStore(Protocol):
     async def create_conversation(

@@ -17,10 +17,12 @@ SUSPECT_INTERRUPTIONS = 2
 class StoreLimits(NamedTuple):
     """Limits of a store on disk, in bytes.
 
-    `min_free_bytes`: free space below which the store reports a full disk.
+    `min_free_bytes`: free space below which the store reports a full disk. `wal_bytes`: size of the write-ahead log
+    beyond which it is truncated.
     """
 
     min_free_bytes: int = 16 * 1024 * 1024
+    wal_bytes: int = 64 * 1024 * 1024
 
 
 DEFAULT_LIMITS = StoreLimits()

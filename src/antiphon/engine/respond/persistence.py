@@ -90,7 +90,7 @@ def compute_expiry(policy: Policy) -> int | None:
 
 
 class ExpirySweeper:
-    """Deletes responses and conversations that expired an hour ago: at the start, and then every hour.
+    """Deletes responses and conversations that expired an hour ago, and shrinks the store: at the start and every hour.
 
     Until then they are only hidden, because a response in progress may still continue one of them.
     """
@@ -111,6 +111,7 @@ class ExpirySweeper:
         while True:
             try:
                 deleted = await self._store.expire(int(time.time() - EXPIRY_INTERVAL_SECONDS))
+                freed = await self._store.shrink()
             except StoreUnavailable as error:
                 logger.error("expired responses and conversations could not be deleted: %s", error.message)
             except Exception:
@@ -118,4 +119,6 @@ class ExpirySweeper:
             else:
                 if deleted:
                     logger.info("deleted %d expired responses and conversations", deleted)
+                if freed:
+                    logger.info("the store is %d KB smaller", freed >> 10)
             await asyncio.sleep(EXPIRY_INTERVAL_SECONDS)

@@ -102,6 +102,10 @@ class MemoryResponses(MemoryConversations, MemoryReferences, MemoryEventLog):
             del tables.conversations[key]
         return len(responses) + len(conversations)
 
+    async def shrink(self) -> int:
+        _ = self._tables  # raises Unavailable unless the store is open
+        return 0
+
     def _find_response(self, project: str, response_id: str) -> ResponseRecord | None:
         record = self._tables.responses.get((project, response_id))
         return record if record is not None and self._is_live(record) else None

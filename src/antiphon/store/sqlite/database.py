@@ -21,14 +21,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphon.errors import AntiphonError, ConfigError, StoreUnavailable, Unavailable
 from antiphon.store.chain_cache import ChainCache
 from antiphon.store.limits import DEFAULT_LIMITS, StoreLimits
+from antiphon.store.sqlite.checkpoints import LogLimiter
 from antiphon.store.sqlite.files import DatabaseFiles
 from antiphon.store.sqlite.health import StoreHealth, check_disk, describe_error
-from antiphon.store.sqlite.leases import LiveProcesses
+from antiphon.store.sqlite.leases import LiveProcesses, locate_owners
 from antiphon.store.sqlite.migrations import migrate, read_migrations
 
 # Seconds to wait for a lock that another process holds.
@@ -58,8 +59,14 @@ class RowInsert:
         return self._statements[count - 1]
 
 
+class OutsideTransaction(NamedTuple):
+    """A function that is called with the connection and the parameters after a transaction, not in one."""
+
+    function: Callable[..., object]
+
+
 # A statement, or a function that is called with the connection and the parameters and may execute several statements.
-Work = str | RowInsert | Callable[..., object]
+Work = str | RowInsert | OutsideTransaction | Callable[..., object]
 
 
 class QueuedOperation:
@@ -173,16 +180,21 @@ class Database:
         self._checked = 0.0
         self._now = now
         self.configuration_id = configuration_id or secrets.token_hex(16)
-        self._processes = LiveProcesses(path.with_name(f"{path.name}-owners"))
+        self._processes = LiveProcesses(locate_owners(path))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
         self._chain_cache = ChainCache()
 
     async def open(self) -> None:
         writer, reader = await asyncio.to_thread(_open_connections, self.path, self._files)
         self._threads = (
-            ConnectionThread("store-writer", writer, BatchWriter(self._health).execute, self._files),
+            ConnectionThread("store-writer", writer, self._make_batch_writer(writer).execute, self._files),
             ConnectionThread("store-reader", reader, _read_batch, self._files),
         )
+
+    def _make_batch_writer(self, connection: sqlite3.Connection) -> "BatchWriter":
+        max_bytes = self._limits.wal_bytes
+        connection.execute(f"PRAGMA journal_size_limit = {max_bytes}")
+        return BatchWriter(self._health, LogLimiter(self._files, max_bytes=max_bytes))
 
     async def close(self) -> None:
         if self._threads is not None:
@@ -243,7 +255,9 @@ def connect(path: Path) -> sqlite3.Connection:
     """Return a connection for reading or writing. Only one thread at a time may use it."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA page_size = 8192")  # for a new file: a typical response then fits in two pages
+        # The first two are for a new file. A typical response fits in two pages.
+        connection.execute("PRAGMA page_size = 8192")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _switch_to_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
     except BaseException:
@@ -270,8 +284,9 @@ def _resolve_futures(batch: list[QueuedOperation]) -> None:
 class BatchWriter:
     """Executes batches of writes, and checks that the committed data is in the files at the path."""
 
-    def __init__(self, health: StoreHealth) -> None:
+    def __init__(self, health: StoreHealth, log_limiter: LogLimiter) -> None:
         self._health = health
+        self._log_limiter = log_limiter
 
     def execute(self, connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
         """Execute a batch in one transaction. An operation that fails does not affect the others."""
@@ -283,6 +298,7 @@ class BatchWriter:
             self._health.report_error(error)
             raise
         self._health.check_after_write()
+        self._log_limiter.apply(connection)
 
 
 def _check_writable(connection: sqlite3.Connection, path: Path, min_free_bytes: int, health: StoreHealth) -> None:
@@ -326,9 +342,12 @@ def _is_locked(error: Exception) -> bool:
 
 
 def _write_in_transaction(connection: sqlite3.Connection, batch: list[QueuedOperation]) -> None:
+    outside = [operation for operation in batch if isinstance(operation.work, OutsideTransaction)]
     connection.execute("BEGIN IMMEDIATE")
     try:
         for operation in batch:
+            if operation in outside:
+                continue
             try:
                 operation.outcome = _write(connection, operation.work, operation.parameters)
             except Exception as error:
@@ -339,6 +358,12 @@ def _write_in_transaction(connection: sqlite3.Connection, batch: list[QueuedOper
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+    for operation in outside:
+        assert isinstance(operation.work, OutsideTransaction)
+        try:
+            operation.outcome = operation.work.function(connection, *operation.parameters)
+        except Exception as error:
+            operation.outcome = error
 
 
 def _write(connection: sqlite3.Connection, work: Work, parameters: Sequence[object]) -> object:
@@ -347,6 +372,7 @@ def _write(connection: sqlite3.Connection, work: Work, parameters: Sequence[obje
         work = work.one_row
     if isinstance(work, str):
         return connection.execute(work, parameters).rowcount
+    assert callable(work)
     return _write_atomically(connection, work, parameters)
 
 

@@ -19,6 +19,11 @@ def is_owned(connection: sqlite3.Connection, project: str, response_id: str, own
     return connection.execute(OWNED, (project, response_id, owner)).fetchone() is not None
 
 
+def locate_owners(path: Path) -> Path:
+    """Return the folder with the lock files of a database."""
+    return path.with_name(f"{path.name}-owners")
+
+
 class LiveProcesses:
     """The lock files of the owners that share a database."""
 
@@ -46,6 +51,14 @@ class LiveProcesses:
     def unregister_all(self) -> None:
         for owner in tuple(self._files):
             self.unregister(owner)
+
+    def has_live(self) -> bool:
+        """Return True if any owner's process is alive."""
+        try:
+            owners = [file.name for file in self._folder.iterdir()]
+        except OSError:
+            return False
+        return any(not self.is_dead(owner) for owner in owners)
 
     def is_dead(self, owner: str) -> bool:
         """Return True if this owner's process has died. Its file is deleted, so a second call returns False."""

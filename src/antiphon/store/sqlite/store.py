@@ -9,6 +9,7 @@ from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.events import SqliteEventLog
 from antiphon.store.sqlite.responses import SqliteResponses
 from antiphon.store.sqlite.runs import SqliteRunQueue
+from antiphon.store.sqlite.space import SqliteSpace
 
 SAVE = "INSERT INTO prompts (project, id, version, body, created_at) VALUES (?, ?, ?, ?, ?)"
 
@@ -44,7 +45,7 @@ class SqlitePrompts(Database):
         return deleted > 0
 
 
-class SqliteStore(SqliteResponses, SqliteConversations, SqliteEventLog, SqliteRunQueue, SqlitePrompts):
+class SqliteStore(SqliteResponses, SqliteConversations, SqliteEventLog, SqliteRunQueue, SqlitePrompts, SqliteSpace):
     """All parts of a store on one file. They share the writer thread, so one transaction can span several parts."""
 
 
