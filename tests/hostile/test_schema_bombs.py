@@ -211,3 +211,18 @@ def test_bomb_for_an_upstream_model_is_refused_by_its_trial(
     assert other.ask("POST", "/v1/responses", body).status == 200
     assert other.longest_block() < MAX_BLOCK
     assert other.peak_mb() < 200
+
+
+def test_long_input_of_a_custom_tool_is_matched_beside_the_loop(
+    victim: Callable[..., Victim], upstream: Callable[..., ThreadedServer]
+) -> None:
+    arguments = json.dumps({"input": "a" * 300_000})
+    call = {"id": "call_1", "type": "function", "function": {"name": "c", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    options = {"kind": "chat_completions", "base_url": upstream(json_of(answer)).url, "models": ["m"]}
+    other = victim(backends={"up": options})
+    body = {"model": "m", "input": "Hi", "tools": [make_custom("start: /(a|b)+/")]}
+    response = other.ask("POST", "/v1/responses", body)
+    assert [item["type"] for item in response.json["output"]] == ["custom_tool_call"]
+    assert other.longest_block() < MAX_BLOCK

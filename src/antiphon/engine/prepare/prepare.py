@@ -135,7 +135,8 @@ class Preparer:
         )
         if accepted is None:
             request, left_out = self._select_tools(request, context, candidate.backend.capabilities)
-            await self._check_grammars(request, candidate.backend.capabilities, project=project)
+            if request.tools or request.text is not None:  # others have neither grammars nor schemas
+                await self._check_grammars(request, candidate.backend.capabilities, project=project)
             new = await self._read_input(request, client_input, context, candidate, project=project, repair=repair)
             warnings += [*left_out, *new.left_out]
         else:

@@ -60,6 +60,15 @@ def test_mismatch_names_its_position(text: str, fault: str) -> None:
     assert explain_mismatch(text, APPLY_PATCH) == fault
 
 
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 5000])
+def test_mismatch_in_a_long_text_is_found(length: int) -> None:
+    letters = GrammarInput("start: /a+/", "lark")
+    assert explain_mismatch("a" * length, letters) is None
+    fault = f"it does not fit the grammar from 'b' on, which follows {'a' * 60!r}"
+    assert explain_mismatch("a" * length + "b", letters) == fault
+    assert matches_pattern("a" * length + "b", "^a+$") is False
+
+
 def test_regular_expression_must_match_the_whole_text() -> None:
     digits = GrammarInput("[a-z]+[0-9]", "regex")
     assert [explain_mismatch(text, digits) is None for text in ("ab1", "ab", "ab12", "")] == [True, False, False, False]

@@ -5,6 +5,7 @@ A turn is translated for the backend (`translate_request`), and the backend's an
 backend is called again within the same response (`follow_up`).
 """
 
+import asyncio
 from contextlib import aclosing
 
 import msgspec
@@ -47,13 +48,20 @@ class Emulator(Stage):
         if not self.inner.capabilities.any_tool:
             await self._grammars.check_tools(turn.request.tools, project=turn.project)
             await self._grammars.check_items(turn.items, project=turn.project)
-        translated = translate_turn(turn, self.inner.capabilities)
+        translated = await self._translate(turn)
         return self._stream_answers(translated, await self.inner.stream(translated.turn))
 
     async def count_tokens(self, turn: Turn) -> int:
         if needs_translation(turn, self.inner.capabilities):
-            turn = translate_turn(turn, self.inner.capabilities).turn
+            turn = (await self._translate(turn)).turn
         return await self.inner.count_tokens(turn)
+
+    async def _translate(self, turn: Turn) -> TranslatedTurn:
+        """Translate a turn, in a thread if a schema has to be compiled."""
+        capabilities = self.inner.capabilities
+        if not capabilities.json_schema and wants_json(turn.request):
+            return await asyncio.to_thread(translate_turn, turn, capabilities)
+        return translate_turn(turn, capabilities)
 
     def describe_emulation(self, request: CreateRequest) -> list[str]:
         """Return a warning for each part of the request that is emulated."""
@@ -77,7 +85,11 @@ class Emulator(Stage):
             translator = AnswerTranslator(translated, budget)
             async with aclosing(answer):
                 async for batch in answer:
-                    if output := translator.feed(batch):
+                    if translator.is_costly(batch):
+                        output = await asyncio.to_thread(translator.feed, batch)
+                    else:
+                        output = translator.feed(batch)
+                    if output:
                         yield output
             if translator.next_items is None:
                 return

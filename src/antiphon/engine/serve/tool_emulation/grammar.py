@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _EXCERPT_LENGTH = 60
+# The matcher holds the interpreter's lock for some milliseconds for so many bytes. Other threads run between slices.
+_SLICE_BYTES = 1024
 # The size of a pattern with its repetitions written out. Larger ones are not matched.
 _MAX_PATTERN_SIZE = 10_000
 
@@ -24,7 +26,7 @@ def explain_mismatch(text: str, grammar: GrammarInput) -> str | None:
     if matcher.is_error():
         return f"the grammar cannot be read: {matcher.get_error().strip()}"
     encoded = text.encode(errors="replace")
-    read = matcher.try_consume_tokens(list(encoded))
+    read = _consume(matcher, encoded)
     if read == len(encoded):
         return None if matcher.is_accepting() else f"it ends too early, after {_tail(encoded)!r}"
     rest = encoded[read : read + _EXCERPT_LENGTH].decode(errors="replace")
@@ -46,7 +48,7 @@ def matches_pattern(text: str, pattern: str) -> bool | None:
         return None
     # The matcher reads JSON and accepts this character only in escaped form.
     written = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode(errors="replace")
-    read = matcher.try_consume_tokens(list(written))
+    read = _consume(matcher, written)
     return None if matcher.is_error() else read == len(written) and matcher.is_accepting()
 
 
@@ -56,6 +58,16 @@ def _make_pattern_matcher(pattern: str) -> "LLMatcher":
 
     grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
     return LLMatcher(_make_tokenizer(), grammar, log_level=0)
+
+
+def _consume(matcher: "LLMatcher", text: bytes) -> int:
+    """Return the number of bytes that match."""
+    for start in range(0, len(text), _SLICE_BYTES):
+        part = text[start : start + _SLICE_BYTES]
+        read = matcher.try_consume_tokens(list(part))
+        if read < len(part):
+            return start + read
+    return len(text)
 
 
 def _tail(text: bytes) -> str:

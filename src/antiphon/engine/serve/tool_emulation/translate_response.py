@@ -43,7 +43,16 @@ class AnswerTranslator:
         self._buffered: dict[Key, BufferedCallTranslator] = {}
         self._unnamed: dict[Key, list[deltas.ToolCall]] = {}
         self._dropped: set[Key] = set()
+        self._has_grammar_call = False
         budget.answers += 1
+
+    def is_costly(self, batch: Sequence[Delta]) -> bool:
+        """Return True if `feed` may match text against a grammar or a schema, which takes long for long text."""
+        kinds = set(map(type, batch))
+        if deltas.Finish in kinds:
+            return self._translated.check is not None or self._has_grammar_call or deltas.ToolCall in kinds
+        # Fragments of a call are only appended.
+        return self._has_grammar_call and any(type(delta) is not deltas.ToolCall or delta.name for delta in batch)
 
     def feed(self, batch: Iterable[Delta]) -> list[Delta]:
         """Return the client's deltas for these deltas of the backend."""
@@ -118,6 +127,7 @@ class AnswerTranslator:
             return SearchCallTranslator(key, entry)
         if isinstance(entry.tool, CustomTool) and not isinstance(entry.tool.format, GrammarInput):
             return CustomCallTranslator(key, entry)
+        self._has_grammar_call |= isinstance(entry.tool, CustomTool)
         return BufferedCallTranslator(key, entry)
 
     def _admit_call(self, name: str) -> bool:
