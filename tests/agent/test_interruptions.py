@@ -9,14 +9,14 @@ import time
 import msgspec
 import pytest
 
-from antiphon import Limits, Outcome, Tool, ToolContext, tool
+from antiphon import InvalidRequest, Limits, Outcome, Tool, ToolContext, tool
 from antiphon.agent.entries import StartEntry
 from antiphon.agent.outcome import RunEnded, TurnFinished
 from antiphon.agent.tool_calls import RUN_STOPPED
 from antiphon.ledger import Ledger
 from antiphon.store.ledger import MemoryLedger
 from antiphon.tools.base import OnInterrupt
-from support.scripted_model import ScriptedModel, call, look_up, usage
+from support.scripted_model import ScriptedModel, call, look_up, outputs_of, usage
 
 PAY = call("pay", {"amount": 5}, "call_p")
 
@@ -229,3 +229,63 @@ async def test_output_of_a_call_that_did_not_start_states_it(scripted: ScriptedM
             outcome = event.outcome
     assert outcome is not None
     assert (outcome.kind, json.loads(outcome.history[-1]["output"])["error"]) == ("cancelled", RUN_STOPPED)
+
+
+async def test_stored_run_cannot_be_resumed_without_its_ledger(in_process: ScriptedModel, ledger: Ledger) -> None:
+    payments: list[int] = []
+
+    @tool(needs_approval=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        payments.append(amount)
+        return f"paid {amount}"
+
+    in_process.set_answers([PAY], "Done.")
+    agent = in_process.agent(tools=[pay])
+    paused = await agent.run("Go.", durable=ledger, run_id="run_1")
+    assert paused.state is not None
+    with pytest.raises(InvalidRequest, match="The run 'run_1' is in a ledger") as raised:
+        await agent.resume(paused.state, approvals={"call_p": True})
+    assert (raised.value.param, payments) == ("durable", [])
+    assert (await agent.resume(paused.state, approvals={"call_p": True}, durable=ledger)).kind == "final"
+
+
+async def test_run_of_another_agent_is_not_resumed(in_process: ScriptedModel, ledger: Ledger) -> None:
+    in_process.set_answers([PAY], "Done.")
+
+    @tool(needs_approval=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    await in_process.agent(name="payer", tools=[pay]).run("Go.", durable=ledger, run_id="run_1")
+    other = in_process.agent(name="reader", tools=[pay])
+    with pytest.raises(InvalidRequest, match="is of the agent 'payer', not of 'reader'") as raised:
+        await other.resume("run_1", approvals={"call_p": True}, durable=ledger)
+    assert (raised.value.param, raised.value.code) == ("run", "other_agent")
+    assert (await other.resume("run_1", approvals={"call_p": True}, durable=ledger, force=True)).kind == "final"
+
+
+async def test_run_at_its_limit_goes_on_with_a_higher_one(in_process: ScriptedModel, ledger: Ledger) -> None:
+    in_process.set_answers([call("look_up", {"city": "A"})], [call("look_up", {"city": "B"})], "It is mild in both.")
+    limits = Limits(turns=1, wrap_up=False)
+    outcome = await in_process.agent(tools=[look_up], limits=limits).run("Go.", durable=ledger, run_id="run_1")
+    assert (outcome.kind, outcome.turns) == ("max_turns", 1)
+    more = in_process.agent(tools=[look_up], limits=Limits(turns=3))
+    outcome = await more.resume("run_1", durable=ledger)
+    assert (outcome.kind, outcome.text, outcome.turns) == ("final", "It is mild in both.", 3)
+
+
+async def test_long_output_is_shortened_for_the_model_only(in_process: ScriptedModel, ledger: Ledger) -> None:
+    @tool
+    async def dump() -> str:
+        """Return a long text."""
+        return "a" * 300_000 + "b" * 10_000_000 + "c" * 100_000
+
+    in_process.set_answers([call("dump")], "Done.")
+    assert (await in_process.agent(tools=[dump]).run("Go.", durable=ledger, run_id="run_1")).kind == "final"
+    ((_, seen),) = outputs_of(in_process.sent[-1])
+    middle = "\n[10,000,000 of 10,400,000 characters were left out here.]\n"
+    assert seen == "a" * 300_000 + middle + "c" * 100_000
+    stored = [json.loads(entry) for entry in await ledger.read("run_1")]
+    assert [len(entry["output"]) for entry in stored if entry["entry"] == "Resulted"] == [10_400_000]

@@ -223,10 +223,10 @@ async def test_rejected_request_fails_the_run_at_once(scripted: ScriptedModel) -
     assert len(scripted.sent) == 1
 
 
-async def test_incomplete_answer_fails_the_run(scripted: ScriptedModel) -> None:
+async def test_incomplete_answer_is_an_outcome_of_its_own(scripted: ScriptedModel) -> None:
     scripted.set_answers([{"text": "It is mi"}, {"finish": "length"}])
     outcome = await scripted.agent().run("How is it?")
-    assert (outcome.kind, outcome.text) == ("failed", "It is mi")
+    assert (outcome.kind, outcome.text, outcome.output) == ("incomplete", "It is mi", "It is mi")
     assert outcome.error is not None
     assert (outcome.error.code, outcome.error.raw) == ("max_output_tokens", "It is mi")
 
@@ -251,13 +251,20 @@ async def test_empty_turn_ends_the_run(scripted: ScriptedModel) -> None:
 # Limits
 
 
-async def test_turn_limit_reserves_the_last_turn_for_the_answer(scripted: ScriptedModel) -> None:
+async def test_turn_limit_is_reached_after_as_many_turns_of_work(scripted: ScriptedModel) -> None:
     scripted.set_answers([call("look_up", {"city": "A"})], [call("look_up", {"city": "B"})], "It is mild.")
-    outcome = await scripted.agent(tools=[look_up], limits=Limits(turns=3)).run("Go.")
+    outcome = await scripted.agent(tools=[look_up], limits=Limits(turns=2)).run("Go.")
     assert (outcome.kind, outcome.text, outcome.turns) == ("max_turns", "It is mild.", 3)
+    assert [json.loads(output)["city"] for _, output in outputs_of(scripted.sent[2])] == ["A", "B"]
     last = scripted.sent[2]
     assert (last["tool_choice"], last["input"][-1]) == ("none", {"role": "user", "content": WRAP_UP})
     assert last["tools"] == [look_up.describe()]
+
+
+async def test_run_of_as_many_turns_as_the_limit_is_final(scripted: ScriptedModel) -> None:
+    scripted.set_answers([LOOK], "It is mild.")
+    outcome = await scripted.agent(tools=[look_up], limits=Limits(turns=2)).run("Go.")
+    assert (outcome.kind, outcome.text, outcome.turns) == ("final", "It is mild.", 2)
 
 
 async def test_turn_limit_without_wrap_up_ends_the_run(scripted: ScriptedModel) -> None:

@@ -34,7 +34,7 @@ async def test_agent_runs_as_a_tool_of_another(scripted: ScriptedModel) -> None:
 
 async def test_parent_reads_that_a_limit_ended_the_subagent(scripted: ScriptedModel) -> None:
     scripted.set_answers([call("expert", {"input": "Bern?"})], [LOOK], "I got stuck.", "No idea.")
-    expert = scripted.agent(name="expert", tools=[look_up], limits=Limits(turns=2))
+    expert = scripted.agent(name="expert", tools=[look_up], limits=Limits(turns=1))
     agent = scripted.agent(tools=[expert.as_tool("expert", "Knows the weather.")])
     outcome = await agent.run("How is it?")
     assert (outcome.kind, outcome.text) == ("final", "No idea.")

@@ -98,7 +98,7 @@ async def test_incomplete_typed_answer_is_requested_once_more(scripted: Scripted
 
 async def test_last_answer_at_a_limit_is_parsed(scripted: ScriptedModel) -> None:
     scripted.set_answers([LOOK], '{"value": 7}')
-    outcome = await scripted.agent(tools=[look_up], output_type=int, limits=Limits(turns=2)).run("Go.")
+    outcome = await scripted.agent(tools=[look_up], output_type=int, limits=Limits(turns=1)).run("Go.")
     assert (outcome.kind, outcome.output) == ("max_turns", 7)
 
 

@@ -5,11 +5,13 @@ import sys
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from antiphon import tool
 from antiphon.agent.journal import load
 from antiphon.agent.loop_guard import STOPPED, WARNING
 from antiphon.ledger import Ledger
-from support.scripted_model import ScriptedModel, call, open_scripted, outputs_of
+from support.scripted_model import ScriptedModel, call, look_up, open_scripted, outputs_of
 
 THREE = [call("act", {"number": number}, f"call_{number}") for number in (1, 2, 3)]
 
@@ -117,3 +119,55 @@ async def test_needs_approval_function_that_exits_requires_approval(in_process: 
     in_process.set_answers([call("pay")], "Paid.")
     outcome = await in_process.agent(tools=[pay]).run("Pay.")
     assert (outcome.kind, [each.name for each in outcome.pending]) == ("needs_approval", ["pay"])
+
+
+async def test_repeated_call_with_a_new_result_is_no_loop(in_process: ScriptedModel) -> None:
+    lines: list[int] = []
+
+    @tool
+    async def read() -> str:
+        """Read."""
+        return f"{len(lines)} lines"
+
+    @tool
+    async def edit() -> str:
+        """Write a line."""
+        lines.append(1)
+        return "written"
+
+    in_process.set_answers(*[[call("read")], [call("edit")]] * 4, "Done.")
+    outcome = await in_process.agent(tools=[read, edit]).run("Go.")
+    assert (outcome.kind, outcome.tool_calls) == ("final", 8)
+    assert not any(WARNING in output for _, output in outputs_of(in_process.sent[-1]))
+
+
+async def test_repeated_call_with_the_same_result_is_a_loop(in_process: ScriptedModel) -> None:
+    @tool
+    async def read() -> str:
+        """Read."""
+        return "nothing new"
+
+    @tool
+    async def fail() -> str:
+        """Fail."""
+        raise ValueError("no")
+
+    # A call that fails is no progress.
+    in_process.set_answers([call("read")], [call("fail")], [call("read")], [call("fail")], [call("read")], "Done.")
+    outcome = await in_process.agent(tools=[read, fail]).run("Go.")
+    assert (outcome.kind, outcome.tool_calls) == ("no_progress", 4)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "look_up"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look_up"}]},
+    ],
+)
+async def test_forced_call_is_not_forced_again(in_process: ScriptedModel, choice: Any) -> None:
+    in_process.set_answers([call("look_up", {"city": "Bern"})], "It is mild.")
+    outcome = await in_process.agent(tools=[look_up], settings={"tool_choice": choice}).run("Go.")
+    assert outcome.kind == "final"
+    assert [request.get("tool_choice") for request in in_process.sent] == [choice, None]

@@ -373,14 +373,14 @@ async def test_pain_agents_60_repeating_model_is_stopped(scripted: ScriptedModel
 async def test_pain_agents_61_turn_limit_ends_with_an_answer(scripted: ScriptedModel) -> None:
     """openai/openai-agents-python#844: an exception, and all results are lost."""
     scripted.set_answers([LOOK], [call("look_up", {"city": "Rome"})], "Bern is mild.")
-    outcome = await scripted.agent(tools=[look_up], limits=Limits(turns=3)).run("Go.")
+    outcome = await scripted.agent(tools=[look_up], limits=Limits(turns=2)).run("Go.")
     assert (outcome.kind, outcome.text, scripted.sent[-1]["tool_choice"]) == ("max_turns", "Bern is mild.", "none")
 
 
 async def test_pain_agents_65_unfinished_subagent_is_reported_to_its_parent(scripted: ScriptedModel) -> None:
     """huggingface/smolagents#2287, openai/openai-agents-python#448: limits of nested agents cannot be set."""
     scripted.set_answers([call("expert", {"input": "Bern?"})], [LOOK], "Half of it.", "I see.")
-    expert = scripted.agent(name="expert", tools=[look_up], limits=Limits(turns=2))
+    expert = scripted.agent(name="expert", tools=[look_up], limits=Limits(turns=1))
     outcome = await scripted.agent(tools=[expert.as_tool("expert", "Knows.")]).run("Go.")
     assert outcome.text == "I see."
     assert json.loads(outputs_of(scripted.sent[-1])[0][1]) == {"error": "The agent ended with max_turns: Half of it."}

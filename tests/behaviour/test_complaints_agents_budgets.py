@@ -40,7 +40,7 @@ LOOK = call("look_up", {"city": "Bern"})
 # 9 Budgets
 
 
-@pytest.mark.parametrize("limits", [Limits(tokens=100), Limits(cost=0.001), Limits(tool_calls=1), Limits(turns=2)])
+@pytest.mark.parametrize("limits", [Limits(tokens=100), Limits(cost=0.001), Limits(tool_calls=1), Limits(turns=1)])
 async def test_pain_agents_66_run_stays_within_its_limits(scripted: ScriptedModel, limits: Limits) -> None:
     """openai/openai-agents-python#3353: thousands of unexpected calls, and no guard on tokens, requests or cost."""
     endless = [[call("look_up", {"city": f"{turn}"}), usage(90, 30)] for turn in range(9)]

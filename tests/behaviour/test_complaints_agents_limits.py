@@ -251,7 +251,7 @@ async def test_pain_agents_88_run_id_is_the_same_after_approval(scripted: Script
         [call("pay", {"amount": 5}), usage(10, 1)], [LOOK, usage(10, 1)], [{"text": "Done."}, usage(10, 1)]
     )
     settings = {"metadata": {"user": "ada"}}
-    agent = scripted.agent(tools=[pay, look_up], instructions="Be kind.", settings=settings, limits=Limits(turns=3))
+    agent = scripted.agent(tools=[pay, look_up], instructions="Be kind.", settings=settings, limits=Limits(turns=2))
     outcome = await agent.run("Go.", run_id="run_1")
     assert outcome.state is not None
     resumed = await agent.resume(outcome.state, approvals={"call_1": True})

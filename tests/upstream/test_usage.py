@@ -18,7 +18,8 @@ from antiphon.upstream.usage import estimate_usage, parse_usage
         ({"prompt_tokens": None, "completion_tokens": "many"}, None),
         ({"prompt_tokens": 5, "completion_tokens": 3}, Usage(5, 3, 8)),
         ({"prompt_tokens": 5}, Usage(5, 0, 5)),
-        ({"input_tokens": 5, "output_tokens": 3, "total_tokens": 9}, Usage(5, 3, 8)),
+        ({"input_tokens": 5, "output_tokens": 3, "total_tokens": 9}, Usage(5, 3, 9)),
+        ({"input_tokens": 5, "output_tokens": 3, "total_tokens": 7}, Usage(5, 3, 8)),
         ({"total_tokens": 9}, None),
         ({"id": "req_1", "usage": {"prompt_tokens": 5, "completion_tokens": 3}}, Usage(5, 3, 8)),
         (
@@ -75,9 +76,9 @@ def test_usage_estimate_is_marked_and_grows_with_text() -> None:
 def test_impossible_counts_are_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.upstream.usage._warned", set())
     for _ in range(3):
-        parse_usage({"prompt_tokens": -5, "completion_tokens": 3, "total_tokens": 12})
+        parse_usage({"prompt_tokens": -5, "completion_tokens": 3, "total_tokens": 2})
     prefix = "an upstream reports an impossible token usage: "
     assert caplog.messages == [
         f"{prefix}'prompt_tokens' is not a possible count; it is ignored.",
-        f"{prefix}'total_tokens' is not the sum of input and output; the sum is used.",
+        f"{prefix}'total_tokens' is less than the sum of input and output; the sum is used.",
     ]

@@ -172,7 +172,7 @@ class Agent:
         loses the run in the same way.
         """
         verdicts = [make_verdict(call_id, approval) for call_id, approval in (approvals or {}).items()]
-        resume = functools.partial(resume_journal, run, verdicts, durable, force=force)
+        resume = functools.partial(resume_journal, run, verdicts, durable, agent=self.name, force=force)
         return self._execute(resume, durable, cancel, None)
 
     def resume_subagent(

@@ -32,6 +32,9 @@ _OUTPUTS = frozenset(_ALL_OUTPUT_TYPES.values())
 # No other item refers to the ids of these, and a server that has not stored the items would not find them.
 _REMOVABLE_IDS = frozenset({"message", "reasoning", *OUTPUT_TYPES, *OUTPUT_TYPES.values()})
 
+MAX_OUTPUT = 400_000
+"""The number of characters of a tool's output that the model reads. The ledger has the whole output."""
+
 STRAY = "The result of a call that is not in this conversation:"
 UNANSWERED = "The model has made this call:"
 
@@ -221,6 +224,28 @@ def to_invocation(item: JsonObject) -> ToolInvocation:
 def make_output_item(call: JsonObject, output: str | list[JsonObject]) -> JsonObject:
     """Return the output item of a call."""
     return {"type": OUTPUT_TYPES[call["type"]], "call_id": call["call_id"], "output": output}
+
+
+def shorten_output(output: str | list[JsonObject]) -> str | list[JsonObject]:
+    """Return an output of a call with at most MAX_OUTPUT characters of text. Its beginning and its end stay."""
+    if isinstance(output, str):
+        return _shorten(output, MAX_OUTPUT)
+    count = sum(len(part.get("text") or "") for part in output if isinstance(part.get("text"), str))
+    if count <= MAX_OUTPUT:
+        return output
+    return [
+        {**part, "text": _shorten(part["text"], MAX_OUTPUT * len(part["text"]) // count)}
+        if isinstance(part.get("text"), str)
+        else part
+        for part in output
+    ]
+
+
+def _shorten(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    begin, end = text[: limit * 3 // 4], text[len(text) - limit // 4 :]
+    return f"{begin}\n[{len(text) - limit:,} of {len(text):,} characters were left out here.]\n{end}"
 
 
 def join_text(items: Sequence[JsonObject], *, kinds: Sequence[str] = ("output_text", "input_text", "text")) -> str:

@@ -5,7 +5,6 @@ the next step that depends on it.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -22,8 +21,15 @@ from antiphon.agent.entries import (
     StartEntry,
     Verdict,
 )
-from antiphon.agent.history import OUTPUT_TYPES, drop_encrypted, find_invocations, join_text, make_output_item
-from antiphon.agent.loop_guard import Signature, make_signature
+from antiphon.agent.history import (
+    OUTPUT_TYPES,
+    drop_encrypted,
+    find_invocations,
+    join_text,
+    make_output_item,
+    shorten_output,
+)
+from antiphon.agent.loop_guard import RepeatCounter
 from antiphon.agent.ownership import Ownership
 from antiphon.errors import InvalidRequest
 from antiphon.ledger import Ledger
@@ -34,7 +40,10 @@ from antiphon.tools.base import ToolInvocation, UsageCost
 _MAX_TITLE = 200
 
 _entry_decoder = msgspec.json.Decoder(Entry)
-_packed_decoder = msgspec.json.Decoder(tuple[str, list[Entry]])
+_packed_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+# The last element of a packed run that is also in a ledger.
+_STORED = "stored"
 
 
 class RunState:
@@ -70,7 +79,7 @@ class RunState:
         self.verdicts: dict[str, Verdict] = {}
         self.received_verdicts: set[tuple[str, int]] = set()
         """The calls and numbers of all verdicts that were recorded, used or not."""
-        self.call_counts: Counter[Signature] = Counter()
+        self.repeats = RepeatCounter()
         self.decision: ToolInvocation | None = None
         self.limit_reached = ""
         self.ended: EndEntry | None = None
@@ -143,12 +152,14 @@ class RunState:
             self._add_usage(entry.spent)
         self.tool_calls += entry.tool_calls or 0
         self.paused_calls.pop(entry.call_id, None)
-        self.call_counts[make_signature(call)] += 1
+        self.repeats.add(call, entry.output, is_error=entry.is_error)
         if entry.consequence == "decision":
             self.decision = call
         elif entry.consequence:
             self.limit_reached = entry.consequence
-        self.history.insert(self._find_output_index(call), make_output_item(self.find_item(call), entry.output))
+        self.history.insert(
+            self._find_output_index(call), make_output_item(self.find_item(call), shorten_output(entry.output))
+        )
 
     def _apply_resume(self, entry: ResumeEntry) -> None:
         self.verdicts |= {verdict.call_id: verdict for verdict in entry.verdicts}
@@ -200,6 +211,8 @@ class Journal:
         self.state = RunState()
         self.ownership = ownership
         """The lease on this run, or on the run whose subagent this is. None without a ledger that has leases."""
+        self.is_stored = ledger is not None
+        """True if the run is in a ledger, also if this journal was restored without it."""
         self.subagents: dict[str, Journal] = {}
         """The runs of subagents that this process has started, by the call."""
         self._ledger = ledger
@@ -243,15 +256,20 @@ class Journal:
         self._entries.append(entry)
 
     def pack(self) -> bytes:
-        """Return the whole run as bytes, to resume it elsewhere."""
-        return msgspec.json.encode((self.run_id, self._entries))
+        """Return the whole run as bytes, to resume it elsewhere. A run with a ledger can be resumed only with it."""
+        marks = () if self._ledger is None else (_STORED,)
+        return msgspec.json.encode((self.run_id, self._entries, *marks))
 
 
 def unpack(packed: bytes, *, ledger: Ledger | None = None) -> Journal:
     """Return the journal of a packed run. Raises InvalidRequest for other bytes."""
     try:
-        run_id, entries = _packed_decoder.decode(packed)
-        return _restore(run_id, entries, ledger)
+        run_id, entries, *marks = _packed_decoder.decode(packed)
+        journal = _restore(
+            msgspec.json.decode(run_id, type=str), msgspec.json.decode(entries, type=list[Entry]), ledger
+        )
+        journal.is_stored = bool(marks)
+        return journal
     except (msgspec.DecodeError, ValueError) as error:
         raise InvalidRequest(f"This is not the state of a run: {error}.", param="run", code="invalid_state") from None
 

@@ -10,8 +10,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Upper limits of a run; None is no limit. `seconds` excludes the time in which the run waits to be resumed.
 
     With `wrap_up`, the model gets one more turn without tools to give its answer when a limit other than the time is
-    reached. This turn is the last of `turns`; its usage comes on top of `tokens` and `cost`. `tokens` and `cost`
-    include the usage of subagents.
+    reached. This turn and its usage come on top of `turns`, `tokens` and `cost`. `tool_calls`, `tokens` and `cost`
+    include those of subagents.
     """
 
     turns: int | None = 20

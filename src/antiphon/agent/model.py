@@ -162,6 +162,9 @@ class ResponsesModel:
             request["tools"] = self._tools
             if not use_tools:
                 request["tool_choice"] = "none"
+            elif state.tool_calls and _forces_call(request.get("tool_choice")):
+                # It applies to the first call. If it applied to every turn, the model could never answer.
+                del request["tool_choice"]
         if self._state == "server" and state.response_id is not None:
             new_items = [*state.history[state.sent_count :], *extra_input]
             request |= {"previous_response_id": state.response_id, "input": new_items}
@@ -216,6 +219,13 @@ class _Attempt:
         if received and not reported.total_tokens:
             return estimate_payload_usage(self.request, self._context, received)
         return reported
+
+
+def _forces_call(choice: object) -> bool:
+    """Return True if a tool_choice lets the model not answer with a text."""
+    if isinstance(choice, dict):
+        return choice.get("type") != "allowed_tools" or choice.get("mode") == "required"
+    return choice == "required"
 
 
 def read_delta(event: Event | Unknown) -> ModelDelta | None:

@@ -12,6 +12,7 @@ from antiphon.tools.base import ToolInvocation
 OutcomeKind = Literal[
     "final",
     "decision",
+    "incomplete",
     "max_turns",
     "no_progress",
     "budget",
@@ -33,7 +34,8 @@ class RunError(Struct, frozen=True):
 class Outcome(Struct, frozen=True, kw_only=True):
     """The result of an agent run.
 
-    `output` is the typed output of a `final` run, or the arguments of a `decision`; `text` is the last text.
+    `output` is the typed output of a `final` run, the arguments of a `decision`, or the text of an `incomplete` run,
+    whose answer was cut off; `text` is the last text.
     `pending` are the calls that wait for approval. `abandoned` are the calls whose tools did not stop at the time limit
     of the tool or of the run, and may still be running. `history` is the whole conversation as items; a new run can
     continue it. `state` is set if the run can be resumed: another process can resume it from these bytes.

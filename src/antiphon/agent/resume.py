@@ -22,6 +22,7 @@ async def resume_journal(
     verdicts: Sequence[Verdict],
     ledger: Ledger | None,
     *,
+    agent: str | None = None,
     force: bool = False,
     ownership: Ownership | None = None,
 ) -> Journal:
@@ -29,9 +30,17 @@ async def resume_journal(
 
     `run` is an id in the ledger, or the packed state of an outcome. `ownership` is set for the run of a subagent, which
     belongs to the owner of the first run. Raises InvalidRequest for an unknown run, and for a verdict on a call that
-    does not wait for one. Raises RunTaken if a process executes the run, unless `force` is set.
+    does not wait for one. Unless `force` is set, raises RunTaken if a process executes the run, and InvalidRequest if
+    it is the run of an agent with another name than `agent`.
     """
     journal = await _find_journal(run, ledger)
+    if agent is not None and journal.state.agent != agent and not force:
+        raise InvalidRequest(
+            f"The run '{journal.run_id}' is of the agent '{journal.state.agent}', not of '{agent}'. "
+            "Set force to resume it.",
+            param="run",
+            code="other_agent",
+        )
     if _is_finished(journal.state):
         _check_verdicts(journal.state, verdicts)
         return journal
@@ -84,6 +93,11 @@ def is_interrupted(state: RunState, call: ToolInvocation) -> bool:
 async def _find_journal(run: str | bytes, ledger: Ledger | None) -> Journal:
     if isinstance(run, bytes):
         journal = unpack(run)
+        if ledger is None and journal.is_stored:
+            raise InvalidRequest(
+                f"The run '{journal.run_id}' is in a ledger: pass it as 'durable', so that no call runs twice.",
+                param="durable",
+            )
         # With a ledger, its entries count: the packed state only names the run.
         return journal if ledger is None else await load(journal.run_id, ledger)
     if ledger is None:

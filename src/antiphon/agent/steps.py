@@ -56,7 +56,7 @@ class Steps:
             return True
         if self._state.last_turn_reason or self._budget.is_parent_used_up():
             return False
-        return turns is None or self._state.turns < turns
+        return turns is None or self._state.turns < turns or self._task.limits.wrap_up
 
     def choose(self, pending: Sequence[ToolInvocation]) -> End | NextTurn:
         """Return the next step. `pending` are the calls that wait for approval."""
@@ -70,8 +70,6 @@ class Steps:
         step = self._evaluate_answer() if state.turns and not state.calls else NextTurn()
         if isinstance(step, End):
             return step
-        if limits.turns is not None and state.turns >= limits.turns:
-            return End("max_turns")
         if self._budget.is_parent_used_up():
             # The parent run uses the remaining turn for its own answer.
             return End("budget")
@@ -89,8 +87,7 @@ class Steps:
             return cast(OutcomeKind, state.limit_reached)
         if self._budget.is_used_up():
             return "budget"
-        is_last = limits.turns is not None and state.turns >= limits.turns - 1
-        return "max_turns" if is_last and limits.wrap_up and state.calls else None
+        return "max_turns" if limits.turns is not None and state.turns >= limits.turns else None
 
     def _evaluate_answer(self) -> End | NextTurn:
         """Return the step after a turn without calls."""
@@ -101,7 +98,8 @@ class Steps:
             return self._evaluate_output(text)
         if incomplete_reason:
             error = RunError(incomplete_reason, f"The answer was cut off: {incomplete_reason}.", text)
-            return End("failed", error=error)
+            # With a text it is an answer, which a limit of the model or of the user has cut off.
+            return End("incomplete", text, error=error) if text.strip() else End("failed", error=error)
         if not text.strip():
             return End("no_progress")
         return End("final", text) if self._task.reminder is None else NextTurn(self._task.reminder)

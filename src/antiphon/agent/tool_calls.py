@@ -163,12 +163,15 @@ class ToolCalls:
         return needs_approval(tool, call)
 
     def _count_repeats(self, call: ToolInvocation, others: list[ToolInvocation]) -> int:
-        """Return how often this call has been made, including this time. Calls of repeatable tools count once."""
+        """Return how often this call has been made without progress, including this time.
+
+        Calls of repeatable tools count once. Identical calls of one turn count, since none of them knows the result.
+        """
         tool = self._executor.tools.get(call.name)
         if tool is not None and tool.repeatable:
             return 1
         signature = make_signature(call)
-        return 1 + self._state.call_counts[signature] + sum(make_signature(each) == signature for each in others)
+        return 1 + self._state.repeats.count(signature) + sum(make_signature(each) == signature for each in others)
 
     # Running them
 
@@ -222,7 +225,7 @@ class ToolCalls:
                 state = subagent.pack()
                 await self._journal.write(CallPauseEntry(call.call_id, [], state, *self._count_spent(call)))
             raise
-        if repeat >= WARN_AT:
+        if repeat >= WARN_AT and not self._state.repeats.is_new(call, result.output):
             self._events.put_nowait(Notice(run_id, f"{call.name} was called {repeat} times with the same arguments"))
             result = add_warning(result)
         await self._finish_write(self._write_result(call, result))

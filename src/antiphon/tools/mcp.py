@@ -152,6 +152,9 @@ class McpServer:
         parameters = {"type": "object", "properties": {}} | listed.input_schema
         timeout = self._options.get("timeout", _DEFAULT_TIMEOUT)
         approval = self._options.get("needs_approval", False)
+        hints = listed.annotations
+        # A call that changes nothing, or nothing more than once, can be made again.
+        is_repeatable = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         return Tool(
             name=_INVALID_CHARACTER.sub("_", self._options.get("prefix", "") + listed.name)[:_MAX_NAME_LENGTH],
             description=listed.description or listed.title or listed.name,
@@ -160,6 +163,8 @@ class McpServer:
             timeout=timeout.get(listed.name, _DEFAULT_TIMEOUT) if isinstance(timeout, Mapping) else timeout,
             needs_approval=approval if isinstance(approval, bool) else listed.name in approval,
             invoke=functools.partial(self._invoke, listed.name),
+            on_interrupt="retry" if is_repeatable else "ask",
+            repeatable=is_repeatable,
         )
 
     async def _invoke(self, name: str, text: str, context: ToolContext) -> ToolResult:

@@ -1,7 +1,8 @@
 """Token usage of an answer: parsed from the formats that servers send, or estimated.
 
 Impossible counts are not passed on. A count that is negative, too large or not a number counts as missing, which is 0.
-The total is always the sum of input and output, and a detail is never larger than the count that it is a part of.
+A total below the sum of input and output is replaced by the sum. A larger one is passed on, because some servers count
+tokens of reasoning in the total alone. A detail is never larger than the count that it is a part of.
 """
 
 import logging
@@ -76,8 +77,9 @@ def parse_usage(payload: Any) -> Usage | None:
         return None
     input_tokens, output_tokens = input_tokens or 0, output_tokens or 0
     total = input_tokens + output_tokens
-    if report.total_tokens is not None and report.total_tokens != total:
-        _warn_once("total_tokens", "is not the sum of input and output; the sum is used")
+    if report.total_tokens is not None and report.total_tokens < total:
+        _warn_once("total_tokens", "is less than the sum of input and output; the sum is used")
+    total = max(total, report.total_tokens or 0)
     input_details = report.prompt_tokens_details or report.input_tokens_details or _NO_DETAILS
     output_details = report.completion_tokens_details or report.output_tokens_details or _NO_DETAILS
     cached = input_details.cached_tokens or _choose(report.prompt_cache_hit_tokens, report.cached_tokens)

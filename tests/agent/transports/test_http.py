@@ -16,6 +16,7 @@ from antiphon.agent.transports.base import ResponseCollector
 from antiphon.agent.transports.http import HttpTransport
 from antiphon.errors import (
     AntiphonError,
+    ConfigError,
     ContextLengthExceeded,
     InvalidRequest,
     PreviousResponseNotFound,
@@ -209,9 +210,13 @@ async def test_unreachable_server_is_an_upstream_error() -> None:
         await transport.close()
 
 
-@pytest.mark.parametrize(
-    "url", ["http://host:notaport/v1", "http://[bad/v1", "http://127.0.0.1:99999/v1", "nowhere", ""]
-)
+@pytest.mark.parametrize("url", ["nowhere", "", "127.0.0.1:8484/v1", "localhost/v1", "ftp://host/v1"])
+def test_base_url_without_http_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"base_url: .* must begin with http:// or https://"):
+        HttpTransport(url)
+
+
+@pytest.mark.parametrize("url", ["http://host:notaport/v1", "http://[bad/v1", "http://127.0.0.1:99999/v1"])
 async def test_invalid_base_url_is_an_upstream_error(url: str) -> None:
     transport = HttpTransport(url, retries=0)
     with pytest.raises(UpstreamError, match="The address of the upstream is not a valid URL"):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from antiphon.agent.transports.base import TERMINAL, Events, decode_event
-from antiphon.errors import AntiphonError, UpstreamError
+from antiphon.errors import AntiphonError, ConfigError, UpstreamError
 from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.json_text import read_json
@@ -42,6 +42,8 @@ class HttpTransport:
         idle_timeout: float = 300.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url: {base_url!r} must begin with http:// or https://.")
         base, mark, query = base_url.partition("?")
         self._url = f"{base.rstrip('/')}/responses{mark}{query}"
         self._headers = {"Accept": "text/event-stream", **(headers or {})}
