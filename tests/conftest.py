@@ -77,6 +77,23 @@ def restore_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def check_wire() -> Iterator[None]:
+    """Fail the test if a server sent a payload that violates a reference schema."""
+    yield
+    check = sys.modules.get("support.wire_check")  # loaded by tests with a server
+    if check is not None:
+        faults = check.check_recorded()
+        assert not faults, "payloads violate the reference schemas:\n" + "\n".join(faults)
+
+
+@pytest.fixture
+def unchecked_wire(check_wire: None) -> Iterator[None]:
+    """Exclude the payloads of a test from this check: its items and events are generated, and not valid."""
+    yield
+    sys.modules["support.wire_check"].take_recorded()
+
+
 # The explain phase traces every call. With the audit hook it takes longer than the time limit of a test.
 settings.register_profile("everywhere", deadline=None, phases=[phase for phase in Phase if phase != Phase.explain])
 settings.register_profile("ci", settings.get_profile("everywhere"), derandomize=True, print_blob=True, database=None)

@@ -8,9 +8,7 @@ from antiphon.protocol.content import OutputText
 from antiphon.protocol.events import Completed, OutputTextDelta
 from antiphon.protocol.items import Message, Reasoning
 from antiphon.protocol.response import Response
-from antiphon.store.memory.store import MemoryStore
 from support import openresponses
-from support.live_server import ValidatingEngine
 
 needs_document = pytest.mark.skipif(not openresponses.available(), reason="the document is not beside the repository")
 
@@ -75,14 +73,3 @@ def test_missing_document_skips_checks_with_a_note(
         assert openresponses.event_schemas() == {}
     openresponses.forget()
     assert capsys.readouterr().err == "absent.json not found: nothing is checked against Open Responses\n"
-
-
-@needs_document
-def test_test_servers_validate_sent_events() -> None:
-    engine = ValidatingEngine(backends={}, store=MemoryStore())
-    delta = {"type": "response.output_text.delta", "sequence_number": 1, "item_id": "msg_1", "output_index": 0}
-    with pytest.raises(openresponses.NotOpenResponses, match="content_index"):
-        engine.validate_event(delta)
-    engine.validate_event({"type": "acme.tick"})
-    assert openresponses.covers({"model": "m", "input": "hi"})
-    assert not openresponses.covers({"model": "m", "input": "hi", "tools": [{"type": "shell"}]})

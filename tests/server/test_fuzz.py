@@ -91,6 +91,7 @@ def call(case: Case, target: LiveServer) -> int:
     return response.status_code
 
 
+@pytest.mark.usefixtures("unchecked_wire")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_valid_request_gets_a_documented_response(name: str, target: LiveServer) -> None:
     cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.POSITIVE)
@@ -109,6 +110,7 @@ def test_valid_request_gets_a_documented_response(name: str, target: LiveServer)
     assert 200 in seen or name == "connectResponses"
 
 
+@pytest.mark.usefixtures("unchecked_wire")
 @pytest.mark.parametrize("name", REFUSABLE)
 def test_invalid_request_gets_a_documented_response(name: str, target: LiveServer) -> None:
     cases = OPERATIONS[name].as_strategy(generation_mode=GenerationMode.NEGATIVE)

@@ -61,6 +61,7 @@ def pausing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSer
 names = map(str, itertools.count())
 
 
+@pytest.mark.usefixtures("unchecked_wire")
 @settings(max_examples=100)
 @given(turns, st.integers(0, 30), st.lists(st.integers(0, 12), max_size=6))
 def test_stream_cut_anywhere_resumes_without_loss(

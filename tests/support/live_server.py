@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,14 @@ from antiphon.backends.base import Backend
 from antiphon.backends.scripted.backend import ScriptedBackend, create
 from antiphon.config import Settings
 from antiphon.engine.assembly import make_policy
-from antiphon.engine.background.responses import BackgroundRun
 from antiphon.engine.engine import Engine
-from antiphon.engine.respond.run import Events, Run
-from antiphon.engine.respond.session import Session
-from antiphon.protocol import codec
-from antiphon.protocol.request import CreateRequest
-from antiphon.server.dialect import choose_dialect
 from antiphon.server.process import Server, bind_socket
 from antiphon.store.base import Store
 from antiphon.store.memory.store import MemoryStore
-from support import openresponses
+from support.wire_check import RecordingApp
 
 TIMEOUT = 60
 """Limit for anything that a test waits for, in seconds. Long enough for a machine with busy cores."""
-
-OPEN_RESPONSES = choose_dialect({}, "open-responses")
-_FOREIGN_ANNOTATIONS = ("file_citation", "container_file_citation", "file_path")
 
 
 class FastShutdownServer(Server):
@@ -74,41 +65,6 @@ class _ShortSleeps:
 uvicorn.server.asyncio = _ShortSleeps()  # type: ignore[assignment]
 
 
-class ValidatingEngine(Engine):
-    """An engine that validates each event against the schemas of Open Responses, if they cover the request.
-
-    A scripted model may emit items and annotations of other APIs that Open Responses does not define.
-    """
-
-    async def create(
-        self, request: CreateRequest, *, project: str, session: Session | None = None
-    ) -> Run | BackgroundRun:
-        payload = json.loads(codec.encode(request))
-        run = await super().create(request, project=project, session=session)
-        if openresponses.covers(payload):
-            events = run.events
-            run.events = lambda: self._validate(events())  # type: ignore[method-assign]
-        return run
-
-    async def _validate(self, batches: Events) -> Events:
-        async with aclosing(batches):
-            async for batch in batches:
-                for event in OPEN_RESPONSES.adapt_events(batch):
-                    self.validate_event(json.loads(codec.encode(event)))
-                yield batch
-
-    def validate_event(self, event: dict[str, Any]) -> None:
-        if event["type"] in openresponses.event_schemas() and not _is_foreign(event):
-            openresponses.validate_event(event)
-
-
-def _is_foreign(event: dict[str, Any]) -> bool:
-    items = event["response"]["output"] if "response" in event else [event["item"]] if "item" in event else []
-    if any(item["type"] not in openresponses.item_types() for item in items):
-        return True
-    return any(f'"type": "{kind}"' in json.dumps(event) for kind in _FOREIGN_ANNOTATIONS)
-
-
 class HttpResponse:
     """A response that was read completely."""
 
@@ -135,12 +91,13 @@ class LiveServer:
         others: Mapping[str, Backend] | None = None,
     ) -> None:
         self.backend = backend or create("scripted", {"script": script}, settings.data_dir)
-        self.engine = ValidatingEngine(
+        self.engine = Engine(
             backends={"scripted": self.backend, **(others or {})},
             store=store or MemoryStore(),
             policy=make_policy(settings),
         )
         self.server = FastShutdownServer(self.engine, settings, on_ready=self._set_url)
+        self.server.config.app = RecordingApp(self.server.config.app)  # type: ignore[arg-type]
         self.url = ""
         self._clients: list[OpenAI] = []
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -51,18 +51,6 @@ def validate_socket_error(obj: dict[str, Any]) -> None:
         _check("WebSocketErrorEvent", obj)
 
 
-def covers(request: dict[str, Any]) -> bool:
-    """Return True if Open Responses allows the request. Then its response has to be valid, too."""
-    return bool(_schemas()) and _validator("CreateResponseBody").is_valid(request)
-
-
-@functools.cache
-def item_types() -> frozenset[str | None]:
-    """Return the item types of Open Responses."""
-    schemas = _schemas()
-    return frozenset(_tag(schemas, name) for name in ("Message", "FunctionCall", "ReasoningBody", "CompactionBody"))
-
-
 @functools.cache
 def event_schemas() -> dict[str | None, str]:
     """Return the schema name of each stream event, by event type."""
@@ -73,7 +61,7 @@ def event_schemas() -> dict[str | None, str]:
 
 def forget() -> None:
     """Clear the caches, so that the document is read again."""
-    for cached in (item_types, event_schemas, _validator, _schemas):
+    for cached in (event_schemas, _validator, _schemas):
         cached.cache_clear()
 
 

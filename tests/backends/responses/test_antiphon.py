@@ -183,6 +183,7 @@ def test_sealed_reasoning_returns_to_its_model(client: OpenAI) -> None:
     assert second.output_text == "I remember."
 
 
+@pytest.mark.usefixtures("unchecked_wire")
 @pytest.mark.parametrize("item", WHOLE_ITEMS, ids=lambda item: item["type"])
 def test_whole_item_is_forwarded_with_new_id(client: OpenAI, item: dict[str, Any]) -> None:
     whole, message = (each.to_dict() for each in client.responses.create(model="m", input=item["type"]).output)
@@ -200,6 +201,7 @@ def test_unknown_event_is_forwarded(client: OpenAI) -> None:
     ]
 
 
+@pytest.mark.usefixtures("unchecked_wire")
 def test_hosted_tools_and_parameters_are_forwarded(chain: Chain) -> None:
     tools: Any = [
         {"type": "web_search"},

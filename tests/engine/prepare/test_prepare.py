@@ -94,10 +94,12 @@ async def test_error_message_names_same_param(harness: EngineHarness) -> None:
     )
 
 
-async def test_duplicate_item_is_named_by_its_own_index(harness: EngineHarness) -> None:
+async def test_duplicate_item_is_named_by_its_id(harness: EngineHarness) -> None:
     prompt = await define(harness, "one")
     twice = [say("two") | {"id": "msg_1"}, say("three") | {"id": "msg_1"}]
-    assert (await refuse(harness, twice, prompt=prompt)).param == "input[1].id"
+    error = await refuse(harness, twice, prompt=prompt)
+    assert (error.param, error.code) == ("input", None)
+    assert error.message == "Duplicate item found with id 'msg_1': send each item once, or without an id."
 
 
 @pytest.mark.parametrize("requested", [None, "hi", [say("hi")]])

@@ -37,6 +37,7 @@ def client() -> Iterator[WebSocketClient]:
     running.stop()
 
 
+@pytest.mark.usefixtures("unchecked_wire")
 @settings(max_examples=150)
 @given(MESSAGES)
 def test_every_message_is_answered_and_keeps_the_connection(client: WebSocketClient, message: str) -> None:

@@ -1,6 +1,7 @@
 """The history of a request: resolve `previous_response_id` or `conversation` into earlier items."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tools import Tool
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Link, Store
+
+# Longer than the ids of other servers, some of which contain routing data.
+_MAX_ID_LENGTH = 512
+_ID = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +57,14 @@ async def load_history(
     """
     conversation = get_conversation_id(request)
     if conversation is not None:
+        _check_id(conversation, "conv", param="conversation")
         items = await store.load_conversation_items(project, conversation)
         if items is None:
             raise NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
         return _make_history(items, request, sealer, project)
     if request.previous_response_id is None:
         return History()
+    _check_id(request.previous_response_id, "resp", param="previous_response_id")
     wants_tools = inherit_tools and request.tools is None
     remembered = session.find(request.previous_response_id) if session is not None else None
     if remembered is not None:
@@ -68,6 +75,23 @@ async def load_history(
         return _make_history(remembered.items, request, sealer, project, tools=tools)
     chain = await _load_chain(store, project, request.previous_response_id, with_tools=wants_tools)
     return _make_history(chain.items, request, sealer, project, tools=chain.tools, losses=chain.losses)
+
+
+def _check_id(value: str, prefix: str, *, param: str) -> None:
+    """Raise InvalidRequest if no server of this API could have created the id, or it is the id of another object."""
+    if len(value) > _MAX_ID_LENGTH:
+        raise InvalidRequest(
+            f"Invalid '{param}': the id has {len(value)} characters; at most {_MAX_ID_LENGTH} are allowed.",
+            param=param,
+            code="string_above_max_length",
+        )
+    if not value.startswith(prefix) or _ID.fullmatch(value) is None:
+        raise InvalidRequest(
+            f"Invalid '{param}': '{value}'. Expected an id that begins with '{prefix}' and has only letters, digits, "
+            "underscores and dashes.",
+            param=param,
+            code="invalid_value",
+        )
 
 
 def _make_history(

@@ -94,15 +94,18 @@ async def load_referenced_item(item_id: str, *, project: str, store: Store, para
 
 
 def check_unique_ids(items: list[Item | Unknown]) -> None:
-    """Raise InvalidRequest if two items have one id: a stored item is referenced by its id."""
+    """Raise InvalidRequest if two items have one id: a stored item is referenced by its id.
+
+    Clients recognise this error by its parameter and the start of its text, which are OpenAI's. It has no code there.
+    """
     ids = [item.id for item in items]
     if len(set(ids)) == len(ids):  # the common case
         return
     seen: set[str] = set()
-    for index, item_id in enumerate(ids):
+    for item_id in ids:
         if item_id in seen:
             raise InvalidRequest(
-                f"There is more than one item with id '{item_id}'.", param=f"input[{index}].id", code="invalid_value"
+                f"Duplicate item found with id '{item_id}': send each item once, or without an id.", param="input"
             )
         if item_id is not None:
             seen.add(item_id)
