@@ -105,6 +105,9 @@ EXAMPLES: dict[str, Callable[[LiveServer], object]] = {
     "stateless": show_stateless,
     "vendor": lambda server: create(server, "vendor", stream=True),
     "audio": lambda server: create(server, "audio", stream=True),
+    "compaction trigger": lambda server: create(
+        server, [{"role": "user", "content": "hi"}, {"type": "compaction_trigger"}], stream=True
+    ),
     "compaction": lambda server: server.ask(
         "POST", "/v1/responses/compact", {"model": "scripted", "input": [{"role": "user", "content": "hi"}] * 2}
     ),

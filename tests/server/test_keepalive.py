@@ -103,7 +103,7 @@ def read_idle_stream(running: Any, **headers: str) -> bytes:
     return received
 
 
-def test_open_responses_stream_is_kept_alive_by_comments(serve: Callable[..., Any]) -> None:
+def test_idle_open_responses_stream_gets_comments(serve: Callable[..., Any]) -> None:
     running = serve(IDLE, keepalive_seconds=0.01)
     received = read_idle_stream(running, x_antiphon_compat="open-responses")
     assert b"\n\n: keepalive\n\n" in received
@@ -118,7 +118,7 @@ def test_configured_dialect_selects_the_keepalive(serve: Callable[..., Any]) -> 
     assert b"event: keepalive" in read_idle_stream(running, x_antiphon_compat="openai")
 
 
-def test_followed_stream_is_kept_alive_in_its_own_dialect(serve: Callable[..., Any]) -> None:
+def test_idle_followed_stream_uses_its_own_dialect(serve: Callable[..., Any]) -> None:
     running = serve(IDLE, keepalive_seconds=0.01)
     body = {"model": "scripted", "input": "x", "background": True}
     response_id = running.ask("POST", "/v1/responses", body).json["id"]
