@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.config import ApiKey, BackendSettings, Settings, hide_password, load
+from antiphon.config import ApiKey, BackendSettings, GrammarLimits, Settings, hide_password, load
 from antiphon.errors import ConfigError
 
 HOME = {"HOME": "/home/ada"}
@@ -219,6 +219,8 @@ def test_variable_named_in_the_file_may_start_with_the_prefix() -> None:
             "[[api_keys]]\nkey = 'a'\n[[api_keys]]\nkey = 'a'\nproject = 'b'",
             "settings.toml: api_keys[1]: duplicate key.",
         ),
+        ("[grammars]\nitem = 3", "settings.toml: grammars: unknown setting 'item'. Did you mean items?"),
+        ("[grammars]\nitems = 0", "settings.toml: grammars: Expected `int` >= 1 - at `$.items`."),
         ("[backends]", "settings.toml: backends: at least one backend is required."),
         (
             "[backends.a]\nthreads = 1",
@@ -380,3 +382,9 @@ def test_agent_tools_in_a_variable_are_separated_by_commas() -> None:
 
 def test_seal_keys_in_a_variable_are_separated_by_commas() -> None:
     assert load(None, HOME | {"ANTIPHON_SEAL_KEYS": "b25l, dHdv"}, {}).seal_keys == ("b25l", "dHdv")
+
+
+def test_limits_of_grammars_are_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("[grammars]\nitems = 3\ncompile_seconds = 2")
+    assert load(path, HOME, {}).grammars == GrammarLimits(items=3, compile_seconds=2)

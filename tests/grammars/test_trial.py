@@ -13,7 +13,7 @@ import pytest
 from antiphon.backends.embedded.vocabulary import GgufError, read_vocabulary
 from antiphon.backends.embedded.weights import find_weights
 from antiphon.config import GrammarLimits
-from antiphon.errors import RateLimited
+from antiphon.errors import RateLimited, Unavailable
 from antiphon.grammars.trial import GrammarTrial
 
 LIMITS = GrammarLimits()
@@ -101,6 +101,22 @@ async def test_worker_that_died_between_trials_is_replaced() -> None:
         (worker,) = list_children()
         os.kill(int(worker), signal.SIGKILL)
         assert await trial.find_fault("lark", 'start: "b"', LIMITS) is None
+
+
+async def test_closing_ends_a_running_trial_and_refuses_others() -> None:
+    before = list_children()
+    limits = GrammarLimits(compile_seconds=50, compile_megabytes=4000)
+    async with open_trial() as trial:
+        assert await trial.find_fault("lark", ABC, limits) is None
+        bombs = [
+            asyncio.ensure_future(trial.find_fault("lark", write_schema(type="integer", multipleOf=number), limits))
+            for number in (9_999_991, 9_999_973)
+        ]
+        await asyncio.sleep(0)
+        await trial.close()
+        results = await asyncio.gather(*bombs, return_exceptions=True)
+        assert [type(each) for each in results] == [Unavailable, Unavailable]
+    assert list_children() == before
 
 
 async def test_cancelled_trial_ends_its_process() -> None:

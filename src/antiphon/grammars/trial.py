@@ -40,7 +40,9 @@ _RETRY_SECONDS = 5.0
 _QUEUE_SECONDS = 60.0
 # A project may have this part of the waiting grammars.
 _PROJECT_SHARE = 4
+_SHUTTING_DOWN = "The server is shutting down."
 _TOO_LONG = "compiling it takes more than {0} seconds of CPU time (setting grammars.compile_seconds)."
+_KILLED = "the process that compiled it was killed."
 _TOO_LARGE = "compiling it takes more than {0} MB of memory (setting grammars.compile_megabytes), or fails."
 
 
@@ -55,6 +57,7 @@ class GrammarTrial:
         self._load_vocabulary = load_vocabulary
         self._worker: _Worker | None = None
         self._queue = TurnQueue(1)
+        self._is_closed = False
         # The fault of each grammar, or None. Least recently used first.
         self._faults: OrderedDict[bytes, str | None] = OrderedDict()
 
@@ -74,7 +77,10 @@ class GrammarTrial:
         slot = await self._queue.acquire(project)
         try:
             if key not in self._faults or is_repeated:
-                self._faults[key] = await self._run(syntax, definition, limits)
+                fault = await self._run(syntax, definition, limits)
+                if fault == _KILLED:  # perhaps because others use too much memory
+                    return fault
+                self._faults[key] = fault
             return self._faults[key]
         finally:
             slot.release()
@@ -83,7 +89,8 @@ class GrammarTrial:
 
     async def close(self) -> None:
         """End the worker. Waiting grammars are refused."""
-        self._queue.close("The server is shutting down.")
+        self._is_closed = True
+        self._queue.close(_SHUTTING_DOWN)
         await self.end_worker()
 
     async def _run(self, syntax: str, definition: str, limits: GrammarLimits) -> str | None:
@@ -101,10 +108,16 @@ class GrammarTrial:
         logger.warning("a grammar ended the process that compiled it on trial (exit code %s)", exit_code)
         if exit_code == -signal.SIGPROF:
             return _TOO_LONG.format(f"{limits.compile_seconds:g}")
+        if exit_code == -signal.SIGKILL:
+            if self._is_closed:
+                raise Unavailable(_SHUTTING_DOWN)
+            return _KILLED
         return _TOO_LARGE.format(limits.compile_megabytes)
 
     async def _send(self, job: Job, limits: GrammarLimits) -> tuple[int | None, TrialResult | None]:
         """Let a worker do a job. Return its exit code, and its result unless it died."""
+        if self._is_closed:
+            raise Unavailable(_SHUTTING_DOWN)
         if self._worker is None:
             self._worker = await self._start_worker(limits.compile_megabytes)
         worker = self._worker
@@ -201,4 +214,7 @@ class _Worker:
     async def end(self) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.communicate()  # closes the pipes
+        # This closes the pipes. A running trial may still read, and then sees the end itself.
+        with suppress(RuntimeError):
+            await self._process.communicate()
+        await self._process.wait()

@@ -22,6 +22,7 @@ from antiphon.engine.serve.tool_emulation.translate_request import (
     wants_json,
 )
 from antiphon.engine.serve.tool_emulation.translate_response import AnswerTranslator
+from antiphon.errors import InvalidRequest
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.tool_lists import derive
 from antiphon.protocol.tools import Tool
@@ -46,10 +47,17 @@ class Emulator(Stage):
             return await self.inner.stream(turn)
         # Calls are matched against the grammars. Another candidate or another process may have accepted the tools.
         if not self.inner.capabilities.any_tool:
-            await self._grammars.check_tools(turn.request.tools, project=turn.project)
-            await self._grammars.check_items(turn.items, project=turn.project)
+            await self._check_grammars(turn)
         translated = await self._translate(turn)
         return self._stream_answers(translated, await self.inner.stream(translated.turn))
+
+    async def _check_grammars(self, turn: Turn) -> None:
+        try:
+            await self._grammars.check_tools(turn.request.tools, project=turn.project)
+            await self._grammars.check_items(turn.items, project=turn.project)
+        except InvalidRequest as error:
+            error.code = "unsupported_grammar"  # the next candidate may support it
+            raise
 
     async def count_tokens(self, turn: Turn) -> int:
         if needs_translation(turn, self.inner.capabilities):
