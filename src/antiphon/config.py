@@ -121,6 +121,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     background_starts_per_minute: Annotated[int, Meta(ge=1)] | None = None
     store_min_free_bytes: Annotated[int, Meta(ge=0)] = 16 * 1024 * 1024
     store_wal_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 64 * 1024 * 1024
+    store_cache_bytes: Annotated[int, Meta(ge=0)] = 32 * 1024 * 1024
     event_page_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 1
     max_answer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024

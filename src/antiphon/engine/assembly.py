@@ -33,7 +33,11 @@ def build_engine(settings: Settings) -> Engine:
     sealer = make_sealer(settings)
     # A stateless server must not show the data of another server in the store.
     url = "memory:" if settings.stateless else settings.store
-    limits = StoreLimits(min_free_bytes=settings.store_min_free_bytes, wal_bytes=settings.store_wal_bytes)
+    limits = StoreLimits(
+        min_free_bytes=settings.store_min_free_bytes,
+        wal_bytes=settings.store_wal_bytes,
+        chain_cache_bytes=settings.store_cache_bytes,
+    )
     store = locate_store(url, configuration_id=make_configuration_id(settings, sealer), limits=limits)
     return Engine(backends=backends, store=store, policy=make_policy(settings), sealer=sealer)
 

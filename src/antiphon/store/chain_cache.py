@@ -9,12 +9,12 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from antiphon.store.base import Link
+from antiphon.store.memory_size import measure_items
 
 MAX_BYTES = 32 * 1024 * 1024
 
-# Approximate size of an item in memory without its text, and of a link without its items.
-_ITEM_BYTES = 500
-_LINK_BYTES = 500
+# Approximate size of a link without its items, with its entry in the cache.
+_LINK_BYTES = 700
 
 
 class _Entry(NamedTuple):
@@ -24,7 +24,7 @@ class _Entry(NamedTuple):
 
 
 class ChainCache:
-    """The links of final responses. The least recently used are evicted first."""
+    """The links of final responses, up to `max_bytes` in memory. The least recently used are evicted first."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -40,15 +40,19 @@ class ChainCache:
         self._entries.move_to_end(key)
         return entry.link
 
-    def add(self, project: str, link: Link, revision: int, *, text_size: int) -> None:
-        """Add a link that was read at this revision. `text_size` is the length of its JSON."""
+    def add(self, project: str, link: Link, revision: int) -> None:
+        """Add a link that was read at this revision, unless it is larger than the cache."""
         if not link.final:
             return
         key = project, link.id
         replaced = self._entries.pop(key, None)
-        size = text_size + _ITEM_BYTES * len(link.items) + _LINK_BYTES
+        if replaced is not None:
+            self.size -= replaced.size
+        size = measure_items(link.items) + _LINK_BYTES
+        if size > self._max_bytes:
+            return
         self._entries[key] = _Entry(link, revision, size)
-        self.size += size - (0 if replaced is None else replaced.size)
+        self.size += size
         while self.size > self._max_bytes:
             _, evicted = self._entries.popitem(last=False)
             self.size -= evicted.size

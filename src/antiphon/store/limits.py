@@ -18,11 +18,12 @@ class StoreLimits(NamedTuple):
     """Limits of a store on disk, in bytes.
 
     `min_free_bytes`: free space below which the store reports a full disk. `wal_bytes`: size of the write-ahead log
-    beyond which it is truncated.
+    beyond which it is truncated. `chain_cache_bytes`: memory for the decoded responses of chains.
     """
 
     min_free_bytes: int = 16 * 1024 * 1024
     wal_bytes: int = 64 * 1024 * 1024
+    chain_cache_bytes: int = 32 * 1024 * 1024
 
 
 DEFAULT_LIMITS = StoreLimits()

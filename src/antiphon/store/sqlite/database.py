@@ -182,7 +182,7 @@ class Database:
         self.configuration_id = configuration_id or secrets.token_hex(16)
         self._processes = LiveProcesses(locate_owners(path))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
-        self._chain_cache = ChainCache()
+        self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)
 
     async def open(self) -> None:
         writer, reader = await asyncio.to_thread(_open_connections, self.path, self._files)

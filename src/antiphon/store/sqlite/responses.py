@@ -193,8 +193,7 @@ class SqliteResponses(Database):
         cache = self._chain_cache
         chain = build_chain(response_id, records.get, find_link=lambda link_id: cache.find(project, link_id, revision))
         for link in chain.decoded:
-            record = records[link.id]
-            cache.add(project, link, revision, text_size=len(record.input) + len(record.output))
+            cache.add(project, link, revision)
         return chain
 
     async def expire(self, now: int) -> int:
