@@ -34,6 +34,7 @@ def start_body(server: Victim, declared: int | None, sent: int) -> Any:
 @pytest.mark.parametrize("declared", [12 * MB, None])
 def test_half_sent_bodies_stay_within_the_budget(victim: StartVictim, declared: int | None) -> None:
     server = victim(script={"default": "Hello."}, store="memory:", max_body_bytes=16 * MB, body_budget_bytes=32 * MB)
+    before = server.rss_mb()
     with ExitStack() as stack:
         clients = [stack.enter_context(start_body(server, declared, 8 * MB)) for _ in range(20)]
         refused = []
@@ -54,6 +55,7 @@ def test_half_sent_bodies_stay_within_the_budget(victim: StartVictim, declared: 
     assert server.longest_block() < 0.1
     large = json.dumps(REQUEST | {"input": "x" * 8 * MB}).encode()
     assert server.ask("POST", "/v1/responses", large).status == 200, "the budget is free again"
+    assert server.rss_mb() < before + 40
 
 
 def test_announced_bodies_take_nothing_from_the_budget(victim: StartVictim) -> None:

@@ -67,6 +67,22 @@ def test_slow_body_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None
     assert dropped == ["slower", "slow"], "a fast body is not dropped"
 
 
+def test_announced_length_drops_no_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(body_budget.time, "monotonic", lambda: now)
+    budget = BodyBudget(10)
+    dropped: list[str] = []
+    slow = budget.open(lambda: dropped.append("slow"))
+    assert slow.resize(FREE_BYTES + 10)
+    with pytest.raises(Unavailable):
+        budget.check(FREE_BYTES + 10)
+    now = 10.0
+    budget.check(FREE_BYTES + 10)
+    assert (dropped, budget.used) == ([], 10)
+    assert budget.open().resize(FREE_BYTES + 1)
+    assert (dropped, budget.used) == (["slow"], 1)
+
+
 def test_complete_body_without_a_drop_function_is_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(body_budget.time, "monotonic", lambda: now)

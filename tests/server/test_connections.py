@@ -48,11 +48,15 @@ def find_evicted(added: list[FakeConnection]) -> list[int]:
     return [index for index, each in enumerate(added) if each.evicted]
 
 
-async def test_oldest_of_an_address_are_closed() -> None:
+async def test_oldest_of_an_address_are_closed(caplog: pytest.LogCaptureFixture) -> None:
     table = make_table()
     added = add(table, "a", "b", "a", "a", "a")
     await wait_for_check()
     assert (find_evicted(added), table.unauthenticated) == ([0, 2], 3)
+    assert "too many connections: closed 2." in caplog.text
+    add(table, "a", "a")
+    await wait_for_check()
+    assert len(caplog.records) == 1, "one line in a minute"
 
 
 async def test_address_with_the_most_loses_first() -> None:

@@ -34,7 +34,8 @@ class HostRules:
         self._accepts_addresses = not (host.lower() == "localhost" or _is_loopback(host))
         if self._accepts_addresses:
             machine = socket.gethostname().lower()
-            self._names |= {host.lower(), machine, f"{machine}.local"}
+            short = machine.partition(".")[0]
+            self._names |= {host.lower(), machine, short, f"{short}.local"}
         self._remembered: set[bytes] = set()
 
     def check(self, header: bytes) -> None:

@@ -27,9 +27,12 @@ class BodyBudget:
         return BodyShare(self, on_drop)
 
     def check(self, announced: int) -> None:
-        """Raise Unavailable if a body of this length does not fit now, so that it need not be read in vain."""
-        size = announced - FREE_BYTES
-        if size > 0 and not self._make_room(size, None):
+        """Raise Unavailable if a body of this length does not fit now, so that it need not be read in vain.
+
+        Slow bodies count as room. They are dropped only when the bytes arrive: an announcement must not drop them.
+        """
+        missing = self.used + announced - FREE_BYTES - self.max_bytes
+        if missing > 0 and missing > sum(body.counted for body in self._find_slow()):
             raise self.make_error()
 
     def make_error(self) -> Unavailable:
@@ -55,14 +58,18 @@ class BodyBudget:
     def _make_room(self, size: int, share: "BodyShare | None") -> bool:
         if self.used + size <= self.max_bytes:
             return True
-        now = time.monotonic()
-        slow = [body for body in self._bodies if body is not share and body.is_slow(now)]
-        slow.sort(key=lambda body: body.compute_rate(now))
-        for body in slow:
-            body.drop()
+        for body in self._find_slow():
+            if body is not share:
+                body.drop()
             if self.used + size <= self.max_bytes:
                 return True
         return False
+
+    def _find_slow(self) -> "list[BodyShare]":
+        """Return the bodies that can be dropped, the slowest first."""
+        now = time.monotonic()
+        slow = [body for body in self._bodies if body.is_slow(now)]
+        return sorted(slow, key=lambda body: body.compute_rate(now))
 
 
 class BodyShare:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 from collections.abc import Collection
 from typing import Protocol
 
@@ -15,6 +16,9 @@ _GRACE_SECONDS = 1.0
 # At the limit, this part of the connections is closed together: finding candidates takes a pass over all connections.
 _EVICTED_PART = 0.05
 _RETRY_AFTER_SECONDS = 5.0
+_LOG_SECONDS = 60.0
+
+logger = logging.getLogger(__name__)
 
 
 class OpenConnection(Protocol):
@@ -52,6 +56,8 @@ class ConnectionTable:
         self.unauthenticated = 0
         self._by_address: dict[str, dict[OpenConnection, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._evicted = 0
+        self._next_log_at = 0.0
 
     def add(self, connection: OpenConnection, connections: Collection[object]) -> bool:
         """Add a new connection. `connections` are all open ones. Return False if it must be refused."""
@@ -91,6 +97,7 @@ class ConnectionTable:
         while self.unauthenticated > self._max_unauthenticated:
             if not self._evict_oldest(max(self._by_address.values(), key=len), newest):
                 break
+        self._log_evictions()
         largest = max(map(len, self._by_address.values()), default=0)
         if largest > self._max_per_address or self.unauthenticated > self._max_unauthenticated:
             self._schedule_check()
@@ -101,6 +108,7 @@ class ConnectionTable:
             return False
         self.admit(oldest)
         oldest.evict()
+        self._evicted += 1
         return True
 
     def _make_room(self, newcomer: OpenConnection, connections: Collection[object]) -> bool:
@@ -112,7 +120,24 @@ class ConnectionTable:
         candidates.sort(key=lambda candidate: candidate[0])
         for _, connection in candidates[: max(1, int(self.max_total * _EVICTED_PART))]:
             connection.evict()  # type: ignore[attr-defined]
+            self._evicted += 1
+        self._evicted += not candidates
+        self._log_evictions()
         return bool(candidates)
+
+    def _log_evictions(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._evicted and now >= self._next_log_at:
+            self._next_log_at = now + _LOG_SECONDS
+            logger.warning(
+                "too many connections: closed %d. The limits are max_connections (%d), max_unauthenticated (%d) and "
+                "max_unauthenticated_per_address (%d).",
+                self._evicted,
+                self.max_total,
+                self._max_unauthenticated,
+                self._max_per_address,
+            )
+            self._evicted = 0
 
 
 class ServerLimits:

@@ -1,5 +1,6 @@
 """The OpenAPI document, made from the routes and the types that their handlers decode and encode."""
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
@@ -63,11 +64,16 @@ class OpenApiHandler:
         self._router = router
         self._requires_key = requires_key
         self._document: bytes | None = None
+        self._lock = asyncio.Lock()
 
     async def show(self, http_request: HttpRequest) -> None:
-        if self._document is None:
-            self._document = msgspec.json.encode(make_openapi_document(self._router, requires_key=self._requires_key))
+        async with self._lock:
+            if self._document is None:  # making it takes about 0.2 seconds
+                self._document = await asyncio.to_thread(self._make)
         await http_request.respond(200, self._document)
+
+    def _make(self) -> bytes:
+        return msgspec.json.encode(make_openapi_document(self._router, requires_key=self._requires_key))
 
 
 def make_openapi_document(router: Router, *, requires_key: bool) -> Document:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import logging
@@ -39,6 +40,10 @@ _FINAL_EVENTS_SECONDS = 5
 # At most this part of the file descriptors is for connections of clients. The store and the upstreams need some too.
 _DESCRIPTORS_FOR_CONNECTIONS = 0.75
 _MACOS_MAX_DESCRIPTORS = 10240
+# Parameters of glibc's mallopt, and their values.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE_BLOCK_BYTES = 1024 * 1024
+_RETAINED_BYTES = 8 * 1024 * 1024
 
 
 def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
@@ -46,6 +51,7 @@ def serve(engine: Engine, settings: Settings, *, on_ready: Callable[[str], None]
 
     Raises ConfigError if the address is not available, and any error of the engine's start.
     """
+    return_large_memory()
     settings = fit_connections(settings, raise_descriptor_limit())
     with bind_socket(settings) as listener:
         Server(engine, settings, on_ready=on_ready).run(sockets=[listener])
@@ -63,6 +69,17 @@ def bind_socket(settings: Settings) -> socket.socket:
         listener.close()
         raise ConfigError(_explain_bind_error(error, settings)) from None
     return listener
+
+
+def return_large_memory() -> None:
+    """Let the C library return the memory of large bodies to the system when it is freed.
+
+    By default glibc adapts to large blocks: after the first one it retains up to 64 MB.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _RETAINED_BYTES)
 
 
 def raise_descriptor_limit() -> int | None:

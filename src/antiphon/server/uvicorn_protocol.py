@@ -17,7 +17,7 @@ from antiphon.server.deadline import Deadline
 from antiphon.server.error_response import encode_error_body
 from antiphon.server.http import MARK_AUTHENTICATED, WATCH_DISCONNECT, WRITE_BODY, Scope
 from antiphon.server.http_cycle import CountingFlow, HttpCycle
-from antiphon.server.write_timeout import WriteStall
+from antiphon.server.write_timeout import WriteStall, abort_connection
 
 _MAX_HEAD_BYTES = 256 * 1024
 _MAX_HEADERS = 256
@@ -114,16 +114,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def find_eviction_order(self) -> tuple[bool, float] | None:
         """Return the sort key among the connections to close, or None while the server works for this client."""
-        if self._is_refused or self.transport.is_closing():
-            return None
+        if self.transport.is_closing():  # it waits until the client has read everything
+            return (False, 0.0) if self.transport.get_write_buffer_size() else None
         if _is_incomplete(self._served) and not (self._body_is_open and self._served is self.cycle):
             return None
         return self._body_is_open, self._deadline.ends_at
 
     def evict(self) -> None:
         """Close the connection, because there are too many."""
-        if _is_incomplete(self._served) and not self._body_is_open:
-            self.transport.abort()
+        if self.transport.get_write_buffer_size() or (_is_incomplete(self._served) and not self._body_is_open):
+            abort_connection(self.transport)
         elif self._served is None or self._body_is_open or (self._head_is_open and self._head_bytes):
             self._refuse(503, make_overload_error())
         else:
@@ -184,9 +184,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._received_bytes += size
         if self._received_bytes > 2 * self._body_bytes + _MAX_FRAMING_BYTES:
             self._refuse(400, InvalidRequest("The body has too many small chunks or trailers.", code="invalid_http"))
-        elif self.cycle.response_complete and self._body_bytes > _MAX_DISCARDED_BYTES:
+        elif self.cycle.response_complete:
+            self._discard_body()
+
+    def _discard_body(self) -> None:
+        """Read a body that the application has refused, up to a limit. Other connections have a turn between parts."""
+        if self._body_bytes > _MAX_DISCARDED_BYTES:
             self._is_refused = True
-            self.transport.close()  # the application has refused the body, and it does not end
+            self.transport.close()
+        else:
+            self.flow.pause_reading()
+            self.loop.call_soon(self.flow.resume_reading)
 
     def _start_period(self) -> None:
         self._period_bytes = self._received_bytes
