@@ -289,3 +289,10 @@ async def test_long_output_is_shortened_for_the_model_only(in_process: ScriptedM
     assert seen == "a" * 300_000 + middle + "c" * 100_000
     stored = [json.loads(entry) for entry in await ledger.read("run_1")]
     assert [len(entry["output"]) for entry in stored if entry["entry"] == "Resulted"] == [10_400_000]
+
+
+async def test_run_cancelled_before_its_start_does_nothing(scripted: ScriptedModel) -> None:
+    cancel = asyncio.Event()
+    cancel.set()
+    outcome = await scripted.agent().run("Go.", cancel=cancel)
+    assert (outcome.kind, scripted.sent) == ("cancelled", [])

@@ -477,13 +477,6 @@ async def test_cancel_event_stops_the_model(scripted: ScriptedModel) -> None:
     assert (await agent.resume(outcome.state)).text == "It is mild."
 
 
-async def test_run_cancelled_before_its_start_does_nothing(scripted: ScriptedModel) -> None:
-    cancel = asyncio.Event()
-    cancel.set()
-    outcome = await scripted.agent().run("Go.", cancel=cancel)
-    assert (outcome.kind, scripted.sent) == ("cancelled", [])
-
-
 async def test_resumed_run_can_be_cancelled_again(scripted: ScriptedModel, ledger: Any) -> None:
     begun, cancel = asyncio.Event(), asyncio.Event()
     scripted.set_answers([{"text": "Well"}, HOLD], [call("wait")], "Done.")
