@@ -19,6 +19,8 @@ from antiphon.errors import ContextLengthExceeded
 from antiphon.protocol import codec
 from antiphon.protocol.items import Message
 from antiphon.stream.deltas import Deltas, Finish
+from support.upstream_server import STALL, stream_of
+from support.upstream_thread import ThreadedServer
 from support.victim import Victim
 from support.websocket_client import WebSocketClient
 
@@ -171,6 +173,28 @@ def test_background_flood_is_refused_and_foreground_goes_first(victim: StartVict
         assert read_head(foreground)[0] == 200
         running.close()
         read_until(foreground, b"response.completed")  # a background turn would hold the only slot for an hour
+
+
+def test_queue_of_an_upstream_is_bounded_and_a_fallback_takes_over(
+    victim: StartVictim, upstream: Callable[..., ThreadedServer]
+) -> None:
+    chunk = b'data: {"choices": [{"delta": {"content": "begun"}}]}\n\n'
+    slow = upstream(stream_of(chunk, STALL))
+    backends = {
+        "slow": {"kind": "chat_completions", "base_url": slow.url, "models": ["m"], "max_concurrent": 1},
+        "spare": {"kind": "scripted"},
+    }
+    models = {"m": "slow/m", "either": ["slow/m", "spare/scripted"]}
+    server = victim(backends=backends, models=models, queued_per_project=1, **AT_ONCE)
+    body = {"model": "m", "input": "hi"}
+    with send(server, "none", model="m") as running, send(server, "none", model="m") as waiting:
+        read_until(running, b"begun")
+        assert read_head(waiting)[0] == 200
+        refused = server.ask("POST", "/v1/responses", body)
+        assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert server.ask("POST", "/v1/responses", body | {"model": "either"}).json["served_by"] == "spare/scripted"
+        assert len(slow.server.requests) == 1
 
 
 WINDOW = 1024

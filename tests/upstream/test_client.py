@@ -9,7 +9,7 @@ import pytest
 from antiphon.errors import AntiphonError, InvalidRequest, RateLimited, Unavailable, UpstreamError, UpstreamTimeout
 from antiphon.stream.deltas import Finish, Text
 from support.http_proxy import serve_proxy
-from support.upstream_client import connect
+from support.upstream_client import WordReader, connect
 from support.upstream_server import HANG_UP, RESET, STALL, Raw, Reply, json_of, stream_of
 
 HELLO = stream_of(b"data: Hello\n\n", b"data: [DONE]\n\n")
@@ -321,6 +321,27 @@ async def test_calls_over_the_limit_wait_in_order() -> None:
         await (await third).aclose()
         await (await fourth).aclose()
         assert [request.path for request in conn.server.requests] == ["/v1/first", "/v1/third", "/v1/fourth"]
+
+
+async def test_projects_take_turns_and_background_calls_wait_longest() -> None:
+    async with connect(*[HELLO] * 5, max_concurrent=1) as conn:
+        first = await conn.begin("/first")
+
+        async def call(path: str, project: str, *, background: bool = False) -> None:
+            deltas = await conn.upstream.stream(path, b"{}", WordReader, project=project, background=background)
+            assert flatten([batch async for batch in deltas]) == flatten(WORDS)
+
+        waiting = [
+            asyncio.create_task(call("/background", "b", background=True)),
+            asyncio.create_task(call("/a1", "a")),
+            asyncio.create_task(call("/a2", "a")),
+            asyncio.create_task(call("/b", "b")),
+        ]
+        await asyncio.sleep(0)
+        await first.aclose()
+        await asyncio.gather(*waiting)
+        paths = [request.path for request in conn.server.requests]
+        assert paths == ["/v1/first", "/v1/a1", "/v1/b", "/v1/a2", "/v1/background"]
 
 
 async def test_failing_upstream_is_paused_then_tried() -> None:
