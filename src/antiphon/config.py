@@ -127,6 +127,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_answer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     max_answer_items: Annotated[int, Meta(ge=1, le=100_000)] = 2048
     max_answer_events: Annotated[int, Meta(ge=1)] = 1_000_000
+    outbound_allow: tuple[str, ...] = ()
     models: dict[str, tuple[str, ...]] = {}
     seal_keys: tuple[str, ...] = ()
     grammars: GrammarLimits = GrammarLimits()
@@ -234,7 +235,7 @@ def _read_environment(env: Mapping[str, str], named: set[str]) -> dict[str, Any]
             raise ConfigError(f"Unknown environment variable {variable}. {_suggest(variable.upper(), known)}")
         if name == "api_keys":
             values[name] = _read_keys(_parse_key_list(text, origin=variable), env, origin=variable)
-        elif name in ("seal_keys", "agent_tools", "allowed_hosts"):
+        elif name in ("seal_keys", "agent_tools", "allowed_hosts", "outbound_allow"):
             values[name] = tuple(part.strip() for part in text.split(",") if part.strip())
         elif text:  # an empty variable counts as not set
             values[name] = _read_setting(name, text, env, origin=variable, strict=False)

@@ -26,6 +26,7 @@ from antiphon.upstream.error_mapping import (
     ErrorReport,
     decode_json_or_text,
     is_error_payload,
+    map_api_error,
     map_error_payload,
     map_error_response,
     parse_error_body,
@@ -239,7 +240,7 @@ def test_secrets_are_redacted_in_message_and_param() -> None:
         (b"<html><body><script>x</script><h1>Not &amp; here</h1></body></html>", ErrorReport(message="Not & here")),
         (b"404 page not found\n", ErrorReport(message="404 page not found")),
         (b"", ErrorReport()),
-        (b'{"error":{"message":"' + b"x" * 9000 + b'"}}', ErrorReport(message="x" * MAX_MESSAGE_LENGTH + "…")),
+        (b'{"error":{"message":"' + b"x" * 9000 + b'"}}', ErrorReport(message="x" * 3 * MAX_MESSAGE_LENGTH)),
         (b'{"error":{"message":"a\\u0000\\u001bb\\nc","code":"two words"}}', ErrorReport(message="a b c")),
     ],
 )
@@ -306,3 +307,9 @@ def test_error_payload_is_distinguished_from_answer(payload: Any, expected: bool
 )
 def test_error_data_is_decoded_as_json_or_text(data: bytes, decoded: Any) -> None:
     assert decode_json_or_text(data) == decoded
+
+
+def test_long_messages_are_cut() -> None:
+    error = map_error_response(400, json.dumps({"error": {"message": "x" * 9000}}).encode())
+    assert error.message == "x" * MAX_MESSAGE_LENGTH + "…"
+    assert map_api_error(400, {"error": {"message": "x" * 9000}}).message == error.message

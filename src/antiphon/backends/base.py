@@ -15,6 +15,7 @@ from antiphon.protocol.unions import Unknown
 from antiphon.stream.deltas import Delta, Deltas
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import Slot, TurnQueue
+from antiphon.upstream.addresses import OutboundRules
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     client's param path with `find_param`. A stage or a backend may append to `warnings` before `stream` returns. The
     client gets them with the response. A backend that calls another server calls `on_accepted` when that server has
     accepted the request, before its first delta. A backend that reads an answer of unknown size stops it at `limits`,
-    with `limits.make_error`. The engine checks the deltas against them, too.
+    with `limits.make_error`. The engine checks the deltas against them, too. URLs in `items` that another server
+    fetches must follow `outbound`.
     """
 
     request: CreateRequest
@@ -48,6 +50,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = msgspec.field(default_factory=list)
     on_accepted: Callable[[], object] | None = None
     limits: AnswerLimits = AnswerLimits()
+    outbound: OutboundRules = OutboundRules()
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

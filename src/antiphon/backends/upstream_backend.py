@@ -19,6 +19,7 @@ from antiphon.turn_queue import TurnQueue
 from antiphon.upstream.client import UpstreamClient, WriteRequest
 from antiphon.upstream.delta_stream import Reader
 from antiphon.upstream.error_mapping import REFUSED
+from antiphon.upstream.media_urls import check_media_urls
 from antiphon.upstream.options import UpstreamOptions
 from antiphon.upstream.token_estimate import estimate_tokens
 from antiphon.upstream.usage import MAX_COUNT
@@ -196,7 +197,11 @@ class UpstreamBackend:
         return self._catalog.models()
 
     async def send(self, turn: Turn, path: str, write: WriteRequest, make_reader: Callable[[], Reader]) -> Deltas:
-        """Send the request of a turn, and return the deltas of its answer."""
+        """Send the request of a turn, and return the deltas of its answer.
+
+        Raises InvalidRequest if the turn has a URL that the upstream may not fetch.
+        """
+        check_media_urls(turn.items, turn.outbound)
         if not turn.streamed:
             return await self.upstream.request_whole(
                 path, write, make_reader, project=turn.project, background=turn.background, limits=turn.limits

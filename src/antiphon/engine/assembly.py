@@ -12,6 +12,7 @@ from antiphon.store.limits import RunLimits, StoreLimits
 from antiphon.store.location import locate_store
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
+from antiphon.upstream.addresses import OutboundRules
 
 logger = logging.getLogger(__name__)
 
@@ -88,4 +89,5 @@ def make_policy(settings: Settings) -> Policy:
             max_answer_items=settings.max_answer_items,
             max_answer_events=settings.max_answer_events,
         ),
+        outbound=OutboundRules.parse(settings.outbound_allow),
     )

@@ -8,6 +8,7 @@ from antiphon.config import GrammarLimits, UnsupportedTools
 from antiphon.store.limits import RunLimits
 from antiphon.stream.limits import AnswerLimits
 from antiphon.turn_queue import QueueLimits
+from antiphon.upstream.addresses import OutboundRules
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `unsupported_tools`: handling of tools that cannot be run. By default web search is dropped and others are refused.
     `max_prompt_bytes`: maximum size of a prompt template with its variables.
     `answer_limits`: limits on the size of one answer of a model.
+    `outbound`: the rules for URLs of clients that an upstream fetches.
     `grammar_limits`: limits on schemas and grammars that this process compiles.
     `stateless`: nothing is stored, and every request stands alone. `id_prefix`: the prefix of the ids in that case.
     """
@@ -45,3 +47,4 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     stateless: bool = False
     id_prefix: str = ""
     answer_limits: AnswerLimits = AnswerLimits()
+    outbound: OutboundRules = OutboundRules()

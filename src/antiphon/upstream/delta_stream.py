@@ -13,6 +13,7 @@ from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseDecoder, SseMessage, SurrogateRepairer
 from antiphon.upstream.error_mapping import (
     REFUSED,
+    cut_message,
     is_error_payload,
     make_broken_stream_error,
     map_error_payload,
@@ -249,7 +250,7 @@ class DeltaStream:
         return deltas if self._reader.finished else self._finish(deltas)
 
     def _make_web_page_error(self, body: bytes) -> UpstreamError:
-        title = redact(parse_error_body(body).message, self._secrets)
+        title = cut_message(redact(parse_error_body(body).message, self._secrets))
         return UpstreamError(f"The upstream answered with a web page ({title}): check the base_url.", code=REFUSED)
 
 

@@ -45,6 +45,9 @@ PERMANENT_CODES = EXHAUSTED_CODES | {AUTHENTICATION, REFUSED, ANSWER_TOO_LARGE}
 """Codes of errors for which a retry is useless."""
 
 MAX_MESSAGE_LENGTH = 2000
+# Messages are redacted before they are cut: a part of a secret could not be found.
+_MAX_RAW_LENGTH = 3 * MAX_MESSAGE_LENGTH
+_MAX_VALUE_LENGTH = 100
 
 # Page patterns need quadratic time on hostile pages.
 _MAX_PAGE_LENGTH = 8000
@@ -110,7 +113,7 @@ _API_ERRORS: dict[str, type[AntiphonError]] = {
 
 
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as a server reports it. `message` is empty if there is none."""
+    """An error as a server reports it. `message` is empty if there is none, and may be longer than is shown."""
 
     message: str = ""
     type: str = ""
@@ -145,7 +148,11 @@ def map_api_error(status: int | None, payload: Any, *, retry_after: float | None
     report = parse_error_payload(payload)
     code = _get_raw_code(payload) or report.type
     kind = _API_ERRORS.get(code) or _choose_api_error(status, report.type)
-    message = report.message or code or (f"The upstream answered with status {status}." if status else "Unknown error.")
+    message = (
+        cut_message(report.message)
+        or code
+        or (f"The upstream answered with status {status}." if status else "Unknown error.")
+    )
     error = kind(message, param=report.param, retry_after=retry_after)
     error.code = code or error.code
     return error
@@ -157,6 +164,16 @@ def _get_raw_code(payload: Any) -> str:
     error = error if isinstance(error, Mapping) else payload
     code = error.get("code") if isinstance(error, Mapping) else None
     return str(code) if code else ""
+
+
+def cut_message(message: str) -> str:
+    """Return the message, cut to the maximum length."""
+    return message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[:MAX_MESSAGE_LENGTH]}…"
+
+
+def describe_value(value: Any, secrets: Collection[str]) -> str:
+    """Return a value of an upstream's answer for an error message: short, on one line, without secrets."""
+    return redact(_shorten(str(value)), secrets)[:_MAX_VALUE_LENGTH]
 
 
 def make_broken_stream_error() -> UpstreamError:
@@ -221,7 +238,8 @@ def parse_wait(message: str) -> float | None:
 def _classify(
     status: int, report: ErrorReport, *, secrets: Collection[str], retry_after: float | None
 ) -> AntiphonError:
-    message = redact(report.message, secrets)
+    message = cut_message(redact(report.message, secrets))
+    report = msgspec.structs.replace(report, message=cut_message(report.message))
     param = report.param and redact(report.param, secrets)
     code = redact(report.code, secrets) if report.code else None
     if error := _classify_by_content(status, report, message, param):
@@ -345,9 +363,9 @@ def _extract_text(text: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return the text on one line, without control characters, cut to the maximum message length."""
+    """Return the text on one line, without control characters, cut to the maximum raw length."""
     words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * MAX_MESSAGE_LENGTH]).split())
-    return words if len(words) <= MAX_MESSAGE_LENGTH else f"{words[:MAX_MESSAGE_LENGTH]}…"
+    return words[:_MAX_RAW_LENGTH]
 
 
 def _parse_code(value: Any) -> str:

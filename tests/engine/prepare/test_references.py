@@ -63,7 +63,9 @@ async def test_dropped_items_produce_warnings(harness: EngineHarness) -> None:
 
 
 async def test_repeated_long_history_or_its_end_is_dropped(harness: EngineHarness) -> None:
-    response, history = await talk(harness, say("yes"), say("no"), say("yes"), say("a", "b"), show("https://a/b.png"))
+    response, history = await talk(
+        harness, say("yes"), say("no"), say("yes"), say("a", "b"), show("https://a.example/b.png")
+    )
     for start in range(10):
         new, _ = await keep(harness, [*history[start:], say("yes")], response)
         assert new == [10 - start]
@@ -89,8 +91,8 @@ async def test_message_at_another_position_is_new(harness: EngineHarness) -> Non
     assert (await keep(harness, [first, say("note"), one, second, two], response))[0] == [1]
     assert (await keep(harness, [second, one, first, two], response))[0] == [0, 2]
     assert (await keep(harness, [say("one", role="developer"), one, second, two], response))[0] == [0]
-    pictured, (shown, seen) = await talk(harness, show("https://a/1.png"))
-    assert (await keep(harness, [show("https://a/2.png"), seen], pictured))[0] == [0]
+    pictured, (shown, seen) = await talk(harness, show("https://a.example/1.png"))
+    assert (await keep(harness, [show("https://a.example/2.png"), seen], pictured))[0] == [0]
     assert (await keep(harness, [shown, seen], pictured))[0] == []
 
 

@@ -45,6 +45,7 @@ from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.sse import SseMessage
 from antiphon.upstream.error_mapping import (
     decode_json_or_text,
+    describe_value,
     is_error_payload,
     make_broken_stream_error,
     map_error_payload,
@@ -168,7 +169,8 @@ class ChatReader:
         if finish_reason:
             self._reason = parse_finish_reason(finish_reason)
             if self._reason is None:
-                raise UpstreamError(f"The upstream failed with the finish reason '{finish_reason}'.")
+                reason = describe_value(finish_reason, self._secrets)
+                raise UpstreamError(f"The upstream failed with the finish reason '{reason}'.")
             self._calls.settle()
         return deltas
 

@@ -25,7 +25,12 @@ from antiphon.stream.deltas import Delta
 from antiphon.stream.limits import AnswerLimits
 from antiphon.stream.passthrough import decode_output_item, get_id_prefix
 from antiphon.stream.sse import SseMessage
-from antiphon.upstream.error_mapping import decode_json_or_text, make_broken_stream_error, map_error_payload
+from antiphon.upstream.error_mapping import (
+    decode_json_or_text,
+    describe_value,
+    make_broken_stream_error,
+    map_error_payload,
+)
 from antiphon.upstream.fields import ServedModel, parse_logprobs
 from antiphon.upstream.usage import parse_usage
 
@@ -297,7 +302,7 @@ class ResponsesReader:
         usage = parse_usage(response.usage)
         if usage is not None:
             emitted.append(deltas.TokenUsage(usage))
-        emitted.append(_find_finish(response))
+        emitted.append(self._find_finish(response))
         self.finished = True
         if self._on_completed is not None and response.status == "completed":
             response_id = response.id if isinstance(response.id, str) else self._response_id
@@ -317,7 +322,17 @@ class ResponsesReader:
     def _explain(self, response: wire.UpstreamResponse) -> Exception:
         if response.error:
             return map_error_payload({"error": response.error}, secrets=self._secrets)
-        return UpstreamError(f"The upstream ended its response with status '{response.status}' and no error.")
+        status = describe_value(response.status, self._secrets)
+        return UpstreamError(f"The upstream ended its response with status '{status}' and no error.")
+
+    def _find_finish(self, response: wire.UpstreamResponse) -> deltas.Finish:
+        if response.status == "completed":
+            return deltas.Finish()
+        details = response.incomplete_details
+        reason = details.get("reason") if isinstance(details, dict) else None
+        if reason == "content_filter":
+            return deltas.Finish("content_filter")
+        return deltas.Finish("length", None if reason in _LENGTH_REASONS else describe_value(reason, self._secrets))
 
     def _ignore(self, _: wire.UpstreamEvent) -> Sequence[Delta]:
         return ()
@@ -361,13 +376,3 @@ def _is_late_seal(fields: dict[str, Any], later: Sequence[UpstreamItem | None]) 
     if fields.get("type") != "reasoning" or fields.get("summary") or fields.get("content"):
         return False
     return any(item is not None for item in later)
-
-
-def _find_finish(response: wire.UpstreamResponse) -> deltas.Finish:
-    if response.status == "completed":
-        return deltas.Finish()
-    details = response.incomplete_details
-    reason = details.get("reason") if isinstance(details, dict) else None
-    if reason == "content_filter":
-        return deltas.Finish("content_filter")
-    return deltas.Finish("length", None if reason in _LENGTH_REASONS else str(reason))

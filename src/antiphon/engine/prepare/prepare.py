@@ -48,6 +48,7 @@ from antiphon.protocol.items import Item, Message
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Store
+from antiphon.upstream.media_urls import check_media_urls
 
 Items = list[Item | Unknown]
 
@@ -164,6 +165,7 @@ class Preparer:
                 is_suspect=accepted is not None and accepted.is_suspect,
                 find_param=new.paths.find_param if new.paths is not None else None,
                 limits=self._policy.answer_limits,
+                outbound=self._policy.outbound,
             ),
             route=route,
             input=new.items,
@@ -266,6 +268,7 @@ class Preparer:
         capabilities = candidate.backend.capabilities
         check_trigger(items)
         check_media(items, capabilities, candidate.model.id)
+        check_media_urls(items, self._policy.outbound)
         check_configuration_updates(items)
         return check_item_tools(items, capabilities=capabilities, unsupported=self._policy.unsupported_tools)
 

@@ -131,6 +131,7 @@ class Summariser:
                 streamed=False,
                 background=turn.background,
                 limits=turn.limits,
+                outbound=turn.outbound,
             )
             counted = await route.count_tokens(summary_turn)
             if counted <= room:
