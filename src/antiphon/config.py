@@ -125,6 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     event_page_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024
     opening_seconds: Annotated[float, Meta(ge=0, le=86400)] = 1
     max_answer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
+    max_answer_text_bytes: Annotated[int, Meta(ge=1)] = 8 * 1024 * 1024
     max_answer_items: Annotated[int, Meta(ge=1, le=100_000)] = 2048
     max_answer_events: Annotated[int, Meta(ge=1)] = 1_000_000
     outbound_allow: tuple[str, ...] = ()

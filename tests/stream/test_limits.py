@@ -21,6 +21,9 @@ LOGPROBS = tuple(LogProb("a", 0.0, [97], [TopLogProb("b", 0.0, [98])]) for _ in 
 UNKNOWN = Unknown(b'{"type":"some.event","text":"0123456789"}')
 
 
+TEXTS = ("text", "refusal", "reasoning", "summaries", "parts", "arguments", "input", "nameless calls")
+
+
 def new_composer(**limits: int) -> Composer:
     serial = itertools.count(1)
     response = Response(id="resp_1", created_at=1, model="m")
@@ -69,12 +72,13 @@ def test_every_kind_of_content_counts_as_bytes(name: str, in_one_batch: bool) ->
     batches: Any = (repeat_content(name, number) for number in range(1000))
     if in_one_batch:
         batches = [[delta for batch in batches for delta in batch]]
-    composer = new_composer(max_answer_bytes=500)
+    limit = "max_answer_text_bytes" if name in TEXTS else "max_answer_bytes"
+    composer = new_composer(**{limit: 500})
     last = compose_until_cut_off(composer, batches)[-1]
     assert isinstance(last, events.Failed)
     assert last.response.error == ResponseError(
         "answer_too_large",
-        "The answer was cut off: it exceeds the limit of 500 bytes (setting 'max_answer_bytes').",
+        f"The answer was cut off: it exceeds the limit of 500 bytes{' of text' * (name in TEXTS)} (setting '{limit}').",
         None,
         "server_error",
     )
@@ -119,3 +123,9 @@ def test_delta_after_the_cut_is_illegal() -> None:
     composer.compose([d.Text(PIECE)])
     with pytest.raises(IllegalDelta):
         composer.compose([d.Finish()])
+
+
+def test_text_counts_as_a_part_of_the_whole_answer() -> None:
+    composer = new_composer(max_answer_bytes=500)
+    last = compose_until_cut_off(composer, [[d.Text(PIECE)]] * 100)[-1]
+    assert "max_answer_bytes" in last.response.error.message

@@ -86,6 +86,7 @@ def make_policy(settings: Settings) -> Policy:
         id_prefix=settings.stateless_id_prefix if settings.stateless else "",
         answer_limits=AnswerLimits(
             max_answer_bytes=settings.max_answer_bytes,
+            max_answer_text_bytes=settings.max_answer_text_bytes,
             max_answer_items=settings.max_answer_items,
             max_answer_events=settings.max_answer_events,
         ),

@@ -90,8 +90,9 @@ class Composer:
         self.finished = False
         self.is_cut_off = False
         self._limits = limits
-        self._max_size, self._max_items = limits.max_answer_bytes, limits.max_answer_items
-        self._size = self._event_count = 0
+        self._max_size, self._max_text_size = limits.max_answer_bytes, limits.max_answer_text_bytes
+        self._max_items = limits.max_answer_items
+        self._size = self._text_size = self._event_count = 0
         self._next_check = limits.first_check
         self._new_id = new_id
         self._now = now
@@ -154,7 +155,8 @@ class Composer:
             if type(delta) in MEASURED:
                 self._size += measure_delta(delta)
             # Calls without a name are not in the output yet.
-            if self._size > self._max_size or len(self._output) + len(self._unnamed_calls) > self._max_items:
+            item_count = len(self._output) + len(self._unnamed_calls)
+            if item_count > self._max_items or self._size > self._max_size or self._text_size > self._max_text_size:
                 self._next_check = 0
                 break
         if composed:
@@ -167,9 +169,9 @@ class Composer:
     def _check_limits(self) -> list[Event]:
         """Fail an answer that exceeds a limit. The text is counted here, because counting each delta costs more."""
         for draft in (self._text_item, *self._calls.values()):
-            self._size += draft.take_size() if draft is not None else 0
+            self._text_size += draft.take_size() if draft is not None else 0
         item_count = len(self._output) + len(self._unnamed_calls)
-        error, self._next_check = self._limits.check(self._size, item_count, self._event_count)
+        error, self._next_check = self._limits.check(self._size, self._text_size, item_count, self._event_count)
         if error is None:
             return []
         self.is_cut_off = True
@@ -211,7 +213,7 @@ class Composer:
         draft, self._text_item = self._text_item, None
         if draft is None:
             return []
-        self._size += draft.take_size()
+        self._text_size += draft.take_size()
         return self._close(draft, ending)
 
     def _add_text(self, delta: deltas.Text) -> list[Event]:
@@ -273,7 +275,7 @@ class Composer:
         held = self._unnamed_calls.setdefault(delta.key, [])
         held.append(delta)
         if not delta.name:  # `output_item.added` contains the name, so fragments wait for it
-            self._size += len(fragment)
+            self._text_size += len(fragment)
             return []
         del self._unnamed_calls[delta.key]
         composed = self._close_text_item()
@@ -368,7 +370,7 @@ class Composer:
             self._text_item = None
         elif delta.key in self._calls:
             del self._calls[delta.key]
-        self._size += draft.take_size()
+        self._text_size += draft.take_size()
         return self._close(draft, delta.ending)
 
     def _find_open(self, key: Key) -> OpenDraft | None:

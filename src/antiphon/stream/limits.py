@@ -24,35 +24,41 @@ _LARGE_EVENT = 4096
 # A log probability in memory, with its token and its bytes.
 _LOGPROB_SIZE = 128
 
-Limit = Literal["max_answer_bytes", "max_answer_items", "max_answer_events"]
+Limit = Literal["max_answer_bytes", "max_answer_text_bytes", "max_answer_items", "max_answer_events"]
 
 
 class AnswerLimits(msgspec.Struct, frozen=True):
-    """The limits of one answer. Each has the name of its setting."""
+    """The limits of one answer. Each has the name of its setting.
+
+    Text has a lower limit than the whole answer, which may contain images: five events repeat the whole text.
+    """
 
     max_answer_bytes: int = 64 * 1024 * 1024
+    max_answer_text_bytes: int = 8 * 1024 * 1024
     max_answer_items: int = 2048
     max_answer_events: int = 1_000_000
 
     @property
     def first_check(self) -> int:
         """The event count of the first check."""
-        return min(_CHECK_INTERVAL, self.max_answer_bytes // _LARGE_EVENT + 1, self.max_answer_events + 1)
+        size = min(self.max_answer_bytes, self.max_answer_text_bytes)
+        return min(_CHECK_INTERVAL, size // _LARGE_EVENT + 1, self.max_answer_events + 1)
 
-    def check(self, size: int, item_count: int, event_count: int) -> tuple[UpstreamError | None, int]:
+    def check(self, size: int, text_size: int, item_count: int, event_count: int) -> tuple[UpstreamError | None, int]:
         """Return the error for an answer of this size, if it exceeds a limit, and the event count of the next check.
 
-        The next check is soon if the events are large, or near the limit.
+        `size` is without the text. The next check is soon if the text of the events is large, or near the limit.
         """
-        if size > self.max_answer_bytes:
+        if size + text_size > self.max_answer_bytes:
             return self.make_error("max_answer_bytes"), 0
+        if text_size > self.max_answer_text_bytes:
+            return self.make_error("max_answer_text_bytes"), 0
         if item_count > self.max_answer_items:
             return self.make_error("max_answer_items"), 0
         if event_count > self.max_answer_events:
             return self.make_error("max_answer_events"), 0
-        events_left = (
-            (self.max_answer_bytes - size) * event_count // (4 * size + 1)
-        )  # if they are up to 4 times as large
+        left = min(self.max_answer_bytes - size, self.max_answer_text_bytes) - text_size
+        events_left = left * event_count // (4 * text_size + 1)  # if they are up to four times as large
         return None, min(event_count + min(events_left, _CHECK_INTERVAL) + 1, self.max_answer_events + 1)
 
     def make_error(self, exceeded: Limit) -> UpstreamError:
@@ -66,6 +72,7 @@ class AnswerLimits(msgspec.Struct, frozen=True):
 
 _UNITS: dict[Limit, str] = {
     "max_answer_bytes": "bytes",
+    "max_answer_text_bytes": "bytes of text",
     "max_answer_items": "output items",
     "max_answer_events": "events",
 }
