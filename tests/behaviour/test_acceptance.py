@@ -3,11 +3,13 @@
 The suite's WebSocket cases are in tests/server, with the rest of that transport.
 """
 
+import http.client
 import json
+from collections.abc import Callable
 from typing import Any
 
 from support import openresponses
-from support.live_server import HttpResponse, LiveServer
+from support.live_server import TIMEOUT, HttpResponse, LiveServer
 
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
@@ -19,6 +21,7 @@ WEATHER = {
     "description": "The weather of a place.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
 
 
 def ask(server: LiveServer, **body: Any) -> dict[str, Any]:
@@ -31,7 +34,11 @@ def ask(server: LiveServer, **body: Any) -> dict[str, Any]:
 
 
 def read_events(answer: HttpResponse) -> list[dict[str, Any]]:
-    data = [line.removeprefix("data: ") for line in answer.body.decode().split("\n") if line.startswith("data: ")]
+    return parse_events(answer.body)
+
+
+def parse_events(body: bytes) -> list[dict[str, Any]]:
+    data = [line.removeprefix("data: ") for line in body.decode().split("\n") if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
     events = [json.loads(line) for line in data[:-1]]
     for event in events:
@@ -57,6 +64,28 @@ def test_streamed_response_has_valid_events(server: LiveServer) -> None:
     assert events[-1]["type"] == "response.completed"
     text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert text == text_of(events[-1]["response"]) != ""
+
+
+def test_delayed_first_token_adds_no_event(serve: Callable[..., LiveServer]) -> None:
+    script = {"default": [{"wait": "gate"}, {"reasoning": "Hm."}, {"text": "Hello."}]}
+    running = serve(script, keepalive_seconds=0.02, opening_seconds=0, compat="open-responses")
+    body = {"model": "scripted", "input": "hi", "stream": True, "text": {"format": SCHEMA}}
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT)
+    connection.request("POST", "/v1/responses", json.dumps(body))
+    response = connection.getresponse()
+    received = b""
+    while received.count(b"\n: keepalive\n") < 3:
+        received += response.read1()
+    running.do(lambda: running.backend.release("gate"))
+    received += response.read()
+    connection.close()
+    events = parse_events(received)
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    openresponses.validate_response(events[-1]["response"])
 
 
 def test_system_prompt_is_accepted_as_message_and_instructions(server: LiveServer) -> None:

@@ -57,6 +57,28 @@ def test_websocket_streams_a_response(client: WebSocketClient) -> None:
     openresponses.validate_response(events[-1]["response"])
 
 
+def test_delayed_first_token_adds_no_message(serve: Callable[..., LiveServer]) -> None:
+    script = {"default": [{"wait": "gate"}, {"text": "Hello."}]}
+    running = serve(script, keepalive_seconds=0.02, opening_seconds=0, compat="open-responses")
+    other = {"x-antiphon-compat": "openai"}
+    with ValidatingClient(running) as client, WebSocketClient(running, headers=other) as watcher:
+        client.create(message("hi"))
+        started = [client.next(), client.next()]
+        # Both connections have the same timer, so this one is idle at least as long as the other.
+        watcher.create(message("hi"))
+        for _ in range(3):
+            watcher.until("keepalive")
+        for _ in range(2):
+            running.do(lambda: running.backend.release("gate"))
+        events = [*started, *client.finish()]
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    openresponses.validate_response(events[-1]["response"])
+
+
 def test_turns_continue_on_one_connection(client: WebSocketClient) -> None:
     first = client.ask(message("one"), store=True)
     second = client.ask(message("two"), store=True, previous_response_id=first["id"])
