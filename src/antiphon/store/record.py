@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -17,6 +18,11 @@ from antiphon.protocol.response import FINAL_STATUSES, Response
 from antiphon.protocol.tools import TOOLS
 from antiphon.protocol.unions import Unknown
 from antiphon.store.base import Link, StoredResponse, parse_response_id
+
+logger = logging.getLogger(__name__)
+
+# Errors when stored data is decoded: it is no JSON, its text is no UTF-8, or a column has a value of another type.
+DAMAGE = (InvalidRequest, msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 
 # Maximum size of a batch of events, unless one event is larger.
 BATCH_BYTES = 256 * 1024
@@ -101,8 +107,8 @@ def unpack_bare_response(response_id: str, body: bytes, output_items: bytes | No
     subject = f"response {response_id}"
     try:
         response = decode_response(body)
-    except InvalidRequest as error:
-        raise _make_error(subject, error) from error
+    except DAMAGE as error:
+        raise report_damage(subject, error) from None
     if output_items is not None:
         response.output = _decode_array(subject, output_items, decode_items_lossless)
     return response
@@ -174,7 +180,7 @@ def unpack_links(records: Sequence[LinkRecord | ResponseRecord]) -> dict[str, Li
     """Return the links of the records by id."""
     try:
         arrays = decode_item_arrays([array for record in records for array in (record.input, record.output)])
-    except (InvalidRequest, msgspec.DecodeError):
+    except DAMAGE:
         # One by one: the error then names the damaged response.
         arrays = [
             _decode_array(f"response {record.id}", array)
@@ -205,11 +211,11 @@ def add_tools(link: Link, body: bytes) -> Link:
     subject = f"response {link.id}"
     try:
         tools = TOOLS.decode_list(_TOOLS_DECODER.decode(body).tools)
-    except msgspec.DecodeError:  # a damaged body, or tools with unknown fields
+    except DAMAGE:  # or tools with unknown fields
         try:
             tools = decode_response(body).tools
-        except InvalidRequest as error:
-            raise _make_error(subject, error) from error
+        except DAMAGE as error:
+            raise report_damage(subject, error) from None
     return msgspec.structs.replace(link, tools=tools) if tools else link
 
 
@@ -217,8 +223,15 @@ def pack_items(items: Iterable[Item | Unknown]) -> list[ItemRecord]:
     return [ItemRecord(item.id, encode(item)) for item in items]
 
 
-def unpack_items(conversation_id: str, contents: Iterable[bytes]) -> list[Item | Unknown]:
-    return _decode_array(f"conversation {conversation_id}", b"[%b]" % b",".join(contents))
+def unpack_items(conversation_id: str, contents: Sequence[bytes]) -> list[Item | Unknown]:
+    subject = f"conversation {conversation_id}"
+    try:
+        array = b"[%b]" % b",".join(contents)
+        if array == b"[]" and contents:
+            raise ValueError("an item is empty")
+    except DAMAGE as error:
+        raise report_damage(subject, error) from None
+    return _decode_array(subject, array)
 
 
 def rename_item(item: ItemRecord, is_taken: Callable[[str], object]) -> ItemRecord:
@@ -237,8 +250,8 @@ def pack_metadata(metadata: dict[str, str] | None) -> bytes:
 def unpack_conversation(conversation_id: str, created_at: int, metadata: bytes) -> Conversation:
     try:
         decoded = msgspec.json.decode(metadata, type=dict[str, str] | None)
-    except msgspec.DecodeError as error:
-        raise _make_error(f"conversation {conversation_id}", error) from error
+    except DAMAGE as error:
+        raise report_damage(f"conversation {conversation_id}", error) from None
     return Conversation(id=conversation_id, created_at=created_at, metadata=decoded)
 
 
@@ -311,8 +324,8 @@ _CONVERSATION_DECODER = msgspec.json.Decoder(_ConversationField)
 def _read_conversation(subject: str, body: bytes) -> str | None:
     try:
         conversation = _CONVERSATION_DECODER.decode(body).conversation
-    except msgspec.DecodeError as error:
-        raise _make_error(subject, error) from error
+    except DAMAGE as error:
+        raise report_damage(subject, error) from None
     return None if conversation is None else conversation.id
 
 
@@ -321,10 +334,14 @@ def _decode_array(
 ) -> list[Item | Unknown]:
     try:
         return decode(items)
-    except (InvalidRequest, msgspec.DecodeError) as error:
-        raise _make_error(subject, error) from error
+    except DAMAGE as error:
+        raise report_damage(subject, error) from None
 
 
-def _make_error(subject: str, error: Exception) -> ServerError:
-    # Stored data is the server's responsibility, so the client gets no 400.
+def report_damage(subject: str, error: Exception) -> ServerError:
+    """Log that stored data cannot be read, and return the error for the client.
+
+    Stored data is the server's responsibility, so the client gets no 400.
+    """
+    logger.error("the stored %s cannot be read: %s", subject, error)
     return ServerError(f"The stored {subject} cannot be read: {error}")

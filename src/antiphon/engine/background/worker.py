@@ -49,6 +49,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._full = False
+        self._failure = ""
         self._throughput = Throughput()
         self.attempts: dict[RunKey, Attempt] = {}
         self.changed = asyncio.Event()
@@ -104,10 +105,19 @@ class Worker:
                 self._stop_attempts()
             except StoreUnavailable:
                 pass  # the store has logged the failure
-            except Exception:
-                logger.exception("cannot read the queue of background responses")
+            except Exception as error:
+                self._log_failure(error)
+            else:
+                self._failure = ""
             await wait_for(self._wake, min(self._lease / 3, CHECK_SECONDS))
             self._wake.clear()
+
+    def _log_failure(self, error: Exception) -> None:
+        """Log a failure of the queue, but not again at every check."""
+        failure = repr(error.__cause__ or error)
+        if failure != self._failure:
+            logger.error("cannot read the queue of background responses", exc_info=error)
+        self._failure = failure
 
     def _stop_attempts(self) -> None:
         """Stop all attempts, because their events cannot be stored. If the store comes back, they are claimed again."""

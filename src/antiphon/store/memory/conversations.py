@@ -95,7 +95,7 @@ class MemoryConversations(MemoryTables):
         if row is None:
             return None
         end = row.blocks.get(before, math.inf) if before is not None else math.inf
-        return unpack_items(conversation_id, (item.content for position, item in row.items.items() if position < end))
+        return unpack_items(conversation_id, [item.content for position, item in row.items.items() if position < end])
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
         row = self._find_conversation(project, conversation_id)

@@ -130,7 +130,7 @@ class SqliteConversations(Database):
         rows = await self._reader.submit(_list, (project, conversation_id, after, limit + 1, order, self._now()))
         if rows is None:
             return None
-        items = unpack_items(conversation_id, (content for (content,) in rows[:limit]))
+        items = unpack_items(conversation_id, [content for (content,) in rows[:limit]])
         return ItemRows(items=items, has_more=len(rows) > limit)
 
     async def load_conversation_items(
@@ -140,7 +140,7 @@ class SqliteConversations(Database):
             rows = await self._reader.submit(_list_before, (project, conversation_id, before, self._now()))
         else:  # SQLite takes a negative limit as no limit
             rows = await self._reader.submit(_list, (project, conversation_id, None, -1, "asc", self._now()))
-        return None if rows is None else unpack_items(conversation_id, (content for (content,) in rows))
+        return None if rows is None else unpack_items(conversation_id, [content for (content,) in rows])
 
     async def load_item(self, project: str, conversation_id: str, item_id: str) -> Item | Unknown | None:
         rows = await self._reader.submit(LOAD_ITEM, (project, conversation_id, item_id, self._now()))

@@ -14,6 +14,7 @@ If the files were deleted or replaced, every write raises StoreLost (`files.py`)
 
 import asyncio
 import contextlib
+import functools
 import queue
 import secrets
 import sqlite3
@@ -254,6 +255,8 @@ def create_file(path: Path) -> None:
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection for reading or writing. Only one thread at a time may use it."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+    # Text that was damaged must not fail the query of other rows.
+    connection.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
     try:
         # The first two are for a new file. A typical response fits in two pages.
         connection.execute("PRAGMA page_size = 8192")

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from antiphon.errors import ServerError
-from antiphon.store.record import EventBatch, pack_events, take_events
+from antiphon.store.record import DAMAGE, EventBatch, pack_events, report_damage, take_events
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.leases import is_owned
 
@@ -57,7 +57,10 @@ def append_batches(
 def _read(
     connection: sqlite3.Connection, project: str, response_id: str, after: int, max_bytes: int | None
 ) -> list[tuple[int, bytes]]:
-    return take_events(connection.execute(READ, (project, response_id, after)), after, max_bytes)
+    try:
+        return take_events(connection.execute(READ, (project, response_id, after)), after, max_bytes)
+    except DAMAGE as error:
+        raise report_damage(f"events of response {response_id}", error) from None
 
 
 def _append(

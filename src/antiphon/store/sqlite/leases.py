@@ -62,6 +62,8 @@ class LiveProcesses:
 
     def is_dead(self, owner: str) -> bool:
         """Return True if this owner's process has died. Its file is deleted, so a second call returns False."""
+        if not owner.isalnum():  # a damaged name must not lead to another file
+            return False
         try:
             file = os.open(self._folder / owner, os.O_RDWR)
         except OSError:  # the owner was unregistered or never registered, so its state is unknown

@@ -4,18 +4,22 @@ The column `home` has the configuration id of the process that enqueued a run.
 """
 
 import heapq
+import logging
 import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from antiphon.errors import ServerError
 from antiphon.store.base import NO_LIMITS, ClaimedRun, QueueFull, RunKey, StoredResponse
 from antiphon.store.limits import START_WINDOW, SUSPECT_INTERRUPTIONS, Admission, RunLimits, choose_in_turns
-from antiphon.store.record import ForeignItem, find_foreign_items, pack_response
+from antiphon.store.record import DAMAGE, ForeignItem, find_foreign_items, pack_response
 from antiphon.store.sqlite.database import Database
 from antiphon.store.sqlite.leases import LiveProcesses
 from antiphon.store.sqlite.responses import INSERT, index_items
+
+logger = logging.getLogger(__name__)
 
 ENQUEUE = "INSERT INTO runs (project, response_id, request, model, home, free_since) VALUES (?, ?, ?, ?, ?, ?)"
 
@@ -139,7 +143,14 @@ class SqliteRunQueue(Database):
         limits: RunLimits = NO_LIMITS,
     ) -> list[ClaimedRun]:
         claim = _Claim(owner, self.configuration_id, as_of, lease, limit, wait_by_model or {}, limits)
-        claimed: list[ClaimedRun] = await self._writer.submit(_claim, (claim, self._processes, self._now))
+        parameters = claim, self._processes, self._now
+        try:
+            claimed: list[ClaimedRun] = await self._writer.submit(_claim, parameters)
+        except ServerError as error:
+            # A damaged row must not block the whole queue.
+            if not isinstance(error.__cause__, DAMAGE) or not await self._writer.submit(_repair, ()):
+                raise
+            claimed = await self._writer.submit(_claim, parameters)
         return claimed
 
     async def renew(self, owner: str, *, lease: float) -> dict[RunKey, bool]:
@@ -170,6 +181,23 @@ class SqliteRunQueue(Database):
     async def request_cancel(self, project: str, response_id: str) -> bool:
         marked: int = await self._writer.submit(CANCEL, (project, response_id))
         return marked > 0
+
+
+def _repair(connection: sqlite3.Connection) -> int:
+    """Convert the values of damaged runs to the types of their columns. Return how many there were."""
+    types = {
+        "INTEGER": ("attempt", "watched", "cancelled", "interruptions"),
+        "REAL": ("leased_until", "lease", "free_since"),
+        "TEXT": ("project", "response_id", "owner", "model", "home"),
+        "BLOB": ("request",),
+    }
+    columns = [(column, kind) for kind, columns in types.items() for column in columns]
+    changes = ", ".join(f"{column} = CAST({column} AS {kind})" for column, kind in columns)
+    damaged = " OR ".join(f"typeof({column}) NOT IN ('null', lower('{kind}'))" for column, kind in columns)
+    repaired = connection.execute(f"UPDATE OR IGNORE runs SET {changes} WHERE {damaged}").rowcount
+    if repaired:
+        logger.error("%d damaged runs in the queue were repaired", repaired)
+    return repaired
 
 
 class _Candidate(NamedTuple):
