@@ -40,7 +40,6 @@ async def test_turn_is_sent_and_answer_is_translated() -> None:
     assert request.path == "/v1/responses"
     assert request.json == {
         "model": "m",
-        "instructions": "",
         "input": [{"type": "message", "role": "user", "content": "hi"}],
         "tools": [],
         "tool_choice": "auto",

@@ -45,7 +45,8 @@ CONTRACT: dict[str, Any] = {
 
 
 def make_turn(*items: Item | Unknown, **parameters: Any) -> Turn:
-    request = codec.decode_request(json.dumps({"model": "gpt-5", "input": "unread"} | parameters).encode()).request
+    body = {"model": "gpt-5", "input": "unread", "instructions": ""} | parameters
+    request = codec.decode_request(json.dumps(body).encode()).request
     return Turn(request=request, items=list(items) or [HELLO])
 
 
@@ -59,6 +60,14 @@ def write(turn: Turn, options: ResponsesOptions = OPENAI, *, name: str = "openai
 
 def test_s5_1_plain_request_is_exactly_the_contract() -> None:
     assert write(make_turn()) == CONTRACT
+
+
+@pytest.mark.parametrize("parameters", [{}, {"temperature": 0.5}])
+def test_instructions_are_omitted_if_the_client_sent_none(parameters: dict[str, Any]) -> None:
+    expected = {name: value for name, value in CONTRACT.items() if name != "instructions"} | parameters
+    turn = make_turn(instructions=None, **parameters)
+    assert write(turn) == expected
+    assert "instructions" not in json.loads(RequestWriter("up", OPENAI).write_count_request(turn))
 
 
 def test_s5_2_explicit_defaults_change_nothing() -> None:

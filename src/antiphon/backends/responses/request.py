@@ -130,7 +130,9 @@ class RequestWriter:
             params["previous_response_id"] = previous.id
         if not stream:
             params["stream"] = False
-        body = codec.encode(_merge(contract, params) if params else contract)
+        # The contract always has instructions. A client that sent none gets the upstream's default.
+        is_contract = not params and request.instructions is not None
+        body = codec.encode(contract if is_contract else _merge(contract, params, request))
         warnings = []
         if request.text is not None and request.text.verbosity and not takes_verbosity(contract.model):
             warnings.append(f"text.verbosity: omitted, because '{contract.model}' is not of the gpt-5 family")
@@ -139,7 +141,7 @@ class RequestWriter:
     def write_count_request(self, turn: Turn) -> bytes:
         """Return the body of `POST /responses/input_tokens`."""
         contract = self._make_contract(turn, turn.items, can_encrypt=False)
-        fields = _merge(contract, self._collect_params(turn.request, contract))
+        fields = _merge(contract, self._collect_params(turn.request, contract), turn.request)
         return codec.encode({name: fields[name] for name in _COUNTED_FIELDS if name in fields})
 
     def _make_contract(self, turn: Turn, items: Sequence[Item | Unknown], *, can_encrypt: bool) -> ResponsesApiRequest:
@@ -188,8 +190,11 @@ def list_ignored_params(request: CreateRequest, model: str) -> list[str]:
     return ["text.verbosity"] if verbosity is not None and not takes_verbosity(model) else []
 
 
-def _merge(contract: ResponsesApiRequest, params: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(contract: ResponsesApiRequest, params: Mapping[str, Any], request: CreateRequest) -> dict[str, Any]:
+    """Return the fields of the contract with the client's parameters, and without instructions if there are none."""
     fields = {name: getattr(contract, name) for name in contract.__struct_fields__}
+    if request.instructions is None:
+        del fields["instructions"]
     return {name: value for name, value in (fields | dict(params)).items() if value is not UNSET}
 
 
