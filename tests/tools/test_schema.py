@@ -1,6 +1,7 @@
 """Python types as strict JSON Schema, and decoding to them."""
 
 import dataclasses
+import datetime as dt
 from typing import Annotated, Any, Literal, Optional
 
 import msgspec
@@ -119,3 +120,72 @@ def test_two_types_of_one_name_are_rejected() -> None:
 
 def test_tuple_is_decoded_without_strict_mode() -> None:
     assert JsonType(tuple[int, str], where="x", strict=False).decode('[1, "a"]') == (1, "a")
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int = 9
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    name: str
+
+
+Pet = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+
+
+class Owner(pydantic.BaseModel):
+    pet: Pet
+
+
+class Branch(pydantic.BaseModel):
+    name: str
+    branches: list["Branch"] = []
+
+
+@dataclasses.dataclass
+class Appointment:
+    at: dt.datetime
+    ends: dt.time | None
+    others: list[dt.datetime]
+
+
+DOG = {"kind": "dog", "name": "Rex"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "value"),
+    [
+        (Cat | Dog, DOG, Dog(kind="dog", name="Rex")),
+        (Pet, DOG, Dog(kind="dog", name="Rex")),
+        (Pet, {"kind": "cat", "lives": None}, Cat(kind="cat")),
+        (list[Cat | Dog], [DOG], [Dog(kind="dog", name="Rex")]),
+        (Cat | Dog | None, None, None),
+        (Cat | str, "none", "none"),
+        (Owner, {"pet": DOG}, Owner(pet=Dog(kind="dog", name="Rex"))),
+    ],
+)
+def test_union_of_pydantic_models_is_strict_and_decoded(kind: Any, data: Any, value: Any) -> None:
+    json_type = JsonType(kind, where="k")
+    assert is_strict(json_type.schema)
+    assert "oneOf" not in str(json_type.schema)
+    assert "discriminator" not in str(json_type.schema)
+    assert json_type.convert(data) == value
+    with pytest.raises(msgspec.ValidationError):
+        json_type.convert({"kind": "fish"})
+
+
+def test_recursive_pydantic_model_is_an_object_at_the_top() -> None:
+    json_type = JsonType(Branch, where="b")
+    assert (json_type.schema["type"], is_strict(json_type.schema)) == ("object", True)
+    value = json_type.convert({"name": "a", "branches": [{"name": "b", "branches": None}]})
+    assert value == Branch(name="a", branches=[Branch(name="b")])
+
+
+def test_dates_and_times_have_a_format() -> None:
+    assert JsonType(Appointment, where="a").schema["properties"] == {
+        "at": {"type": "string", "format": "date-time"},
+        "ends": {"anyOf": [{"type": "string", "format": "time"}, {"type": "null"}]},
+        "others": {"type": "array", "items": {"type": "string", "format": "date-time"}},
+    }

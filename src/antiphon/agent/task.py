@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from antiphon.agent.limits import Limits, Prices
 from antiphon.protocol.json_text import read_json
-from antiphon.tools.schema import JsonType
+from antiphon.tools.schema import JsonType, support_pydantic_unions
 
 # A code block in Markdown.
 _FENCED = re.compile(r"```\w*\s*\n(.*?)\n?\s*```", re.DOTALL)
@@ -45,7 +45,8 @@ class TypedOutput:
         self._type = JsonType(kind, where=where, can_loosen=False)
         self._is_wrapped = self._type.schema.get("type") != "object"
         if self._is_wrapped:
-            self._type = JsonType(msgspec.defstruct("Output", [("value", kind)]), where=where, can_loosen=False)
+            wrapped = msgspec.defstruct("Output", [("value", support_pydantic_unions(kind))])
+            self._type = JsonType(wrapped, where=where, can_loosen=False)
 
     @property
     def format(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from antiphon.errors import ConfigError
 from antiphon.tools.base import OnInterrupt, Tool, ToolContext, ToolResult, require_name
-from antiphon.tools.schema import JsonType
+from antiphon.tools.schema import JsonType, support_pydantic_unions
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -158,7 +158,7 @@ class _Signature:
                 self.context = parameter.name
                 continue
             _check_parameter(parameter, kind, name)
-            annotated = _add_description(kind, descriptions.get(parameter.name))
+            annotated = _add_description(support_pydantic_unions(kind), descriptions.get(parameter.name))
             if parameter.default is parameter.empty:
                 fields.append((parameter.name, annotated))
             else:

@@ -1,13 +1,17 @@
 """JSON Schema of Python types, in the strict form that models can be constrained to, and decoding to these types.
 
 msgspec describes and decodes dataclasses, TypedDicts, structs, enums, literals and containers. Models of pydantic
-describe and validate themselves.
+describe and validate themselves, and so do unions with them, which msgspec does not support.
 """
 
+import sys
+import types
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Union
 
 import msgspec
+import msgspec.inspect as inspection
 
 from antiphon.errors import ConfigError
 from antiphon.protocol.json_text import read_json
@@ -19,6 +23,18 @@ _UNSUPPORTED_KEYWORDS = ("prefixItems", "patternProperties", "propertyNames", "a
 _TYPE_KEYWORDS = ("type", "anyOf", "oneOf", "enum", "const", "$ref")
 _TYPE_NAMES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _REFERENCE = "#/$defs/{name}"
+# The types in a union that have a format, or contain types that may have one.
+_JSON_TYPES: dict[type[inspection.Type], str] = {
+    inspection.DateTimeType: "string",
+    inspection.TimeType: "string",
+    inspection.ListType: "array",
+    inspection.SetType: "array",
+    inspection.VarTupleType: "array",
+    inspection.DictType: "object",
+    inspection.StructType: "object",
+    inspection.DataclassType: "object",
+    inspection.TypedDictType: "object",
+}
 
 
 class JsonType:
@@ -29,7 +45,7 @@ class JsonType:
 
         If `can_loosen` is set, the error suggests `strict=False`.
         """
-        self._kind = kind
+        self._kind = kind = support_pydantic_unions(kind)
         self._loose, self._definitions = _describe(kind, where)
         try:
             self.schema = _make_strict(self._loose, self._definitions, where) if strict else self._make_loose()
@@ -98,10 +114,12 @@ def _describe(kind: Any, where: str) -> tuple[JsonSchema, dict[str, Any]]:
             [kind], schema_hook=_describe_pydantic, ref_template=_REFERENCE
         )
         definitions: dict[str, Any] = dict(components)
-        schema = _resolve(schema, definitions)
+        _add_formats(schema, inspection.type_info(kind), definitions, set())
         _lift_definitions(schema, definitions)
         for component in list(definitions.values()):
             _lift_definitions(component, definitions)
+        # A recursive model of pydantic is a reference to one of its definitions.
+        schema = _resolve(schema, definitions)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from None
     return schema, definitions
@@ -128,6 +146,81 @@ def _lift_definitions(schema: Any, definitions: dict[str, Any]) -> None:
             raise TypeError(f"there are two types called '{name}'")
     for value in schema.values():
         _lift_definitions(value, definitions)
+
+
+def _add_formats(schema: JsonSchema, info: inspection.Type, definitions: Mapping[str, Any], seen: set[int]) -> None:
+    """Add the formats of dates with time, and of times, which msgspec omits if a time zone is not required."""
+    schema = _resolve(schema, definitions)
+    if isinstance(info, inspection.Metadata):
+        info = info.type
+    if id(schema) in seen:
+        return
+    seen.add(id(schema))
+    if isinstance(info, inspection.DateTimeType):
+        schema["format"] = "date-time"
+    elif isinstance(info, inspection.TimeType):
+        schema["format"] = "time"
+    for inner, inner_info in _list_inner(schema, info, definitions):
+        _add_formats(inner, inner_info, definitions, seen)
+
+
+def _list_inner(
+    schema: JsonSchema, info: inspection.Type, definitions: Mapping[str, Any]
+) -> list[tuple[JsonSchema, inspection.Type]]:
+    """Return the schemas within a schema, each with its type."""
+    match info:
+        case inspection.UnionType():
+            # An option is found by its JSON type, which is different for each.
+            options = {_resolve(each, definitions).get("type"): each for each in schema.get("anyOf", ())}
+            named = [(_JSON_TYPES.get(type(each)), each) for each in info.types]
+            return [(options[name], each) for name, each in named if name in options]
+        case inspection.ListType() | inspection.SetType() | inspection.VarTupleType() if "items" in schema:
+            return [(schema["items"], info.item_type)]
+        case inspection.DictType() if isinstance(schema.get("additionalProperties"), dict):
+            return [(schema["additionalProperties"], info.value_type)]
+        case inspection.StructType() | inspection.DataclassType() | inspection.TypedDictType():
+            properties = schema.get("properties", {})
+            fields = [each for each in info.fields if each.encode_name in properties]
+            return [(properties[each.encode_name], each.type) for each in fields]
+    return []
+
+
+def support_pydantic_unions(kind: Any) -> Any:
+    """Return a type in which pydantic describes and validates each union of several types with a model."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        plain = support_pydantic_unions(arguments[0])
+        # The metadata may name the discriminator of the union, which is for pydantic.
+        return kind if plain is arguments[0] else _adapt(kind)
+    if origin in (Union, types.UnionType):
+        others = [each for each in arguments if each is not type(None)]
+        return _adapt(kind) if len(others) > 1 and any(map(_mentions_pydantic, others)) else kind
+    if origin is None or not any(map(_mentions_pydantic, arguments)):
+        return kind
+    supported = tuple(support_pydantic_unions(each) for each in arguments)
+    return kind if supported == arguments else origin[supported]
+
+
+def _mentions_pydantic(kind: Any) -> bool:
+    return _is_pydantic(kind) or any(map(_mentions_pydantic, typing.get_args(kind)))
+
+
+class _Adapter(type):
+    """A class for msgspec that stands for another type. msgspec requires that a decoded value is an instance of it."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return True
+
+
+def _adapt(kind: Any) -> type:
+    """Return a class that describes and validates a type as a model of pydantic does."""
+    # A type that mentions a model has imported pydantic.
+    adapter = sys.modules["pydantic"].TypeAdapter(kind)
+    methods = {
+        "model_json_schema": staticmethod(adapter.json_schema),
+        "model_validate": staticmethod(adapter.validate_python),
+    }
+    return _Adapter("Union", (), methods)
 
 
 def _is_pydantic(kind: Any) -> bool:
@@ -181,9 +274,10 @@ def _tighten(schema: Any, path: str) -> Any:
         return schema
     _check_support(schema, path)
     tight = {
-        key: _tighten(value, path) if key in ("items", "anyOf", "oneOf") else value
+        # Strict mode supports no `oneOf`. The options of a discriminated union exclude each other in any case.
+        "anyOf" if key == "oneOf" else key: _tighten(value, path) if key in ("items", "anyOf", "oneOf") else value
         for key, value in schema.items()
-        if key not in ("default", "title", "properties")
+        if key not in ("default", "title", "properties", "discriminator")
     }
     if "$ref" in tight and len(tight) > 1:
         # Strict mode allows no other keyword next to a reference.
@@ -237,7 +331,7 @@ def _allow_null(schema: JsonSchema) -> JsonSchema:
 def _drop_nulls(value: Any, schema: JsonSchema, definitions: Mapping[str, Any]) -> Any:
     """Return the value without nulls of optional properties: strict mode has no other way to omit one."""
     schema = _resolve(schema, definitions)
-    for option in schema.get("anyOf", ()):
+    for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         value = _drop_nulls(value, option, definitions)
     if isinstance(value, list) and isinstance(schema.get("items"), dict):
         return [_drop_nulls(each, schema["items"], definitions) for each in value]
