@@ -228,9 +228,15 @@ def test_other_history_is_completed_from_its_start() -> None:
 
 
 def test_unreferenced_ids_are_removed() -> None:
-    stored = [{"id": "rs_1", "status": None} | THOUGHT, {"id": "fc_1", "status": "completed"} | call(), output()]
+    stored = [{"id": "rs_1", "status": None} | OPEN, {"id": "fc_1", "status": "completed"} | call(), output()]
     references = [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}]
-    assert complete_history([*references, *stored]) == [*references, THOUGHT, call(), output()]
+    assert complete_history([*references, *stored]) == [*references, OPEN, call(), output()]
+
+
+def test_encrypted_reasoning_keeps_its_id() -> None:
+    stored = [{"id": "rs_1", "status": None} | THOUGHT, call(), output()]
+    assert complete_history(stored) == [{"id": "rs_1"} | THOUGHT, call(), output()]
+    assert drop_encrypted([{"id": "rs_1"} | seal(OPEN)]) == [OPEN]
 
 
 # Encrypted reasoning

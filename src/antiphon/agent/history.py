@@ -127,10 +127,14 @@ def drop_compacted(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
 
 
 def to_input_item(item: JsonObject) -> JsonObject:
-    """Return an output item as an input item: without its id and without nulls, where servers need neither."""
+    """Return an output item as an input item: without its id and without nulls, where servers need neither.
+
+    Encrypted reasoning keeps its id, because some servers can decrypt it only together with the id.
+    """
     if item.get("type") not in _REMOVABLE_IDS and "role" not in item:
         return item
-    return {name: value for name, value in item.items() if name not in ("id", "status") and value is not None}
+    omitted = ("status",) if is_encrypted(item) else ("id", "status")
+    return {name: value for name, value in item.items() if name not in omitted and value is not None}
 
 
 def is_empty_reasoning(item: JsonObject) -> bool:
@@ -296,7 +300,7 @@ def drop_encrypted(items: Sequence[JsonObject]) -> list[JsonObject]:
     result: list[JsonObject] = []
     for item in items:
         if is_encrypted(item):
-            readable = {name: value for name, value in item.items() if name != "encrypted_content"}
+            readable = {name: value for name, value in item.items() if name not in ("encrypted_content", "id")}
             result += [] if is_empty_reasoning(readable) else [readable]
         else:
             result.append(item)

@@ -59,10 +59,12 @@ class ReasoningSummary(_Delta):
 class ReasoningSeal(_Delta):
     """The encrypted content of the open reasoning item, which clients send back. It closes the item.
 
-    An empty string opens a reasoning item without closing it.
+    An empty string opens a reasoning item without closing it. `upstream_id` is the id of the item at an upstream, which
+    expects it with the content.
     """
 
     encrypted_content: str
+    upstream_id: str = ""
 
 
 class ToolCall(_Delta):

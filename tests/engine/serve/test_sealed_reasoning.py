@@ -1,5 +1,6 @@
 """Sealed reasoning: sealing, opening, and unreadable seals."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -77,6 +78,29 @@ async def test_opaque_state_is_always_sealed_and_returned_to_its_backend_only() 
     await say(other, [item], name="two")
     assert same.read == [Reasoning(id="rs_1", content=[ReasoningText("Hm.")], encrypted_content="signature")]
     assert other.read == [Reasoning(id="rs_1", content=[ReasoningText("Hm.")])]
+
+
+class SealingUpstream(Recorder):
+    """A backend whose upstream seals its reasoning under an id of its own."""
+
+    async def stream(self, turn: Turn) -> Any:
+        self.read = turn.items
+
+        async def answer() -> AsyncIterator[list[Delta]]:
+            yield [ReasoningSeal("opaque", "rs_upstream"), Text("So.")]
+
+        return answer()
+
+
+async def test_upstream_gets_back_the_id_that_it_gave() -> None:
+    backend, other = SealingUpstream({"default": []}), make_recorder({"text": "x"})
+    emitted = await say(backend, include=WANTED)
+    sealed = next(delta.encrypted_content for delta in emitted if isinstance(delta, ReasoningSeal))
+    item = Reasoning(id="rs_ours", summary=[SummaryText("Hm.")], encrypted_content=sealed)
+    await say(backend, [item])
+    await say(other, [item], name="two")
+    assert backend.read == [Reasoning(id="rs_upstream", summary=[SummaryText("Hm.")], encrypted_content="opaque")]
+    assert other.read == [Reasoning(id="rs_ours", summary=[SummaryText("Hm.")])]
 
 
 async def test_opaque_only_reasoning_is_not_sent_to_other_backend() -> None:

@@ -236,7 +236,8 @@ class ItemCompleter:
         is_closed_already = current.item is not item and not item.is_empty
         if item.kind == "reasoning" and seal and not is_closed_already:
             emitted += current.switch_to(item)
-            emitted += [*self._emit_amendments(fields, None), deltas.ReasoningSeal(wire.read_text(seal))]
+            sealed = deltas.ReasoningSeal(wire.read_text(seal), wire.read_text(fields.get("id")))
+            emitted += [*self._emit_amendments(fields, None), sealed]
         elif current.item is item:
             emitted += self._emit_close(fields, None)
         if current.item is item:

@@ -30,11 +30,15 @@ _WANTED = "reasoning.encrypted_content"
 
 
 class SealedContent(msgspec.Struct, omit_defaults=True):
-    """The plaintext of an `encrypted_content`: the reasoning text, and opaque state of the named backend."""
+    """The plaintext of an `encrypted_content`: the reasoning text, and opaque state of the named backend.
+
+    `upstream_id` is the id of the item at the backend's upstream, which belongs to the opaque state.
+    """
 
     backend: str
     text: str = ""
     opaque: str | None = None
+    upstream_id: str = ""
 
 
 def drop_unreadable_seals(
@@ -153,7 +157,8 @@ class SealedReasoning(Stage):
         content = [ReasoningText(sealed.text)] if sealed.text else item.content
         if not (opaque or content or item.summary):
             return None
-        return msgspec.structs.replace(item, content=content, encrypted_content=opaque)
+        item_id = sealed.upstream_id if opaque and sealed.upstream_id else item.id
+        return msgspec.structs.replace(item, id=item_id, content=content, encrypted_content=opaque)
 
 
 _REASONING_DELTAS = frozenset({deltas.Reasoning, deltas.ReasoningSummary, deltas.ReasoningSeal})
@@ -173,7 +178,7 @@ class _ReasoningCollector:
     def add(self, delta: Delta) -> SealedContent | None:
         """Return the reasoning to seal, if a stretch ends with this delta or right before it."""
         if isinstance(delta, deltas.ReasoningSeal):
-            return self._close(delta.encrypted_content)
+            return self._close(delta.encrypted_content, delta.upstream_id)
         if isinstance(delta, deltas.Reasoning | deltas.ReasoningSummary):
             self.is_empty = False
             if isinstance(delta, deltas.Reasoning):
@@ -184,8 +189,8 @@ class _ReasoningCollector:
         content = self._close(None)
         return content if self._always else None
 
-    def _close(self, opaque: str | None) -> SealedContent:
-        content = SealedContent(self._backend, "".join(self._texts), opaque)
+    def _close(self, opaque: str | None, upstream_id: str = "") -> SealedContent:
+        content = SealedContent(self._backend, "".join(self._texts), opaque, upstream_id)
         self._texts.clear()
         self.is_empty = True
         return content
