@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,6 @@ from antiphon.engine.respond.run import Postponed, Run
 from antiphon.engine.serve.pipeline import Pipeline
 from antiphon.engine.serve.routing import ModelStatus
 from antiphon.errors import ModelNotFound, ServerError, StoreUnavailable
-from antiphon.protocol import codec
 from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
@@ -269,12 +269,26 @@ class Attempt:
 def _can_reproduce(response: Response, mint: Mint, logged: Sequence[Event | Unknown]) -> bool:
     """Return True if composing the replayed deltas gives the logged events.
 
-    Decoded events are compared, because the fields of an upstream's events come in any order.
+    Decoded events are compared, because the fields of an upstream's events come in any order. An earlier version of the
+    server may have logged them: fields that are null, empty or absent are equal.
     """
     composer = Composer(response, new_id=Mint(mint.token, mint.minted).new_id, now=int)
     try:
-        again = (encode_json_line(event) for event in (*composer.start(), *composer.compose(decompose_events(logged))))
-        return [codec.decode_event(line) for line in again] == list(logged)
+        again = (*composer.start(), *composer.compose(decompose_events(logged)))
+        return [_simplify_event(event) for event in again] == [_simplify_event(event) for event in logged]
     except Exception:  # another attempt would fail in the same way
         logger.exception("the events of a response cannot be reproduced", extra={"response_id": response.id})
         return False
+
+
+def _simplify_event(event: Event | Unknown) -> Any:
+    fields = msgspec.json.decode(encode_json_line(event))
+    if event.type == "response.function_call_arguments.done":
+        fields.pop("name", None)  # version 0.1.0 did not write it
+    return _remove_empty(fields)
+
+
+def _remove_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _remove_empty(inner) for name, inner in value.items() if inner is not None and inner != []}
+    return [_remove_empty(each) for each in value] if isinstance(value, list) else value
