@@ -232,6 +232,12 @@ def run_job(compiler: Compiler, job: Job) -> str | None:
     return faults[0]
 
 
+def describe_fault(error: str) -> str:
+    """Return an error of the compiler for clients, without the state of the compiler."""
+    reason = error.partition("\n<state>")[0][:_ERROR_BYTES]
+    return "no text matches it." if reason.startswith("NoExtension") else reason
+
+
 def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Serve jobs until the end of stdin."""
     first = read_frame(stdin)
@@ -250,7 +256,7 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
         job = msgspec.msgpack.decode(frame, type=Job)
         fault = run_job(compiler, job)
         is_last = read_memory() - base > _MAX_RETAINED * limit
-        write_frame(stdout, TrialResult(fault and fault[:_ERROR_BYTES], is_last))
+        write_frame(stdout, TrialResult(fault and describe_fault(fault), is_last))
         if is_last:
             return
 

@@ -51,6 +51,7 @@ async def test_tools_without_faults_are_accepted(check: GrammarCheck) -> None:
     [
         ("start: nothing", "lark", "unknown name"),
         ("([", "regex", "unclosed"),
+        ("start: a\na: a | b\nb: a b", "lark", "no text matches it"),
         ("start: " + "(" * 9000, "lark", "nested"),
     ],
 )
