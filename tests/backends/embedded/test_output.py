@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.backends.embedded.model import CompletionChoice, CompletionChunk, GeneratedToken, Timings, TokenLogprobs
 from antiphon.backends.embedded.output import OutputReader
+from antiphon.backends.embedded.printed_calls import CallForms
 from antiphon.backends.embedded.prompt import write_call, write_custom_call
 from antiphon.errors import ModelError
 from antiphon.protocol.content import LogProb
@@ -145,3 +146,32 @@ def test_logprobs_are_emitted_with_their_text() -> None:
     )
     assert first == []
     assert second == [Text("<b>", (LogProb("<", -1.0, [60], []), LogProb("b>", -2.0, [98, 62], [])))]
+
+
+def read_printed(pieces: list[str], reason: str = "stop") -> tuple[list[Delta], str | None]:
+    reader = OutputReader(tools=(), forms=CallForms(["f", "g"]))
+    chunks = [CompletionChunk([CompletionChoice(piece)]) for piece in pieces]
+    return reader.read_all([*chunks, CompletionChunk([CompletionChoice("", reason)])]), reader.printed_tool
+
+
+@pytest.mark.parametrize("text", ['```json\n{"name": "f", "arguments": {}}', '{"name":"f"}', 'f(a="b")'])
+def test_printed_call_is_not_emitted_as_text(text: str) -> None:
+    assert read_printed(list(text)) == ([], "f")
+    assert read_printed([text]) == ([], "f")
+
+
+def test_text_is_emitted_while_it_grows() -> None:
+    deltas, tool = read_printed(["Hel", "lo", "!"])
+    assert (deltas, tool) == ([Text("Hel"), Text("lo"), Text("!"), Finish("stop")], None)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("text", ['{"name": "Ann"}', '```json\n{"name": "h"}', '{"name": "', "```", "f is a tool"])
+def test_text_like_a_call_is_emitted_completely(text: str, reason: str) -> None:
+    deltas, tool = read_printed(list(text), reason)
+    assert (join(deltas)[0], tool) == (text, None)
+
+
+def test_later_call_in_a_text_is_text() -> None:
+    text = 'Here: {"name": "f", "arguments": {}}'
+    assert join(read_printed(list(text))[0])[0] == text

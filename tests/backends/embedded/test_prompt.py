@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.backends.base import Turn
 from antiphon.backends.embedded.grammar import read_rules
-from antiphon.backends.embedded.prompt import build_messages, write_call, write_custom_call
+from antiphon.backends.embedded.prompt import build_messages, needs_examples, write_call, write_custom_call
 from antiphon.errors import InvalidRequest
 from antiphon.protocol import codec
 
@@ -133,6 +133,11 @@ def test_examples_precede_history_but_not_after_a_result() -> None:
     assert len(before_call) > 10
     assert before_call[-1] == ("user", "Hi")
     assert [role for role, _ in after_result] == ["system", "user", "assistant", "user"]
+
+
+def test_examples_are_for_models_without_tool_training() -> None:
+    assert needs_examples("smollm2-135m")
+    assert not needs_examples("Qwen2.5-coder-1.5b")
 
 
 def test_uncallable_tools_are_not_described() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta, Struct
 
 from antiphon.backends.base import Capabilities, Model, Turn, list_hint_parameters, read_options
+from antiphon.backends.embedded.decision import CallDecision, OutputRequest, read_candidates
 from antiphon.backends.embedded.grammar import (
     OutputRules,
     build_grammar,
@@ -17,9 +18,9 @@ from antiphon.backends.embedded.grammar import (
     check_schemas,
     load_rules,
 )
-from antiphon.backends.embedded.model import Generation, Llama
+from antiphon.backends.embedded.model import CompletionChunk, Generation, Llama, Timings, TokenCandidate
 from antiphon.backends.embedded.output import OutputReader
-from antiphon.backends.embedded.prompt import TemplateMessage, build_messages
+from antiphon.backends.embedded.prompt import TemplateMessage, build_messages, needs_examples
 from antiphon.backends.embedded.tokenizer import PromptTooLong
 from antiphon.backends.embedded.vocabulary import GgufError, read_vocabulary
 from antiphon.backends.embedded.weights import DEFAULT_MODEL, find_weights
@@ -29,6 +30,7 @@ from antiphon.grammars.trial import GrammarTrial
 from antiphon.protocol.items import CustomToolCall, FunctionCall
 from antiphon.protocol.request import CreateRequest
 from antiphon.stream.deltas import Delta, Deltas
+from antiphon.turn_queue import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ Count = Annotated[int, Meta(ge=1)]
 DEFAULT_MAX_OUTPUT_TOKENS = 400
 # Tokens between two wake-ups of the event loop in a turn that is not streamed. A repeated call ends the turn this late.
 _UNSTREAMED_BATCH = 16
+# Tokens that a decision adds to the prompt. Without room for them, the output decides by itself.
+_DECISION_ROOM = 16
 # Small models tend to repeat themselves. The penalty applies to free text only: JSON is repetitive, and temperature 0
 # must give the most likely tokens.
 _FREE_TEXT_SAMPLING = {"repeat_penalty": 1.05}
@@ -48,7 +52,8 @@ class EmbeddedOptions(Struct, kw_only=True):
 
     `context` is the number of tokens of one turn, prompt and answer together. `slots` is the number of concurrent
     turns. `batch` is the number of tokens that are read before the model checks for cancellation; a slower model needs
-    a smaller one. `tool_examples` adds examples of calls to the prompt, for models that were not trained on tools.
+    a smaller one. `tool_examples` adds examples of calls to the prompt, for models that were not trained on tools. The
+    default depends on the model's name.
     """
 
     model: str = DEFAULT_MODEL
@@ -57,7 +62,7 @@ class EmbeddedOptions(Struct, kw_only=True):
     slots: Count = 2
     threads: Count = 1
     batch: Annotated[int, Meta(ge=8)] = 16
-    tool_examples: bool = True
+    tool_examples: bool | None = None
 
 
 class EmbeddedBackend:
@@ -82,13 +87,13 @@ class EmbeddedBackend:
         slots: int = 2,
         threads: int = 1,
         batch: int = 16,
-        tool_examples: bool = True,
+        tool_examples: bool | None = None,
     ) -> None:
         self._llama = Llama(weights, window=context, slots=slots, threads=threads, batch=batch)
         self._trial = GrammarTrial(load_vocabulary=lambda: _load_vocabulary(weights))
         self._window = context
         self.queue = self._llama.queue
-        self._tool_examples = tool_examples
+        self._tool_examples = tool_examples if tool_examples is not None else needs_examples(model)
         created = int(weights.stat().st_mtime)
         self._models = [
             # Small models drift off the subject at a higher temperature.
@@ -136,8 +141,10 @@ class EmbeddedBackend:
         try:
             if grammar is not None:
                 await self._check_grammar(grammar, rules)
-            batch = 1 if turn.streamed else _UNSTREAMED_BATCH
-            return _Answer(self._llama.begin(body, batch=batch, on_end=slot.release), reader)
+            run = _TurnRun(self._llama, slot, batch=1 if turn.streamed else _UNSTREAMED_BATCH)
+            if rules.may_call and rules.may_answer and len(prompt) + _DECISION_ROOM <= self._window:
+                return _Answer(run, decision=CallDecision(turn, rules, body, examples=self._tool_examples))
+            return _Answer(run, output=OutputRequest(body, reader))
         except BaseException:
             slot.release()
             raise
@@ -209,40 +216,115 @@ class EmbeddedBackend:
         )
 
 
+class _TurnRun:
+    """The generations of a turn, one after the other, in one slot.
+
+    The slot is released when the last generation ends, even if its output has not been read yet.
+    """
+
+    def __init__(self, llama: Llama, slot: Slot, *, batch: int) -> None:
+        self._llama = llama
+        self._slot = slot
+        self._batch = batch
+        self._generation: Generation | None = None
+        self._is_last = False
+
+    def begin(self, body: dict[str, Any], *, is_last: bool) -> Generation:
+        """Start a generation, instead of the one before it."""
+        if self._generation is not None:
+            self._generation.cancel()
+        self._is_last = is_last
+        generation = self._llama.begin(body, batch=self._batch, on_end=lambda: self._end(generation))
+        self._generation = generation
+        return generation
+
+    def settle(self) -> None:
+        """Let the slot be released: the current generation is the last one."""
+        self._is_last = True
+        if self._generation is None or self._generation.is_done:
+            self._slot.release()
+
+    def close(self) -> None:
+        if self._generation is not None:
+            self._generation.cancel()
+        self.settle()
+
+    def _end(self, generation: Generation) -> None:
+        if self._is_last and generation is self._generation:
+            self._slot.release()
+
+
 class _Answer:
     """The deltas of a turn. The model is running already, and stops if this is closed or dropped."""
 
-    def __init__(self, generation: Generation, reader: OutputReader) -> None:
-        self._generation = generation
-        self._reader = reader
+    def __init__(
+        self, run: _TurnRun, *, output: OutputRequest | None = None, decision: CallDecision | None = None
+    ) -> None:
+        self._run = run
+        self._decision = decision
+        self._reader: OutputReader | None = None
+        self._earlier_tokens = 0
+        if output is not None:
+            self._begin(output)
+        elif decision is not None:
+            self._generation = run.begin(decision.request, is_last=False)
+
+    def _begin(self, output: OutputRequest) -> None:
+        self._reader = output.reader
+        self._generation = self._run.begin(output.body, is_last=not output.reader.may_print_call)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Sequence[Delta]:
-        generation, reader = self._generation, self._reader
-        while not reader.finished:
-            try:
-                chunks = await generation.read()
-                if not chunks:
-                    raise ModelError("The model stopped before the end of its output.")
-                for chunk in chunks:
-                    if chunk.error is not None:
-                        raise ModelError(chunk.error.message)
-            except BaseException:
-                generation.cancel()
-                raise
-            reader.sliced_tokens = generation.sliced_tokens
-            if deltas := reader.read_all(chunks):
-                return deltas
-        generation.cancel()
+        try:
+            if self._reader is None:
+                await self._decide()
+            while self._reader is not None and not self._reader.finished:
+                if deltas := await self._read(self._reader):
+                    return deltas
+        except BaseException:
+            self._run.close()
+            raise
+        self._run.close()
         raise StopAsyncIteration
 
+    async def _decide(self) -> None:
+        assert self._decision is not None
+        timings: Timings | None = None
+        candidates: list[TokenCandidate] = []
+        while chunks := await self._read_chunks():
+            candidates = candidates or read_candidates(chunks)
+            timings = next((chunk.timings for chunk in reversed(chunks) if chunk.timings is not None), timings)
+        if timings is not None:
+            self._earlier_tokens = self._generation.sliced_tokens + timings.prompt_n
+        self._begin(self._decision.decide(candidates))
+
+    async def _read(self, reader: OutputReader) -> list[Delta]:
+        chunks = await self._read_chunks()
+        if not chunks:
+            raise ModelError("The model stopped before the end of its output.")
+        reader.earlier_tokens = self._earlier_tokens + self._generation.sliced_tokens
+        deltas = reader.read_all(chunks)
+        if reader.printed_tool is not None:
+            assert self._decision is not None
+            self._begin(self._decision.require_tool(reader.printed_tool))
+        elif not reader.may_print_call:
+            self._run.settle()
+        return deltas
+
+    async def _read_chunks(self) -> list[CompletionChunk]:
+        chunks = await self._generation.read()
+        for chunk in chunks:
+            if chunk.error is not None:
+                raise ModelError(chunk.error.message)
+        return chunks
+
     async def aclose(self) -> None:
-        self._generation.cancel()
+        self._run.close()
 
     def __del__(self) -> None:
-        self._generation.cancel()
+        self._run.close()
 
 
 def _make_grammar_error(fault: str, path: str, *, is_schema: bool) -> InvalidRequest:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from antiphon.backends.embedded.grammar import CALL_ARGUMENTS, CALL_CLOSING, CALL_END, CALL_INPUT, CALL_NAME
 from antiphon.backends.embedded.model import CompletionChunk, GeneratedToken, Timings
+from antiphon.backends.embedded.printed_calls import CallForms
 from antiphon.errors import ModelError
 from antiphon.protocol.content import LogProb, TopLogProb
 from antiphon.protocol.response import InputTokensDetails, Usage
@@ -20,15 +21,21 @@ _CALL_START = re.compile(
 class OutputReader:
     """Reads the output of one turn. `finished` is True after the last delta.
 
-    `tools` are the tools that may be called. A call of an `open_ended` tool ends only with the output. `sliced_tokens`
-    is the number of prompt tokens that were read in slices: llama.cpp counts them as cached.
+    `tools` are the tools that may be called. A call of an `open_ended` tool ends only with the output. With `forms`, an
+    answer that starts as a printed call is not emitted: `printed_tool` is then the tool's name. `earlier_tokens` is the
+    number of prompt tokens that were read for this turn before, for a decision or in slices: llama.cpp counts them as
+    cached.
     """
 
-    def __init__(self, *, tools: Collection[str], open_ended: Collection[str] = ()) -> None:
+    def __init__(
+        self, *, tools: Collection[str], open_ended: Collection[str] = (), forms: CallForms | None = None
+    ) -> None:
         self.finished = False
-        self.sliced_tokens = 0
+        self.earlier_tokens = 0
+        self.printed_tool: str | None = None
         self._tools = tools
         self._open_ended = open_ended
+        self._forms = forms
         self._calls: CallReader | None = None
         # The output so far may be the beginning of a call.
         self._may_be_call = bool(tools)
@@ -36,12 +43,17 @@ class OutputReader:
         self._logprobs: tuple[LogProb, ...] = ()
         self._timings: Timings | None = None
 
+    @property
+    def may_print_call(self) -> bool:
+        """True while the output may still turn out to be a printed call."""
+        return self._forms is not None and not self.finished
+
     def read_all(self, chunks: Iterable[CompletionChunk]) -> list[Delta]:
         """Read chunks up to the last delta of the turn."""
         deltas: list[Delta] = []
         for chunk in chunks:
             deltas += self.read(chunk)
-            if self.finished:
+            if self.finished or self.printed_tool is not None:
                 break
         return deltas
 
@@ -52,6 +64,8 @@ class OutputReader:
         for choice in chunk.choices:
             if choice.text:
                 deltas += self._read_text(choice.text, choice.logprobs.content if choice.logprobs else [])
+            if self.printed_tool is not None:
+                return deltas
             if self._calls is not None and self._calls.is_repeating:
                 return [*deltas, *self._finish("stop")]
             if choice.finish_reason is not None:
@@ -70,6 +84,11 @@ class OutputReader:
             if CALL_NAME.startswith(self._pending):
                 return []
         self._may_be_call = False
+        if self._forms is not None:
+            self.printed_tool = self._forms.find_tool(self._pending)
+            if self.printed_tool is not None or self._forms.may_be_call(self._pending):
+                return []
+            self._forms = None
         return self._release_text()
 
     def _release_text(self) -> list[Delta]:
@@ -84,7 +103,7 @@ class OutputReader:
         if self._calls is None and not (self._may_be_call and reason == "length"):
             deltas = self._release_text()
         if self._timings is not None:
-            deltas.append(TokenUsage(_sum_usage(self._timings, self.sliced_tokens)))
+            deltas.append(TokenUsage(_sum_usage(self._timings, self.earlier_tokens)))
         deltas.append(Finish("length" if reason == "length" else "stop"))
         return deltas
 
@@ -227,11 +246,11 @@ def _translate_token(token: GeneratedToken) -> LogProb:
     return LogProb(token.token, token.logprob, token.bytes, top)
 
 
-def _sum_usage(timings: Timings, sliced_tokens: int) -> Usage:
+def _sum_usage(timings: Timings, earlier_tokens: int) -> Usage:
     input_tokens = timings.cache_n + timings.prompt_n
     return Usage(
         input_tokens=input_tokens,
         output_tokens=timings.predicted_n,
         total_tokens=input_tokens + timings.predicted_n,
-        input_tokens_details=InputTokensDetails(cached_tokens=max(0, timings.cache_n - sliced_tokens)),
+        input_tokens_details=InputTokensDetails(cached_tokens=max(0, timings.cache_n - earlier_tokens)),
     )

@@ -17,7 +17,23 @@ from antiphon.protocol.unions import Unknown
 TemplateMessage = dict[str, str]
 
 _DEFAULT_INSTRUCTIONS = "You are a helpful assistant."
+# Without examples, a model that was trained on tools calls one for every message, even for a greeting.
+_WHEN_TO_CALL = (
+    "Answer greetings, general questions and requests for texts yourself, in plain words. "
+    "Only if the message asks for something that one of these tools does, call it:"
+)
+# Starts the output of the decision step if there are no examples. The model continues with a name or ends.
+DECISION_QUESTION = "Tool (none if not needed):"
 _TEXT_PARTS = (content.InputText, content.OutputText, content.Text, content.SummaryText, content.ReasoningText)
+
+
+# The families of models that were trained on tools, by the start of their names.
+_TRAINED_ON_TOOLS = ("qwen",)
+
+
+def needs_examples(model: str) -> bool:
+    """Return True if prompts with tools should contain examples of calls for this model."""
+    return not model.lower().startswith(_TRAINED_ON_TOOLS)
 
 
 def write_call(name: str, arguments: str) -> str:
@@ -96,7 +112,8 @@ def _merge_roles(messages: Iterable[tuple[str, str]]) -> list[TemplateMessage]:
 
 
 def _describe_tools(request: CreateRequest, *, add_greeting: bool, examples: bool) -> str:
-    lines = [f"{_DEFAULT_INSTRUCTIONS} You can call these tools:" if add_greeting else "You can call these tools:"]
+    greeting = f"{_DEFAULT_INSTRUCTIONS} " if add_greeting else ""
+    lines = [f"{greeting}You can call these tools:" if examples else f"{greeting}{_WHEN_TO_CALL}\n<tools>"]
     tools = request.tools or ()
     for tool in tools:
         if isinstance(tool, FunctionTool):
@@ -105,7 +122,7 @@ def _describe_tools(request: CreateRequest, *, add_greeting: bool, examples: boo
         elif isinstance(tool, CustomTool):
             lines.append(_describe_custom(tool))
     if not examples:
-        lines.append(f"To call a tool, write only:\n{write_call('<name>', '<arguments as JSON>')}")
+        lines.append(f"</tools>\n\nTo call a tool, write only:\n{write_call('<name>', '<arguments as JSON>')}")
     if any(isinstance(tool, CustomTool) for tool in tools):
         lines.append(f"To call a tool that has an input, write only:\n{write_custom_call('<name>', '<input>')}")
     return "\n".join(lines)
