@@ -5,6 +5,7 @@ clients of one response may use different dialects.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -32,7 +33,8 @@ from antiphon.server.keepalive import EncodeKeepalive, encode_keepalive, encode_
 Batch = Sequence[Event | Unknown]
 
 HEADER = b"x-antiphon-compat"
-_LIFECYCLE_TYPES = frozenset(kind.__struct_config__.tag for kind in (Created, Queued, InProgress, *TERMINAL))
+_LIFECYCLE: tuple[type[Lifecycle], ...] = (Created, Queued, InProgress, *TERMINAL)
+_LIFECYCLE_TYPES = frozenset(kind.__struct_config__.tag for kind in _LIFECYCLE)
 _RENAMED_TYPES = frozenset({"response.reasoning_text.delta", "response.reasoning_text.done"})
 _FIELDS: "msgspec.json.Decoder[dict[str, Raw]]" = msgspec.json.Decoder(dict[str, Raw])
 _NULL = Raw(b"null")
@@ -75,26 +77,21 @@ def _pass_response(response: Response) -> Response:
 
 
 def _adapt_events(batch: Batch) -> Batch:
-    return [_adapt_event(event) for event in batch]
+    get_adapter = _ADAPTERS.get
+    return [event if (adapt := get_adapter(type(event))) is None else adapt(event) for event in batch]
 
 
-def _adapt_event(event: Event | Unknown) -> Event | Unknown:
-    if isinstance(event, Unknown):  # events from the event log are not decoded
-        return _adapt_encoded_event(event)
-    if isinstance(event, Lifecycle):
-        response = _remove_schema(event.response)
-        return event if response is event.response else msgspec.structs.replace(event, response=response)
-    return _rename(event)
+def _rename_delta(event: ReasoningTextDelta) -> Event:
+    return ReasoningDelta(event.sequence_number, event.item_id, event.output_index, event.content_index, event.delta)
 
 
-def _rename(event: Event) -> Event:
-    if type(event) is ReasoningTextDelta:
-        return ReasoningDelta(
-            event.sequence_number, event.item_id, event.output_index, event.content_index, event.delta
-        )
-    if type(event) is ReasoningTextDone:
-        return ReasoningDone(event.sequence_number, event.item_id, event.output_index, event.content_index, event.text)
-    return event
+def _rename_done(event: ReasoningTextDone) -> Event:
+    return ReasoningDone(event.sequence_number, event.item_id, event.output_index, event.content_index, event.text)
+
+
+def _adapt_lifecycle(event: Lifecycle) -> Event:
+    response = _remove_schema(event.response)
+    return event if response is event.response else msgspec.structs.replace(event, response=response)
 
 
 def _remove_schema(response: Response) -> Response:
@@ -107,10 +104,11 @@ def _remove_schema(response: Response) -> Response:
 
 
 def _adapt_encoded_event(event: Unknown) -> Event | Unknown:
+    """Adapt an event of the event log, which is not decoded."""
     kind = event.type
     if kind in _RENAMED_TYPES:
         decoded = codec.decode_event(event.raw)
-        return event if isinstance(decoded, Unknown) else _rename(decoded)
+        return event if isinstance(decoded, Unknown) else _ADAPTERS[type(decoded)](decoded)
     if kind in _LIFECYCLE_TYPES and b'"json_schema"' in event.raw:
         return Unknown(_set_null(event.raw, "response", "text", "format", "schema"))
     return event
@@ -125,6 +123,13 @@ def _set_null(raw: bytes | Raw, name: str, *path: str) -> bytes:
     return codec.encode(fields)
 
 
+# By the type of the event. Events of other types are the same in both dialects.
+_ADAPTERS: dict[type[Any], Callable[[Any], Event | Unknown]] = {
+    Unknown: _adapt_encoded_event,
+    ReasoningTextDelta: _rename_delta,
+    ReasoningTextDone: _rename_done,
+    **dict.fromkeys(_LIFECYCLE, _adapt_lifecycle),
+}
 _DIALECTS: dict[bytes, OutputDialect] = {
     b"openai": OutputDialect(_pass_events, _pass_response, encode_keepalive, encode_keepalive_json),
     b"open-responses": OutputDialect(_adapt_events, _remove_schema, encode_keepalive_comment, None),
