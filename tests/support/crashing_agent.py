@@ -69,14 +69,15 @@ class CrashingLedger:
 
 
 class Script:
-    """A model that makes its calls, AT_ONCE in each turn, and then answers. Its position follows from the input."""
+    """A model that makes its calls, some in each turn, and then answers. Its position follows from the input."""
 
-    def __init__(self, calls: list[dict[str, Any]]) -> None:
+    def __init__(self, calls: list[dict[str, Any]], *, at_once: int = AT_ONCE) -> None:
         self._calls = calls
+        self._at_once = at_once
 
     async def stream(self, request: dict[str, Any]) -> Events:
         made = sum(item.get("type") == "function_call_output" for item in request["input"])
-        output = self._calls[made : made + AT_ONCE] or [
+        output = self._calls[made : made + self._at_once] or [
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
         ]
         response = {"id": f"resp_{made}", "status": "completed", "output": output}

@@ -1,0 +1,64 @@
+"""Runs that are interrupted in every way, at every point, under every policy: no effect is doubled and none is lost.
+
+A call is announced in the ledger (its intent), has its effect, and its result is written. After an interruption another
+process resumes the run.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+STRUCTURES = ("direct", "subagent")
+POLICIES = ("approval", "retry", "ask", "tell")
+WAYS = ("kill", "SIGINT", "cancellation", "lease lost")
+POINTS = ("before intent", "after intent", "after effect")
+CELLS = list(itertools.product(STRUCTURES, POLICIES, WAYS, POINTS))
+
+
+def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path) -> None:
+    """All 96 cells are in one test, because they share a process that has imported everything."""
+    folders = [tmp_path / str(number) for number in range(len(CELLS))]
+    orders = []
+    for folder, cell in zip(folders, CELLS, strict=True):
+        folder.mkdir()
+        orders.append({"folder": str(folder)} | dict(zip(("structure", "policy", "way", "point"), cell, strict=True)))
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(tests / "support" / "interrupted_agents.py")],
+        input="".join(json.dumps(order) + "\n" for order in orders),
+        env={**os.environ, "PYTHONPATH": str(tests)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    answers = done.stdout.splitlines()
+    assert len(answers) == len(CELLS) == 96
+    faults = [
+        (cell, fault)
+        for folder, cell, answer in zip(folders, CELLS, answers, strict=True)
+        if (fault := find_fault(folder, cell, answer))
+    ]
+    assert faults == []
+
+
+def find_fault(folder: Path, cell: tuple[str, ...], answer: str) -> str:
+    """Return a description of what is wrong with the outcome of a cell, if anything is."""
+    _, policy, way, point = cell
+    first, outcome = answer.split()
+    effects = (folder / "effects").read_text().splitlines() if (folder / "effects").exists() else []
+    if outcome != "final":
+        return f"the run ended with {outcome}"
+    if len(set(effects)) > 1:
+        return f"the call got several keys: {effects}"
+    # A cancellation takes effect when the tasks run again, which may be after the next step.
+    if way in ("kill", "lease lost") and point == "before intent" and first != "0":
+        return "the process had an effect after the interruption"
+    if way in ("kill", "lease lost") and point == "after effect" and first != "1":
+        return "the interruption came at another point"
+    # With "retry" the receiver of the calls recognizes the key. With "tell" the model is told and decides.
+    most, least = (2 if policy == "retry" else 1), (0 if policy == "tell" else 1)
+    return "" if least <= len(effects) <= most else f"it had {len(effects)} effects"
