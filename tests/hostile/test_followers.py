@@ -1,6 +1,7 @@
 """Many slow readers of a large background answer. The server holds shared pages, not a log for each."""
 
 import contextlib
+import json
 import re
 import socket
 import sys
@@ -34,15 +35,21 @@ def make_answer(victim: Callable[..., Victim], **settings: Any) -> tuple[Victim,
 
 @contextlib.contextmanager
 def follow(server: Victim, path: str, *, after: int = -1) -> Iterator[socket.socket]:
-    """Yield a connection with a small receive buffer that requests the events and has read nothing yet."""
+    """Request the events after a number. Yield the connection."""
+    query = "stream=true" if after < 0 else f"stream=true&starting_after={after}"
+    with request(server, f"{path}?{query}") as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def request(server: Victim, target: str) -> Iterator[socket.socket]:
+    """Yield a connection with a small receive buffer that has sent a request and has read nothing yet."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
     connection.settimeout(TIMEOUT)
     connection.connect(("127.0.0.1", server.port))
-    query = "stream=true" if after < 0 else f"stream=true&starting_after={after}"
-    request = f"GET {path}?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
     try:
-        connection.sendall(request.encode())
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         yield connection
     finally:
         connection.close()
@@ -96,6 +103,25 @@ def test_stalled_followers_share_pages_and_resume_without_loss(victim: Callable[
     assert read_numbers(stream) == list(range(starts[2] + 1, LAST_DELTA + 5))
     assert read_numbers(read_whole(server, path)) == list(range(LAST_DELTA + 5))
     assert server.longest_block() < 0.5
+
+
+def test_stalled_readers_of_a_large_response_share_its_body(victim: Callable[..., Victim]) -> None:
+    server = victim(script={"default": [{"text": ["x" * 5_000_000]}]})
+    created = server.ask("POST", "/v1/responses", {"model": "scripted", "input": "go"}).json
+    path = f"/v1/responses/{created['id']}"
+    head = server.ask("HEAD", path)
+    server.reset_peak()
+    before = server.rss_mb()
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(request(server, path)) for _ in range(60)]
+        for reader in readers:
+            assert reader.recv(12) == b"HTTP/1.1 200"
+        used = server.peak_mb() - before
+        _, _, body = read_to_end(readers[0]).partition(b"\r\n\r\n")
+    # Each reader had a copy of its own, and up to 60 rows were read at once.
+    assert used < 100
+    assert json.loads(body) == created
+    assert (head.body, head.headers["content-length"]) == (b"", str(len(body)))
 
 
 def test_followers_of_a_running_response_get_each_event_once(victim: Callable[..., Victim]) -> None:

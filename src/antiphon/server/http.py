@@ -13,6 +13,7 @@ from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
 from antiphon.protocol import codec
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.error_response import encode_error_body
+from antiphon.server.shared_bodies import SharedBody
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -45,6 +46,10 @@ WRITE_BODY = "antiphon.write_body"
 
 MARK_AUTHENTICATED = "antiphon.mark_authenticated"
 """An ASGI extension: its `mark` exempts the connection from the limits for unauthenticated ones."""
+
+
+# Size of a write of a large body.
+PART_BYTES = 64 * 1024
 
 
 class ClientDisconnected(Exception):
@@ -157,6 +162,16 @@ class HttpRequest:
         await self._start(status, headers)
         # The response to HEAD states the length of the body that GET would get.
         await self._send_body(b"" if self.method == "HEAD" else body, more=False)
+
+    async def respond_in_parts(self, body: SharedBody) -> None:
+        """Respond with status 200 and a large JSON body, in parts that wait for the client to read."""
+        size = len(body.data)
+        await self._start(200, [*self._make_headers(), _JSON, (b"content-length", b"%d" % size)])
+        if self.method == "HEAD":
+            await self._send_body(b"", more=False)
+            return
+        for start in range(0, size, PART_BYTES):
+            await self._send_body(body.data[start : start + PART_BYTES], more=start + PART_BYTES < size)
 
     async def write(self, chunk: bytes) -> None:
         """Send a part of an event stream in one write to the socket. Wait while the client reads slowly."""

@@ -17,13 +17,11 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.error_response import encode_failed_response
-from antiphon.server.http import DisconnectWatch, HttpRequest, read_body
+from antiphon.server.http import PART_BYTES, DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
+from antiphon.server.shared_bodies import MIN_BYTES, SharedBodies
 from antiphon.stream.sse import DONE, encode_batch
-
-# Size of a write when stored events are sent.
-_PART_BYTES = 64 * 1024
 
 
 class DeletedResponse(Struct):
@@ -45,6 +43,7 @@ class ResponseHandlers:
         self._compat = compat
         self._max_body_bytes = max_body_bytes
         self._keepalive = keepalive
+        self._bodies = SharedBodies()
 
     async def create(self, http_request: HttpRequest) -> None:
         decoded = codec.decode_request(await read_body(http_request, self._max_body_bytes))
@@ -94,7 +93,14 @@ class ResponseHandlers:
         if query.wants_seals:
             response = self._engine.reasoning.seal_response(response, project=http_request.project)
         http_request.model = response.model
-        await http_request.respond_with(dialect.adapt_response(response))
+        body = codec.encode(dialect.adapt_response(response))
+        del response  # not held while the client reads
+        if len(body) < MIN_BYTES:
+            await http_request.respond(200, body)
+            return
+        shared = self._bodies.share(body)
+        del body
+        await http_request.respond_in_parts(shared)
 
     async def delete(self, http_request: HttpRequest) -> None:
         http_request.response_id = http_request.path_param
@@ -192,8 +198,8 @@ class ResponseHandlers:
                     adapted = dialect.adapt_events(page)
                     chunk = adapted.encode() if isinstance(adapted, EventPage) else encode_batch(adapted)
                     activity.last_event = page.last_number
-                    for start in range(0, len(chunk), _PART_BYTES):
-                        part = chunk[start : start + _PART_BYTES]
+                    for start in range(0, len(chunk), PART_BYTES):
+                        part = chunk[start : start + PART_BYTES]
                         if not http_request.write_now(part):
                             await http_request.write(part)
                     del page, adapted, chunk  # not held while the next page is awaited

@@ -36,6 +36,9 @@ from antiphon.store.sqlite.migrations import migrate, read_migrations
 # Seconds to wait for a lock that another process holds.
 BUSY_TIMEOUT = 30.0
 
+# Number of whole responses that are read at once.
+CONCURRENT_READS = 4
+
 # Time for which the result of a check is used again, and the time to wait for a check.
 CHECK_SECONDS = 1.0
 CHECK_TIMEOUT_SECONDS = 5.0
@@ -181,6 +184,7 @@ class Database:
         self._checked = 0.0
         self._now = now
         self.configuration_id = configuration_id or secrets.token_hex(16)
+        self._reads = asyncio.Semaphore(CONCURRENT_READS)
         self._processes = LiveProcesses(locate_owners(path))
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
         self._chain_cache = ChainCache(max_bytes=limits.chain_cache_bytes)

@@ -161,8 +161,10 @@ class SqliteResponses(Database):
         return unpack_response(response_id, *rows[0]) if rows else None
 
     async def load_response(self, project: str, response_id: str) -> Response | None:
-        rows = await self._reader.submit(LOAD_RESPONSE, (project, response_id, self._now()))
-        return unpack_bare_response(response_id, *rows[0]) if rows else None
+        # The rows of many requests must not be in memory at once: each can be large.
+        async with self._reads:
+            rows = await self._reader.submit(LOAD_RESPONSE, (project, response_id, self._now()))
+            return unpack_bare_response(response_id, *rows[0]) if rows else None
 
     async def load_bare_response(self, project: str, response_id: str) -> Response | None:
         rows = await self._reader.submit(LOAD_BODY, (project, response_id, self._now()))
