@@ -13,7 +13,7 @@ from antiphon.errors import AntiphonError, BodyTooLarge, InvalidRequest
 from antiphon.protocol import codec
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.error_response import encode_error_body
-from antiphon.server.shared_bodies import SharedBody
+from antiphon.server.response_body import SharedBody
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -20,7 +20,7 @@ from antiphon.server.error_response import encode_failed_response
 from antiphon.server.http import PART_BYTES, DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
-from antiphon.server.shared_bodies import MIN_BYTES, SharedBodies
+from antiphon.server.response_body import MIN_BYTES, SharedBodies
 from antiphon.stream.sse import DONE, encode_batch
 
 
