@@ -1,14 +1,18 @@
 """Drafts: the parts and events of single output items."""
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from antiphon.protocol import content, events, items
 from antiphon.protocol.hosted import ShellAction, ShellCall
 from antiphon.protocol.hosted_events import ShellCommandAdded, ShellCommandDelta, ShellCommandDone
 from antiphon.protocol.unions import Unknown
 from antiphon.stream import deltas as d
+from antiphon.stream.decompose import decompose_events
 from antiphon.stream.fold import fold
-from support.composing import compose, compose_response, compose_types
+from support.composing import compose, compose_replay, compose_response, compose_types
 
 
 def test_new_part_stays_in_same_item() -> None:
@@ -128,3 +132,22 @@ def test_whole_shell_call_emits_events_for_each_command() -> None:
         ShellCommandDone(8, 0, 1, ""),
         events.OutputItemDone(9, 0, call),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [(d.Finish(), None), (d.Finish("length"), "incomplete")], ids=["completed", "incomplete"]
+)
+def test_reasoning_without_status_gets_none_unless_it_is_incomplete(ending: d.Finish, status: str | None) -> None:
+    composed: list[Any] = compose(d.NoStatus(), d.Reasoning("a"), ending)
+    item_events = [event for event in composed if isinstance(event, events.OutputItemAdded | events.OutputItemDone)]
+    assert [event.item.status for event in item_events] == [None, status]
+    next_items: list[Any] = compose_response(
+        d.NoStatus(), d.Reasoning("a"), d.Text("b"), d.Reasoning("c"), d.Finish()
+    ).output
+    assert [item.status for item in next_items] == [None, "completed", "completed"]
+
+
+def test_reasoning_without_status_is_composed_again_from_its_events() -> None:
+    composed = compose_replay([d.NoStatus(), d.Reasoning("a"), d.CloseItem(), d.Reasoning("b"), d.Finish()])
+    again = compose_replay([*decompose_events(composed[:-1]), d.Finish()])
+    assert again == composed

@@ -102,6 +102,7 @@ class Composer:
         self._output: list[OpenDraft | ClosedItem] = []
         self._text_item: MessageDraft | ReasoningDraft | None = None
         self._phase: deltas.Phase | None = None
+        self._omits_status = False  # of the next reasoning item
         self._calls: dict[int | str, CallDraft] = {}
         self._call_ids: dict[str, str] = {}
         self._passthrough_items: dict[int | str, PassthroughDraft] = {}
@@ -207,6 +208,8 @@ class Composer:
         self._text_item = draft
         if self._phase is not None:
             self._set_phase(draft, self._phase)
+        if self._omits_status and isinstance(draft, ReasoningDraft):
+            draft.has_status = self._omits_status = False
         return draft, composed + draft.announce()
 
     def _close_text_item(self, ending: Ending = "completed") -> list[Event]:
@@ -249,6 +252,10 @@ class Composer:
 
     def _set_next_phase(self, delta: deltas.Phase) -> list[Event]:
         self._phase = delta
+        return []
+
+    def _omit_next_status(self, _: deltas.NoStatus) -> list[Event]:
+        self._omits_status = True
         return []
 
     def _set_phase(self, draft: MessageDraft | ReasoningDraft, delta: deltas.Phase) -> None:
@@ -450,6 +457,7 @@ class Composer:
         deltas.WholeItem: _add_whole_item,
         deltas.Passthrough: _forward_event,
         deltas.Phase: _set_next_phase,
+        deltas.NoStatus: _omit_next_status,
         deltas.NewPart: _end_part,
         deltas.Amend: _amend,
         deltas.OpenItem: _open_item,

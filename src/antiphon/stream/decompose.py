@@ -97,8 +97,8 @@ def _decompose_added(event: events.OutputItemAdded) -> Sequence[Delta]:
             return [deltas.ToolCall(_make_key(event), "", call.name, call.call_id, call.namespace)]
         case items.CustomToolCall() as call:
             return [deltas.CustomToolCall(_make_key(event), "", call.name, call.call_id, call.namespace)]
-        case items.Reasoning():
-            return [_OPEN_REASONING]
+        case items.Reasoning(status=status):
+            return [_OPEN_REASONING] if status is not None else [deltas.NoStatus(), _OPEN_REASONING]
         case items.Message(phase=phase) if phase is not None:
             return [deltas.Phase(phase)]
         case _:

@@ -107,6 +107,10 @@ class Phase(_Delta):
     phase: items.Phase
 
 
+class NoStatus(_Delta):
+    """The next reasoning item has no `status`, unless it is incomplete. OpenAI's reasoning items have none."""
+
+
 class NewPart(_Delta):
     """The end of the open content part. The next text starts another part of the same item."""
 
@@ -207,6 +211,7 @@ Delta = (
     | CustomToolCall
     | WholeItem
     | Phase
+    | NoStatus
     | NewPart
     | Amend
     | OpenItem

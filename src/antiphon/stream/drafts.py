@@ -178,6 +178,7 @@ class ReasoningDraft(Draft):
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
         super().__init__(item_id, output_index, numbers)
+        self.has_status = True
         self._parts: list[content.Part | Unknown] = []
         self._fragments = _Pieces()
         self._summaries: list[content.SummaryText] = []
@@ -186,7 +187,7 @@ class ReasoningDraft(Draft):
         self._sealed: str | None = None
 
     def announce(self) -> list[Event]:
-        return [self._added(items.Reasoning(id=self.id, status="in_progress"))]
+        return [self._added(items.Reasoning(id=self.id, status="in_progress" if self.has_status else None))]
 
     def write_text(self, delta: deltas.Reasoning) -> list[Event]:
         emitted: list[Event] = []
@@ -237,7 +238,8 @@ class ReasoningDraft(Draft):
 
     def close(self, ending: Ending) -> tuple[list[Event], items.OutputItem]:
         emitted = self._close_summary() + self.end_part()
-        item = items.Reasoning(self._summaries, self.id, self._parts or None, self._sealed, ending)
+        status = ending if self.has_status or ending == "incomplete" else None
+        item = items.Reasoning(self._summaries, self.id, self._parts or None, self._sealed, status)
         emitted.append(self._done(item))
         return emitted, item
 

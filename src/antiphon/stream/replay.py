@@ -213,7 +213,7 @@ class _Normalizer:
             case deltas.Passthrough() | deltas.ItemPassthrough():
                 # Ids and sequence numbers differ in each run: compare the type only.
                 return [deltas.Passthrough(Unknown(delta.event.type.encode()))]
-            case deltas.Phase() | deltas.Amend():
+            case deltas.Phase() | deltas.NoStatus() | deltas.Amend():
                 return []
             case deltas.NewPart():
                 self._text_type = None

@@ -53,6 +53,7 @@ class UpstreamItem:
         self.type: Any = None if kind == "passthrough" else kind
         self.call_id: Any = None
         self.phase: Any = None
+        self.has_status = True
         self.part: int | None = None
         self.is_announced = False  # the delta with a call's name has been emitted
         self.is_closed = False
@@ -91,6 +92,8 @@ class CurrentItem:
                 preceding.append(deltas.CloseItem())
             if item.kind == "message" and item.phase in ("commentary", "final_answer"):
                 preceding.append(deltas.Phase(item.phase))
+            if item.kind == "reasoning" and not item.has_status:
+                preceding.append(deltas.NoStatus())
             self.item = item
         elif part is not None and item.part is not None and part != item.part:
             preceding.append(deltas.NewPart())

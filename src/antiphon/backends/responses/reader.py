@@ -216,6 +216,7 @@ class ResponsesReader:
     def _announce(self, raw: Raw, fields: dict[str, Any], output_index: Any) -> tuple[UpstreamItem, Sequence[Delta]]:
         item = self._items.add(find_kind(fields.get("type")), fields.get("id"), output_index)
         item.type, item.call_id, item.phase = fields.get("type"), fields.get("call_id"), fields.get("phase")
+        item.has_status = fields.get("status") is not None
         if item.kind in ("function_call", "custom_tool_call"):
             emitted = ItemCompleter(item, self._current).announce_call(fields)
         elif item.kind == "passthrough":
