@@ -26,7 +26,13 @@ HANDSHAKE = (
     b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
-LONG = {"rules": [{"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"delay": 0}] * 64]}], "default": "Hello."}
+LONG = {
+    "rules": [
+        {"user": "go", "answers": [[{"text": ["x" * 2**18]}, {"delay": 0}] * 64]},
+        {"user": "pause", "answers": [[*[{"text": ["x" * 2**17]}] * 32, {"delay": 0.5}]]},
+    ],
+    "default": "x" * 6_000_000,
+}
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -94,24 +100,19 @@ def test_many_connections_without_a_key_leave_room_for_others(victim: StartVicti
     assert server.longest_block() < 0.2
 
 
-def test_evicted_connection_gets_503_with_retry_after(victim: StartVictim) -> None:
-    server = victim(store="memory:", api_keys=KEYS, max_unauthenticated=1)
-    with server.send_raw(b"GET /healthz HT") as first, server.send_raw(b"GET /healthz HT"):
-        answer = read_all(first)
-    assert answer.startswith(b"HTTP/1.1 503 ")
-    assert b"\r\nretry-after: 5\r\n" in answer
-    assert b'"code":"server_overloaded"' in answer
-
-
-def test_connection_with_a_key_is_not_evicted(victim: StartVictim) -> None:
+def test_connections_without_a_key_are_evicted_with_503(victim: StartVictim) -> None:
     server = victim(store="memory:", api_keys=KEYS, max_unauthenticated=1)
     request = b"GET /v1/models HTTP/1.1\r\n" + HOST + b"Authorization: Bearer sk-ada\r\n\r\n"
     with server.send_raw(request) as client:
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         with server.send_raw(b"GET /healthz HT") as first, server.send_raw(b"GET /healthz HT"):
-            assert read_all(first).startswith(b"HTTP/1.1 503 ")
-        client.sendall(request)
+            answer = read_all(first)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 5\r\n" in answer
+        assert b'"code":"server_overloaded"' in answer
+        client.sendall(request)  # the connection with a key is still open
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert "too many connections: closed 1." in server.log()
 
 
 @pytest.mark.parametrize("data", [b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n", b"GET /healthz HT"])
@@ -233,9 +234,26 @@ def create(body: dict[str, Any]) -> bytes:
     return b"POST /v1/responses HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
 
 
+def connect_with_window(server: Victim, size: int) -> socket.socket:
+    """Return a connection with a small receive buffer. Its size must be set before the connect."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    client.settimeout(TIMEOUT)
+    client.connect(("127.0.0.1", server.port))
+    return client
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """A server with a short write timeout, for all tests of this module."""
+    started = Victim(tmp_path_factory.mktemp("writes"), script=LONG, store="memory:", write_timeout_seconds=0.8)
+    yield started
+    started.stop()
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_client_that_reads_nothing_is_disconnected(victim: StartVictim, stream: bool) -> None:
-    server = victim(script=LONG, store="memory:", write_timeout_seconds=0.8)
+def test_client_that_reads_nothing_is_disconnected(server: Victim, stream: bool) -> None:
+    server.reset_peak()
     with ExitStack() as stack:
         clients = [stack.enter_context(server.send_raw(create({"stream": stream, "store": False}))) for _ in range(4)]
         for client in clients:
@@ -257,13 +275,39 @@ def test_client_that_reads_too_slowly_is_disconnected(victim: StartVictim) -> No
             client.recv(1000)
 
 
-def test_idle_client_with_unread_response_is_disconnected(victim: StartVictim) -> None:
+def test_slow_reader_above_the_minimum_rate_is_served(server: Victim) -> None:
+    """The buffers of the kernel hide the progress of a slow reader for longer than the timeout."""
+    with connect_with_window(server, 4096) as client:
+        client.sendall(create({"stream": True, "store": False}))
+        for _ in range(180):
+            time.sleep(0.01)
+            assert client.recv(1000)
+
+
+def test_idle_client_with_unread_response_is_disconnected(server: Victim) -> None:
     """A close waits until the client has read everything. A client that never reads must not hold the connection."""
-    server = victim(script={"default": "x" * 6_000_000}, store="memory:", write_timeout_seconds=0.8)
-    request = create({"store": False})
+    request = create({"input": "hi", "store": False})
     with server.send_raw(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)) as client:
         wait_for_end(client)
     assert server.ask("GET", "/healthz").status == 200
+
+
+def test_reader_that_stops_before_the_closing_events_holds_one_of_them(server: Victim) -> None:
+    """Four closing events repeat the output of 4 MB. The server holds the output itself, and one event of it."""
+    server.reset_peak()
+    before = server.rss_mb()
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(10):
+            client = stack.enter_context(connect_with_window(server, 65536))
+            client.sendall(create({"input": "pause", "stream": True, "store": False}))
+            unread = 32 * 2**17
+            while unread > 0:
+                unread -= len(client.recv(65536))
+            clients.append(client)
+        for client in clients:
+            wait_for_end(client)
+    assert server.peak_mb() < before + 10 * 12 + 20
 
 
 # Pipelining

@@ -51,6 +51,9 @@ MARK_AUTHENTICATED = "antiphon.mark_authenticated"
 # Size of a write of a large body.
 PART_BYTES = 64 * 1024
 
+LARGE_STREAM_BYTES = 1024 * 1024
+"""Events after so many bytes of a stream are sent one by one, each when the client has read the one before."""
+
 
 class ClientDisconnected(Exception):
     """The client disconnected before its response was complete."""
@@ -192,6 +195,10 @@ class HttpRequest:
             return False
         self.bytes_sent += len(chunk)
         return True
+
+    async def wait_until_writable(self) -> None:
+        """Wait while data of an event stream waits for the client to read."""
+        await self.write(b"")
 
     async def finish(self, chunk: bytes) -> None:
         """Send the last part of an event stream."""

@@ -17,7 +17,7 @@ from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.response import Response
 from antiphon.server.dialect import OutputDialect, choose_dialect
 from antiphon.server.error_response import encode_failed_response
-from antiphon.server.http import PART_BYTES, DisconnectWatch, HttpRequest, read_body
+from antiphon.server.http import LARGE_STREAM_BYTES, PART_BYTES, DisconnectWatch, HttpRequest, read_body
 from antiphon.server.keepalive import Keepalive
 from antiphon.server.query import PageQuery, ResponseQuery, read_query
 from antiphon.server.response_body import MIN_BYTES, SharedBodies
@@ -176,13 +176,19 @@ class ResponseHandlers:
         with self._keepalive.watch(http_request, dialect.encode_keepalive) as activity:
             async with aclosing(events) as batches:
                 async for batch in batches:
-                    chunk = encode_batch(adapt(batch))
-                    if tail or type(batch[-1]) in TERMINAL:  # for structs, isinstance takes four times as long
-                        tail += chunk
-                    else:
-                        activity.last_event = batch[-1]
+                    is_large = http_request.bytes_sent > LARGE_STREAM_BYTES
+                    # The closing events repeat the whole output. A client that does not read must not hold all of them.
+                    for part in [(event,) for event in batch] if is_large else (batch,):
+                        if is_large:
+                            await http_request.wait_until_writable()
+                        chunk = encode_batch(adapt(part))
+                        if tail or type(part[-1]) in TERMINAL:  # for structs, isinstance takes four times as long
+                            tail += chunk
+                            continue
+                        activity.last_event = part[-1]
                         if not http_request.write_now(chunk):
                             await http_request.write(chunk)
+                        chunk = b""  # not held while the client reads
         return tail
 
     async def _stream_pages(

@@ -17,7 +17,7 @@ from antiphon.protocol.events import Event
 from antiphon.protocol.request import CreateRequest
 from antiphon.protocol.unions import Unknown
 from antiphon.protocol.websocket import SteerAccepted, SteerPending
-from antiphon.server.http import ClientDisconnected
+from antiphon.server.http import LARGE_STREAM_BYTES, ClientDisconnected
 from antiphon.server.log import AccessLine, log_line
 from antiphon.server.websocket.state import ConnectionState, encode_stream_id
 from antiphon.server.websocket.steering import (
@@ -143,6 +143,9 @@ class Lane:
                 async with aclosing(run.events()) as batches:
                     async for batch in batches:
                         activity.last_event = batch[-1]
+                        if self.bytes_sent > LARGE_STREAM_BYTES:
+                            await self._write_singly(batch)
+                            continue
                         lines = self._encode(batch)
                         if not self._state.socket.write_now(lines):
                             await self._state.socket.write(lines)
@@ -205,6 +208,12 @@ class Lane:
             self._queue.appendleft(LaneRequest(request=make_successor(run, steers), steers=steers, automatic=True))
 
     # Sending
+
+    async def _write_singly(self, batch: Sequence[Event | Unknown]) -> None:
+        """Send events one by one. The closing events repeat the whole output: a stalled client holds only one."""
+        for event in batch:
+            await self._state.socket.wait_until_writable()
+            await self._write((event,))
 
     async def _write(self, batch: Sequence[Event | Unknown]) -> None:
         await self._state.socket.write(self._encode(batch))

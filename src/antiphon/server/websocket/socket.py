@@ -1,7 +1,7 @@
 """A WebSocket over ASGI, and the upgrade request that opens it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from antiphon.server.body_budget import BodyBudget
 from antiphon.server.http import ClientDisconnected, HttpRequest, Message, Receive, Scope, Send
@@ -11,7 +11,7 @@ WriteNow = Callable[[Sequence[bytes]], bool]
 WRITE_NOW = "antiphon.write_now"
 """An ASGI extension: its `write` sends text messages if that needs no waiting, and returns True if it sent them.
 
-Its `abort` ends the connection at once, without a close frame.
+Its `wait` waits until a write needs no waiting. Its `abort` ends the connection at once, without a close frame.
 """
 
 GOING_AWAY = 1001
@@ -25,7 +25,7 @@ class WebSocket:
     reads slowly.
     """
 
-    __slots__ = ("_abort", "_lock", "_receive", "_send", "_write_now", "_writers")
+    __slots__ = ("_abort", "_lock", "_receive", "_send", "_wait", "_write_now", "_writers")
 
     def __init__(
         self,
@@ -33,11 +33,13 @@ class WebSocket:
         send: Send,
         *,
         write_now: WriteNow | None = None,
+        wait: Callable[[], Awaitable[object]] | None = None,
         abort: Callable[[], None] | None = None,
     ) -> None:
         self._receive = receive
         self._send = send
         self._write_now = write_now
+        self._wait = wait
         self._abort = abort
         self._lock = asyncio.Lock()
         # The lock alone does not show waiting writers: it is free for a moment between two of them.
@@ -73,6 +75,15 @@ class WebSocket:
         This is the usual case, and an await that does not wait costs more than the write itself.
         """
         return self._write_now is not None and not self._writers and self._write_now(lines)
+
+    async def wait_until_writable(self) -> None:
+        """Wait while data waits for the client to read, if the ASGI server can tell."""
+        if self._wait is not None:
+            self._writers += 1
+            try:
+                await self._wait()
+            finally:
+                self._writers -= 1
 
     @property
     def is_writing(self) -> bool:
@@ -114,7 +125,9 @@ class UpgradeRequest(HttpRequest):
 
         super().__init__({**scope, "method": "GET"}, receive, refuse, body_budget=body_budget)
         extension = extensions.get(WRITE_NOW) or {}
-        self.socket = WebSocket(receive, send, write_now=extension.get("write"), abort=extension.get("abort"))
+        self.socket = WebSocket(
+            receive, send, write_now=extension.get("write"), wait=extension.get("wait"), abort=extension.get("abort")
+        )
 
     async def accept(self) -> None:
         await self.socket.accept([(b"x-request-id", self.id.encode())])

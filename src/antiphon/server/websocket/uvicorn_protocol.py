@@ -92,7 +92,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:  # the application starts in the next iteration of the event loop
-            self.scope["extensions"][WRITE_NOW] = {"write": self.write_now, "abort": self.abort}
+            self.scope["extensions"][WRITE_NOW] = {
+                "write": self.write_now,
+                "wait": self.writable.wait,
+                "abort": self.abort,
+            }
             self.scope["extensions"][MARK_AUTHENTICATED] = {"mark": self.mark_authenticated}
 
     def check_handshake(self) -> None:
