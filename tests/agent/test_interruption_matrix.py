@@ -13,9 +13,9 @@ from pathlib import Path
 
 STRUCTURES = ("direct", "subagent")
 POLICIES = ("approval", "retry", "ask", "tell")
-WAYS = ("kill", "SIGINT", "cancellation", "lease lost")
+INTERRUPTIONS = ("kill", "SIGINT", "cancellation", "lease lost")
 POINTS = ("before intent", "after intent", "after effect")
-CELLS = list(itertools.product(STRUCTURES, POLICIES, WAYS, POINTS))
+CELLS = list(itertools.product(STRUCTURES, POLICIES, INTERRUPTIONS, POINTS))
 
 
 def test_interrupted_call_has_one_key_and_no_doubled_effect(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def test_ctrl_c_stops_the_run_and_shows_how_to_continue(terminal: Any, home: Pat
     screen.read_until(f"> {tool}(")
     screen.type("\x03")
     shown = screen.read_until("antiphon: stopped. To continue: antiphon runs resume run_")
-    # Whether the call has had an effect is not known, so it has no result.
+    # The call has no result, because its effect is not known.
     assert f"< {tool}: " not in shown
     assert screen.wait() == 130
 

@@ -275,5 +275,5 @@ class _Attempts(CallObserver):
         self._count += 1
         await self._calls.begin(self._call, self._count)
 
-    def abandon(self) -> None:
+    def give_up(self) -> None:
         self._calls.abandoned.append(self._call)

@@ -32,7 +32,7 @@ class CallObserver:
     async def begin(self) -> None:
         """Called before each attempt. If it raises, the tool is not called."""
 
-    def abandon(self) -> None:
+    def give_up(self) -> None:
         """Called if the tool does not stop when it is cancelled. It is left running, and its result is lost."""
 
 
@@ -117,13 +117,13 @@ async def _call_once(tool: Tool, call: ToolInvocation, context: ToolContext, obs
         await asyncio.wait((work,), timeout=tool.timeout)
     except asyncio.CancelledError:
         if not await _stop(tool, work):
-            observer.abandon()
+            observer.give_up()
         if not work.done() or work.cancelled() or work.exception() is not None:
             raise
         # It has finished in spite of the cancellation, so its effect is known.
         repeat_cancellation()
     if not work.done() and not await _stop(tool, work):
-        observer.abandon()
+        observer.give_up()
         return make_error_result(
             f"The tool took longer than {tool.timeout:g} seconds and did not stop. It may still be running."
         )
