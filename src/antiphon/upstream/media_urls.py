@@ -1,5 +1,6 @@
 """The URLs of images, files and videos in a turn. An upstream fetches them, so they must be public."""
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -27,14 +28,21 @@ def check_media_urls(items: Iterable[Item | Unknown], rules: OutboundRules) -> N
         if type(item) is Unknown:
             _check_unknown(item, rules, f"input[{index}]")
             continue
-        for field in ("content", "output"):
-            parts = getattr(item, field, None)
+        kind: Any = type(item)
+        for field in _list_fields(kind):
+            parts = getattr(item, field)
             if type(parts) is list:
                 if not _PART_TYPES.isdisjoint(map(type, parts)):
                     for number, part in enumerate(parts):
                         _check_part(part, rules, f"input[{index}].{field}[{number}]")
             elif parts is not None and type(parts) is not str:
                 _check_part(parts, rules, f"input[{index}].{field}")
+
+
+@functools.cache
+def _list_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the fields of an item type that may have parts."""
+    return tuple(name for name in ("content", "output") if name in kind.__struct_fields__)
 
 
 def _check_part(part: Any, rules: OutboundRules, path: str) -> None:
